@@ -1,0 +1,42 @@
+"""What every model of the contract shares."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class Frozen(BaseModel):
+    """Immutable; keys are camelCase and an unknown one is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
+
+
+class Report(Frozen):
+    """What programs make and read: Python names work beside the keys, which a manifest does not allow."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+
+DType = Literal["float32", "bfloat16", "float16"]
+Positive = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+_IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+_LABEL = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
+_STORE_URL = r"^(file|s3|gs|az)://.+$"
+PATTERNS = {
+    _IMPORT_PATH: "must name a Python object as package.module:name",
+    _LABEL: "must be at most 40 of a-z, 0-9 and -, with no - at either end",
+    _STORE_URL: "must be a URL that begins with file://, s3://, gs:// or az://",
+}
+"""What the patterns ask for, in words."""
+
+ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH)]
+"""A Python object as `package.module:name`."""
+Label = Annotated[str, Field(pattern=_LABEL)]
+"""A DNS label of at most 40 characters, so that names made from it stay within 63."""
+StoreUrl = Annotated[str, Field(pattern=_STORE_URL)]
+"""A place in an object store."""

@@ -1,0 +1,124 @@
+"""Rules that span several fields of a spec, each naming the field that breaks it."""
+
+from collections.abc import Callable, Iterator
+
+from .problems import Problem, show
+from .spec import Spec
+
+Rule = Callable[[Spec], Iterator[Problem]]
+
+
+def _policy(spec: Spec) -> Iterator[Problem]:
+    if (spec.model.policy is None) == (spec.model.create is None):
+        seen = "neither is" if spec.model.policy is None else "both are"
+        yield Problem(
+            "spec.model", f"needs exactly one of policy (a path or hub name) and create; {seen} set"
+        )
+    if spec.model.create is not None and spec.algorithm == "ppo":
+        yield Problem(
+            "spec.model.create",
+            "PPO needs a policy that already answers: train one with algorithm sft first, "
+            "then give its path as spec.model.policy",
+        )
+
+
+def _reward(spec: Spec) -> Iterator[Problem]:
+    if spec.algorithm != "ppo":
+        return
+    scored_by_model = spec.model.reward is not None and spec.reward.model_weight != 0
+    if not scored_by_model and not spec.reward.functions:
+        yield Problem(
+            "spec.reward",
+            "nothing scores the answers: set spec.model.reward (a reward model) or spec.reward.functions",
+        )
+    if spec.reward.clip is not None and spec.reward.clip[0] >= spec.reward.clip[1]:
+        yield Problem(
+            "spec.reward.clip", f"the lower bound must be below the upper; got {list(spec.reward.clip)}"
+        )
+
+
+def _sampling(spec: Spec) -> Iterator[Problem]:
+    s = spec.sampling
+    if s.top_k == 0:
+        yield Problem("spec.sampling.topK", "0 would leave no token to sample; -1 switches it off; got 0")
+    elif s.top_k < -1:
+        yield Problem("spec.sampling.topK", f"must be -1 (off) or at least 1; got {s.top_k}")
+    if s.min_new_tokens > s.max_new_tokens:
+        yield Problem(
+            "spec.sampling.minNewTokens",
+            f"must not exceed maxNewTokens ({s.max_new_tokens}); got {s.min_new_tokens}",
+        )
+
+
+def _batches(spec: Spec) -> Iterator[Problem]:
+    if spec.algorithm != "ppo":
+        return
+    answers = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    if spec.ppo.minibatch_size > answers:
+        yield Problem(
+            "spec.ppo.minibatchSize",
+            f"a step has {answers} answers (data.promptsPerStep x sampling.answersPerPrompt); "
+            f"use at most that; got {spec.ppo.minibatch_size}",
+        )
+    longest = spec.data.max_prompt_length + spec.sampling.max_new_tokens
+    if spec.trainer.micro_batch_tokens < longest:
+        yield Problem(
+            "spec.trainer.microBatchTokens",
+            f"one answer can have {longest} tokens (data.maxPromptLength + sampling.maxNewTokens); "
+            f"use at least that; got {spec.trainer.micro_batch_tokens}",
+        )
+
+
+def _precision(spec: Spec) -> Iterator[Problem]:
+    dtype, deepspeed = spec.trainer.dtype or spec.model.dtype, spec.trainer.deepspeed
+    for key, wanted in (("bf16", "bfloat16"), ("fp16", "float16")):
+        section = getattr(deepspeed, key)
+        if section is not None and section.enabled and dtype != wanted:
+            yield Problem(
+                f"spec.trainer.deepspeed.{key}.enabled",
+                f"the trainer computes in {dtype}; set spec.trainer.dtype to {wanted} or drop this; got true",
+            )
+
+
+def _owned_arguments(spec: Spec) -> Iterator[Problem]:
+    for key in spec.generator.engine_arguments:
+        name = key.lstrip("-").replace("_", "-")
+        if key != name:
+            yield Problem(
+                f"spec.generator.engineArguments.{key}", f"spell it as vLLM does, without dashes: {name}"
+            )
+        if name in OWNED_ENGINE_ARGUMENTS:
+            yield Problem(
+                f"spec.generator.engineArguments.{key}",
+                f"is set by the job ({OWNED_ENGINE_ARGUMENTS[name]}); remove it",
+            )
+
+
+def _environment(spec: Spec) -> Iterator[Problem]:
+    for key, value in spec.environment.items():
+        if key.startswith("RLHF_"):
+            yield Problem(
+                f"spec.environment.{key}", f"names that begin with RLHF_ are ours; got {show(value)}"
+            )
+
+
+OWNED_ENGINE_ARGUMENTS = {
+    "model": "spec.model.policy",
+    "tokenizer": "spec.model.tokenizer",
+    "dtype": "spec.generator.dtype",
+    "seed": "spec.seed",
+    "port": "the launcher",
+    "host": "the launcher",
+    "tensor-parallel-size": "spec.generator.tensorParallelSize",
+    "weight-transfer-config": "the weight broadcast",
+    "worker-extension-cls": "the weight broadcast",
+    "middleware": "the token check",
+    "logprobs-mode": "the trainer's log-probabilities",
+}
+
+RULES: tuple[Rule, ...] = (_policy, _reward, _sampling, _batches, _precision, _owned_arguments, _environment)
+
+
+def check(spec: Spec) -> list[Problem]:
+    """Every cross-field problem of a spec; empty when it can run."""
+    return [problem for rule in RULES for problem in rule(spec)]

@@ -1,0 +1,80 @@
+"""YAML as Kubernetes reads it, but strict: duplicate keys are an error, `1e-6` is a number, dates are text."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from .problems import InvalidJob, Problem, path, show
+
+_DEEPEST = 64
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 with the traps taken out."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            # Not the merge key, which may stand several times.
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    message = f"the key {show(key.value)} stands twice in one object"
+                    raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 wants a dot in a float, so that `1e-6`, the usual way to write a learning rate, would be text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def documents(text: str, source: str) -> list[Any]:
+    """The YAML documents of a text, empty ones left out.
+
+    Raises:
+        InvalidJob: it is no YAML; `source` and the line say where.
+    """
+    try:
+        return [d for d in yaml.load_all(text, _Loader) if d is not None]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+        raise InvalidJob([Problem(where, f"is no YAML: {getattr(error, 'problem', error)}")]) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidJob([Problem(source, f"is no YAML: {error}")]) from None
+
+
+def not_json(
+    node: Any, location: tuple[int | str, ...] = (), above: tuple[int, ...] = ()
+) -> Iterator[Problem]:
+    """Problems of the values that JSON, or an operating system, cannot hold: infinities, sets, cycles, NUL."""
+    if len(above) > _DEEPEST or id(node) in above:
+        yield Problem(path(location[:4]), "is nested too deeply, or contains itself")
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            if isinstance(key, str):
+                yield from not_json(value, (*location, key), (*above, id(node)))
+            else:
+                yield Problem(
+                    path((*location, str(key))), f"a key must be text; put it in quotes; got {key!r}"
+                )
+    elif isinstance(node, list):
+        for i, value in enumerate(node):
+            yield from not_json(value, (*location, i), (*above, id(node)))
+    elif isinstance(node, str):
+        if "\0" in node:
+            yield Problem(path(location), f"must hold no NUL character; got {show(node)}")
+    elif isinstance(node, float) and not math.isfinite(node):
+        yield Problem(path(location), f"must be finite; got {node}")
+    elif not isinstance(node, int | float | None):
+        yield Problem(path(location), f"{type(node).__name__} is no JSON value; got {show(node)}")

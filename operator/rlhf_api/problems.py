@@ -1,0 +1,121 @@
+"""What is wrong with a manifest, in words: the field, the value seen, what to do."""
+
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from .base import PATTERNS
+from .deepspeed import OWNED
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong: `where` is a field's path or a file and line, `message` says what and what to do."""
+
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}"
+
+
+class InvalidJob(ValueError):
+    """A job that can't run as it stands; `problems` has at least one entry."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
+def show(value: object) -> str:
+    """A value as a message shows it: short, on one line, spelled as in the file it came from."""
+    try:
+        text = repr(value) if isinstance(value, str) else json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def path(location: Sequence[int | str]) -> str:
+    """`("spec", "data", "train", 0)` as `spec.data.train[0]`."""
+    return "".join(
+        f".{part}" if isinstance(part, str) and re.fullmatch(r"[\w/-]+", part) else f"[{show(part)}]"
+        for part in location
+    ).lstrip(".")
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models inside an annotation such as `X | None` or `tuple[X, ...]`."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [model for inner in typing.get_args(annotation) for model in _models(inner)]
+
+
+def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """The keys that the object at `location` may have; empty where it is no model."""
+    for part in location:
+        if isinstance(part, int):
+            continue
+        found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
+        inner = _models(found[0].annotation) if found else []
+        if not inner:
+            return []
+        model = inner[0]
+    return [f.alias or name for name, f in model.model_fields.items()]
+
+
+def _plain(key: str) -> str:
+    return key.replace("_", "").replace("-", "").lower()
+
+
+def suggestion(key: str, keys: Sequence[str]) -> str:
+    """The key of `keys` that `key` was likely meant to be, as a sentence."""
+    by_plain = {_plain(k): k for k in keys}
+    close = difflib.get_close_matches(_plain(key), by_plain, n=1, cutoff=0.6)
+    if close:
+        return f'did you mean "{by_plain[close[0]]}"?'
+    return "known here: " + ", ".join(sorted(keys)) if keys else "remove it"
+
+
+def _describe(error: ErrorDetails, model: type[BaseModel]) -> Problem:
+    location, value = error["loc"], error["input"]
+    where = path(location)
+    if error["type"] == "extra_forbidden":
+        key = str(location[-1])
+        if key in OWNED and "deepspeed" in location:
+            return Problem(where, f"is set by the job; use {OWNED[key]} instead (value {show(value)})")
+        keys = _keys_at(model, location[:-1])
+        return Problem(where, f"unknown field (value {show(value)}); {suggestion(key, keys)}")
+    if error["type"] == "missing":
+        return Problem(where, "is required and missing")
+    if error["type"] == "literal_error" and isinstance(value, str):
+        expected = error.get("ctx", {}).get("expected", "").replace("'", "").replace(" or ", ", ").split(", ")
+        hint = suggestion(value, expected)
+        message = f"{show(value)} is none of {', '.join(expected)}"
+        return Problem(where, f"{message}; {hint}" if hint.startswith("did you mean") else message)
+    if error["type"] == "string_pattern_mismatch":
+        pattern = error.get("ctx", {}).get("pattern", "")
+        return Problem(where, f"{PATTERNS.get(pattern, f'must match {pattern}')}; got {show(value)}")
+    # "Input should be ..." or "List should have ...", or a sentence of our own.
+    message = re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
+    message = re.sub(r" after validation, not \d+$", "", message)
+    message = message.replace("a valid array", "a list").replace("valid dictionary", "object")
+    return Problem(where, f"{message}; got {show(value)}")
+
+
+def from_pydantic(
+    error: ValidationError, model: type[BaseModel], prefix: Sequence[int | str] = ()
+) -> InvalidJob:
+    """A pydantic error of `model` as problems, with the right spelling named for unknown keys."""
+    problems = [_describe(details, model) for details in error.errors()]
+    if prefix:
+        problems = [Problem(f"{path(prefix)}.{p.where}", p.message) for p in problems]
+    return InvalidJob(problems)

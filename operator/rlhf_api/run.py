@@ -1,0 +1,175 @@
+"""What a host (an operator, the local launcher) gives each process of a job, and the commands it starts.
+
+One contract, two hosts: both start `command(...)` with `environment(...)`, push the membership to the
+trainer's control API, read its status there, and judge an ended process by its exit code and termination
+message.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .base import DType, Positive, Report
+from .roles import Role, RoleSpec
+from .spec import Spec
+
+EXIT_INVALID = 78
+"""Exit code of a role that cannot run this job as it stands (EX_CONFIG); starting it again would not help."""
+EXIT_SUSPENDED = 79
+"""Exit code of a trainer that stopped on request, after a checkpoint."""
+
+
+def termination(code: int, message: str) -> str:
+    """What a role writes to its termination log before it exits with `code`.
+
+    torchrun exits with 1 whatever its ranks exited with, so the text carries the code as well.
+    """
+    return f"exit {code}: {' '.join(message.split())}\n"
+
+
+def read_termination(code: int, text: str) -> tuple[int, str]:
+    """The code and message of a process that exited with `code` and left `text` in its termination log."""
+    found = re.match(r"exit (\d+): ", text)
+    if found is None:
+        return code, text.strip()
+    return (int(found[1]) if code == 1 else code), text[found.end() :].strip()
+
+
+CONTROL_STATUS = "/v1/status"
+"""GET: TrainerStatus."""
+CONTROL_MEMBERS = "/v1/members"
+"""PUT: Membership."""
+CONTROL_STOP = "/v1/stop"
+"""POST: checkpoint at the next safe point, then exit with EXIT_SUSPENDED."""
+CONTROL_CHECKPOINT = "/v1/checkpoint"
+"""POST: checkpoint at the next safe point and go on."""
+HEALTH = "/health"
+"""GET on every role, without a token."""
+
+
+class RunConfig(Report):
+    """The configuration file of a job's processes: a ConfigMap on a cluster, `run.json` on one machine."""
+
+    job: str
+    spec: Spec
+    workdir: str
+    """Absolute path of the work directory, as the roles see it."""
+    resume: bool = False
+    """Go on from the newest checkpoint; without one, or with false, start anew."""
+
+    @property
+    def store(self) -> str:
+        """Where checkpoints go, as a URL."""
+        return self.spec.checkpoint.store or f"file://{self.workdir}/checkpoints"
+
+    def role(self, role: Role) -> RoleSpec:
+        section: RoleSpec = getattr(self.spec, role.value)
+        return section
+
+    def dtype(self, role: Role) -> DType:
+        """The compute dtype of a role."""
+        return self.role(role).dtype or self.spec.model.dtype
+
+
+class Member(Report):
+    """A process that serves the trainer. A restart keeps `name` and changes `uid`."""
+
+    role: Role
+    name: str
+    uid: str
+    address: str
+    """`http://host:port`."""
+    draining: bool = False
+    """It will end soon: no new work, no new weights."""
+
+
+class Membership(Report):
+    """Everyone who serves the trainer, as the host sees it now."""
+
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class Process:
+    """Where one process of a job listens, and whom the trainer's ranks meet."""
+
+    role: Role
+    index: int
+    port: int
+    host: str
+    """The address under which others reach it."""
+    master: str
+    """`host:port` of the trainers' rendezvous."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role.value}-{self.index}"
+
+
+def roles_of(spec: Spec) -> tuple[Role, ...]:
+    """The roles that a job has processes for."""
+    if spec.algorithm != "ppo":
+        return (Role.TRAINER,)
+    generator = () if spec.generator.shared_with_trainer else (Role.GENERATOR,)
+    return (Role.TRAINER, *generator, Role.REWARD, Role.REFERENCE)
+
+
+def replicas(spec: Spec, role: Role) -> Positive:
+    section: RoleSpec = getattr(spec, role.value)
+    return section.replicas
+
+
+def command(config: RunConfig, process: Process, python: str = "python3") -> list[str]:
+    """The command line of a process."""
+    module = f"rlhf_trainer.roles.{process.role.value}"
+    if process.role is not Role.TRAINER:
+        return [python, "-m", module]
+    trainer = config.spec.trainer
+    host, port = process.master.rsplit(":", 1)
+    return [
+        *(python, "-m", "rlhf_trainer.roles.gang"),
+        *("--nnodes", str(trainer.replicas), "--nproc-per-node", str(trainer.processes_per_replica)),
+        *("--node-rank", str(process.index), "--master-addr", host, "--master-port", port),
+        *("--max-restarts", "0", "-m", module),
+    ]
+
+
+def environment(
+    config: RunConfig, process: Process, *, config_file: str, termination_log: str
+) -> dict[str, str]:
+    """The environment variables of a process, but for RLHF_TOKEN, which each host keeps as a secret."""
+    return {
+        **config.spec.environment,
+        "RLHF_RUN_CONFIG": config_file,
+        "RLHF_INDEX": str(process.index),
+        "RLHF_HOST": process.host,
+        "RLHF_PORT": str(process.port),
+        "RLHF_TERMINATION_LOG": termination_log,
+    }
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a process finds in its environment: the other end of `environment`."""
+
+    config: RunConfig
+    index: int
+    host: str
+    port: int
+    token: str
+    termination_log: str
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> "Surroundings":
+        """Raises KeyError where a variable is missing: the process was not started by a host."""
+        config = RunConfig.model_validate_json(Path(environ["RLHF_RUN_CONFIG"]).read_bytes())
+        return cls(
+            config=config,
+            index=int(environ["RLHF_INDEX"]),
+            host=environ["RLHF_HOST"],
+            port=int(environ["RLHF_PORT"]),
+            token=environ["RLHF_TOKEN"],
+            termination_log=environ["RLHF_TERMINATION_LOG"],
+        )

@@ -1,0 +1,144 @@
+"""`spec` of an RLHFJob: what to train, on what, and how; `roles.py` has the part that says where."""
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from .base import DType, Fraction, Frozen, ImportPath, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .roles import Generator, Reference, Reward, Trainer
+
+
+class CreateTokenizer(Frozen):
+    """A byte-level BPE tokenizer trained on the job's own data."""
+
+    vocab_size: int = Field(1024, ge=260)
+
+
+class CreateModel(Frozen):
+    """A policy with random weights, for where there is none to start from."""
+
+    model_type: str
+    """A Hugging Face model type, such as `qwen2` or `llama`."""
+    config: dict[str, JsonValue] = {}
+    """Fields of that type's Hugging Face configuration; vocabulary and special tokens are the tokenizer's."""
+    tokenizer: CreateTokenizer = CreateTokenizer()
+
+
+class Model(Frozen):
+    """Paths or hub names in Hugging Face format."""
+
+    policy: str | None = None
+    reference: str | None = None
+    """The frozen policy of the KL penalty; the policy at the start of the run unless given."""
+    critic: str | None = None
+    """What the critic starts from; the reward model, or else the policy, unless given."""
+    reward: str | None = None
+    tokenizer: str | None = None
+    """The policy's own unless given."""
+    create: CreateModel | None = None
+    dtype: DType = "bfloat16"
+    """The compute dtype of every role that does not set its own; optimizer states are always float32."""
+
+
+class Data(Frozen):
+    """JSON or JSONL files; their rows are checked against what the algorithm trains on."""
+
+    train: tuple[str, ...] = Field(min_length=1)
+    max_prompt_length: Positive = 512
+    """In tokens; a longer prompt keeps its last ones."""
+    max_answer_length: Positive = 512
+    """In tokens, for algorithms that train on given answers; a longer one is cut."""
+    prompts_per_step: Positive = 64
+    """Rows drawn for each training step."""
+
+
+class Sampling(Frozen):
+    """How answers are sampled."""
+
+    temperature: PositiveFloat = 1.0
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = -1
+    """-1 switches it off."""
+    min_new_tokens: int = Field(1, ge=1)
+    max_new_tokens: Positive = 256
+    answers_per_prompt: Positive = 1
+
+
+class PPO(Frozen):
+    """Proximal policy optimization with a token-level KL penalty to the reference."""
+
+    kl_coefficient: NonNegativeFloat = 0.05
+    gamma: Fraction = 1.0
+    gae_lambda: Fraction = 0.95
+    clip_ratio: PositiveFloat = 0.2
+    clip_value: PositiveFloat | None = 0.2
+    """null does not clip the critic's loss."""
+    epochs: Positive = 1
+    """Passes over each step's experience."""
+    minibatch_size: Positive = 64
+    """Answers per optimizer update, over all ranks."""
+    whiten_advantages: bool = True
+    loss_aggregation: Literal["token", "sequence"] = "token"
+    """A mean over all answer tokens, or a mean over answers of their mean."""
+
+
+class Optimizer(Frozen):
+    """AdamW, for the policy (and the critic where `criticLearningRate` is not given)."""
+
+    learning_rate: NonNegativeFloat = 1e-6
+    critic_learning_rate: NonNegativeFloat | None = None
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    gradient_clip: PositiveFloat = 1.0
+
+
+class Evaluation(Frozen):
+    """Answers to held-out prompts, judged by functions that training never sees."""
+
+    data: tuple[str, ...] = Field(min_length=1)
+    function: ImportPath
+    """`(prompts, responses, rows) -> list of float`; its mean is the figure."""
+    every_steps: Positive = 10
+
+
+class Weights(Frozen):
+    """The broadcast of the policy to the generators."""
+
+    timeout_seconds: PositiveFloat = 30.0
+    """Deadline of each broadcast; a generator that misses it is left behind until it comes back."""
+    bucket_megabytes: Positive = 64
+
+
+class Checkpoint(Frozen):
+    """Where the run is saved, and how often."""
+
+    store: StoreUrl | None = None
+    """`file://`, `s3://`, `gs://` or `az://`; `checkpoints` in the work directory unless given."""
+    every_steps: Positive = 10
+    keep_last: Positive = 2
+
+
+class Spec(Frozen):
+    """An RLHF run."""
+
+    algorithm: Literal["sft", "reward", "ppo"]
+    steps: Positive
+    """Training steps of the whole run."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    model: Model
+    data: Data
+    sampling: Sampling = Sampling()
+    ppo: PPO = PPO()
+    optimizer: Optimizer = Optimizer()
+    evaluation: Evaluation | None = None
+    trainer: Trainer = Trainer()
+    generator: Generator = Generator()
+    reward: Reward = Reward()
+    reference: Reference = Reference()
+    weights: Weights = Weights()
+    checkpoint: Checkpoint = Checkpoint()
+    environment: dict[str, str] = {}
+    """Environment variables of every role; no place for secrets."""
