@@ -1,0 +1,120 @@
+"""GAE and whitening against numbers by hand, a naive float64 sum, and each other under reordering."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_trainer.maths.advantages import generalized_advantages, whiten
+from rlhf_trainer.maths.kl import token_rewards
+
+real = st.floats(-5, 5, width=32)
+answers = st.lists(st.lists(st.tuples(real, real), min_size=1, max_size=9), min_size=1, max_size=6)
+discount = st.floats(0, 1)
+
+
+def packed(
+    batch: list, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rewards, values = torch.tensor([token for answer in batch for token in answer], dtype=dtype).unbind(1)
+    return rewards, values, torch.tensor([len(answer) for answer in batch])
+
+
+def naive_advantages(answer: list, gamma: float, gae_lambda: float) -> np.ndarray:
+    """Eq. 16 as it stands: A_t = sum over l of (gamma lambda)^l delta_{t+l}, for one answer."""
+    rewards, values = np.array(answer, dtype=np.float64).T
+    length = len(rewards)
+    delta = [
+        rewards[t] + gamma * (values[t + 1] if t + 1 < length else 0.0) - values[t] for t in range(length)
+    ]
+    return np.array(
+        [sum((gamma * gae_lambda) ** (u - t) * delta[u] for u in range(t, length)) for t in range(length)]
+    )
+
+
+def test_by_hand():
+    advantages, returns = generalized_advantages(
+        torch.tensor([0.0, 1.0, 2.0]),
+        torch.tensor([0.5, 0.25, 1.0]),
+        torch.tensor([2, 1]),
+        gamma=0.9,
+        gae_lambda=0.5,
+    )
+    # second answer: 2 - 1; first: 1 - 0.25 = 0.75, then 0 + 0.9*0.25 - 0.5 + 0.45*0.75 = 0.0625
+    torch.testing.assert_close(advantages, torch.tensor([0.0625, 0.75, 1.0]))
+    torch.testing.assert_close(returns, torch.tensor([0.5625, 1.0, 2.0]))
+
+
+@given(answers, discount, discount)
+def test_is_the_sum_of_equation_16(batch, gamma, gae_lambda):
+    advantages, returns = generalized_advantages(*packed(batch), gamma, gae_lambda)
+    expected = np.concatenate([naive_advantages(answer, gamma, gae_lambda) for answer in batch])
+    np.testing.assert_allclose(advantages, expected, atol=1e-12)
+    np.testing.assert_allclose(returns, expected + packed(batch)[1].numpy(), atol=1e-12)
+
+
+@given(answers, discount, discount)
+def test_float32_stays_near_float64(batch, gamma, gae_lambda):
+    in32, _ = generalized_advantages(*packed(batch, torch.float32), gamma, gae_lambda)
+    assert in32.dtype == torch.float32
+    in64, _ = generalized_advantages(*packed(batch), gamma, gae_lambda)
+    torch.testing.assert_close(in32.double(), in64, atol=1e-4, rtol=1e-5)
+
+
+@given(answers, discount, discount, st.randoms(use_true_random=False))
+def test_order_and_company_of_answers_change_nothing(batch, gamma, gae_lambda, random):
+    """Bit for bit: an answer's advantages do not depend on what it is batched with."""
+    order = random.sample(range(len(batch)), len(batch))
+    together = generalized_advantages(*packed(batch), gamma, gae_lambda)[0].split([len(a) for a in batch])
+    shuffled = generalized_advantages(*packed([batch[i] for i in order]), gamma, gae_lambda)[0]
+    assert torch.equal(shuffled, torch.cat([together[i] for i in order]))
+    alone = [generalized_advantages(*packed([answer]), gamma, gae_lambda)[0] for answer in batch]
+    assert torch.equal(torch.cat(alone), torch.cat(together))
+
+
+def test_without_discount_the_return_is_the_sum_of_rewards_to_come():
+    kl, lengths = torch.tensor([0.1, 0.3, -0.2, 0.4]), torch.tensor([3, 1])
+    rewards = token_rewards(kl, torch.tensor([2.0, -1.0]), lengths, kl_coefficient=0.5)
+    _, returns = generalized_advantages(rewards, torch.randn(4), lengths, gamma=1.0, gae_lambda=1.0)
+    torch.testing.assert_close(returns, torch.tensor([1.9, 1.95, 2.1, -1.2]))
+
+
+def test_no_answers_at_all():
+    nothing = torch.zeros(0)
+    advantages, returns = generalized_advantages(
+        nothing, nothing, torch.zeros(0, dtype=torch.int64), gamma=1.0, gae_lambda=1.0
+    )
+    assert advantages.shape == returns.shape == (0,)
+
+
+def test_lengths_that_do_not_fit():
+    with pytest.raises(ValueError, match="cannot hold 2 answers of 5 tokens"):
+        generalized_advantages(
+            torch.zeros(4), torch.zeros(4), torch.tensor([2, 3]), gamma=1.0, gae_lambda=1.0
+        )
+
+
+def test_whiten_by_hand():
+    torch.testing.assert_close(
+        whiten(torch.tensor([1.0, 3.0, 1.0, 3.0])), torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    )
+
+
+@pytest.mark.parametrize("x", [[3.0], [2.0, 2.0, 2.0]])
+def test_whiten_of_what_does_not_vary_is_zero(x):
+    assert whiten(torch.tensor(x)).tolist() == [0.0] * len(x)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=40), st.randoms(use_true_random=False))
+def test_whitened_mean_and_deviation(x, random):
+    if np.std(x) < 1e-2:
+        x[0] += 1.0
+    whitened = whiten(torch.tensor(x, dtype=torch.float64))
+    assert float(whitened.mean()) == pytest.approx(0, abs=1e-9)
+    assert float(whitened.std(correction=0)) == pytest.approx(1, abs=1e-3)
+    np.testing.assert_allclose(whitened, (np.array(x) - np.mean(x)) / np.sqrt(np.var(x) + 1e-8), atol=1e-9)
+    order = random.sample(range(len(x)), len(x))
+    torch.testing.assert_close(
+        whiten(torch.tensor([x[i] for i in order], dtype=torch.float64)), whitened[order]
+    )

@@ -1,0 +1,24 @@
+"""How far two sets of log-probabilities are apart, by hand."""
+
+import math
+
+import pytest
+import torch
+
+from rlhf_trainer.maths.agreement import mean_abs_difference, ratio_outside
+
+
+def test_mean_abs_difference_by_hand():
+    assert float(mean_abs_difference(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0]))) == 0.75
+
+
+def test_ratio_outside_by_hand():
+    sampled = torch.full((5,), -1.0)
+    logprobs = sampled + torch.log(torch.tensor([1.0, 1.05, 1.15, 0.95, 0.85]))
+    assert float(ratio_outside(logprobs, sampled)) == pytest.approx(0.4)
+    assert float(ratio_outside(logprobs, sampled, low=0.8, high=1.2)) == 0
+
+
+def test_what_is_not_a_number_is_outside():
+    impossible = torch.tensor([-1.0, -math.inf, math.nan, -1.0])
+    assert float(ratio_outside(impossible, torch.tensor([-1.0, -math.inf, -1.0, -math.inf]))) == 0.75

@@ -1,0 +1,43 @@
+"""The learning rate at the steps that matter."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_trainer.maths.schedule import learning_rate
+
+
+def test_warmup_spends_no_step_at_zero_and_reaches_the_base():
+    rates = [
+        learning_rate(s, base=8.0, warmup_steps=4, total_steps=10, schedule="constant") for s in range(10)
+    ]
+    assert rates == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "quarter", "half", "end"),
+    [("linear", 0.775, 0.55, 0.1), ("cosine", 0.8681980515, 0.55, 0.1), ("constant", 1.0, 1.0, 1.0)],
+)
+def test_decay_by_hand(schedule, quarter, half, end):
+    rates = [
+        learning_rate(s, base=1.0, warmup_steps=2, total_steps=10, schedule=schedule, final_fraction=0.1)
+        for s in (2, 4, 6, 10, 1000)
+    ]
+    assert rates == pytest.approx([1.0, quarter, half, end, end])
+
+
+@given(
+    st.integers(0, 50),
+    st.integers(0, 20),
+    st.integers(1, 40),
+    st.sampled_from(["constant", "linear", "cosine"]),
+)
+def test_never_above_the_base_nor_negative(step, warmup_steps, total_steps, schedule):
+    settings = {"warmup_steps": warmup_steps, "total_steps": total_steps, "schedule": schedule}
+    assert 0 <= learning_rate(step, base=3e-4, **settings) <= 3e-4
+    assert learning_rate(step, base=0.0, **settings) == 0
+
+
+def test_unknown_schedule():
+    with pytest.raises(ValueError, match="'constant', 'linear' or 'cosine', not 'step'"):
+        learning_rate(1, base=1.0, warmup_steps=0, total_steps=1, schedule="step")

@@ -1,0 +1,137 @@
+"""The wire format: what goes in comes out, and what is no message is a WireError whatever the bytes."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_trainer.wire import WireError, decode, encode
+
+repeatable = settings(derandomize=True, deadline=None)
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
+shapes = st.lists(st.integers(0, 4), max_size=3)
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(
+    lambda n: n not in ("_", "__metadata__")
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def array(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+@repeatable
+@given(
+    st.dictionaries(names, st.tuples(shapes, st.sampled_from(DTYPES)), max_size=4),
+    st.dictionaries(st.text(), json_values, max_size=3),
+)
+def test_round_trip(layout, header):
+    sent = {name: array(shape, dtype) for name, (shape, dtype) in layout.items()}
+    arrays, received = decode(encode(sent, header))
+    assert received == header
+    assert arrays.keys() == sent.keys()
+    for name, x in sent.items():
+        assert arrays[name].dtype == x.dtype
+        assert arrays[name].shape == x.shape
+        assert torch.equal(arrays[name].float(), x.float())
+
+
+def test_nothing_at_all():
+    assert decode(encode({})) == ({}, {})
+
+
+def test_bits_survive():
+    x = torch.tensor([0.1, -0.0, float("inf"), float("nan"), 1e-45])
+    received = decode(encode({"x": x}))[0]["x"]
+    assert torch.equal(received.view(torch.int32), x.view(torch.int32))
+
+
+def test_views_gradients_and_one_tensor_under_two_names():
+    x = torch.arange(6.0, requires_grad=True)
+    sent = {"x": x, "again": x, "part": x[1:4], "transposed": x.reshape(2, 3).T, "expanded": x[:1].expand(3)}
+    arrays, _ = decode(encode(sent))
+    assert {name: a.tolist() for name, a in arrays.items()} == {name: a.tolist() for name, a in sent.items()}
+
+
+MESSAGE = encode(
+    {"tokens": torch.arange(5), "scores": torch.tensor([[0.5], [2.0]])}, {"step": 3, "names": ["a", "b"]}
+)
+
+
+def decodes_or_is_a_wire_error(data: bytes) -> None:
+    try:
+        arrays, header = decode(data)
+    except WireError:
+        return
+    assert isinstance(header, dict)
+    assert all(isinstance(a, torch.Tensor) for a in arrays.values())
+
+
+@settings(repeatable, max_examples=500)
+@given(st.lists(st.tuples(st.integers(0, len(MESSAGE) - 1), st.integers(0, 255)), min_size=1, max_size=4))
+def test_changed_bytes(changes):
+    data = bytearray(MESSAGE)
+    for position, byte in changes:
+        data[position] = byte
+    decodes_or_is_a_wire_error(bytes(data))
+
+
+@repeatable
+@given(st.integers(0, len(MESSAGE)), st.integers(0, len(MESSAGE)), st.binary(max_size=20))
+def test_pieces_cut_out_or_put_in(start, end, inserted):
+    decodes_or_is_a_wire_error(MESSAGE[:start] + inserted + MESSAGE[end:])
+
+
+@repeatable
+@given(st.binary(max_size=200))
+def test_any_bytes(data):
+    decodes_or_is_a_wire_error(data)
+
+
+@pytest.mark.parametrize("size", range(0, len(MESSAGE), 7))
+def test_truncated(size):
+    with pytest.raises(WireError, match=f"not a message of named arrays \\({size} bytes\\)"):
+        decode(MESSAGE[:size])
+
+
+def handmade(layout: object, data: bytes = b"") -> bytes:
+    head = json.dumps(layout).encode()
+    return len(head).to_bytes(8, "little") + head + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        handmade({"__metadata__": {"header": "[1]"}}),
+        handmade({"__metadata__": {"header": "{"}}),
+        handmade({"__metadata__": {"header": "[" * 100_000}}),
+        handmade({"__metadata__": None}),
+        handmade({"x": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, b"12"),
+        handmade({"x": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}),
+        handmade({"x": {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}}),
+        handmade({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234"),
+        b'{"json": "but no message"}',
+        (2**63).to_bytes(8, "little") + b"{}",
+    ],
+)
+def test_made_to_break_it(data):
+    with pytest.raises(WireError):
+        decode(data)

@@ -1,0 +1,79 @@
+"""HTTP from the training thread: one aiohttp session on an event loop of its own thread."""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+
+class HttpError(RuntimeError):
+    """An answer other than 200: `status` is its code, `body` the beginning of its text."""
+
+    def __init__(self, url: str, status: int, body: str) -> None:
+        super().__init__(f"{url}: HTTP {status}: {body}")
+        self.status, self.body = status, body
+
+
+class Background:
+    """An event loop on a daemon thread with an aiohttp session that carries the job's token.
+
+    The training thread hands coroutines over with `run` (wait for the result) or `start` (do not wait).
+    """
+
+    def __init__(self, token: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="http", daemon=True)
+        self._thread.start()
+        self.session: aiohttp.ClientSession = self.run(self._open(token))
+
+    @staticmethod
+    async def _open(token: str) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {token}"},
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        )
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self.start(coroutine).result()
+
+    async def json(self, method: str, url: str, body: Any = None, *, timeout: float) -> Any:
+        """The JSON answer, or None where the body is empty.
+
+        Raises:
+            HttpError: the answer was not 200.
+            TimeoutError, aiohttp.ClientError: no answer within `timeout` seconds, or no connection.
+        """
+        limit = aiohttp.ClientTimeout(total=timeout)
+        async with self.session.request(method, url, json=body, timeout=limit) as response:
+            if response.status != 200:
+                raise HttpError(url, response.status, (await response.text())[:2000])
+            return await response.json(content_type=None) if (await response.read()) else None
+
+    async def post_bytes(self, url: str, body: bytes, *, timeout: float) -> bytes:
+        """POST raw bytes, return raw bytes; raises as `json` does."""
+        limit = aiohttp.ClientTimeout(total=timeout)
+        async with self.session.post(url, data=body, timeout=limit) as response:
+            if response.status != 200:
+                raise HttpError(url, response.status, (await response.text())[:2000])
+            return await response.read()
+
+    def close(self) -> None:
+        self.run(self.session.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,21 @@
+"""How far the sampler's log-probabilities are from the trainer's for the same tokens and weights."""
+
+from torch import Tensor
+
+
+def mean_abs_difference(logprobs: Tensor, sampled_logprobs: Tensor) -> Tensor:
+    """mean |log p - log p_sampler| over tokens.
+
+    Shapes: two float [A], A >= 1, in nats -> [] in nats, same dtype.
+    """
+    return (logprobs - sampled_logprobs).abs().mean()
+
+
+def ratio_outside(logprobs: Tensor, sampled_logprobs: Tensor, low: float = 0.9, high: float = 1.1) -> Tensor:
+    """The share of tokens whose ratio p / p_sampler leaves [low, high]; not a number counts as outside.
+
+    Shapes: two float [A], A >= 1, in nats -> [] in [0, 1], same dtype.
+    """
+    ratio = (logprobs - sampled_logprobs).exp()
+    inside = (ratio >= low) & (ratio <= high)
+    return 1 - inside.to(logprobs.dtype).mean()
