@@ -1,0 +1,211 @@
+"""Hugging Face models and tokenizers: made from scratch, loaded from a path or hub name, checked, saved."""
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import distributed, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+if TYPE_CHECKING:  # reward and reference load models without DeepSpeed
+    from .engine import Engine
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer at `path`; without a padding token of its own it pads with its end-of-sequence token,
+    which is safe here because every mask comes from lengths. Raises ValueError where it cannot be had or has
+    no end token.
+    """
+    tokenizer = _from_pretrained(AutoTokenizer, path)
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"the tokenizer of {path!r} has no end-of-sequence token; set eos_token in its configuration"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_policy(path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal language model. Raises ValueError where it cannot be had."""
+    return _from_pretrained(AutoModelForCausalLM, path, dtype=dtype)
+
+
+def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A reward model, one score per sequence. From a causal language model it starts at score 0 for
+    everything.
+    """
+    config = _config(path)
+    trained_head = _is_classifier(config)
+    if trained_head:
+        _check_one_output(config, path)
+    model = _from_pretrained(AutoModelForSequenceClassification, path, dtype=dtype, num_labels=1)
+    if not trained_head:
+        nn.init.zeros_(_head(model).weight)
+    return model
+
+
+def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A value model, one output per token, without dropout.
+
+    From a causal language model its head is zero, so that all values start at 0; from a reward model it takes
+    over the score head, so that values start as the score of the text so far; a saved critic loads as it is.
+    """
+    config = _config(path)
+    if _is_classifier(config):
+        _check_one_output(config, path)
+    model = _from_pretrained(AutoModelForTokenClassification, path, dtype=dtype, num_labels=1)
+    head = _head(model)
+    if not _is_classifier(config, "ForTokenClassification"):
+        nn.init.zeros_(head.weight)
+        if head.bias is not None:
+            nn.init.zeros_(head.bias)
+    if _is_classifier(config, "ForSequenceClassification"):
+        with torch.no_grad():
+            head.weight.copy_(_head(load_reward(path, dtype)).weight)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def create_policy(
+    model_type: str, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
+    """A fresh float32 causal language model of a Hugging Face `model_type` that fits the tokenizer; same
+    seed, same weights. Raises ValueError for an unknown type or a configuration that the type refuses.
+    """
+    tokens = {
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
+    try:
+        full = AutoConfig.for_model(model_type, **({"vocab_size": len(tokenizer)} | tokens | dict(config)))
+        check_fit(full, tokenizer, max_length=1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(full, dtype=torch.float32)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"cannot make a {model_type!r} model of {dict(config)}: {error}") from error
+
+
+def create_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on `texts`, any text can be encoded; with <pad> and <eos>, added to
+    no text.
+
+    At most `vocab_size` tokens, at least 258 (256 bytes and 2 special tokens) or ValueError.
+    """
+    special = {"pad_token": "<pad>", "eos_token": "<eos>"}
+    smallest = 256 + len(special)
+    if vocab_size < smallest:
+        raise ValueError(
+            f"a byte-level tokenizer has at least {smallest} tokens, got vocab_size {vocab_size}"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Raises ValueError where a model of `config` cannot take this tokenizer's ids or sequences of
+    `max_length`.
+    """
+    text = config.get_text_config()
+    if len(tokenizer) > text.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens but the model has embeddings for {text.vocab_size}; "
+            "use the tokenizer that the model was trained with"
+        )
+    positions = getattr(text, "max_position_embeddings", None)
+    if positions is not None and max_length > positions:
+        raise ValueError(
+            f"sequences of up to {max_length} tokens do not fit a model with {positions} positions; "
+            "lower the prompt or answer length"
+        )
+
+
+def save_policy(engine: "Engine", tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Writes the engine's model (policy, reward model or critic) and its tokenizer in Hugging Face format; a
+    collective, rank 0 writes.
+
+    The files are written beside `directory` and renamed into place, so that a reader sees the old model or
+    the new one, or for an instant none, but never a part.
+    """
+    weights = {}
+    for name, tensor in engine.named_tensors():
+        if engine.rank == 0:
+            weights[name] = tensor.to("cpu", copy=True)
+    if engine.rank == 0:
+        config = engine.unwrapped.config.get_text_config()
+        if config.pad_token_id is None:  # a reward model without one scores no batches elsewhere
+            config.pad_token_id = tokenizer.pad_token_id
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        part.chmod(0o755)
+        new, old = part / "new", part / "old"
+        try:
+            engine.unwrapped.save_pretrained(new, state_dict=weights)
+            tokenizer.save_pretrained(new)
+            if directory.exists():
+                directory.rename(old)
+            new.rename(directory)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    distributed.barrier()
+
+
+def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
+    if path.startswith((".", "/", "~")) and not Path(path).is_dir():
+        raise ValueError(f"there is no directory {path!r}")
+    try:
+        return kind.from_pretrained(path, **arguments)
+    except Exception as error:  # the libraries below raise almost anything about what they are given
+        where = "" if Path(path).is_dir() else ", which is no directory, from the hub"
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise ValueError(f"cannot load {path!r}{where}: {reason}") from error
+
+
+def _config(path: str) -> PreTrainedConfig:
+    return _from_pretrained(AutoConfig, path)
+
+
+def _is_classifier(config: PreTrainedConfig, kind: str = "Classification") -> bool:
+    return any(name.endswith(kind) for name in config.architectures or ())
+
+
+def _check_one_output(config: PreTrainedConfig, path: str) -> None:
+    if config.num_labels != 1:
+        raise ValueError(
+            f"{path!r} has {config.num_labels} outputs; a reward model or critic has exactly one"
+        )
+
+
+def _head(model: PreTrainedModel) -> nn.Linear:
+    """The last linear layer, under the names that Hugging Face's classes give it."""
+    head = getattr(model, "score", None) or getattr(model, "classifier", None)
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{type(model).__name__} has no linear score head, which rewards and values need")
+    return head

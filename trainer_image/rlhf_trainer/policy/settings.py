@@ -1,0 +1,59 @@
+"""The user's DeepSpeed configuration, completed with what the trainer decides."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+# What the trainer decides itself; "auto", as in configurations written for other trainers, is accepted.
+RESERVED = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "managed_gradient_accumulation",
+    "gradient_clipping",
+    "scheduler",
+)
+
+
+def deepspeed_settings(
+    user: Mapping[str, Any], adam: Mapping[str, Any], gradient_clip: float
+) -> dict[str, Any]:
+    """What `deepspeed.initialize` gets; `user` is left as it is.
+
+    Raises ValueError for keys that the trainer decides and for optimizers that are not Adam.
+    """
+    settings = copy.deepcopy(dict(user))
+    for key in RESERVED:
+        if settings.pop(key, "auto") != "auto":
+            raise ValueError(
+                f"deepspeed.{key} is decided by the trainer, got {user[key]!r}; remove it, and set learning "
+                "rate, clipping and batch sizes in the job's own fields"
+            )
+    if "optimizer" in settings:
+        kind = settings["optimizer"].get("type", "")
+        if kind.lower() not in ("adam", "adamw"):
+            raise ValueError(
+                f"deepspeed.optimizer.type is {kind!r}; use Adam or AdamW, or leave the optimizer out"
+            )
+        chosen = {k: v for k, v in settings["optimizer"].get("params", {}).items() if v != "auto"}
+        settings["optimizer"]["params"] = {**adam, "betas": list(adam["betas"]), **chosen}
+
+    zero = settings.setdefault("zero_optimization", {})
+    low_precision = any(settings.get(kind, {}).get("enabled") for kind in ("bf16", "fp16"))
+    if low_precision:
+        # Stage 0 keeps no float32 master weights in a form that can be saved and loaded; stage 1 computes the
+        # same.
+        zero["stage"] = max(1, zero.get("stage", 0))
+    if settings.get("bf16", {}).get("enabled"):
+        # The default accumulates in bfloat16, where small contributions of later micro-batches are lost.
+        settings.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+    if "optimizer" not in settings:
+        # Offloading works with torch's AdamW as well; DeepSpeed otherwise insists on its own, compiled at run
+        # time.
+        settings.setdefault("zero_force_ds_cpu_optimizer", False)
+    return settings | {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": gradient_clip,
+        "steps_per_print": None,
+    }
