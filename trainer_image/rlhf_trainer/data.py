@@ -1,0 +1,65 @@
+"""From the rows of a dataset to tokens, and the order in which a run sees them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_api.rows import Row
+
+from .records import Prompt
+
+
+@dataclass
+class RowStream:
+    """Rows without end: every row once in each epoch, in an order that depends on seed and epoch alone.
+
+    Its state is the position, so a resumed run sees exactly the rows that an undisturbed one would have.
+    """
+
+    count: int
+    seed: int
+    position: int = 0
+
+    def take(self, n: int) -> list[tuple[int, int]]:
+        """The next n rows as (epoch, row)."""
+        taken = []
+        for position in range(self.position, self.position + n):
+            epoch, place = divmod(position, self.count)
+            taken.append((epoch, self._order(epoch)[place]))
+        self.position += n
+        return taken
+
+    def _order(self, epoch: int) -> list[int]:
+        if getattr(self, "_cached_epoch", None) != epoch:
+            order = list(range(self.count))
+            random.Random(f"{self.seed}/{epoch}").shuffle(order)
+            self._cached_epoch, self._cached_order = epoch, order
+        return self._cached_order
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> tuple[int, ...]:
+    """A prompt's last `max_length` token ids."""
+    return tuple(tokenizer(text)["input_ids"][-max_length:])
+
+
+def encode_answer(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> tuple[int, ...]:
+    """An answer's token ids with the end token, cut to `max_length` (a cut answer has no end token)."""
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tuple([*tokens, tokenizer.eos_token_id][:max_length])
+
+
+def prompts(
+    rows: Sequence[Row],
+    places: Sequence[tuple[int, int]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+) -> list[Prompt]:
+    """The prompts of `places` ((epoch, row) each)."""
+    return [
+        Prompt(
+            f"{epoch}/{row}", encode_prompt(tokenizer, rows[row].prompt, max_length), rows[row].model_dump()
+        )
+        for epoch, row in places
+    ]

@@ -1,0 +1,90 @@
+"""The figures of a run: one JSON line a step, and a picture of the reward."""
+
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib.figure import Figure
+
+
+class Metrics:
+    """`metrics.jsonl`, `evaluation.jsonl` and `reward.png` of a work directory."""
+
+    def __init__(self, workdir: Path, step: int) -> None:
+        """Lines of steps after `step`, left by a run that went further than its last checkpoint, are dropped."""
+        self._workdir = workdir
+        self._steps, self._evaluations = workdir / "metrics.jsonl", workdir / "evaluation.jsonl"
+        for file in (self._steps, self._evaluations):
+            _keep(file, step)
+        self.recent: deque[Mapping[str, Any]] = deque(maxlen=10)
+
+    def step(self, values: Mapping[str, Any]) -> None:
+        self.recent.append(values)
+        _append(self._steps, values)
+
+    def evaluation(self, values: Mapping[str, Any]) -> None:
+        _append(self._evaluations, values)
+
+    def draw(self, title: str) -> None:
+        """Draws the reward (or loss) and KL of every step so far."""
+        rows, judged = _read(self._steps), _read(self._evaluations)
+        if rows:
+            reward_figure(rows, judged, title).savefig(self._workdir / "reward.png", dpi=120)
+
+
+def reward_figure(
+    rows: Iterable[Mapping[str, Any]], judged: Iterable[Mapping[str, Any]], title: str
+) -> Figure:
+    """Reward, evaluation and KL over steps; for algorithms without reward, the loss."""
+    rows, judged = list(rows), list(judged)
+    steps = [row["step"] for row in rows]
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    left = figure.subplots()
+    left.set(title=title, xlabel="step")
+    left.grid(alpha=0.3)
+    if "reward_mean" not in rows[0]:
+        left.plot(steps, [row["loss"] for row in rows], color="tab:blue")
+        left.set_ylabel("loss")
+        return figure
+    left.plot(steps, [row["reward_mean"] for row in rows], color="tab:blue", label="reward")
+    left.set_ylabel("reward")
+    right = left.twinx()
+    right.plot(steps, [row["kl_mean"] for row in rows], color="tab:orange", label="KL (nats a token)")
+    if judged:
+        right.plot(
+            [row["step"] for row in judged],
+            [row["mean"] for row in judged],
+            "o--",
+            color="tab:green",
+            label="evaluation",
+        )
+    right.set_ylabel("KL, evaluation")
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def _append(file: Path, values: Mapping[str, Any]) -> None:
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(values) + "\n")
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file; a last line cut short by a crash is left out."""
+    rows = []
+    for line in file.read_text().splitlines() if file.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def _keep(file: Path, step: int) -> None:
+    if file.exists():
+        kept = [json.dumps(row) + "\n" for row in _read(file) if row["step"] <= step]
+        file.write_text("".join(kept))

@@ -1,0 +1,44 @@
+"""The reference role: log-probabilities of the frozen policy."""
+
+from functools import partial
+
+from rlhf_api.roles import Role
+from rlhf_api.run import Surroundings
+
+from ..policy.batches import answer_logprobs
+from ..policy.inference import infer
+from ..policy.load import check_fit, load_policy, load_tokenizer
+from ..ranks import Message
+from ..scoring.messages import LOGPROBS_ROUTE, unpack
+from ..scoring.server import application, serve
+from .entry import run_role
+from .models import device, listen_host, loading, longest, policy_path, tokenizer_path, torch_dtype
+
+
+def run(around: Surroundings) -> None:
+    config = around.config
+    spec, path = config.spec, config.spec.model.reference or policy_path(config)
+    where = "spec.model.reference" if spec.model.reference else "spec.model.policy"
+    tokenizer = loading("spec.model.tokenizer", lambda: load_tokenizer(tokenizer_path(config)))
+    model = loading(where, lambda: load_policy(path, torch_dtype(config.dtype(Role.REFERENCE))))
+    loading(where, lambda: check_fit(model.config, tokenizer, longest(spec)))
+    model.to(device()).eval()
+    read = partial(answer_logprobs, temperature=spec.sampling.temperature)
+
+    def answer(message: Message) -> Message:
+        sequences = unpack(message)
+        logprobs = infer(
+            model,
+            sequences,
+            read,
+            sequences.answer_lengths,
+            token_budget=spec.trainer.micro_batch_tokens,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        return {"logprobs": logprobs}, {}
+
+    serve(application(LOGPROBS_ROUTE, answer, around.token), listen_host(around.host), around.port)
+
+
+if __name__ == "__main__":
+    run_role(run)

@@ -1,0 +1,60 @@
+"""The reward role: scores answers for training, and judges them for evaluation."""
+
+import os
+import sys
+
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig, Surroundings
+
+from ..policy.load import check_fit, load_reward, load_tokenizer
+from ..ranks import Message
+from ..scoring.messages import SCORE_ROUTE, unpack
+from ..scoring.reward import FunctionScorer, ModelScorer, Score, import_function, weighted
+from ..scoring.server import application, serve
+from .entry import run_role
+from .models import device, listen_host, loading, longest, tokenizer_path, torch_dtype
+
+
+def scorers(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[tuple[float, Score]]:
+    """What the manifest scores answers by, with weights."""
+    spec, found = config.spec, list[tuple[float, Score]]()
+    if spec.model.reward is not None and spec.reward.model_weight != 0:
+        where, path = "spec.model.reward", spec.model.reward
+        own = loading(where, lambda: load_tokenizer(path))
+        model = loading(where, lambda: load_reward(path, torch_dtype(config.dtype(Role.REWARD))))
+        loading(where, lambda: check_fit(model.config, own, longest(spec)))
+        model.to(device()).eval()
+        found.append(
+            (spec.reward.model_weight, ModelScorer(model, tokenizer, own, spec.trainer.micro_batch_tokens))
+        )
+    for i, entry in enumerate(spec.reward.functions):
+        where = f"spec.reward.functions[{i}].function"
+        found.append((entry.weight, FunctionScorer(where, import_function(entry.function, where), tokenizer)))
+    return found
+
+
+def run(around: Surroundings) -> None:
+    config, spec = around.config, around.config.spec
+    sys.path.insert(0, os.getcwd())  # where the user's modules are
+    tokenizer = loading("spec.model.tokenizer", lambda: load_tokenizer(tokenizer_path(config)))
+    rewards = scorers(config, tokenizer)
+    judges: list[tuple[float, Score]] = []
+    if spec.evaluation is not None:
+        where = "spec.evaluation.function"
+        judge = import_function(spec.evaluation.function, where)
+        judges = [(1.0, FunctionScorer(where, judge, tokenizer))]
+
+    def answer(message: Message) -> Message:
+        sequences, (_, header) = unpack(message), message
+        rows = header["rows"]
+        if header.get("judge"):
+            return {"scores": weighted(judges, None, sequences, rows)}, {}
+        return {"scores": weighted(rewards, spec.reward.clip, sequences, rows)}, {}
+
+    serve(application(SCORE_ROUTE, answer, around.token), listen_host(around.host), around.port)
+
+
+if __name__ == "__main__":
+    run_role(run)

@@ -1,0 +1,62 @@
+"""Who serves the trainer right now: the host pushes the membership, this waits for members that answer."""
+
+import asyncio
+import time
+
+import aiohttp
+
+from rlhf_api.roles import Role
+from rlhf_api.run import HEALTH, Member
+
+from .control import Control
+from .http import Background, HttpError
+
+PROBE_SECONDS = 2.0
+POLL_SECONDS = 0.2
+
+
+class Unavailable(RuntimeError):
+    """No member of a role answered within its deadline."""
+
+
+class Roster:
+    """The members of each role that answer."""
+
+    def __init__(self, control: Control, http: Background) -> None:
+        self._control, self._http = control, http
+
+    def answering(self, role: Role) -> list[Member]:
+        """The members whose health check answers within PROBE_SECONDS."""
+        members = self._control.members(role)
+
+        async def probe_all() -> list[bool]:
+            return await asyncio.gather(*(self._answers(m) for m in members))
+
+        return [m for m, up in zip(members, self._http.run(probe_all()), strict=True) if up]
+
+    def wait(self, role: Role, at_least: int, timeout: float) -> list[Member]:
+        """Waits until `at_least` members answer; at the deadline one is enough.
+
+        Raises:
+            Unavailable: none answered within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while len(found := self.answering(role)) < at_least and time.monotonic() < deadline:
+            if self._control.stop_requested.is_set():
+                break
+            self._control.membership_changed.wait(POLL_SECONDS)
+            self._control.membership_changed.clear()
+        if not found:
+            known = (
+                ", ".join(f"{m.name} at {m.address}" for m in self._control.members(role))
+                or "none was announced"
+            )
+            raise Unavailable(f"no {role.value} answered within {timeout:.0f} s ({known}); see its log")
+        return found
+
+    async def _answers(self, member: Member) -> bool:
+        try:
+            await self._http.json("GET", member.address + HEALTH, timeout=PROBE_SECONDS)
+        except (HttpError, TimeoutError, aiohttp.ClientError, ValueError):
+            return False
+        return True

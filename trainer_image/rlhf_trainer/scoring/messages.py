@@ -1,0 +1,44 @@
+"""The batches that reward and reference answer, as messages."""
+
+from typing import Any
+
+from ..ranks import Message
+from ..records import Sequences
+from ..wire import WireError
+
+SCORE_ROUTE = "/score"
+"""Header `rows`: the dataset row of each sequence; `judge`: true asks the evaluation function instead of the
+reward. Answer: `scores` float32 [N]."""
+LOGPROBS_ROUTE = "/logprobs"
+"""Answer: `logprobs` float32 [A], answer-aligned, in nats."""
+
+
+def pack(sequences: Sequences, **header: Any) -> Message:
+    arrays = {
+        "tokens": sequences.tokens,
+        "lengths": sequences.lengths,
+        "prompt_lengths": sequences.prompt_lengths,
+    }
+    return arrays, header
+
+
+def unpack(message: Message) -> Sequences:
+    """Raises WireError where the arrays are no packed sequences."""
+    arrays, _ = message
+    try:
+        sequences = Sequences(arrays["tokens"], arrays["lengths"], arrays["prompt_lengths"])
+    except KeyError as error:
+        raise WireError(f"the message has no array {error}") from None
+    shapes = [a.ndim for a in (sequences.tokens, sequences.lengths, sequences.prompt_lengths)]
+    if shapes != [1, 1, 1] or len(sequences.lengths) != len(sequences.prompt_lengths):
+        raise WireError(f"packed sequences have three one-dimensional arrays; got dimensions {shapes}")
+    if int(sequences.lengths.sum()) != len(sequences.tokens) or bool((sequences.answer_lengths < 1).any()):
+        raise WireError("the lengths of packed sequences must add up to their tokens, with an answer each")
+    return sequences
+
+
+def split(count: int, parts: int) -> list[range]:
+    """`count` rows in at most `parts` runs of nearly equal size, none empty."""
+    parts = max(1, min(parts, count))
+    bounds = [count * i // parts for i in range(parts + 1)]
+    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]

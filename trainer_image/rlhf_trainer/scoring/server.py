@@ -1,0 +1,44 @@
+"""The server of the roles that answer batches: one POST route over the wire format, and a health check."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.run import HEALTH
+
+from ..control import healthy, token_required
+from ..ranks import Message
+from ..wire import WireError, decode, encode
+
+Answer = Callable[[Message], Message]
+MAX_REQUEST_BYTES = 1 << 30
+
+
+def application(route: str, answer: Answer, token: str) -> web.Application:
+    """`POST route` answers a message; batches are answered one after the other, beside the health check.
+
+    A job's own mistake (InvalidJob) is answered with 422, bytes that are no message with 400.
+    """
+    worker = ThreadPoolExecutor(max_workers=1)
+
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            message = decode(await request.read())
+            result = await asyncio.get_running_loop().run_in_executor(worker, answer, message)
+        except WireError as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        except InvalidJob as error:
+            raise web.HTTPUnprocessableEntity(text=str(error)) from None
+        return web.Response(body=encode(*result), content_type="application/octet-stream")
+
+    app = web.Application(middlewares=[token_required(token)], client_max_size=MAX_REQUEST_BYTES)
+    app.add_routes([web.get(HEALTH, healthy), web.post(route, handle)])
+    return app
+
+
+def serve(app: web.Application, host: str, port: int) -> None:
+    """Serves until SIGTERM. Raises OSError where the port is taken."""
+    web.run_app(app, host=host, port=port, print=None, access_log=None, shutdown_timeout=2)

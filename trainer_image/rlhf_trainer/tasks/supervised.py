@@ -1,0 +1,94 @@
+"""Training on given answers: supervised fine-tuning and reward modelling."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_api.rows import Row
+from rlhf_api.spec import Data
+
+from ..algorithms.supervised import answer_loss, answer_sequences, pair_sequences, preference_loss
+from ..checkpoint.cuts import Cut, Group
+from ..data import RowStream
+from ..maths.schedule import learning_rate
+from ..policy.batches import answer_logprobs, sequence_scores
+from ..policy.engine import Engine, Loss, Read
+from ..policy.load import save_policy
+from ..policy.state import load_training_state, training_state
+from ..records import Sequences
+from ..run import Run
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What differs between algorithms that train one model on given answers."""
+
+    sequences: Callable[[Sequence[Row], PreTrainedTokenizerBase, Data], Sequences]
+    read: Read
+    loss: Callable[[Sequences], Loss]
+    group: int
+
+
+KINDS = {
+    "sft": Kind(answer_sequences, partial(answer_logprobs, temperature=1.0), answer_loss, group=1),
+    "reward": Kind(pair_sequences, sequence_scores, preference_loss, group=2),
+}
+
+
+class Supervised:
+    """One model, one update a step on the next rows. Implements `loop.Task`."""
+
+    def __init__(self, run: Run, kind: Kind, engine: Engine, rows: Sequence[Row]) -> None:
+        self._run, self._kind, self._engine, self._rows = run, kind, engine, rows
+        self._stream = RowStream(len(rows), run.spec.seed)
+        self._batch: Sequences | None = None
+
+    def collect(self, step: int) -> dict[str, float]:  # noqa: ARG002
+        data = self._run.spec.data
+        places = self._stream.take(data.prompts_per_step)
+        rows = [self._rows[row] for _, row in places]
+        self._batch = self._kind.sequences(rows, self._run.tokenizer, data)
+        return {"tokens": int(self._batch.lengths.sum())}
+
+    def train(self, step: int) -> dict[str, float]:
+        assert self._batch is not None
+        batch, self._batch = self._batch, None
+        optimizer = self._run.spec.optimizer
+        rate = learning_rate(
+            step,
+            base=optimizer.learning_rate,
+            warmup_steps=optimizer.warmup_steps,
+            total_steps=self._run.spec.steps,
+            schedule=optimizer.schedule,
+        )
+        kind = self._kind
+        figures = self._engine.update(batch, kind.read, kind.loss(batch), rate, kind.group)
+        return {**figures, "learning_rate": rate}
+
+    def publish(self, version: int) -> None:
+        """Nobody else works with these weights."""
+
+    def evaluate(self, step: int) -> dict[str, Any] | None:  # noqa: ARG002
+        return None
+
+    def state(self) -> Mapping[str, Any]:
+        pending = self._run.spec.data.prompts_per_step if self._batch is not None else 0
+        return {"position": self._stream.position - pending}
+
+    def groups(self) -> Mapping[str, Group]:
+        return {"model": training_state(self._engine)}
+
+    def restore(self, cut: Cut) -> None:
+        self._stream.position = cut.state["position"]
+
+        def get(name: str) -> Tensor:
+            return cut.tensor("model", name)
+
+        load_training_state(self._engine, get)
+
+    def export(self) -> None:
+        save_policy(self._engine, self._run.tokenizer, self._run.workdir / "policy")

@@ -1,0 +1,165 @@
+"""vLLM's side of the broadcast: receives the new weights beside the old ones and swaps when told to."""
+
+import logging
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from .accept import Table, architecture_table, check_fits, checkpoint_table
+from .buckets import Bucket, unpack
+from .group import Group, connect_store
+from .stream import receive
+
+log = logging.getLogger("vllm.rlhf")  # below vLLM's logger, so that it goes where vLLM's lines go
+
+FAILED_SWAP = 70  # exit code: EX_SOFTWARE
+
+
+@dataclass
+class JoinInfo(WeightTransferInitInfo):
+    """Join membership epoch `epoch` of the trainer whose store is at host:port; `rank_offset` is the rank of this
+    server's first worker, `world_size` counts every worker and the trainer."""
+
+    host: str
+    port: int
+    epoch: str
+    rank_offset: int
+    world_size: int
+    timeout_s: float
+
+
+@dataclass
+class ReceiveInfo(WeightTransferUpdateInfo):
+    """Receive update number `update` of `epoch`: the weights of `version`."""
+
+    epoch: str
+    update: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Received:
+    """Weights that came whole and fit the model, but do not serve yet."""
+
+    version: int
+    digest: str
+    buckets: tuple[Bucket, ...]
+
+
+class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
+    init_info_cls = JoinInfo
+    update_info_cls = ReceiveInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.group: Group | None = None
+        self.epoch: str | None = None
+        self.staged: Received | None = None
+        self.version: int | None = None  # of the weights that serve; None: those of the checkpoint
+        self.digest: str | None = None
+        tied = getattr(self.model_config.hf_config.get_text_config(), "tie_word_embeddings", False)
+        self.optional = frozenset({"lm_head.weight"}) if tied else frozenset()
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """What fits this model; made at the first update, since it would delay the start."""
+        made = (
+            checkpoint_table(Path(self.model_config.model)),
+            architecture_table(self.model_config.hf_config),
+        )
+        tables = [table for table in made if table]
+        if not tables:
+            log.warning(
+                "cannot tell which weights %s takes: what comes is not checked", self.model_config.model
+            )
+        return tables
+
+    def init_transfer_engine(self, init_info: JoinInfo) -> None:
+        self.shutdown()
+        store = connect_store(init_info.host, init_info.port, init_info.epoch, init_info.timeout_s)
+        parallel = self.parallel_config
+        rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self.group = Group(
+            store, init_info.epoch, rank, init_info.world_size, init_info.timeout_s, torch.device(self.device)
+        )
+        self.epoch = init_info.epoch
+        log.info("joined weight epoch %s as rank %d of %d", self.epoch, rank, init_info.world_size)
+
+    def shutdown(self) -> None:
+        """Leaves the epoch and forgets what was received; the weights that serve stay."""
+        self.staged = None
+        group, self.group, self.epoch = self.group, None, None
+        if group is not None:
+            group.abort()
+
+    def start_weight_update(self) -> None:
+        self.staged = None
+
+    # The base class's own calls torch.accelerator.synchronize(), which raises on CPU.
+    def update_weights(self, update_info: dict) -> None:
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: ReceiveInfo) -> None:
+        if self.group is None or update_info.epoch != self.epoch:
+            raise RuntimeError(f"asked for weights of epoch {update_info.epoch}, but joined {self.epoch}")
+        try:
+            buckets, digest = receive(self.group, update_info.update)
+        except BaseException:
+            self.shutdown()
+            raise
+        check_fits([spec for bucket in buckets for spec in bucket.specs], self.tables, optional=self.optional)
+        self.staged = Received(update_info.version, digest, buckets)
+
+    def finish_weight_update(self) -> None:
+        """Swaps in what was received; without anything received (an update that was given up) does nothing."""
+        staged, self.staged = self.staged, None
+        if staged is None:
+            return
+        try:
+            self._swap([pair for bucket in staged.buckets for pair in unpack(bucket)])
+        except BaseException:
+            # The model is neither old nor new, and /health would go on saying that all is well.
+            log.critical("the swap to weight version %s failed, this process ends:", staged.version)
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(FAILED_SWAP)
+        self.version, self.digest = staged.version, staged.digest
+        log.info("serving weight version %s, digest %s", self.version, self.digest)
+
+    @torch.no_grad()
+    def _swap(self, weights: list[tuple[str, Tensor]]) -> None:
+        with set_current_vllm_config(self.vllm_config):  # 0.25.1's worker does not set it
+            initialize_layerwise_reload(self.model)
+            loaded = self.model.load_weights(iter(weights))
+            finalize_layerwise_reload(self.model, self.model_config)
+            if self.device.type == "cpu":
+                # A tied lm_head gets no tensor of its own, so its packed copy of the embedding stays the old one.
+                for module in self.model.modules():
+                    if isinstance(module, VocabParallelEmbedding):
+                        module.quant_method.process_weights_after_loading(module)
+            else:
+                torch.cuda.synchronize(self.device)
+        whole = (
+            loaded is not None and self.model_config.quantization is None
+        )  # else parameters have other names
+        if whole and (missing := {name for name, _ in self.model.named_parameters()} - loaded):
+            raise RuntimeError(f"no weights came for {sorted(missing)}")
+
+    @staticmethod
+    def trainer_send_weights(iterator, trainer_args) -> None:
+        raise NotImplementedError("the trainer sends with rlhf_trainer.weights.sync.WeightSync")

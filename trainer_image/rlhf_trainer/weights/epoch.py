@@ -1,0 +1,63 @@
+"""A membership epoch: which generators are in the weight group with the trainer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+from .group import Group, publish_epoch
+from .members import Servers, Target
+
+PROBE_S = 2.0  # a server that lives answers for its worker within this
+
+
+@dataclass
+class Epoch:
+    """Epoch `name`, unique among all trainers' lives, with its group; `updates` counts those sent in it."""
+
+    name: str
+    members: frozenset[Target]
+    group: Group
+    updates: int = 0
+
+
+def form(
+    servers: Servers,
+    store: TCPStore,
+    *,
+    host: str,
+    name: str,
+    targets: Sequence[Target],
+    timeout_s: float,
+    device: torch.device,
+) -> Epoch:
+    """A new epoch of all of `targets`; the one before, if any, ends.
+
+    Raises:
+        TransferFailed: someone did not come. Those who did are free again.
+    """
+    publish_epoch(store, name)
+    ranks, size = {}, 1
+    for target, answer in servers.call(targets, "GET", "/get_world_size").results().items():
+        ranks[target] = size
+        size += answer["world_size"]
+
+    def invitation(target: Target) -> dict[str, Any]:
+        info = {"host": host, "port": store.port, "epoch": name, "rank_offset": ranks[target]}
+        return {"init_info": info | {"world_size": size, "timeout_s": timeout_s}}
+
+    joining = servers.call(targets, "POST", "/init_weight_transfer_engine", invitation, timeout=2 * timeout_s)
+    try:
+        group = Group(store, name, 0, size, timeout_s, device, joining.check)
+        joining.results()
+    except BaseException:
+        joining.settled(PROBE_S)
+        raise
+    # An update that was given up before its commit is still open. Joining made the worker forget what had come of
+    # it, so finishing it changes nothing.
+    status = servers.status(targets).results()
+    unfinished = [t for t, answer in status.items() if any(worker["open"] for worker in answer["results"])]
+    servers.call(unfinished, "POST", "/finish_weight_update").results()
+    return Epoch(name, frozenset(targets), group)

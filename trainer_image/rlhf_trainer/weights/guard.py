@@ -1,0 +1,37 @@
+"""Bearer-token check in front of a vLLM server, whose own `--api-key` leaves the administrative paths open."""
+
+import hmac
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+OPEN_PATHS = ("/health",)  # probes carry no token
+
+
+class TokenGuard:
+    """ASGI middleware (`--middleware rlhf_trainer.weights.guard.TokenGuard`): every path but /health needs
+    `Authorization: Bearer $RLHF_TOKEN`, else 401. Without RLHF_TOKEN in the environment everything is refused."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self.app = app
+        token = os.environ.get("RLHF_TOKEN", "")
+        self.expected = f"Bearer {token}".encode() if token else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope.get("path") in OPEN_PATHS or self._allowed(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            body = b'{"error": "the header Authorization: Bearer <token of the job> is missing or wrong"}'
+            await send({"type": "http.response.body", "body": body})
+
+    def _allowed(self, scope: Scope) -> bool:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return self.expected is not None and hmac.compare_digest(given, self.expected)

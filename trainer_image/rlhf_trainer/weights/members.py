@@ -1,0 +1,111 @@
+"""Calls to the administrative paths of several vLLM servers at once."""
+
+import concurrent.futures
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from ..http import Background, HttpError
+from .group import TransferFailed
+
+
+@dataclass(frozen=True)
+class Target:
+    """A generator: its name, what tells this life of it from an earlier one, and its `http://host:port`."""
+
+    name: str
+    uid: str
+    address: str
+
+
+class MembersFailed(TransferFailed):
+    """Some servers refused, did not answer or disagreed: `reasons` says why, for each."""
+
+    def __init__(self, reasons: Mapping[Target, str]) -> None:
+        super().__init__("; ".join(f"{target.name}: {why}" for target, why in reasons.items()))
+        self.reasons = dict(reasons)
+
+
+class Servers:
+    """Reaches the servers through `http`; a call takes at most `timeout_s` where nothing else is said."""
+
+    def __init__(self, http: Background, timeout_s: float) -> None:
+        self._http, self._timeout_s = http, timeout_s
+
+    def call(
+        self,
+        targets: Iterable[Target],
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        timeout: float | None = None,
+    ) -> "Calls":
+        """Starts the same call to each; `body` may be a function of the target."""
+        timeout = timeout or self._timeout_s
+        futures = {}
+        for target in targets:
+            filled = body(target) if callable(body) else body
+            futures[target] = self._http.start(
+                self._http.json(method, target.address + path, filled, timeout=timeout)
+            )
+        return Calls(path, futures, timeout)
+
+    def status(self, targets: Iterable[Target], *, timeout: float | None = None) -> "Calls":
+        """Answers: `WeightStatus.rlhf_status` of each worker, under "results"."""
+        return self.call(targets, "POST", "/collective_rpc", {"method": "rlhf_status"}, timeout=timeout)
+
+
+class Calls:
+    """Calls under way, one to each of several targets."""
+
+    def __init__(
+        self, what: str, futures: "dict[Target, concurrent.futures.Future[Any]]", timeout: float
+    ) -> None:
+        self._what, self._futures, self._timeout = what, futures, timeout
+
+    def check(self) -> None:
+        """Raises MembersFailed where a call has failed already."""
+        if failed := {t: self._why(f) for t, f in self._futures.items() if f.done() and f.exception()}:
+            raise MembersFailed(failed)
+
+    def results(self, timeout: float | None = None) -> dict[Target, Any]:
+        """All answers; raises MembersFailed as soon as one failed, or where some are missing after `timeout` s."""
+        waiting = concurrent.futures.wait(
+            self._futures.values(), timeout, return_when=concurrent.futures.FIRST_EXCEPTION
+        ).not_done
+        self.check()
+        if waiting:
+            late = {
+                t: f"no answer to {self._what} within {timeout:g} s"
+                for t, f in self._futures.items()
+                if f in waiting
+            }
+            raise MembersFailed(late)
+        return {target: future.result() for target, future in self._futures.items()}
+
+    def settled(self, timeout: float | None = None) -> tuple[dict[Target, Any], dict[Target, str]]:
+        """Answers, and the reasons of those without; calls unanswered after `timeout` s are given up."""
+        concurrent.futures.wait(self._futures.values(), timeout)
+        answers, failed = {}, {}
+        for target, future in self._futures.items():
+            if future.done() and not future.exception():
+                answers[target] = future.result()
+            else:
+                failed[target] = self._why(future)
+                future.cancel()
+        return answers, failed
+
+    def _why(self, future: "concurrent.futures.Future[Any]") -> str:
+        error = future.exception() if future.done() else TimeoutError()
+        match error:
+            case TimeoutError():
+                return f"no answer to {self._what} within {self._timeout:g} s"
+            case HttpError():
+                return f"HTTP {error.status} to {self._what}: {error.body[:300]}"
+            case aiohttp.ClientError():
+                return f"{self._what}: {error or type(error).__name__}"
+            case _:
+                return f"{self._what}: {error!r}"

@@ -1,0 +1,86 @@
+"""One update on the wire: before each bucket its table through the store, then its bytes by broadcast."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from .buckets import Bucket, Spec, pack
+from .digest import Digest
+from .group import Group
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What went out: digest, size in bytes, and how many buckets."""
+
+    digest: str
+    nbytes: int
+    buckets: int
+
+
+def send(
+    group: Group,
+    update: int,
+    tensors: Iterable[tuple[str, Tensor]],
+    bucket_bytes: int,
+    check: Callable[[], None],
+    fault: Callable[[str], None],
+) -> Sent:
+    """Sends `tensors` as update number `update`; a bucket is packed and hashed while the one before is on its way.
+
+    Whatever happens `tensors` is exhausted: with ZeRO-3 the other ranks iterate in step.
+
+    Raises:
+        TransferFailed: see `Group`; and what `tensors`, `check` or `fault` raise.
+    """
+    digest, nbytes, sent = Digest(), 0, 0
+    travelling: Work | None = None
+    source = iter(tensors)
+    try:
+        for bucket in pack(source, bucket_bytes, group.device):
+            fault(f"bucket:{sent}")
+            group.tell(_key(update, sent), {"specs": [spec.json() for spec in bucket.specs]})
+            work = group.broadcast(bucket.data)
+            digest.update(bucket)
+            nbytes += len(bucket.data)
+            sent += 1
+            if travelling:
+                group.wait(travelling, check)
+            travelling = work
+        if travelling:
+            group.wait(travelling, check)
+        group.tell(_key(update, sent), {"end": True})
+    finally:
+        for _ in source:
+            pass
+    return Sent(digest.hexdigest(), nbytes, sent)
+
+
+def clear(group: Group, update: int, sent: Sent) -> None:
+    """Removes from the store what `send` put there, once every worker has it."""
+    for bucket in range(sent.buckets + 1):
+        group.forget(_key(update, bucket))
+
+
+def receive(group: Group, update: int) -> tuple[tuple[Bucket, ...], str]:
+    """The buckets of update number `update`, in memory of their own on the group's device, and their digest.
+
+    Raises:
+        TransferFailed: see `Group`.
+    """
+    buckets: list[Bucket] = []
+    digest = Digest()
+    while "end" not in (head := group.hear(_key(update, len(buckets)))):
+        specs = tuple(Spec.from_json(row) for row in head["specs"])
+        data = torch.empty(sum(spec.room for spec in specs), dtype=torch.uint8, device=group.device)
+        group.wait(group.broadcast(data))
+        buckets.append(Bucket(specs, data))
+        digest.update(buckets[-1])
+    return tuple(buckets), digest.hexdigest()
+
+
+def _key(update: int, bucket: int) -> str:
+    return f"{update}/{bucket}"

@@ -1,0 +1,210 @@
+"""The trainer's side: brings one version of the weights to every generator that lives, and proves that it did."""
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..http import Background
+from . import stream
+from .epoch import PROBE_S, Epoch, form
+from .group import TransferFailed, host_store
+from .members import MembersFailed, Servers, Target
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 4
+DEADLINES = 8  # times `timeout_s`: no attempt begins after that
+UPDATE_S = 3600.0  # a whole update; each of its buckets has a deadline of its own
+STRIKES = 2  # failures of its own after which a server that lives is left out
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What `WeightSync.send` did: `holders` serve `version` now, their weights proven equal by `digest`; `lost` says
+    why each of the others does not. `bytes` went to each holder; `seconds` and `attempts` for all of it."""
+
+    version: int
+    epoch: int
+    digest: str
+    holders: tuple[Target, ...]
+    lost: Mapping[Target, str]
+    bytes: int
+    seconds: float
+    attempts: int
+
+
+@dataclass
+class _Attempt:
+    """Those still in it, and what is known of the others."""
+
+    left: list[Target]
+    lost: dict[Target, str] = field(default_factory=dict)
+    strikes: Counter[Target] = field(default_factory=Counter)
+
+    def drop(self, reasons: Mapping[Target, str]) -> None:
+        self.lost.update(reasons)
+        self.left = [target for target in self.left if target not in reasons]
+
+
+class WeightSync:
+    """Sends weights from `device` of this process, reachable by the generators as `host`, in buckets of
+    `bucket_bytes`. No step takes longer than `timeout_s`; nor may `tensors()` between two tensors.
+
+    A generator keeps serving its old weights, unpaused, until the new ones are there and proven; then all are
+    paused (requests in flight kept), swap and go on. If this process dies they keep the old weights.
+    """
+
+    def __init__(
+        self,
+        http: Background,
+        *,
+        host: str,
+        timeout_s: float,
+        bucket_bytes: int,
+        device: torch.device,
+        fault: Callable[[str], None] = lambda _point: None,
+    ) -> None:
+        """`fault` is called at "joined", "bucket:<k>", "staged", "before-commit" and "committed", for tests."""
+        self._servers = Servers(http, timeout_s)
+        self._host, self._timeout_s = host, timeout_s
+        self._bucket_bytes, self._device, self._fault = bucket_bytes, device, fault
+        self._store = host_store(host, timeout_s)
+        self._run = secrets.token_hex(4)  # an earlier trainer's epochs had the same numbers
+        self._epochs = 0
+        self._epoch: Epoch | None = None
+
+    def send(
+        self, targets: Sequence[Target], tensors: Callable[[], Iterator[tuple[str, Tensor]]], version: int
+    ) -> SyncReport:
+        """Brings the weights that `tensors()` yields to `targets`; calls it anew for each attempt, and always
+        exhausts what it returned. Whoever dies, hangs or refuses is in `lost`; only `tensors` and `fault` make
+        this raise."""
+        begun = time.monotonic()
+        state = _Attempt(list(targets))
+        attempts, sent = 0, stream.Sent("", 0, 0)
+        while state.left:
+            attempts += 1
+            try:
+                epoch = self._join(state.left)
+                sent = self._stage(epoch, state.left, tensors, version)
+                state.drop(self._commit(state.left, version, sent))
+                break
+            except TransferFailed as failure:
+                log.warning("weight version %d, attempt %d: %s", version, attempts, failure)
+                self._leave()
+                self._sort_out(state, failure)
+                if attempts == ATTEMPTS or time.monotonic() - begun > DEADLINES * self._timeout_s:
+                    state.drop(dict.fromkeys(state.left, f"gave up after {attempts} attempts: {failure}"))
+            except BaseException:
+                self._leave()
+                raise
+        if state.lost:
+            self._leave()
+        return SyncReport(
+            version=version,
+            epoch=self._epochs,
+            digest=sent.digest,
+            holders=tuple(state.left),
+            lost=state.lost,
+            bytes=sent.nbytes,
+            seconds=time.monotonic() - begun,
+            attempts=attempts,
+        )
+
+    def close(self) -> None:
+        self._leave()
+
+    def _join(self, targets: Sequence[Target]) -> Epoch:
+        if self._epoch is None or self._epoch.members != frozenset(targets):
+            self._leave()
+            self._epochs += 1
+            self._epoch = form(
+                self._servers,
+                self._store,
+                host=self._host,
+                name=f"{self._run}.{self._epochs}",
+                targets=targets,
+                timeout_s=self._timeout_s,
+                device=self._device,
+            )
+            self._fault("joined")
+        return self._epoch
+
+    def _stage(
+        self,
+        epoch: Epoch,
+        targets: Sequence[Target],
+        tensors: Callable[[], Iterator[tuple[str, Tensor]]],
+        version: int,
+    ) -> stream.Sent:
+        """Every worker has received the same weights as were sent, beside those that it serves."""
+        epoch.updates += 1
+        self._servers.call(targets, "POST", "/start_weight_update").results()
+        info = {"epoch": epoch.name, "update": epoch.updates, "version": version}
+        updating = self._servers.call(
+            targets, "POST", "/update_weights", {"update_info": info}, timeout=UPDATE_S
+        )
+        try:
+            sent = stream.send(
+                epoch.group, epoch.updates, tensors(), self._bucket_bytes, updating.check, self._fault
+            )
+            updating.results(self._timeout_s)
+        except BaseException:
+            self._leave()  # frees those who wait for us
+            updating.settled(PROBE_S)
+            raise
+        stream.clear(epoch.group, epoch.updates, sent)
+        self._fault("staged")
+        status = self._servers.status(targets).results()
+        if wrong := _disagreeing(status, staged_version=version, staged_digest=sent.digest):
+            raise MembersFailed(wrong)
+        return sent
+
+    def _commit(self, targets: Sequence[Target], version: int, sent: stream.Sent) -> dict[Target, str]:
+        """Swaps; says who did not and why."""
+        wrong: dict[Target, str] = {}
+        try:
+            self._servers.call(targets, "POST", "/pause?mode=keep").results()
+            self._fault("before-commit")
+            done, failed = self._servers.call(targets, "POST", "/finish_weight_update").settled()
+            status, silent = self._servers.status(done).settled()
+            wrong = _disagreeing(status, version=version, digest=sent.digest)
+            self._fault("committed")
+        finally:
+            # Whoever serves neither the old weights nor the new ones stays paused.
+            self._servers.call(
+                [t for t in targets if t not in wrong], "POST", "/resume", timeout=PROBE_S
+            ).settled()
+        return failed | silent | wrong
+
+    def _sort_out(self, state: _Attempt, failure: TransferFailed) -> None:
+        """Leaves out those who do not answer; where all do, those whose own fault it was twice."""
+        _, silent = self._servers.status(state.left, timeout=PROBE_S).settled()
+        if silent:
+            reasons = failure.reasons if isinstance(failure, MembersFailed) else {}
+            state.drop({target: reasons.get(target, why) for target, why in silent.items()})
+        elif isinstance(failure, MembersFailed):
+            state.strikes.update(failure.reasons.keys())
+            state.drop({t: why for t, why in failure.reasons.items() if state.strikes[t] >= STRIKES})
+
+    def _leave(self) -> None:
+        epoch, self._epoch = self._epoch, None
+        if epoch:
+            epoch.group.abort()
+
+
+def _disagreeing(status: Mapping[Target, Any], **wanted: Any) -> dict[Target, str]:
+    """Those of whose workers one does not say what is `wanted`, with what it says."""
+    found = {}
+    for target, answer in status.items():
+        said = [{key: worker[key] for key in wanted} for worker in answer["results"]]
+        if any(worker != wanted for worker in said):
+            found[target] = f"has {said}, sent was {wanted}"
+    return found
