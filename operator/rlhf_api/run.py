@@ -6,7 +6,6 @@ message.
 """
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,23 +18,6 @@ EXIT_INVALID = 78
 """Exit code of a role that cannot run this job as it stands (EX_CONFIG); starting it again would not help."""
 EXIT_SUSPENDED = 79
 """Exit code of a trainer that stopped on request, after a checkpoint."""
-
-
-def termination(code: int, message: str) -> str:
-    """What a role writes to its termination log before it exits with `code`.
-
-    torchrun exits with 1 whatever its ranks exited with, so the text carries the code as well.
-    """
-    return f"exit {code}: {' '.join(message.split())}\n"
-
-
-def read_termination(code: int, text: str) -> tuple[int, str]:
-    """The code and message of a process that exited with `code` and left `text` in its termination log."""
-    found = re.match(r"exit (\d+): ", text)
-    if found is None:
-        return code, text.strip()
-    return (int(found[1]) if code == 1 else code), text[found.end() :].strip()
-
 
 CONTROL_STATUS = "/v1/status"
 """GET: TrainerStatus."""
@@ -143,6 +125,7 @@ def environment(
     return {
         **config.spec.environment,
         "RLHF_RUN_CONFIG": config_file,
+        "RLHF_NAME": process.name,
         "RLHF_INDEX": str(process.index),
         "RLHF_HOST": process.host,
         "RLHF_PORT": str(process.port),

@@ -1,0 +1,128 @@
+"""The command line: `rlhf validate` and `rlhf run`."""
+
+import argparse
+import asyncio
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlhf_api.manifest import RLHFJob, load
+from rlhf_api.problems import InvalidJob
+from rlhf_api.run import RunConfig, command, replicas, roles_of
+from rlhf_api.status import JobStatus
+
+from .local import workdir
+from .local.host import Host
+from .local.ports import place
+from .local.preflight import check_files
+from .local.processes import Command
+from .local.progress import display, say
+
+EXIT_CODES = {"Succeeded": 0, "Failed": 1, "Suspended": 130}
+EXIT_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None, make: Command = command) -> int:
+    """Run the command line; returns the exit code. `make` builds the processes' command lines."""
+    options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a log's line must not end a run
+    try:
+        job = load(options.file, options.set)
+        if options.files and (problems := check_files(job.spec)):
+            raise InvalidJob(problems)
+        if options.command == "validate":
+            say(f"{options.file} is valid: {_summary(job)}", sys.stdout)
+            return 0
+        return _run(job, options, make)
+    except InvalidJob as error:
+        for problem in error.problems:
+            say(f"error: {problem}", sys.stderr)
+        return EXIT_USAGE
+    except OSError as error:
+        say(f"error: {error}", sys.stderr)
+        return EXIT_CODES["Failed"]
+    except KeyboardInterrupt:
+        return EXIT_CODES["Suspended"]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rlhf", description="RLHF runs, declared as one RLHFJob manifest.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    validate = commands.add_parser("validate", help="check a manifest and its data without running it")
+    run = commands.add_parser("run", help="run a manifest on this machine")
+    for each in (validate, run):
+        each.add_argument("file", type=Path, metavar="FILE", help="the manifest, in YAML")
+        each.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="spec.path=value",
+            help="override a field, such as spec.ppo.klCoefficient=0.1; may be repeated",
+        )
+        each.set_defaults(files=True)
+    validate.add_argument(
+        "--no-files", dest="files", action="store_false", help="do not look at data, models and modules"
+    )
+    run.add_argument("--workdir", type=Path, metavar="DIR", help="where the run goes; runs/<name> by default")
+    earlier = run.add_mutually_exclusive_group()
+    earlier.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint in the work directory"
+    )
+    earlier.add_argument(
+        "--overwrite", action="store_true", help="delete the earlier run in the work directory first"
+    )
+    run.add_argument(
+        "--base-port", type=int, metavar="N", help="use ports N, N+1 ... instead of any free ones"
+    )
+    return parser
+
+
+def _summary(job: RLHFJob) -> str:
+    roles = ", ".join(f"{role.value} x {replicas(job.spec, role)}" for role in roles_of(job.spec))
+    return f"{job.metadata.name}, {job.spec.algorithm}, {job.spec.steps} steps on {roles}"
+
+
+def _run(job: RLHFJob, options: argparse.Namespace, make: Command) -> int:
+    folder: Path = options.workdir or Path("runs", job.metadata.name)
+    config = RunConfig(
+        job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()), resume=options.resume
+    )
+    with workdir.locked(folder):
+        places = place(config, options.base_port)
+        before = workdir.prepare(folder, job.spec, resume=options.resume, overwrite=options.overwrite)
+        if before is not None and before.phase == "Succeeded" and before.step >= job.spec.steps:
+            say(f"{folder} already has all {job.spec.steps} steps; raise spec.steps to go on", sys.stdout)
+            return 0
+        shown = display(job.metadata.name, job.spec.steps)
+        host = Host(config, shown, places, before=before, make=make)
+        resumed = "resuming " if before is not None else ""
+        shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
+        try:
+            status = asyncio.run(host.run())
+        finally:
+            shown.close()
+    _conclude(status, host.outcome, folder)
+    return EXIT_CODES[status.phase]
+
+
+def _conclude(status: JobStatus, message: str, folder: Path) -> None:
+    """The last words: where everything is, or what went wrong and how to go on."""
+    step = status.last_checkpoint.step if status.last_checkpoint else None
+    resume = f"go on with `rlhf run ... --workdir {folder} --resume`"
+    if status.phase == "Failed":
+        say(f"error: {message}", sys.stderr)
+        if step is not None:
+            say(f"the newest checkpoint is of step {step}; {resume}", sys.stderr)
+    elif status.phase == "Suspended":
+        say(f"{message}; {resume}", sys.stderr)
+    else:
+        say(f"done: {status.step} of {status.total_steps} steps", sys.stdout)
+        for name in (workdir.POLICY, workdir.METRICS, workdir.CURVE):
+            if (folder / name).exists():
+                say(f"  {folder / name}", sys.stdout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

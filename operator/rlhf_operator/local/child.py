@@ -1,0 +1,99 @@
+"""Runs one command and sees to it that none of its descendants outlives it, or outlives the launcher.
+
+`python -I child.py PARENT_PID COMMAND...`, in a session of its own. It is a subreaper, so whatever the
+command leaves behind becomes its child and is killed when the command ends. The kernel tells it when the
+launcher is gone, even when that was killed with SIGKILL; it then kills the whole tree. SIGTERM goes on to the
+command alone, as it would to a container's first process. Standard library only: it starts before every role.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+KILL = signal.SIGUSR1
+"""Sent to this process: kill the whole tree at once. Also what the kernel sends when the launcher is gone."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SIGNALLED = 128
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Descendants whose parent ends become children of this process."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below `pid` that has not ended."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        # A process may end while we read; after the name in parentheses stand its state and its parent.
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        new = children.get(todo.pop(), [])
+        found.update(new)
+        todo += new
+    return found
+
+
+def kill_descendants(pid: int, deadline_seconds: float = 5.0) -> None:
+    """SIGKILL to everything below `pid`, until nothing is left: a killed process may just have forked."""
+    deadline = time.monotonic() + deadline_seconds
+    while (alive := descendants(pid)) and time.monotonic() < deadline:
+        for each in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _die_with(parent: int, number: signal.Signals) -> Callable[[], None]:
+    """Have the kernel send this process `number` when `parent` ends; exit where it has already ended."""
+
+    def set_signal() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(_SIGNALLED + signal.SIGKILL)
+
+    return set_signal
+
+
+def main(parent: int, command: list[str]) -> int:
+    """The command's exit code, or 128 plus the signal that ended it."""
+    become_subreaper()
+    # Blocked from here on, to be taken one by one below; the command starts with none blocked.
+    signals = {KILL, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    _die_with(parent, KILL)()
+    die_with_me = _die_with(os.getpid(), signal.SIGKILL)
+
+    def before_exec() -> None:
+        die_with_me()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+    try:
+        child = subprocess.Popen(command, preexec_fn=before_exec)
+    except OSError as error:
+        print(f"{command[0]}: cannot be started: {error.strerror}", file=sys.stderr, flush=True)
+        return 127
+    while child.poll() is None:
+        number = signal.sigwait(signals)
+        if number == KILL:
+            kill_descendants(os.getpid())
+        elif number != signal.SIGCHLD:
+            child.send_signal(number)
+    kill_descendants(os.getpid())
+    return child.returncode if child.returncode >= 0 else _SIGNALLED - child.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

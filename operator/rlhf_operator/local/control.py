@@ -1,0 +1,68 @@
+"""The host's end of the roles' HTTP: health, the trainer's status, its membership, the request to stop."""
+
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from pydantic import ValidationError
+
+from rlhf_api.run import CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, HEALTH, Membership
+from rlhf_api.status import TrainerStatus
+
+_TIMEOUT_SECONDS = 1.5
+
+
+class Unreadable(RuntimeError):
+    """The trainer answered, but not as agreed; the message says what."""
+
+
+class Control:
+    """One session for all roles; a role that does not answer in time is an ordinary result, not an error."""
+
+    def __init__(self, token: str) -> None:
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def healthy(self, address: str) -> bool:
+        return await self._request("GET", address + HEALTH) is not None
+
+    async def status(self, address: str) -> TrainerStatus | None:
+        """None where the trainer does not answer now.
+
+        Raises:
+            Unreadable: it answers something that is no TrainerStatus.
+        """
+        body = await self._request("GET", address + CONTROL_STATUS)
+        if body is None:
+            return None
+        try:
+            return TrainerStatus.model_validate_json(body)
+        except ValidationError as error:
+            raise Unreadable(f"the trainer's status is unreadable: {error.errors()[0]}") from None
+
+    async def members(self, address: str, membership: Membership) -> bool:
+        """Whether the trainer took it."""
+        body = membership.model_dump_json(by_alias=True)
+        return await self._request("PUT", address + CONTROL_MEMBERS, body) is not None
+
+    async def stop(self, address: str) -> bool:
+        """Whether the trainer will stop."""
+        return await self._request("POST", address + CONTROL_STOP) is not None
+
+    async def _request(self, method: str, url: str, body: str | None = None) -> bytes | None:
+        headers = {"Content-Type": "application/json"} if body else None
+        try:
+            async with self._session.request(method, url, data=body, headers=headers) as response:
+                return await response.read() if response.ok else None
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None

@@ -1,0 +1,45 @@
+"""A run's figures as text."""
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_api.status import JobStatus
+
+_PARTS = ("generate", "score", "train", "broadcast")
+
+
+def step_line(step: Mapping[str, Any], total: int) -> str:
+    """A line of `metrics.jsonl` for people."""
+    parts = [f"step {step.get('step', '?')}/{total}"]
+    for key, name in (("reward_mean", "reward"), ("kl_mean", "KL"), ("loss", "loss")):
+        if isinstance(step.get(key), int | float):
+            parts.append(f"{name} {step[key]:.4g}")
+    took = timing(step)
+    if took:
+        parts.append(took)
+    if isinstance(step.get("weight_version"), int):
+        parts.append(f"weights v{step['weight_version']}")
+    return "  ".join(parts)
+
+
+def timing(step: Mapping[str, Any]) -> str:
+    """How fast a step was and where its time went: `420 tokens/s  4.2 s (generate 1.8, train 2.4)`."""
+    seconds, tokens = step.get("seconds"), step.get("tokens")
+    if not isinstance(seconds, int | float) or seconds <= 0:
+        return ""
+    speed = f"{tokens / seconds:,.0f} tokens/s  " if isinstance(tokens, int | float) else ""
+    shares = [f"{part} {step[f'{part}_seconds']:.1f}" for part in _PARTS if step.get(f"{part}_seconds")]
+    return f"{speed}{seconds:.1f} s" + (f" ({', '.join(shares)})" if shares else "")
+
+
+def time_left(status: JobStatus, now: datetime.datetime | None = None) -> str | None:
+    """Until the estimated end, such as `2m 40s`."""
+    if status.estimated_end is None:
+        return None
+    end = datetime.datetime.fromisoformat(status.estimated_end)
+    seconds = max(0, round((end - (now or datetime.datetime.now(datetime.UTC))).total_seconds()))
+    hours, minutes = seconds // 3600, seconds % 3600 // 60
+    if hours:
+        return f"{hours}h {minutes:02d}m"
+    return f"{minutes}m {seconds % 60:02d}s" if minutes else f"{seconds}s"

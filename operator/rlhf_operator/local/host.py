@@ -1,0 +1,196 @@
+"""The loop that runs a job on this machine: see what is, decide, act, tell; until the job is over."""
+
+import asyncio
+import contextlib
+import datetime
+import itertools
+import secrets
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlhf_api.roles import Role
+from rlhf_api.run import (
+    EXIT_SUSPENDED,
+    Process,
+    RunConfig,
+    command,
+)
+from rlhf_api.status import JobStatus
+
+from . import workdir
+from .child import become_subreaper
+from .control import Control
+from .decide import Finish, Kill, Start, decide
+from .metrics import Metrics
+from .processes import Command, Supervised, stop_all
+from .progress import Display
+from .report import first_status, job_status
+from .trainer import Trainer
+
+TICK_SECONDS = 0.5
+STATUS_SECONDS = 1.0
+GRACE_SECONDS = 30.0
+"""How long the trainer may take to stop on request, and the time of two steps more."""
+_GRACE_LIMIT = 600.0
+
+
+class Host:
+    """One run. It takes this process over: signals, and every descendant, which it ends before it returns."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        display: Display,
+        places: Sequence[Process],
+        *,
+        before: JobStatus | None = None,
+        make: Command = command,
+    ) -> None:
+        """`places` has the trainers first; `before` is the status of the run to go on from."""
+        self.config, self.display, self.make = config, display, make
+        self.folder = Path(config.workdir)
+        self.processes = [Supervised(place, self.folder / workdir.LOGS) for place in places]
+        self.status = first_status(config.spec, before)
+        self.trainer = Trainer(self.processes[0], display, self.status.last_checkpoint)
+        self.outcome = ""
+        self.restarts: Counter[Role] = Counter()
+        self._token = secrets.token_hex(32)
+        self._stops = 0
+        self._wake = asyncio.Event()
+        self._written = 0.0
+        self._metrics = Metrics(self.folder / workdir.METRICS)
+
+    async def run(self) -> JobStatus:
+        """Run the job to its end and return the last status; no process of it is left then."""
+        become_subreaper()
+        self._listen_to_signals()
+        workdir.write(self.folder / workdir.CONFIG, self.config)
+        finish = Finish("Failed", "LauncherError", "the launcher itself failed")
+        try:
+            async with Control(self._token) as control:
+                finish = await self._loop(control)
+        finally:
+            await stop_all(self.processes, impatient=lambda: self._stops > 1)
+            self.outcome = finish.message
+            self._show_steps()
+            self._tell(finish)
+        return self.status
+
+    async def _loop(self, control: Control) -> Finish:
+        while not self._stops:
+            await self._observe(control)
+            actions = decide(
+                self.config.spec,
+                [process.seen() for process in self.processes],
+                self.restarts,
+                resumable=self.config.resume or self.status.last_checkpoint is not None,
+                now=time.monotonic(),
+            )
+            for action in actions:
+                if isinstance(action, Finish):
+                    return action
+                self._act(action)
+            await self.trainer.tell_members(control, self.processes)
+            self._tell()
+            await self._pause()
+        return await self._stop(control)
+
+    async def _observe(self, control: Control) -> None:
+        for process in self.processes:
+            if process.observe() and not _as_it_should(process):
+                self.display.event(f"{process.process.name} {process.ended.reason if process.ended else ''}")
+        waiting = [p for p in self.processes if p.running and not p.ready and _answers(p.process)]
+        answers = await asyncio.gather(*(control.healthy(p.address) for p in waiting))
+        for process in itertools.compress(waiting, answers):
+            process.ready = True
+            self.display.event(f"{process.process.name} is ready")
+        for process in self.processes:
+            if process.running and not _answers(process.process):
+                process.ready = self.trainer.answers
+        self._show_steps()
+        await self.trainer.read(control)
+
+    def _act(self, action: Start | Kill) -> None:
+        if isinstance(action, Kill):
+            self._named(action.role, action.index).kill(action.why)
+            return
+        if action.again:
+            self.restarts[action.role] += 1
+            if action.role is Role.TRAINER:
+                self.config = self.config.model_copy(update={"resume": True})
+                workdir.write(self.folder / workdir.CONFIG, self.config)
+        for index in action.indices:
+            process = self._named(action.role, index)
+            process.start(self.config, self.folder / workdir.CONFIG, self._token, self.make)
+            self.display.event(f"{process.process.name} {'started again' if action.again else 'started'}")
+
+    def _named(self, role: Role, index: int) -> Supervised:
+        return next(p for p in self.processes if (p.process.role, p.process.index) == (role, index))
+
+    async def _stop(self, control: Control) -> Finish:
+        """Ask the trainer for a checkpoint and its end; give it a while, unless asked to stop again."""
+        if await self.trainer.ask_to_stop(control):
+            self.display.event("stopping after a checkpoint (Ctrl-C again to stop at once)")
+            status = self.trainer.status
+            per_step = status.seconds_per_step or 0.0 if status else 0.0
+            deadline = time.monotonic() + min(GRACE_SECONDS + 2 * per_step, _GRACE_LIMIT)
+            while self.trainer.process.running and time.monotonic() < deadline and self._stops < 2:
+                await self._observe(control)
+                self._tell()
+                await self._pause(TICK_SECONDS / 5)  # to see its last checkpoint before it ends
+        ended, saved = self.trainer.process.ended, self.status.last_checkpoint
+        if ended is not None and ended.code == 0:
+            return Finish("Succeeded", "Completed", "")
+        message = "stopped on request"
+        if ended is None or ended.code != EXIT_SUSPENDED:
+            newest = f"the newest checkpoint is of step {saved.step}" if saved else "nothing is saved yet"
+            message += f", without a last checkpoint; {newest}"
+        return Finish("Suspended", "StoppedOnRequest", message)
+
+    def _show_steps(self) -> None:
+        for step in self._metrics.new():
+            self.display.step(step)
+
+    def _tell(self, finish: Finish | None = None) -> None:
+        self.status = job_status(
+            self.config.spec,
+            [process.seen() for process in self.processes],
+            self.restarts,
+            self.trainer.status,
+            before=self.status,
+            now=datetime.datetime.now(datetime.UTC),
+            finish=finish,
+        )
+        if finish or time.monotonic() >= self._written + STATUS_SECONDS:
+            workdir.write(self.folder / workdir.STATUS, self.status)
+            self._written = time.monotonic()
+        self.display.show(self.status)
+
+    async def _pause(self, seconds: float = TICK_SECONDS) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        self._wake.clear()
+
+    def _listen_to_signals(self) -> None:
+        def stop() -> None:
+            self._stops += 1
+            self._wake.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Ignored by whoever started us (nohup, a shell's background job): stays so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+def _as_it_should(process: Supervised) -> bool:
+    """Whether it ended as a trainer does at the end of a run."""
+    code = process.ended.code if process.ended else None
+    return process.process.role is Role.TRAINER and code in (0, EXIT_SUSPENDED)
+
+
+def _answers(process: Process) -> bool:
+    """Whether it listens on its port; of the trainer's processes, the first does."""
+    return process.role is not Role.TRAINER or process.index == 0

@@ -1,0 +1,38 @@
+"""Follows `metrics.jsonl` while the trainer writes it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Metrics:
+    """The lines that come after this was made; a line cut short is read once it is whole."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offset = self._size()
+
+    def new(self) -> list[Mapping[str, Any]]:
+        """The steps since the last call."""
+        if self._size() < self._offset:
+            # A resumed trainer drops the steps after its checkpoint and goes on behind what it kept.
+            self._offset = self._size()
+        try:
+            with self._file.open("rb") as lines:
+                lines.seek(self._offset)
+                whole, newline, _ = lines.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._offset += len(whole) + len(newline)
+        return [row for line in whole.splitlines() if isinstance(row := _parse(line), dict)]
+
+    def _size(self) -> int:
+        return self._file.stat().st_size if self._file.exists() else 0
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

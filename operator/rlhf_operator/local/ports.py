@@ -1,0 +1,64 @@
+"""Loopback ports for the processes of a job."""
+
+import random
+import socket
+from collections.abc import Sequence
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.run import Process, RunConfig, replicas, roles_of
+
+HOST = "127.0.0.1"
+_RENDEZVOUS = "the trainers' rendezvous"
+# Below the ports that the kernel gives to outgoing connections (32768 up): a role may take a minute until it
+# listens, and one of the others' connections could take its port meanwhile.
+_AUTOMATIC = range(15000, 32000)
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on a loopback port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def place(config: RunConfig, base: int | None) -> list[Process]:
+    """Every process of a job with its port, trainers first. Raises InvalidJob where a port is taken."""
+    places = [(role, i) for role in roles_of(config.spec) for i in range(replicas(config.spec, role))]
+    ports = assign([*(f"{role.value}-{i}" for role, i in places), _RENDEZVOUS], base)
+    master = f"{HOST}:{ports[_RENDEZVOUS]}"
+    return [Process(role, i, ports[f"{role.value}-{i}"], HOST, master) for role, i in places]
+
+
+def assign(names: Sequence[str], base: int | None) -> dict[str, int]:
+    """A port for each name: `base`, `base + 1` ... in order, or free ones where no base is given.
+
+    Raises:
+        InvalidJob: a port is taken, or beyond 65535.
+    """
+    if base is None:
+        candidates = (port for port in random.sample(_AUTOMATIC, len(_AUTOMATIC)) if is_free(port))
+        found = dict(zip(names, candidates, strict=False))
+        if len(found) < len(names):
+            raise InvalidJob([Problem("ports", f"fewer than {len(names)} of {_AUTOMATIC} are free")])
+        return found
+    last = base + len(names) - 1
+    if not 1 <= base <= last <= 65535:
+        raise InvalidJob([Problem("--base-port", f"ports {base} to {last} must lie in 1 to 65535")])
+    found = {name: base + i for i, name in enumerate(names)}
+    problems = [
+        Problem(
+            "--base-port",
+            f"port {port} of {name} is taken; stop what listens there, choose another --base-port "
+            f"({base} to {last} must be free), or leave it out",
+        )
+        for name, port in found.items()
+        if not is_free(port)
+    ]
+    if problems:
+        raise InvalidJob(problems)
+    return found

@@ -1,0 +1,64 @@
+"""What can be found wrong with a job's files before anything is started."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.rows import Algorithm, read_rows
+from rlhf_api.spec import Spec
+
+
+def check_files(spec: Spec) -> list[Problem]:
+    """Problems of the data files' rows, of local model directories, and of Python functions' modules."""
+    return [*_data(spec), *_models(spec), *_functions(spec)]
+
+
+def _data(spec: Spec) -> Iterator[Problem]:
+    yield from _rows("spec.data.train", spec.data.train, spec.algorithm)
+    if spec.evaluation is not None:
+        # Evaluation answers prompts, whatever the algorithm trains on.
+        yield from _rows("spec.evaluation.data", spec.evaluation.data, "ppo")
+
+
+def _rows(field: str, files: Iterable[str], algorithm: Algorithm) -> Iterator[Problem]:
+    for i, file in enumerate(files):
+        try:
+            read_rows(file, algorithm)
+        except InvalidJob as error:
+            yield from (Problem(f"{field}[{i}]", str(problem)) for problem in error.problems)
+
+
+def looks_local(name: str) -> bool:
+    """Whether a model's name is meant as a path; a hub name is `name` or `owner/name`."""
+    first, *others = name.split("/")
+    if first in ("", ".", "..", "~") or len(others) > 1:
+        return True
+    return bool(others) and Path(first).is_dir()
+
+
+def _models(spec: Spec) -> Iterator[Problem]:
+    for field in ("policy", "reference", "critic", "reward", "tokenizer"):
+        name: str | None = getattr(spec.model, field)
+        if name is None or (not Path(name).exists() and not looks_local(name)):
+            continue
+        wanted = "tokenizer_config.json" if field == "tokenizer" else "config.json"
+        where = f"spec.model.{field}"
+        if not Path(name).is_dir():
+            yield Problem(where, f"no such directory, and no hub name (`owner/name`); got {name!r}")
+        elif not (Path(name) / wanted).is_file():
+            yield Problem(where, f"must be in Hugging Face format, but has no {wanted}; got {name!r}")
+
+
+def _functions(spec: Spec) -> Iterator[Problem]:
+    named = [
+        (f"spec.reward.functions[{i}].function", f.function) for i, f in enumerate(spec.reward.functions)
+    ]
+    if spec.evaluation is not None:
+        named.append(("spec.evaluation.function", spec.evaluation.function))
+    for where, name in named:
+        # Only found, never imported: that would run the user's code here.
+        top = name.partition(":")[0].partition(".")[0]
+        if PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+            yield Problem(where, f"no module {top!r} in {Path.cwd()} or installed; got {name!r}")

@@ -1,0 +1,69 @@
+"""What the user sees while a job runs: a live display on a terminal, plain lines elsewhere."""
+
+import datetime
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+from rlhf_api.status import JobStatus
+
+from .figures import step_line, time_left
+from .screen import Screen
+
+Step = Mapping[str, Any]
+"""A line of `metrics.jsonl`."""
+
+
+class Display(Protocol):
+    """Shows a run; never fails the run because it cannot."""
+
+    def event(self, text: str) -> None:
+        """Something happened."""
+
+    def step(self, step: Step) -> None:
+        """A training step is done."""
+
+    def show(self, status: JobStatus) -> None:
+        """How things stand; called often."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+def say(text: str, out: TextIO) -> None:
+    """Print a line. Where nobody reads any more (a closed pipe or terminal), be silent from then on."""
+    try:
+        print(text, file=out, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+
+
+class Lines:
+    """One line per event and per step."""
+
+    def __init__(self, out: TextIO, total_steps: int) -> None:
+        self._out = out
+        self._total = total_steps
+        self._left: str | None = None
+
+    def event(self, text: str) -> None:
+        self._print(text)
+
+    def step(self, step: Step) -> None:
+        self._print(step_line(step, self._total) + (f"  {self._left} left" if self._left else ""))
+
+    def show(self, status: JobStatus) -> None:
+        self._left = time_left(status)
+
+    def close(self) -> None:
+        pass
+
+    def _print(self, text: str) -> None:
+        say(f"{datetime.datetime.now():%H:%M:%S} {text}", self._out)
+
+
+def display(job: str, total_steps: int) -> Display:
+    """The display that suits where the output goes."""
+    out = sys.stdout
+    return Screen(job, out) if out.isatty() else Lines(out, total_steps)

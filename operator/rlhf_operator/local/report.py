@@ -1,0 +1,136 @@
+"""A job's status from what is seen of it; pure."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+
+from rlhf_api.roles import Role
+from rlhf_api.run import replicas, roles_of
+from rlhf_api.spec import Spec
+from rlhf_api.status import Condition, JobStatus, Phase, RoleStatus, TrainerStatus
+
+from .decide import Finish, Seen
+
+STARTING = "starting"
+"""The trainer's activity until its first step."""
+_CONDITION_OF: dict[Phase, str] = {"Succeeded": "Complete", "Failed": "Failed", "Suspended": "Suspended"}
+_MESSAGE = 1024
+
+
+def job_status(
+    spec: Spec,
+    seen: Sequence[Seen],
+    restarts: Mapping[Role, int],
+    trainer: TrainerStatus | None,
+    *,
+    before: JobStatus,
+    now: datetime.datetime,
+    finish: Finish | None = None,
+) -> JobStatus:
+    """The status now. `before` is the last one: times and figures that still hold come from there."""
+    roles = {role: _role_status(spec, role, seen, restarts) for role in roles_of(spec)}
+    phase: Phase = finish.phase if finish else _phase(seen, trainer)
+    stamp = time_text(now)
+    message = finish.message if finish else _waiting_for(roles)
+    conditions = [_roles_ready(roles, finish, stamp)]
+    if finish is not None:
+        conditions.append(_condition(_CONDITION_OF[phase], "True", finish.reason, message, stamp))
+    status = before.model_copy(
+        update={
+            "phase": phase,
+            "message": message[:_MESSAGE],
+            "start_time": before.start_time or stamp,
+            "completion_time": stamp if phase in ("Succeeded", "Failed") else None,
+            "estimated_end": None,
+            "activity": trainer.activity if trainer and not finish else None,
+            "roles": roles,
+            "generators": (),
+            "conditions": _with_times(conditions, before.conditions),
+        }
+    )
+    if trainer is not None:
+        status = _with_progress(status, trainer, now, over=finish is not None)
+    # The trainer may have ended before its last step was seen.
+    return status.model_copy(update={"step": status.total_steps}) if phase == "Succeeded" else status
+
+
+def first_status(spec: Spec, before: JobStatus | None) -> JobStatus:
+    """Before anything is seen; `before` is the last status of the run that this one goes on from."""
+    checkpoint = before.last_checkpoint if before else None
+    step = checkpoint.step if checkpoint else 0
+    return JobStatus.model_validate(
+        {"phase": "Pending", "totalSteps": spec.steps, "step": step, "lastCheckpoint": checkpoint}
+    )
+
+
+def time_text(now: datetime.datetime) -> str:
+    """As Kubernetes writes times: UTC, to the second."""
+    return now.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _with_progress(
+    status: JobStatus, trainer: TrainerStatus, now: datetime.datetime, *, over: bool
+) -> JobStatus:
+    end = None
+    if trainer.seconds_per_step is not None and not over:
+        left = trainer.seconds_per_step * max(trainer.total_steps - trainer.step, 0)
+        end = time_text(now + datetime.timedelta(seconds=left))
+    return status.model_copy(
+        update={
+            "estimated_end": end,
+            "step": trainer.step,
+            "total_steps": trainer.total_steps,
+            "reward": trainer.reward_mean,
+            "kl": trainer.kl_mean,
+            "loss": trainer.loss,
+            "tokens_per_second": trainer.tokens_per_second,
+            "weight_version": trainer.weight_version,
+            "last_checkpoint": trainer.last_checkpoint or status.last_checkpoint,
+            "generators": tuple(m for m in trainer.members if m.role is Role.GENERATOR),
+        }
+    )
+
+
+def _phase(seen: Sequence[Seen], trainer: TrainerStatus | None) -> Phase:
+    if all(process.started is None for process in seen):
+        return "Pending"
+    return "Running" if trainer is not None and trainer.activity != STARTING else "Provisioning"
+
+
+def _role_status(spec: Spec, role: Role, seen: Sequence[Seen], restarts: Mapping[Role, int]) -> RoleStatus:
+    ready = sum(s.role is role and s.ready and s.ended is None for s in seen)
+    return RoleStatus(desired=replicas(spec, role), ready=ready, restarts=restarts.get(role, 0))
+
+
+def _waiting_for(roles: Mapping[Role, RoleStatus]) -> str:
+    waiting = [f"{role.value} {s.ready}/{s.desired}" for role, s in roles.items() if s.ready < s.desired]
+    return f"waiting for {', '.join(waiting)}" if waiting else ""
+
+
+def _roles_ready(roles: Mapping[Role, RoleStatus], finish: Finish | None, stamp: str) -> Condition:
+    if finish is not None:
+        return _condition("RolesReady", "False", "JobEnded", "", stamp)
+    waiting = _waiting_for(roles)
+    if waiting:
+        return _condition("RolesReady", "False", "RolesNotReady", waiting, stamp)
+    return _condition("RolesReady", "True", "AllRolesReady", "", stamp)
+
+
+def _condition(kind: str, status: str, reason: str, message: str, stamp: str) -> Condition:
+    return Condition.model_validate(
+        {
+            "type": kind,
+            "status": status,
+            "reason": reason,
+            "message": message[:_MESSAGE],
+            "lastTransitionTime": stamp,
+        }
+    )
+
+
+def _with_times(now: Sequence[Condition], before: Sequence[Condition]) -> tuple[Condition, ...]:
+    """Each condition with the time of its last change of status."""
+    since = {(c.type, c.status): c.last_transition_time for c in before}
+    return tuple(
+        c.model_copy(update={"last_transition_time": since.get((c.type, c.status), c.last_transition_time)})
+        for c in now
+    )

@@ -1,0 +1,96 @@
+"""The live display on a terminal."""
+
+import datetime
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_api.status import JobStatus
+
+from .figures import time_left, timing
+
+_EVENTS = 6
+_COLOURS = {"Running": "green", "Succeeded": "green", "Failed": "red", "Suspended": "yellow"}
+
+
+class Screen:
+    """One panel, redrawn in place; the last one stays."""
+
+    def __init__(self, job: str, out: TextIO) -> None:
+        self._job = job
+        self._events: deque[str] = deque(maxlen=_EVENTS)
+        self._live = Live(console=Console(file=out), auto_refresh=False)
+        self._step: Mapping[str, Any] = {}
+        self._broken = False
+
+    def event(self, text: str) -> None:
+        self._events.append(f"{datetime.datetime.now():%H:%M:%S} {text}")
+
+    def step(self, step: Mapping[str, Any]) -> None:
+        self._step = step
+
+    def show(self, status: JobStatus) -> None:
+        if self._broken:
+            return
+        try:
+            if not self._live.is_started:
+                self._live.start()
+            self._live.update(panel(self._job, status, self._step, self._events), refresh=True)
+        except OSError:
+            self._broken = True  # the terminal is gone; the run goes on
+
+    def close(self) -> None:
+        if not self._broken:
+            self._live.stop()
+
+
+def panel(job: str, status: JobStatus, step: Mapping[str, Any], events: Iterable[str]) -> RenderableType:
+    """Everything about a run at a glance; `step` is its last line of metrics."""
+    colour = _COLOURS.get(status.phase, "cyan")
+    doing = status.activity or status.message if status.completion_time is None else ""
+    title = Text.assemble(
+        (job, "bold"), "  ", (status.phase, f"bold {colour}"), f"  {doing}" if doing else ""
+    )
+    bar = Table.grid(padding=(0, 1), expand=True)
+    bar.add_column(ratio=1)
+    bar.add_column(justify="right", no_wrap=True)
+    left = time_left(status)
+    bar.add_row(
+        ProgressBar(total=status.total_steps, completed=status.step, complete_style=colour),
+        f"step {status.step}/{status.total_steps}" + (f", {left} left" if left else ""),
+    )
+    took = [Text.assemble(("last step ", "dim"), timing(step))] if step else []
+    log = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in events]
+    return Panel(Group(bar, _figures(status), *took, _roles(status), *log), title=title, title_align="left")
+
+
+def _figures(status: JobStatus) -> Table:
+    values = [
+        ("reward", status.reward, ".4g"),
+        ("KL", status.kl, ".4g"),
+        ("loss", status.loss, ".4g"),
+        ("tokens/s", status.tokens_per_second, ",.0f"),
+        ("weights", status.weight_version or None, "d"),
+        ("checkpoint", status.last_checkpoint.step if status.last_checkpoint else None, "d"),
+    ]
+    return _row((name, format(value, spec)) for name, value, spec in values if value is not None)
+
+
+def _roles(status: JobStatus) -> Table:
+    return _row(
+        (role.value, f"{s.ready}/{s.desired}" + (f" ({s.restarts} restarts)" if s.restarts else ""))
+        for role, s in status.roles.items()
+    )
+
+
+def _row(pairs: Iterable[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_row(*(Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in pairs))
+    return table

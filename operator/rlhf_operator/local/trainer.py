@@ -1,0 +1,60 @@
+"""The host's view of the trainer: what it reports, and what it has been told."""
+
+from collections.abc import Sequence
+
+from rlhf_api.roles import Role
+from rlhf_api.run import Member, Membership
+from rlhf_api.status import CheckpointStatus, TrainerStatus
+
+from .control import Control, Unreadable
+from .processes import Supervised
+from .progress import Display
+
+
+class Trainer:
+    """The first trainer process, through all its starts."""
+
+    def __init__(self, process: Supervised, display: Display, checkpoint: CheckpointStatus | None) -> None:
+        """`checkpoint`: the newest that is known before it starts."""
+        self.process = process
+        self.status: TrainerStatus | None = None
+        """Its last report; None while it is not running."""
+        self._display = display
+        self._checkpoint = checkpoint
+        self._told: tuple[str, Membership] | None = None
+        self._unreadable = ""
+
+    @property
+    def answers(self) -> bool:
+        return self.process.running and self.process.ready
+
+    async def read(self, control: Control) -> None:
+        """Ask for its status; the last one stands where it does not answer in time."""
+        if not self.process.running:
+            self.status = None
+        if not self.answers:
+            return
+        try:
+            self.status = await control.status(self.process.address) or self.status
+        except Unreadable as error:
+            if str(error) != self._unreadable:
+                self._unreadable = str(error)
+                self._display.event(str(error))
+        if self.status and self.status.last_checkpoint not in (None, self._checkpoint):
+            self._checkpoint = self.status.last_checkpoint
+            self._display.event(f"checkpoint of step {self.status.last_checkpoint.step}")
+
+    async def tell_members(self, control: Control, processes: Sequence[Supervised]) -> None:
+        """Tell it who serves it, unless it knows; one that was started again knows nothing."""
+        members = tuple(
+            Member(role=p.process.role, name=p.process.name, uid=p.uid, address=p.address)
+            for p in processes
+            if p.running and p.process.role is not Role.TRAINER
+        )
+        wanted = (self.process.uid, Membership(members=members))
+        if self.answers and wanted != self._told and await control.members(self.process.address, wanted[1]):
+            self._told = wanted
+
+    async def ask_to_stop(self, control: Control) -> bool:
+        """Whether it is up and will stop after a checkpoint."""
+        return self.answers and await control.stop(self.process.address)

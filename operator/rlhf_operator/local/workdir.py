@@ -1,0 +1,132 @@
+"""The work directory of a run: who may use it, what an earlier run left in it, what the host writes to it."""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from rlhf_api.problems import InvalidJob, Problem, show
+from rlhf_api.run import RunConfig
+from rlhf_api.spec import Spec
+from rlhf_api.status import JobStatus
+
+Record = TypeVar("Record", bound=BaseModel)
+CONFIG, STATUS, METRICS, CURVE, POLICY = "run.json", "status.json", "metrics.jsonl", "reward.png", "policy"
+LOGS = "logs"
+_OUTPUTS = (
+    STATUS,
+    METRICS,
+    "evaluation.jsonl",
+    CURVE,
+    POLICY,
+    "critic",
+    "initial",
+    LOGS,
+    "checkpoints",
+    CONFIG,
+)
+"""All that a run writes here; the configuration, by which a run is known, is removed last."""
+
+
+@contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Hold the work directory, made where it is missing.
+
+    Raises:
+        InvalidJob: another run holds it, or it cannot be made.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / ".lock").open("w")
+    except OSError as error:
+        raise InvalidJob([Problem(str(workdir), f"cannot be written: {error.strerror}")]) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = "another `rlhf run` is using it now; wait for its end or give another --workdir"
+            raise InvalidJob([Problem(str(workdir), message)]) from None
+        yield
+
+
+def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobStatus | None:
+    """Make the work directory fit for this run; the status of the run that it goes on from, if any.
+
+    Raises:
+        InvalidJob: an earlier run is in it and nothing says what to do with it, or it is not this one.
+    """
+    if not (workdir / CONFIG).exists():
+        (workdir / LOGS).mkdir(exist_ok=True)
+        return None
+    if resume:
+        _same_run(workdir, spec)
+        (workdir / LOGS).mkdir(exist_ok=True)
+        return _read(workdir / STATUS, JobStatus)
+    if not overwrite:
+        message = (
+            "an earlier run is in it; add --resume to go on from its newest checkpoint, "
+            "--workdir DIR to run elsewhere, or --overwrite to delete it and start anew"
+        )
+        raise InvalidJob([Problem(str(workdir), message)])
+    _remove_outputs(workdir, spec)
+    (workdir / LOGS).mkdir(exist_ok=True)
+    return None
+
+
+def _same_run(workdir: Path, spec: Spec) -> None:
+    before = _read(workdir / CONFIG, RunConfig)
+    if before is None:
+        message = "is no configuration of a run that this version can read; use another --workdir"
+        raise InvalidJob([Problem(str(workdir / CONFIG), message)])
+    old, new = _identity(before.spec), _identity(spec)
+    problems = [
+        Problem(
+            field,
+            f"the run in {workdir} has {show(old[field])}, and --resume goes on with the same; "
+            f"got {show(value)}",
+        )
+        for field, value in new.items()
+        if old[field] != value
+    ]
+    if problems:
+        raise InvalidJob(problems)
+
+
+def _identity(spec: Spec) -> dict[str, JsonValue]:
+    """What a run keeps for life; its other fields may change when it goes on."""
+    model = spec.model.model_dump(mode="json", by_alias=True)
+    named = {f"spec.model.{field}": value for field, value in model.items()}
+    return {"spec.algorithm": spec.algorithm, "spec.seed": spec.seed, **named}
+
+
+def _remove_outputs(workdir: Path, spec: Spec) -> None:
+    outputs = [workdir / name for name in _OUTPUTS]
+    model = spec.model
+    named = [model.policy, model.reference, model.critic, model.reward, model.tokenizer, *spec.data.train]
+    for used in (Path(path).resolve() for path in named if path):
+        if any(used.is_relative_to(output.resolve()) for output in outputs):
+            message = "this job reads it, and --overwrite would delete it; use another --workdir"
+            raise InvalidJob([Problem(str(used), message)])
+    for output in outputs:
+        if output.is_dir() and not output.is_symlink():
+            shutil.rmtree(output)
+        else:
+            output.unlink(missing_ok=True)
+
+
+def write(file: Path, record: BaseModel) -> None:
+    """As JSON with the contract's keys; a reader sees the old file or the new one."""
+    new = file.with_name(f".{file.name}.new")
+    new.write_text(record.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
+    new.replace(file)
+
+
+def _read(file: Path, model: type[Record]) -> Record | None:
+    try:
+        return model.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return None

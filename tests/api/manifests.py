@@ -1,0 +1,35 @@
+"""Valid manifests for tests to break."""
+
+from typing import Any
+
+from rlhf_api.manifest import RLHFJob, apply_override, parse
+
+
+def document(*overrides: str) -> Any:
+    """A valid PPO manifest's document with overrides applied."""
+    made: Any = {
+        "apiVersion": "rlhf.dev/v1alpha1",
+        "kind": "RLHFJob",
+        "metadata": {"name": "job"},
+        "spec": {
+            "algorithm": "ppo",
+            "steps": 4,
+            "model": {"policy": "org/policy", "reward": "org/reward"},
+            "data": {"train": ["prompts.jsonl"], "promptsPerStep": 8},
+            "ppo": {"minibatchSize": 8},
+            "sampling": {"topK": 5},
+            "optimizer": {"betas": [0.9, 0.95], "learningRate": 1e-05},
+            "trainer": {"deepspeed": {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}},
+            "generator": {"engineArguments": {"gpu-memory-utilization": 0.5}},
+            "reward": {"functions": [{"function": "a.b:c", "weight": 0.5}], "clip": [-1.0, 1.0]},
+            "checkpoint": {"store": "s3://bucket/prefix"},
+            "environment": {"HF_HOME": "/tmp/hf"},
+        },
+    }
+    for override in overrides:
+        made = apply_override(made, override)
+    return made
+
+
+def job(*overrides: str) -> RLHFJob:
+    return parse(document(*overrides))

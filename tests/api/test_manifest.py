@@ -1,0 +1,236 @@
+"""Bad manifests: each problem names the field, the value seen and what to do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.api.manifests import document, job
+
+from rlhf_api.manifest import RLHFJob, load, parse
+from rlhf_api.problems import InvalidJob
+from rlhf_api.run import RunConfig
+
+BAD = [
+    # override, where, what the message says
+    ("spec.sampling.top_k=0", "spec.sampling.top_k", 'unknown field (value 0); did you mean "topK"?'),
+    ("spec.sampling.topK=0", "spec.sampling.topK", "-1 switches it off; got 0"),
+    ("spec.sampling.topK=-2", "spec.sampling.topK", "must be -1 (off) or at least 1; got -2"),
+    ("spec.sampling.temperature=0", "spec.sampling.temperature", "must be greater than 0; got 0"),
+    ("spec.sampling.minNewTokens=999", "spec.sampling.minNewTokens", "must not exceed maxNewTokens (256)"),
+    ("spec.trainer.deepspeed.bf16.enable=true", "spec.trainer.deepspeed.bf16.enable", '"enabled"'),
+    ("spec.trainer.deepspeed.fp16.enabled=true", "spec.trainer.deepspeed.fp16.enabled", "in bfloat16"),
+    ("spec.trainer.deepspeed.zero_optimisation={}", "zero_optimisation", '"zero_optimization"'),
+    ("spec.trainer.deepspeed.zero_optimization.stage=4", "zero_optimization.stage", "got 4"),
+    ("spec.trainer.deepspeed.train_batch_size=8", "train_batch_size", "use spec.ppo.minibatchSize"),
+    ("spec.steps=ten", "spec.steps", "must be a valid integer; got 'ten'"),
+    ("spec.steps=0", "spec.steps", "must be greater than or equal to 1; got 0"),
+    ("spec.steps=true", "spec.steps", "must be a valid integer; got true"),
+    ("spec.steps=null", "spec.steps", "got null"),
+    ("spec.algorithm=PPO", "spec.algorithm", "'PPO' is none of sft, reward, ppo; did you mean \"ppo\"?"),
+    ("spec.algorithm=dpo", "spec.algorithm", "'dpo' is none of sft, reward, ppo"),
+    ("spec.model.dtype=bf16", "spec.model.dtype", 'did you mean "bfloat16"?'),
+    ("spec.model.policy=null", "spec.model", "needs exactly one of policy"),
+    ("spec.model.polcy=x", "spec.model.polcy", 'did you mean "policy"?'),
+    ("spec.data.train=[]", "spec.data.train", "must have at least 1 item; got []"),
+    ("spec.data.train=prompts.jsonl", "spec.data.train", "must be a list; got 'prompts.jsonl'"),
+    ("spec.data.train[0]=3", "spec.data.train[0]", "must be a valid string; got 3"),
+    ("spec.ppo.clipRatio=-0.1", "spec.ppo.clipRatio", "must be greater than 0; got -0.1"),
+    ("spec.ppo.gamma=1.5", "spec.ppo.gamma", "must be less than or equal to 1; got 1.5"),
+    ("spec.ppo.minibatchSize=9", "spec.ppo.minibatchSize", "a step has 8 answers"),
+    ("spec.ppo.kl_coefficient=0.1", "spec.ppo.kl_coefficient", 'did you mean "klCoefficient"?'),
+    ("spec.optimizer.betas=[0.9]", "spec.optimizer.betas[1]", "is required and missing"),
+    ("spec.optimizer.betas=[0.9, .nan]", "spec.optimizer.betas[1]", "must be finite; got nan"),
+    (
+        "spec.optimizer.learningRate='1e-5'",
+        "spec.optimizer.learningRate",
+        "must be a valid number; got '1e-5'",
+    ),
+    ("spec.reward.functions[0].function=a.b", "spec.reward.functions[0].function", "package.module:name"),
+    (
+        "spec.reward.clip=[1, 0]",
+        "spec.reward.clip",
+        "the lower bound must be below the upper; got [1.0, 0.0]",
+    ),
+    ("spec.trainer.microBatchTokens=100", "spec.trainer.microBatchTokens", "use at least that; got 100"),
+    ("spec.generator.replicas=0", "spec.generator.replicas", "got 0"),
+    ("spec.generator.engineArguments.max_model_len=9", "engineArguments.max_model_len", "max-model-len"),
+    ("spec.generator.engineArguments.dtype=half", "engineArguments.dtype", "spec.generator.dtype"),
+    ("spec.checkpoint.store=http://x/y", "spec.checkpoint.store", "begins with file://, s3://"),
+    ("spec.environment.RLHF_TOKEN=x", "spec.environment.RLHF_TOKEN", "are ours; got 'x'"),
+    ("spec.environment.A=1", "spec.environment.A", "must be a valid string; got 1"),
+    ("spec.surprise={1: 2}", "spec.surprise.1", "a key must be text; put it in quotes; got 1"),
+    ("spec.evaluation.data=[x]", "spec.evaluation.function", "is required and missing"),
+    ("metadata.name=My_Job", "metadata.name", "must be at most 40 of a-z, 0-9 and -"),
+    ("kind=Job", "kind", "is none of RLHFJob"),
+    ("apiVersion=v1", "apiVersion", "'v1' is none of rlhf.dev/v1alpha1"),
+]
+
+
+@pytest.mark.parametrize(("override", "where", "words"), BAD, ids=[bad[0] for bad in BAD])
+def test_problem_names_field_value_and_remedy(override: str, where: str, words: str) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        job(override)
+    assert any(p.where.endswith(where) and words in str(p) for p in caught.value.problems), str(caught.value)
+    assert "\n" not in str(caught.value.problems[0])
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(InvalidJob) as caught:
+        job("spec.steps=0", "spec.ppo.gamma=2", "spec.x=1")
+    assert [p.where for p in caught.value.problems] == ["spec.steps", "spec.ppo.gamma", "spec.x"]
+
+
+def test_a_valid_manifest_has_its_values_and_defaults() -> None:
+    spec = job("spec.ppo.clipValue=null", "spec.reference.dtype=float32").spec
+    assert (spec.ppo.clip_value, spec.ppo.clip_ratio) == (None, 0.2)
+    assert spec.trainer.deepspeed.raw() == {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}
+
+
+FILES = [
+    ("a: 1\na: 2\n", ":2:1: is no YAML: the key 'a' stands twice in one object"),
+    ("a: [1\n", "is no YAML"),
+    ("a: \t1\n\tb: 2", ":1:4: is no YAML"),
+    ("", "must hold one RLHFJob; it holds 0 documents"),
+    ("a: 1\n---\nb: 1\n", "it holds 2 documents"),
+    ("- 1\n", "must be one RLHFJob object; got [1]"),
+    ("a: !!python/object:os.system {}\n", "is no YAML"),
+    ("x: &a [*a, *a]\n", "contains itself"),
+    ("x: " + "9" * 5000, "is no YAML"),
+    ("[" * 5000, "is no YAML"),
+    ("x: !!binary aGk=\n", "bytes is no JSON value"),
+    ('x: "\\0"\n', "must hold no NUL character"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), FILES, ids=[repr(words) for _, words in FILES])
+def test_bad_files(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidJob) as caught:
+        load(file)
+    assert words in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
+    for file, words in (
+        (tmp_path, "directory"),
+        (tmp_path / "no", "No such"),
+        (tmp_path / "latin.yaml", "UTF-8"),
+    ):
+        with pytest.raises(InvalidJob) as caught:
+            load(file)
+        assert str(file) in str(caught.value)
+        assert words in str(caught.value)
+
+
+def test_yaml_traps(tmp_path: Path) -> None:
+    """A byte order mark is no part of the first key, 1e-6 is a number, a date is text."""
+    file = tmp_path / "job.yaml"
+    made = document("metadata.labels.day=2026-01-01")
+    text = yaml.safe_dump(made).replace("'2026-01-01'", "2026-01-01").replace("1.0e-05", "1e-5")
+    assert "day: 2026-01-01" in text
+    assert "learningRate: 1e-5" in text
+    file.write_text("\ufeff" + text, encoding="utf-8")
+    read = load(file)
+    assert read.spec.optimizer.learning_rate == 1e-5
+    assert read.metadata.labels == {"day": "2026-01-01"}
+
+
+def test_overrides(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(document()))
+    read = load(file, ["spec.optimizer.learningRate=1e-4", "spec.data.train[0]=a=b.jsonl", "spec.seed=7"])
+    assert read.spec.optimizer.learning_rate == 1e-4
+    assert read.spec.data.train == ("a=b.jsonl",)
+    assert read.spec.seed == 7
+    assert load(file).spec.seed == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("spec.steps", "must be path=value"),
+        ("=3", "must be path=value"),
+        ("spec..steps=3", "must be path=value"),
+        ("spec.steps.x=3", "'x' is no field of 4"),
+        ("spec.data.train[1]=x", "[1] is no place in"),
+        ("spec.data.train[x]=x", "[x] is no place in"),
+        ("spec.model[0]=x", "[0] is no place in"),
+        ("spec.steps=[", "is no YAML"),
+        ("spec.stepz=3", 'did you mean "steps"?'),
+    ],
+)
+def test_bad_overrides(override: str, words: str) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        job(override)
+    assert words in str(caught.value)
+
+
+def test_run_config_round_trip() -> None:
+    config = RunConfig(job="job", spec=job("spec.ppo.clipValue=null").spec, workdir="/w", resume=True)
+    again = RunConfig.model_validate_json(config.model_dump_json(by_alias=True))
+    assert again == config
+    assert again.spec.trainer.deepspeed.raw() == config.spec.trainer.deepspeed.raw()
+    assert (config.store, again.spec.ppo.clip_value) == ("s3://bucket/prefix", None)
+
+
+def paths(node: object, prefix: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [prefix, *(path for key, value in inner for path in paths(value, (*prefix, key)))]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    where=st.sampled_from(paths(document())[1:]),
+    action=st.sampled_from(["set", "drop", "add"]),
+    value=JSON,
+    key=st.text(max_size=9),
+)
+def test_no_mutation_does_anything_but_pass_or_explain(
+    where: tuple[object, ...], action: str, value: object, key: str
+) -> None:
+    made = document()
+    node = made
+    for part in where[:-1]:
+        node = node[part]
+    if action == "drop":
+        del node[where[-1]]
+    elif action == "add" and isinstance(node[where[-1]], dict):
+        node[where[-1]][key] = value
+    else:
+        node[where[-1]] = value
+    try:
+        parsed = parse(made)
+    except InvalidJob as error:
+        problems = error.problems
+    else:
+        assert isinstance(parsed, RLHFJob)
+        return
+    assert problems
+    assert all(p.where and p.message and "\n" not in str(p) for p in problems)
+
+
+def test_the_contract_needs_nothing_but_pydantic_and_yaml() -> None:
+    script = (
+        "import sys, pkgutil, importlib, rlhf_api\n"
+        "for m in pkgutil.iter_modules(rlhf_api.__path__): importlib.import_module('rlhf_api.' + m.name)\n"
+        "print(sorted({'torch', 'aiohttp', 'numpy', 'rich', 'transformers', 'deepspeed'} & set(sys.modules)))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout.strip() == "[]"

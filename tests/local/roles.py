@@ -1,0 +1,131 @@
+"""Small stand-ins for the roles: what they do is told by FAKE_<ROLE>, a list of words, one for each start.
+
+They speak the contract's HTTP and leave a grandchild in a session of its own, as the real roles do.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+role, index = sys.argv[1], os.environ["RLHF_INDEX"]
+config = json.loads(Path(os.environ["RLHF_RUN_CONFIG"]).read_text())
+workdir = Path(config["workdir"])
+starts = workdir / f"{role}-{index}.starts"
+starts.open("a").write("x\n")
+plan = os.environ.get(f"FAKE_{role.upper()}", "serve").split()
+number = len(starts.read_text().splitlines())
+word = plan[min(number, len(plan)) - 1]
+total = config["spec"]["steps"]
+state = {"activity": "starting", "totalSteps": total, "step": 0}
+members: list[dict] = []
+stop = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def answer(self, body: object, code: int = 200) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def allowed(self) -> bool:
+        good = self.headers.get("Authorization") == f"Bearer {os.environ['RLHF_TOKEN']}"
+        if not good:
+            self.answer({}, 401)
+        return good
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self.answer({})
+        elif self.allowed():
+            self.answer(state)
+
+    def do_PUT(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.allowed():
+            members[:] = body["members"]
+            with (workdir / "members.jsonl").open("a") as out:
+                out.write(json.dumps([number, body]) + "\n")
+            self.answer({})
+
+    def do_POST(self) -> None:
+        if self.allowed():
+            stop.set()
+            self.answer({})
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def leave(code: int, message: str) -> None:
+    Path(os.environ["RLHF_TERMINATION_LOG"]).write_text(message)
+    os._exit(code)
+
+
+def checkpoint(step: int) -> None:
+    (workdir / "saved").write_text(str(step))
+    state["lastCheckpoint"] = {"step": step, "time": "2026-01-01T00:00:00Z", "uri": "file:///x"}
+
+
+def train() -> None:
+    while word == "idle":
+        time.sleep(1)
+    if index != "0":
+        time.sleep(1)
+        os._exit(0)
+    wanted = config["spec"]["generator"]["replicas"] + 2 if config["spec"]["algorithm"] == "ppo" else 0
+    while len(members) < wanted and not stop.is_set():
+        time.sleep(0.01)
+    saved = workdir / "saved"
+    first = int(saved.read_text()) if config["resume"] and saved.exists() else 0
+    for step in range(first + 1, total + 1):
+        if stop.is_set():
+            checkpoint(step - 1)
+            os._exit(79)
+        state.update(activity="training", step=step, secondsPerStep=0.1, rewardMean=step / 10, klMean=0.01)
+        state.update(tokensPerSecond=100.0, weightVersion=step)
+        line = {"step": step, "reward_mean": step / 10, "kl_mean": 0.01, "tokens": 10, "seconds": 0.1}
+        with (workdir / "metrics.jsonl").open("a") as out:
+            out.write(json.dumps(line) + "\n")
+        if step == total // 2:
+            if word != "crash-unsaved":
+                checkpoint(step)
+            if word.startswith("crash"):
+                time.sleep(1.2)  # let the host see the checkpoint
+                print("Traceback (most recent call last):\n  ...\nValueError: loss is nan", flush=True)
+                os._exit(1)
+            while word == "hold" and not stop.is_set():
+                time.sleep(0.01)
+            while word == "deaf":
+                time.sleep(1)
+        time.sleep(0.6 if word == "slow" else 0.05)
+    (workdir / "policy").mkdir(exist_ok=True)
+    time.sleep(0.6)
+    os._exit(0)
+
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN if word == "stubborn" else signal.SIG_DFL)
+# A grandchild in a session of its own that ignores SIGTERM, with a child that does, too.
+subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600; :"], start_new_session=True)
+if word == "invalid":
+    leave(78, "the model does not fit its tokenizer")
+if word.startswith("exit"):
+    print(f"last words of {role}", flush=True)
+    sys.exit(int(word[4:]))
+if word == "silent":
+    time.sleep(600)
+server = ThreadingHTTPServer(("127.0.0.1", int(os.environ["RLHF_PORT"])), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+if role == "trainer":
+    train()
+if word.startswith("die"):
+    time.sleep(float(word[3:]))
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)

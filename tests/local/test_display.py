@@ -1,0 +1,124 @@
+"""What the user sees: lines, and the live display on a terminal."""
+
+import datetime
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from tests.api.manifests import document
+
+from rlhf_api.status import JobStatus
+from rlhf_operator.local.figures import step_line, time_left
+from rlhf_operator.local.metrics import Metrics
+from rlhf_operator.local.screen import panel
+
+STEP = {
+    "step": 3, "reward_mean": 0.51234, "kl_mean": 0.0123, "weight_version": 3, "tokens": 2100, "seconds": 4.2,
+    "generate_seconds": 1.8, "score_seconds": 0.0, "train_seconds": 2.3, "broadcast_seconds": 0.1,
+}  # fmt: skip
+
+
+def test_step_lines() -> None:
+    assert step_line(STEP, 40) == (
+        "step 3/40  reward 0.5123  KL 0.0123  500 tokens/s  4.2 s (generate 1.8, train 2.3, broadcast 0.1)  weights v3"
+    )
+    assert step_line({"step": 1, "loss": 2.5, "seconds": 0.04}, 2) == "step 1/2  loss 2.5  0.0 s"
+    assert step_line({}, 2) == "step ?/2"
+
+
+def test_time_left() -> None:
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+    def left(seconds: int) -> str | None:
+        end = (now + datetime.timedelta(seconds=seconds)).isoformat()
+        return time_left(JobStatus(phase="Running", totalSteps=1, estimatedEnd=end), now)
+
+    assert [left(s) for s in (-5, 59, 61, 7322)] == ["0s", "59s", "1m 01s", "2h 02m"]
+
+
+def test_metrics_are_followed_through_a_rollback(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n')
+    metrics = Metrics(file)
+    with file.open("a") as out:
+        out.write('{"step": 2}\nno json\n[1]\n{"st')
+    assert metrics.new() == [{"step": 2}]
+    with file.open("a") as out:
+        out.write('ep": 3}\n')
+    assert metrics.new() == [{"step": 3}]
+    file.write_text('{"step": 1}\n')  # as a resumed trainer does
+    assert metrics.new() == []
+    with file.open("a") as out:
+        out.write('{"step": 2}\n')
+    assert metrics.new() == [{"step": 2}]
+    file.unlink()
+    assert metrics.new() == []
+
+
+def test_the_panel_shows_a_run_at_a_glance() -> None:
+    status = JobStatus.model_validate_json(
+        json.dumps(
+            {
+                "phase": "Running", "activity": "generating", "step": 3, "totalSteps": 40, "reward": 0.5, "kl": 0.01,
+                "tokensPerSecond": 1234.5, "weightVersion": 3,
+                "roles": {"generator": {"desired": 2, "ready": 1, "restarts": 1}},
+            }
+        )
+    )  # fmt: skip
+    out = io.StringIO()
+    Console(file=out, width=100).print(
+        panel("demo", status, STEP, ["12:00:00 generator-1 was ended [by] SIGKILL"])
+    )
+    for words in (
+        "demo  Running  generating", "step 3/40", "reward 0.5  KL 0.01  tokens/s 1,234  weights 3",
+        "last step 500 tokens/s  4.2 s (generate 1.8", "generator 1/2 (1 restarts)", "ended [by] SIGKILL",
+    ):  # fmt: skip
+        assert words in out.getvalue()
+
+
+def test_the_live_display_on_a_real_terminal(tmp_path: Path) -> None:
+    """In a pseudo-terminal; Ctrl-C is typed, as a user does."""
+    (tmp_path / "p.jsonl").write_text('{"prompt": "hi"}\n')
+    made = document("spec.data.train[0]=p.jsonl", "spec.reward.functions=[]")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(made))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    launcher = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("launch.py")), "run", "job.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "FAKE_TRAINER": "hold", "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    shown, typed = b"", False
+    while True:
+        try:
+            shown += os.read(ours, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not typed and b"checkpoint of step 2" in shown:
+            os.write(ours, b"\x03")
+            typed = True
+    assert launcher.wait(20) == 130
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    last = text[text.rindex("╭") :]
+    assert "job  Suspended  stopped on request" in last
+    assert "step 2/4" in last
+    assert last.splitlines()[-1].startswith("stopped on request; go on with `rlhf run")
+    assert shown.endswith(b"\n")
+    assert b"\x1b[?25h" in shown  # the cursor is back

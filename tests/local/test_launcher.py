@@ -1,0 +1,348 @@
+"""`rlhf run` with real processes: small stand-ins for the roles, each with a grandchild that ignores SIGTERM."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.api.manifests import document
+
+LAUNCH = Path(__file__).with_name("launch.py")
+QUICK = ("spec.steps=4", "spec.generator.replicas=2")
+
+
+class Run:
+    """One `rlhf run` in its own directory; every process that it starts can be found by a variable of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.work = folder, folder / "w"
+        self.mark = f"RLHF_TEST_MARK={folder}"
+        (folder / "p.jsonl").write_text('{"prompt": "hi"}\n')
+
+    def start(self, *arguments: str, overrides: tuple[str, ...] = (), **roles: str) -> subprocess.Popen[str]:
+        made = document("spec.data.train[0]=p.jsonl", "spec.reward.functions=[]", *QUICK, *overrides)
+        (self.folder / "job.yaml").write_text(yaml.safe_dump(made))
+        environ = {f"FAKE_{role.upper()}": words for role, words in roles.items()}
+        return subprocess.Popen(
+            [sys.executable, str(LAUNCH), "run", "job.yaml", "--workdir", "w", *arguments],
+            cwd=self.folder,
+            env={**os.environ, **environ, "RLHF_TEST_MARK": str(self.folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(
+        self, *arguments: str, overrides: tuple[str, ...] = (), **roles: str
+    ) -> tuple[int, str, str]:
+        process = self.start(*arguments, overrides=overrides, **roles)
+        out, err = process.communicate(timeout=40)
+        return process.returncode, out, err
+
+    def status(self) -> Any:
+        return json.loads((self.work / "status.json").read_text())
+
+    def alive(self) -> list[str]:
+        """The command lines of every living process of this run, the launcher's included."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                    found.append((process / "cmdline").read_text().replace("\0", " "))
+        return found
+
+    def wait_for(self, condition: Any, what: str, seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+            time.sleep(0.02)
+
+    def wait_for_step(self, step: int) -> None:
+        file = self.work / "metrics.jsonl"
+        self.wait_for(lambda: file.exists() and f'"step": {step},' in file.read_text(), f"step {step}")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    for process in Path("/proc").glob("[0-9]*"):  # only what a failed test left
+        with contextlib.suppress(OSError):
+            if made.mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def test_a_run_from_start_to_end(run: Run) -> None:
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    lines = [line.split(" ", 1)[1] for line in out.splitlines()]
+    assert [line for line in lines if line.startswith("step ")] == [
+        f"step {i}/4  reward {i / 10}  KL 0.01  100 tokens/s  0.1 s" for i in range(1, 5)
+    ]
+    assert {"trainer-0 started", "generator-1 is ready", "checkpoint of step 2"} <= set(lines)
+    assert out.splitlines()[-3:] == ["done: 4 of 4 steps", "  w/policy", "  w/metrics.jsonl"]
+    status = run.status()
+    assert (status["phase"], status["step"], status["totalSteps"]) == ("Succeeded", 4, 4)
+    assert status["roles"]["generator"] == {"desired": 2, "ready": 0, "restarts": 0}
+    assert [(c["type"], c["status"], c["reason"]) for c in status["conditions"]] == [
+        ("RolesReady", "False", "JobEnded"),
+        ("Complete", "True", "Completed"),
+    ]
+    assert status["startTime"] <= status["completionTime"]
+    assert run.alive() == []
+
+
+def test_an_earlier_run_is_kept_unless_told_otherwise(run: Run) -> None:
+    assert run()[0] == 0
+    before = (run.work / "metrics.jsonl").read_text()
+
+    code, _, err = run()
+    assert code == 2
+    assert err.startswith("error: w: an earlier run is in it")
+    assert all(remedy in err for remedy in ("--resume", "--workdir", "--overwrite"))
+
+    code, out, _ = run("--resume")
+    assert (code, out) == (0, "w already has all 4 steps; raise spec.steps to go on\n")
+
+    code, _, err = run("--resume", overrides=("spec.seed=1", "spec.model.policy=other"))
+    assert code == 2
+    assert "error: spec.model.policy: the run in w has 'org/policy'" in err
+    assert "error: spec.seed: the run in w has 0, and --resume goes on with the same; got 1" in err
+    assert (run.work / "metrics.jsonl").read_text() == before
+
+    code, out, _ = run("--resume", overrides=("spec.steps=6",))
+    assert code == 0
+    assert "resuming job, ppo, 6 steps" in out
+    assert "step 6/6" in out
+    assert "step 1/6" not in out
+    assert json.loads((run.work / "run.json").read_text())["resume"] is True
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, err = run("--overwrite", "--base-port", str(port))
+        assert code == 2
+        assert err.startswith(f"error: --base-port: port {port} of trainer-0 is taken; ")
+    assert (run.work / "policy").exists()
+
+    code, out, _ = run("--overwrite")
+    assert code == 0
+    assert len((run.work / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_generator_that_dies_comes_back_under_a_new_uid(run: Run) -> None:
+    code, out, _ = run(generator="die0.5 serve", trainer="slow")
+    assert code == 0
+    assert "generator-0 was ended by SIGKILL; see w/logs/generator-0.log" in out
+    assert "generator-0 started again" in out
+    assert run.status()["roles"]["generator"]["restarts"] == 2
+    pushed = [
+        json.loads(line)[1]["members"] for line in (run.work / "members.jsonl").read_text().splitlines()
+    ]
+    uids = {m["uid"] for members in pushed for m in members if m["name"] == "generator-0"}
+    assert len(uids) == 2
+    assert {m["uid"] for members in pushed for m in members if m["name"] == "reward-0"} == {
+        pushed[0][-2]["uid"]
+    }
+    assert any(len(members) < 4 for members in pushed)
+    log = (run.work / "logs" / "generator-0.log").read_text()
+    assert log.count("=== ") == 2
+
+
+def test_a_trainer_that_dies_goes_on_from_its_checkpoint(run: Run) -> None:
+    code, out, _ = run(trainer="crash serve")
+    assert code == 0
+    assert "trainer-0 exited with code 1: ValueError: loss is nan; see w/logs/trainer-0.log" in out
+    assert [
+        line.split("step ")[1][0] for line in out.splitlines() if " step " in line and "/4" in line
+    ] == list("1234")
+    starts = [json.loads(line)[0] for line in (run.work / "members.jsonl").read_text().splitlines()]
+    assert set(starts) == {1, 2}  # the second trainer was told who serves it, too
+
+
+FAILURES = [
+    (
+        {"trainer": "crash-unsaved"},
+        "error: trainer-0 exited with code 1: ValueError: loss is nan; see w/logs/trainer-0.log "
+        "(before the first checkpoint, so not started again)\n",
+        "NoCheckpoint",
+    ),
+    (
+        {"trainer": "idle", "reward": "invalid"},
+        "error: reward-0 exited with code 78: the model does not fit its tokenizer; see w/logs/reward-0.log\n",
+        "InvalidConfiguration",
+    ),
+    (
+        {"trainer": "idle", "generator": "exit3"},
+        "error: generator-1 exited with code 3: last words of generator; see w/logs/generator-1.log "
+        "(started again 1 of 1 times)\n",
+        "BackoffLimitExceeded",
+    ),
+    (
+        {"trainer": "idle", "reference": "silent"},
+        "error: reference-0 did not answer within 1 s (spec.reference.startupTimeoutSeconds); "
+        "see w/logs/reference-0.log\n",
+        "BackoffLimitExceeded",
+    ),
+]
+
+
+@pytest.mark.parametrize(("roles", "message", "reason"), FAILURES, ids=[reason for _, _, reason in FAILURES])
+def test_failures_say_what_failed_and_leave_nothing(
+    run: Run, roles: dict[str, str], message: str, reason: str
+) -> None:
+    limits = ["spec.generator.backoffLimit=1", "spec.reference.backoffLimit=0"]
+    if "reference" in roles:
+        limits.append("spec.reference.startupTimeoutSeconds=1")
+    code, _, err = run(overrides=tuple(limits), **roles)
+    assert (code, err) == (1, message)
+    status = run.status()
+    assert (status["phase"], status["message"]) == ("Failed", message[7:-1])
+    assert [c["reason"] for c in status["conditions"] if c["type"] == "Failed"] == [reason]
+    assert run.alive() == []
+
+
+def test_an_interrupt_stops_everything_after_a_checkpoint(run: Run) -> None:
+    process = run.start(trainer="hold", generator="stubborn")
+    run.wait_for_step(2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == "stopped on request; go on with `rlhf run ... --workdir w --resume`\n"
+    assert run.alive() == []
+    assert run.status()["phase"] == "Suspended"
+
+    code, out, _ = run("--resume", trainer="serve")
+    assert code == 0
+    assert "step 3/4" in out
+    assert "step 1/4" not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_so_do_other_signals(run: Run, number: signal.Signals) -> None:
+    process = run.start(trainer="hold")
+    run.wait_for_step(2)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err.startswith("stopped on request")
+    assert run.alive() == []
+
+
+def test_a_second_interrupt_does_not_wait(run: Run) -> None:
+    process = run.start(trainer="deaf", reward="stubborn")
+    run.wait_for_step(2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.7)
+    assert process.poll() is None  # it waits for the trainer's checkpoint
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - asked < 3
+    assert process.returncode == 130
+    assert err.startswith(
+        "stopped on request, without a last checkpoint; the newest checkpoint is of step 2; "
+    )
+    assert run.alive() == []
+
+
+def test_an_interrupt_before_the_trainer_is_up_does_not_wait(run: Run) -> None:
+    process = run.start(trainer="silent")
+    run.wait_for((run.work / "trainer-0.starts").exists, "the trainer's start")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=5)
+    assert process.returncode == 130
+    assert "nothing is saved yet" in err
+    assert run.alive() == []
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(run: Run) -> None:
+    process = run.start(trainer="hold", generator="stubborn")
+    run.wait_for_step(2)
+    assert (
+        len(run.alive()) == 1 + 5 * 4
+    )  # the launcher; for each role its keeper, itself, a grandchild and its child
+    process.kill()
+    process.communicate(timeout=10)
+    run.wait_for(lambda: run.alive() == [], "the end of every process", 5)
+    # What it leaves can be gone on from; the lock does not outlive it.
+    assert run("--resume", trainer="serve")[0] == 0
+
+
+def test_nothing_outlives_a_keeper_that_is_killed(run: Run) -> None:
+    process = run.start(trainer="hold")
+    run.wait_for_step(2)
+    for keeper in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[1:]:
+        os.kill(int(keeper), signal.SIGKILL)
+    run.wait_for(lambda: (run.work / "generator-0.starts").read_text().count("x") == 2, "a new generator")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert run.alive() == []
+
+
+def test_two_runs_cannot_share_a_work_directory(run: Run) -> None:
+    process = run.start(trainer="hold")
+    run.wait_for_step(1)
+    code, _, err = run("--resume")
+    assert code == 2
+    assert err == "error: w: another `rlhf run` is using it now; wait for its end or give another --workdir\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+
+
+def test_the_token_is_in_no_file_and_no_command_line(run: Run) -> None:
+    process = run.start(trainer="hold")
+    run.wait_for_step(2)
+    trainer = next(
+        p
+        for p in Path("/proc").glob("[0-9]*")
+        if b"roles.py\0trainer" in (p / "cmdline").read_bytes()
+        and run.mark.encode() in (p / "environ").read_bytes()
+    )
+    environ = dict(e.split("=", 1) for e in (trainer / "environ").read_text().split("\0") if "=" in e)
+    token = environ["RLHF_TOKEN"]
+    assert len(token) == 64
+    assert environ["PYTHONPATH"].split(":")[0] == str(run.folder)
+    assert not any(token in line for line in run.alive())
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert not any(token in f.read_text() for f in run.folder.rglob("*") if f.is_file())
+
+
+def test_several_trainers_meet_at_one_rendezvous(run: Run) -> None:
+    overrides = ("spec.algorithm=sft", "spec.trainer.replicas=2", "spec.steps=2")
+    (run.folder / "p.jsonl").write_text('{"prompt": "hi", "answer": "a"}\n')
+    code, out, err = run(overrides=overrides)
+    assert (code, err) == (0, "")
+    assert "job, sft, 2 steps on trainer x 2" in out
+    assert {f.name for f in (run.work / "logs").glob("*.log")} == {"trainer-0.log", "trainer-1.log"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("spec.data.train[0]=none.jsonl",), "spec.data.train[0]: none.jsonl: cannot be read: No such file"),
+        (("spec.model.reward=./none",), "spec.model.reward: no such directory"),
+        (
+            ("spec.evaluation.data=[p.jsonl]", "spec.evaluation.function=nowhere:f"),
+            "no module 'nowhere' in ",
+        ),
+        (("spec.sampling.topK=0",), "spec.sampling.topK: 0 would leave no token"),
+    ],
+)
+def test_nothing_starts_for_a_bad_job(run: Run, overrides: tuple[str, ...], words: str) -> None:
+    code, out, err = run(*(f"--set={override}" for override in overrides))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert words in err
+    assert not run.work.exists()

@@ -1,0 +1,153 @@
+"""The launcher's smaller parts: ports, ends in words, status, files of a job."""
+
+import datetime
+import socket
+from pathlib import Path
+
+import pytest
+from tests.api.manifests import job
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig
+from rlhf_api.status import TrainerStatus
+from rlhf_operator.cli import main
+from rlhf_operator.local.decide import Ended, Finish, Seen
+from rlhf_operator.local.ports import assign, place
+from rlhf_operator.local.preflight import check_files
+from rlhf_operator.local.processes import exit_words, telling_line
+from rlhf_operator.local.report import first_status, job_status
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def test_ports_are_free_and_different() -> None:
+    names = [f"p{i}" for i in range(20)]
+    found = assign(names, None)
+    assert list(found) == names
+    assert len(set(found.values())) == 20
+    config = RunConfig(job="j", spec=job("spec.trainer.replicas=2").spec, workdir="/w")
+    base = 21900
+    processes = place(config, base)
+    assert [(p.name, p.port) for p in processes[:3]] == [
+        ("trainer-0", base),
+        ("trainer-1", base + 1),
+        ("generator-0", base + 2),
+    ]
+    assert {p.master for p in processes} == {f"127.0.0.1:{base + len(processes)}"}
+
+
+def test_a_taken_port_is_named_with_its_process() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidJob, match=rf"port {port} of b is taken; .* choose another --base-port"):
+            assign(["a", "b"], port - 1)
+    with pytest.raises(InvalidJob, match="ports 65535 to 65536 must lie in 1 to 65535"):
+        assign(["a", "b"], 65535)
+
+
+def test_ends_in_words() -> None:
+    assert exit_words(3) == "exited with code 3"
+    assert exit_words(137) == "was ended by SIGKILL"
+    assert exit_words(255) == "exited with code 255"
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("a\n\n last \n", "last"),
+        ("", ""),
+        ("Traceback\n  x\nValueError: bad\nclean up\n", "ValueError: bad"),
+        (
+            "[rank1]: torch.OutOfMemoryError: no memory\nX.errors.ChildFailedError: \n====\n",
+            "[rank1]: torch.OutOfMemoryError: no memory",
+        ),
+    ],
+)
+def test_the_telling_line_of_a_log(log: str, line: str) -> None:
+    assert telling_line(log) == line
+
+
+def test_status_follows_what_is_seen() -> None:
+    spec = job().spec
+    seen = [Seen(role, 0) for role in Role]
+    status = job_status(spec, seen, {}, None, before=first_status(spec, None), now=NOW)
+    assert (status.phase, status.start_time, status.estimated_end) == (
+        "Pending",
+        "2026-01-01T00:00:00Z",
+        None,
+    )
+    seen = [Seen(role, 0, started=1.0, ready=role is not Role.REWARD) for role in Role]
+    later = NOW + datetime.timedelta(seconds=5)
+    status = job_status(
+        spec, seen, {}, TrainerStatus(activity="starting", totalSteps=4), before=status, now=later
+    )
+    assert (status.phase, status.message) == ("Provisioning", "waiting for reward 0/1")
+    (condition,) = status.conditions
+    assert (condition.status, condition.reason) == ("False", "RolesNotReady")
+    assert condition.last_transition_time == "2026-01-01T00:00:00Z"  # it has been False all along
+
+    trainer = TrainerStatus(activity="training", totalSteps=4, step=1, secondsPerStep=10.0, rewardMean=0.5)
+    up = [Seen(role, 0, started=1.0, ready=True) for role in Role]
+    status = job_status(spec, up, {Role.REWARD: 1}, trainer, before=status, now=later)
+    assert (status.phase, status.reward, status.estimated_end) == ("Running", 0.5, "2026-01-01T00:00:35Z")
+    assert status.conditions[0].last_transition_time == "2026-01-01T00:00:05Z"
+    assert status.roles[Role.REWARD].restarts == 1
+
+    gone = [Seen(role, 0, started=1.0, ready=True, ended=Ended(9.0, 1, "x")) for role in Role]
+    finish = Finish("Failed", "NoCheckpoint", "y" * 3000)
+    status = job_status(spec, gone, {}, None, before=status, now=later, finish=finish)
+    assert (status.phase, status.step, status.reward, len(status.message)) == ("Failed", 1, 0.5, 1024)
+
+
+def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/no", "runs/yes", "runs/tokenizer"):
+        Path(folder).mkdir(parents=True)
+    Path("runs/yes/config.json").touch()
+    Path("runs/tokenizer/tokenizer_config.json").touch()
+    Path("p.jsonl").write_text('{"prompt": "x"}\n{"promt": "x"}\n')
+    Path("good.jsonl").write_text('{"prompt": "x"}\n')
+    Path("mine.py").write_text("raise SystemExit('is not imported')")
+    spec = job(
+        "spec.data.train=[good.jsonl, p.jsonl]",
+        "spec.evaluation.data=[none.jsonl]",
+        "spec.evaluation.function=mine:judge",
+        "spec.reward.functions[0].function=other.module:f",
+        "spec.model.policy=runs/yes",
+        "spec.model.reward=runs/no",
+        "spec.model.critic=runs/typo",
+        "spec.model.reference=owner/name-on-the-hub",
+        "spec.model.tokenizer=./runs/tokenizer",
+    ).spec
+    assert [str(problem) for problem in check_files(spec)] == [
+        "spec.data.train[1]: p.jsonl:2: prompt: is missing; the row has 'promt'; did you mean \"promt\"?",
+        "spec.evaluation.data[0]: none.jsonl: cannot be read: No such file or directory",
+        "spec.model.critic: no such directory, and no hub name (`owner/name`); got 'runs/typo'",
+        "spec.model.reward: must be in Hugging Face format, but has no config.json; got 'runs/no'",
+        f"spec.reward.functions[0].function: no module 'other' in {tmp_path} or installed; got 'other.module:f'",
+    ]
+
+
+def test_validate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "apiVersion: rlhf.dev/v1alpha1\nkind: RLHFJob\nmetadata: {name: x}\n"
+    Path("job.yaml").write_text(
+        text + "spec: {algorithm: sft, steps: 3, model: {policy: a/b}, data: {train: [d.jsonl]}}\n"
+    )
+    assert main(["validate", "job.yaml"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "error: spec.data.train[0]: d.jsonl: cannot be read: No such file or directory\n"
+    )
+    assert main(["validate", "job.yaml", "--no-files", "--set", "spec.trainer.replicas=2"]) == 0
+    assert capsys.readouterr().out == "job.yaml is valid: x, sft, 3 steps on trainer x 2\n"
+    assert main(["validate", "job.yaml", "--no-files", "--set", "spec.seeds=1", "--set", "spec.steps=0"]) == 2
+    assert [line.split(": ")[:2] for line in capsys.readouterr().err.splitlines()] == [
+        ["error", "spec.steps"],
+        ["error", "spec.seeds"],
+    ]
