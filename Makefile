@@ -18,5 +18,26 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# The main job: a model made from scratch, fine-tuned, a reward model, PPO against it. Figures end up in runs/.
+demo: install
+	$(BIN)/rlhf run examples/sentiment/sft.yaml --overwrite
+	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
+	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
+
+test: lint $(VENV)-operator
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The operator's extra alone, in an environment of its own: it must import without torch.
+$(VENV)-operator: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --constraint constraints.txt '.[operator]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VENV)-operator runs

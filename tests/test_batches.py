@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, Qwen2Config
 from transformers import Qwen2ForTokenClassification as Critic
 
-from rlhf_trainer.policy.batches import (
+from rlhf_trainer.batches import (
     CHUNK,
     MicroBatch,
     answer_logprobs,

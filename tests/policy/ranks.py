@@ -18,9 +18,10 @@ from torch import Tensor, distributed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers import Qwen2ForTokenClassification as Qwen2Critic
 
-from rlhf_trainer.policy.batches import MicroBatch, answer_logprobs, answer_values
+from rlhf_trainer.batches import MicroBatch, answer_logprobs, answer_values
 from rlhf_trainer.policy.engine import Engine
-from rlhf_trainer.policy.load import create_tokenizer, save_policy
+from rlhf_trainer.policy.export import save_model
+from rlhf_trainer.policy.load import create_tokenizer
 from rlhf_trainer.policy.state import load_training_state, training_state
 from rlhf_trainer.records import Sequences
 
@@ -152,7 +153,7 @@ def run(case: str, out: Path, states: Path | None) -> None:
     both = [torch.empty_like(before) for _ in range(engine.world_size)]
     distributed.all_gather(both, before)
     report["all_ranks_infer_the_same"] = all(torch.equal(before, other) for other in both)
-    save_policy(engine, create_tokenizer(["some text"], 300), out / case)
+    save_model(engine, create_tokenizer(["some text"], 300), out / case)
     if states:
         load_training_state(resumed, load_file(states / f"{case}.state").__getitem__)
         step(resumed, kind, UPDATES - 1)

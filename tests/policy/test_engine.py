@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.policy import ranks
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-from rlhf_trainer.policy.batches import MicroBatch
+from rlhf_trainer.batches import MicroBatch
 
 WORLDS = (2, 1)
 EXACT = [case for case, (_, bfloat16, _) in ranks.CASES.items() if not bfloat16]

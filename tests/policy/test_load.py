@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from rlhf_trainer.policy.batches import MicroBatch, answer_values, sequence_scores
+from rlhf_trainer.batches import MicroBatch, answer_values, sequence_scores
 from rlhf_trainer.policy.inference import infer
 from rlhf_trainer.policy.load import (
     check_fit,

@@ -1,6 +1,6 @@
 """Micro-batches: which rows go together, how they are padded, and what is read from a model's output."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..records import Sequences, ragged_index
+from .records import Sequences, ragged_index
 
 # Answer tokens whose log-softmax is computed at once: bounds memory at CHUNK x vocabulary float32.
 CHUNK = 256
@@ -101,6 +101,13 @@ class MicroBatch:
             answer_index=sequences.answer_index(index),
             pad_token_id=pad,
         )
+
+
+Read = Callable[[Tensor, MicroBatch], Tensor]
+"""(logits, micro-batch) -> what is wanted of them, packed."""
+Loss = Callable[[Tensor, MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
+"""(what was read, micro-batch) -> a scalar and named scalars, weighted so that their sums over all micro-batches of
+all ranks are the loss and the statistics."""
 
 
 def answer_logprobs(logits: Tensor, micro: MicroBatch, temperature: float = 1.0) -> Tensor:

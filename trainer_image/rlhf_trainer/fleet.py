@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from torch import Tensor
 
@@ -66,8 +67,7 @@ class Fleet:
                     answers.setdefault(rollout.prompt.id, []).append(rollout)
                 for member in failed:
                     self._holders.pop(member.uid, None)
-            left = waiting
-            if not self._run.ranks.agree(lambda: bool(left)):
+            if not self._run.ranks.agree(partial(bool, waiting)):
                 return [rollout for prompt in prompts for rollout in answers.get(prompt.id, ())]
             self.publish(self._version)
 
@@ -87,6 +87,9 @@ class Fleet:
             for target, reason in report.lost.items():
                 log.warning("%s did not take weight version %d: %s", target.name, version, reason)
             if report.holders:
+                for target in report.holders:
+                    if target.uid not in self._holders:
+                        log.info("%s joined with weight version %d", target.name, version)
                 self._holders = {m.uid: m for m in members if m.uid in {h.uid for h in report.holders}}
                 self._tell(report)
                 return

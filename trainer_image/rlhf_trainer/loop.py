@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from rlhf_api.run import EXIT_SUSPENDED
 from rlhf_api.status import CheckpointStatus
 
+from . import faults
 from .checkpoint.cuts import Cut, Cuts, Group
 from .checkpoint.generators import restore_generators, save_generators
 from .metrics import Metrics
@@ -55,6 +56,7 @@ def train(run: Run, task: Task, cuts: Cuts, *, resume: bool) -> int:
         _evaluate(run, task, metrics, step)
 
     while step < spec.steps:
+        faults.point(f"step:{step}")
         began = time.perf_counter()
         figures = task.collect(step)
         if run.stop_requested():

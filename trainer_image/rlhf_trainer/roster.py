@@ -19,6 +19,10 @@ class Unavailable(RuntimeError):
     """No member of a role answered within its deadline."""
 
 
+class Stopped(RuntimeError):
+    """The host asked the run to stop while it waited for others."""
+
+
 class Roster:
     """The members of each role that answer."""
 
@@ -39,11 +43,12 @@ class Roster:
 
         Raises:
             Unavailable: none answered within `timeout` seconds.
+            Stopped: the host asked the run to stop meanwhile.
         """
         deadline = time.monotonic() + timeout
         while len(found := self.answering(role)) < at_least and time.monotonic() < deadline:
             if self._control.stop_requested.is_set():
-                break
+                raise Stopped(f"stopped while waiting for the {role.value}")
             self._control.membership_changed.wait(POLL_SECONDS)
             self._control.membership_changed.clear()
         if not found:

@@ -7,12 +7,11 @@ from torch import Tensor
 
 from rlhf_api.spec import PPO
 
+from ..batches import Loss, MicroBatch
 from ..maths.advantages import generalized_advantages, whiten
 from ..maths.agreement import mean_abs_difference, ratio_outside
 from ..maths.kl import token_kl, token_kl_k3, token_rewards
 from ..maths.losses import clipped, clipped_policy_loss, clipped_value_loss, token_weights
-from ..policy.batches import MicroBatch
-from ..policy.engine import Loss
 from ..records import Experience, Sequences
 
 

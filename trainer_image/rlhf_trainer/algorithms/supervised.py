@@ -8,10 +8,9 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.spec import Data
 
+from ..batches import Loss, MicroBatch
 from ..data import encode_answer, encode_prompt
 from ..maths.losses import pairwise_loss, token_weights
-from ..policy.batches import MicroBatch
-from ..policy.engine import Loss
 from ..records import Sequences
 
 

@@ -3,23 +3,21 @@
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 from torch.nn import Module, Parameter
 
+from ..batches import Loss, MicroBatch, Read, plan
 from ..records import Sequences
-from .batches import MicroBatch, plan
-from .inference import Read, forward, infer_batches
+from .inference import forward, infer_batches
 from .settings import deepspeed_settings
 from .zero import deepspeed
 
 # Bytes of weights gathered at a time from a ZeRO-3 model.
 GATHER_BYTES = 256 << 20
-
-Loss = Callable[[Tensor, MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
 
 
 class Engine:

@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..batches import MicroBatch, Read, plan
 from ..records import Sequences, ragged_index
-from .batches import MicroBatch, plan
-
-Read = Callable[[Tensor, MicroBatch], Tensor]
 
 
 def forward(model: Callable[..., Any], config: Any, micro: MicroBatch) -> Tensor:

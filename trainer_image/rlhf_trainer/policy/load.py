@@ -1,14 +1,12 @@
-"""Hugging Face models and tokenizers: made from scratch, loaded from a path or hub name, checked, saved."""
+"""Hugging Face models and tokenizers: made from scratch, loaded from a path or hub name, checked."""
 
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import distributed, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -20,9 +18,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-
-if TYPE_CHECKING:  # reward and reference load models without DeepSpeed
-    from .engine import Engine
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -46,17 +41,15 @@ def load_policy(path: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A reward model, one score per sequence. From a causal language model it starts at score 0 for
-    everything.
+    """A reward model, one score per sequence. From a causal language model its head is fresh: small, random, and
+    the same at every call.
     """
     config = _config(path)
-    trained_head = _is_classifier(config)
-    if trained_head:
+    if _is_classifier(config):
         _check_one_output(config, path)
-    model = _from_pretrained(AutoModelForSequenceClassification, path, dtype=dtype, num_labels=1)
-    if not trained_head:
-        nn.init.zeros_(_head(model).weight)
-    return model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # every rank starts from the same head
+        return _from_pretrained(AutoModelForSequenceClassification, path, dtype=dtype, num_labels=1)
 
 
 def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -145,36 +138,6 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
             f"sequences of up to {max_length} tokens do not fit a model with {positions} positions; "
             "lower the prompt or answer length"
         )
-
-
-def save_policy(engine: "Engine", tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Writes the engine's model (policy, reward model or critic) and its tokenizer in Hugging Face format; a
-    collective, rank 0 writes.
-
-    The files are written beside `directory` and renamed into place, so that a reader sees the old model or
-    the new one, or for an instant none, but never a part.
-    """
-    weights = {}
-    for name, tensor in engine.named_tensors():
-        if engine.rank == 0:
-            weights[name] = tensor.to("cpu", copy=True)
-    if engine.rank == 0:
-        config = engine.unwrapped.config.get_text_config()
-        if config.pad_token_id is None:  # a reward model without one scores no batches elsewhere
-            config.pad_token_id = tokenizer.pad_token_id
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-        part.chmod(0o755)
-        new, old = part / "new", part / "old"
-        try:
-            engine.unwrapped.save_pretrained(new, state_dict=weights)
-            tokenizer.save_pretrained(new)
-            if directory.exists():
-                directory.rename(old)
-            new.rename(directory)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    distributed.barrier()
 
 
 def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:

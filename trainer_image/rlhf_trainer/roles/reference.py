@@ -5,7 +5,7 @@ from functools import partial
 from rlhf_api.roles import Role
 from rlhf_api.run import Surroundings
 
-from ..policy.batches import answer_logprobs
+from ..batches import answer_logprobs
 from ..policy.inference import infer
 from ..policy.load import check_fit, load_policy, load_tokenizer
 from ..ranks import Message

@@ -1,7 +1,7 @@
 """The reward role: scores answers for training, and judges them for evaluation."""
 
-import os
 import sys
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -37,7 +37,7 @@ def scorers(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[tuple
 
 def run(around: Surroundings) -> None:
     config, spec = around.config, around.config.spec
-    sys.path.insert(0, os.getcwd())  # where the user's modules are
+    sys.path.insert(0, str(Path.cwd()))  # where the user's modules are
     tokenizer = loading("spec.model.tokenizer", lambda: load_tokenizer(tokenizer_path(config)))
     rewards = scorers(config, tokenizer)
     judges: list[tuple[float, Score]] = []

@@ -1,5 +1,6 @@
 """The trainer role: one rank of the gang. Rank 0 also serves the control API and drives the other roles."""
 
+import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -12,9 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.rows import Algorithm, Row, read_rows
-from rlhf_api.run import RunConfig, Surroundings
+from rlhf_api.run import EXIT_SUSPENDED, RunConfig, Surroundings
 from rlhf_api.spec import CreateModel
 
+from .. import faults
 from ..checkpoint.cuts import Cuts
 from ..checkpoint.generators import seed_generators
 from ..control import Control
@@ -33,7 +35,7 @@ from ..policy.load import (
 )
 from ..ranks import Ranks
 from ..rollout.vllm import VllmClient
-from ..roster import Roster
+from ..roster import Roster, Stopped
 from ..run import Run, Services
 from ..scoring.client import Scorer
 from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE
@@ -43,6 +45,8 @@ from ..weights.sync import WeightSync
 from .entry import on_sigterm, run_role
 from .models import listen_host, loading, longest, policy_path, tokenizer_path, torch_dtype
 
+log = logging.getLogger(__name__)
+
 
 def run(around: Surroundings) -> int:
     ranks = Ranks.join(int(os.environ["LOCAL_RANK"]))
@@ -50,6 +54,9 @@ def run(around: Surroundings) -> int:
     services = connect(around) if ranks.first else None
     try:
         return work(around.config, ranks, services)
+    except Stopped as error:
+        log.warning("%s", error)  # nothing is lost: the newest checkpoint holds all that was trained on
+        return EXIT_SUSPENDED
     finally:
         if services is not None:
             services.http.close()
@@ -179,6 +186,7 @@ def fleet(job: Run, policy: Engine) -> Fleet:
         timeout_s=spec.weights.timeout_seconds,
         bucket_bytes=spec.weights.bucket_megabytes << 20,
         device=job.ranks.device,
+        fault=faults.point,
     )
     client = VllmClient(
         services.http,

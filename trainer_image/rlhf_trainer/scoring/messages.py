@@ -1,5 +1,6 @@
 """The batches that reward and reference answer, as messages."""
 
+import itertools
 from typing import Any
 
 from ..ranks import Message
@@ -41,4 +42,4 @@ def split(count: int, parts: int) -> list[range]:
     """`count` rows in at most `parts` runs of nearly equal size, none empty."""
     parts = max(1, min(parts, count))
     bounds = [count * i // parts for i in range(parts + 1)]
-    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(bounds)]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem, show
 
-from ..policy.batches import sequence_scores
+from ..batches import sequence_scores
 from ..policy.inference import infer
 from ..records import Sequences
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from rlhf_api.rows import Row
 
 from ..algorithms.ppo import build_experience, critic_loss, figures, minibatches, policy_loss
+from ..batches import answer_logprobs, answer_values
 from ..checkpoint.cuts import Cut, Group
 from ..data import RowStream, prompts
 from ..fleet import Fleet
 from ..maths.schedule import learning_rate
-from ..policy.batches import answer_logprobs, answer_values
 from ..policy.engine import Engine
-from ..policy.load import save_policy
+from ..policy.export import save_model
 from ..policy.state import load_training_state, training_state
 from ..ranks import Message
 from ..records import Experience, Prompt, Rollout, Sequences
@@ -151,8 +151,8 @@ class PPO:
         load_training_state(self._critic, partial(cut.tensor, "critic"))
 
     def export(self) -> None:
-        save_policy(self._policy, self._run.tokenizer, self._run.workdir / "policy")
-        save_policy(self._critic, self._run.tokenizer, self._run.workdir / "critic")
+        save_model(self._policy, self._run.tokenizer, self._run.workdir / "policy")
+        save_model(self._critic, self._run.tokenizer, self._run.workdir / "critic")
 
     def _answers(self, batch: list[Prompt]) -> list[Rollout]:
         """The answers to a batch of prompts: on every rank where the trainer generates, else on rank 0."""

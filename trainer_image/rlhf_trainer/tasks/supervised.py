@@ -12,12 +12,12 @@ from rlhf_api.rows import Row
 from rlhf_api.spec import Data
 
 from ..algorithms.supervised import answer_loss, answer_sequences, pair_sequences, preference_loss
+from ..batches import Loss, Read, answer_logprobs, sequence_scores
 from ..checkpoint.cuts import Cut, Group
 from ..data import RowStream
 from ..maths.schedule import learning_rate
-from ..policy.batches import answer_logprobs, sequence_scores
-from ..policy.engine import Engine, Loss, Read
-from ..policy.load import save_policy
+from ..policy.engine import Engine
+from ..policy.export import save_model
 from ..policy.state import load_training_state, training_state
 from ..records import Sequences
 from ..run import Run
@@ -91,4 +91,4 @@ class Supervised:
         load_training_state(self._engine, get)
 
     def export(self) -> None:
-        save_policy(self._engine, self._run.tokenizer, self._run.workdir / "policy")
+        save_model(self._engine, self._run.tokenizer, self._run.workdir / "policy")

@@ -2,8 +2,7 @@
 
 import logging
 import os
-import sys
-import traceback
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +26,7 @@ from .stream import receive
 log = logging.getLogger("vllm.rlhf")  # below vLLM's logger, so that it goes where vLLM's lines go
 
 FAILED_SWAP = 70  # exit code: EX_SOFTWARE
+FAREWELL_S = 0.5
 
 
 @dataclass
@@ -133,11 +133,11 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         try:
             self._swap([pair for bucket in staged.buckets for pair in unpack(bucket)])
         except BaseException:
-            # The model is neither old nor new, and /health would go on saying that all is well.
-            log.critical("the swap to weight version %s failed, this process ends:", staged.version)
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(FAILED_SWAP)
+            # The model is neither old nor new and must not serve, but /health would go on saying that all is well.
+            # The pause lasts until this process is gone; the caller still gets the reason.
+            log.critical("the swap to weight version %s failed, this process ends", staged.version)
+            threading.Timer(FAREWELL_S, os._exit, [FAILED_SWAP]).start()
+            raise
         self.version, self.digest = staged.version, staged.digest
         log.info("serving weight version %s, digest %s", self.version, self.digest)
 

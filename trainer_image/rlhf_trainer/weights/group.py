@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -70,6 +71,7 @@ class Group:
         self._store = PrefixStore(f"rlhf/{epoch}", store)
         self._rank, self._timeout_s = rank, timeout_s
         self.device = device
+        self._travelling: list[tuple[Work, Tensor]] = []
         make = _nccl if device.type == "cuda" else _gloo
         with _failing("joining the weight group"):
             self._assemble(size, check)
@@ -119,7 +121,9 @@ class Group:
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = timedelta(seconds=self._timeout_s)
         with _failing("starting a broadcast"):
-            return self._group.broadcast([tensor], options)
+            work = self._group.broadcast([tensor], options)
+        self._travelling.append((work, tensor))
+        return work
 
     def wait(self, work: Work, check: Callable[[], None] = lambda: None) -> None:
         """Returns when `work` is done."""
@@ -137,6 +141,7 @@ class Group:
                     look = now + ABORT_POLL_S
                 time.sleep(POLL_S)
             work.wait()
+        self._travelling = [(other, tensor) for other, tensor in self._travelling if other is not work]
 
     def _heed_abort(self) -> None:
         # gloo's peers notice a closed connection; NCCL's, over NVLink, notice nothing.
@@ -144,10 +149,19 @@ class Group:
             raise TransferFailed("the trainer gave this epoch up")
 
     def abort(self) -> None:
-        """Gives the epoch up: closes the connections; the trainer's abort also frees everyone who waits."""
+        """Gives the epoch up, without waiting; the trainer's abort also frees everyone who waits for it."""
         if self._rank == 0:
             self._store.set(ABORTED, "1")
         self._group.abort()
+        if self._travelling:
+            # gloo's abort cancels nothing, and destroying a group waits for what is under way: let another thread.
+            threading.Thread(target=_outlive, args=(self._group, self._travelling), daemon=True).start()
+
+
+def _outlive(_group: Any, travelling: list[tuple[Work, Tensor]]) -> None:
+    for work, _ in travelling:
+        with suppress(RuntimeError):
+            work.wait()
 
 
 @contextmanager

@@ -48,10 +48,18 @@ class Servers:
         futures = {}
         for target in targets:
             filled = body(target) if callable(body) else body
-            futures[target] = self._http.start(
-                self._http.json(method, target.address + path, filled, timeout=timeout)
-            )
+            futures[target] = self._http.start(self._json(method, target.address + path, filled, timeout))
         return Calls(path, futures, timeout)
+
+    async def _json(self, method: str, url: str, body: Any, timeout: float) -> Any:
+        try:
+            return await self._http.json(method, url, body, timeout=timeout)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+            # The server closes a connection after it answered 500, and we may have picked just that one. One that
+            # died refuses the next.
+            return await self._http.json(method, url, body, timeout=timeout)
 
     def status(self, targets: Iterable[Target], *, timeout: float | None = None) -> "Calls":
         """Answers: `WeightStatus.rlhf_status` of each worker, under "results"."""

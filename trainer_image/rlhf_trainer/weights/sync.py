@@ -169,20 +169,19 @@ class WeightSync:
 
     def _commit(self, targets: Sequence[Target], version: int, sent: stream.Sent) -> dict[Target, str]:
         """Swaps; says who did not and why."""
-        wrong: dict[Target, str] = {}
+        doubtful: dict[Target, str] = {}
         try:
             self._servers.call(targets, "POST", "/pause?mode=keep").results()
             self._fault("before-commit")
-            done, failed = self._servers.call(targets, "POST", "/finish_weight_update").settled()
+            done, doubtful = self._servers.call(targets, "POST", "/finish_weight_update").settled()
             status, silent = self._servers.status(done).settled()
-            wrong = _disagreeing(status, version=version, digest=sent.digest)
+            doubtful |= silent | _disagreeing(status, version=version, digest=sent.digest)
             self._fault("committed")
         finally:
-            # Whoever serves neither the old weights nor the new ones stays paused.
-            self._servers.call(
-                [t for t in targets if t not in wrong], "POST", "/resume", timeout=PROBE_S
-            ).settled()
-        return failed | silent | wrong
+            # Who may have neither the old weights nor the new ones stays paused.
+            sound = [target for target in targets if target not in doubtful]
+            _, stuck = self._servers.call(sound, "POST", "/resume").settled()
+        return doubtful | stuck
 
     def _sort_out(self, state: _Attempt, failure: TransferFailed) -> None:
         """Leaves out those who do not answer; where all do, those whose own fault it was twice."""
