@@ -13,7 +13,9 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rlhf_api.run import Process, RunConfig, command, environment
+from rlhf_api.roles import Role
+from rlhf_api.run import Process, RunConfig, command, environment, replicas, roles_of
+from rlhf_api.spec import Spec
 
 from . import child
 from .decide import Ended, Seen
@@ -60,6 +62,7 @@ class Supervised:
         environ = {**os.environ, **variables, "RLHF_TOKEN": token}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), environ.get("PYTHONPATH")]))
         environ["PYTHONUNBUFFERED"] = "1"
+        environ.setdefault("OMP_NUM_THREADS", str(threads_each(config.spec, os.cpu_count() or 1)))
         self.end.unlink(missing_ok=True)
         self.uid, self.ready, self.ended, self._killed_because = str(uuid.uuid4()), False, None, ""
         with self.log.open("ab") as log:
@@ -108,6 +111,15 @@ class Supervised:
         with self.log.open("rb") as log:
             log.seek(max(self._log_from, self.log.stat().st_size - _TAIL_BYTES))
             return log.read().decode(errors="replace")
+
+
+def threads_each(spec: Spec, cores: int) -> int:
+    """Compute threads of each process, so that all of a job's processes together do not want more than `cores`:
+    threads of different processes that wait for each other on one core cost several times the work itself.
+    """
+    trainers = spec.trainer.replicas * spec.trainer.processes_per_replica
+    others = sum(replicas(spec, role) for role in roles_of(spec) if role is not Role.TRAINER)
+    return max(1, cores // (trainers + others))
 
 
 async def stop_all(processes: Sequence[Supervised], impatient: Callable[[], bool]) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlhf_trainer.maths.ragged import answer_mask, pad
+from .ragged import answer_mask, pad
 
 
 def generalized_advantages(

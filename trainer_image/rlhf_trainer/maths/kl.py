@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlhf_trainer.maths.ragged import check_lengths
+from .ragged import check_lengths
 
 
 def token_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The process group of one membership epoch: gloo on CPU, NCCL on GPU. Imports torch only."""
 
+import concurrent.futures
 import json
 import os
 import socket
@@ -12,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import BroadcastOptions, DistStoreError, PrefixStore, ProcessGroupGloo, TCPStore, Work
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore, Work
 
 CURRENT = "rlhf/epoch"  # store key: the only epoch that may be joined
 ABORTED = "aborted"  # key of an epoch: the trainer gave it up
-POLL_S = 0.0005
-ABORT_POLL_S = 0.05
+POLL_S, MAX_POLL_S, ABORT_POLL_S = 0.00005, 0.01, 0.05
 
 
 class TransferFailed(RuntimeError):
@@ -75,7 +75,9 @@ class Group:
         make = _nccl if device.type == "cuda" else _gloo
         with _failing("joining the weight group"):
             self._assemble(size, check)
-            self._group = make(self._store, rank, size, timeout_s, device, store.host)
+            self._group = _within(
+                timeout_s, lambda: make(self._store, rank, size, timeout_s, device, store.host)
+            )
 
     def _assemble(self, size: int, check: Callable[[], None]) -> None:
         # Connecting blocks until the deadline where someone is missing: so nobody begins before all are here.
@@ -83,17 +85,29 @@ class Group:
             self._store.add("ready", 1)
             self.hear("go")
             return
-        deadline = time.monotonic() + self._timeout_s
         try:
-            while (ready := self._store.add("ready", 0)) < size - 1:
-                check()
-                if time.monotonic() > deadline:
-                    raise TransferFailed(f"{ready} of {size - 1} workers joined within {self._timeout_s:g} s")
-                time.sleep(POLL_S)
+            self._until(lambda: self._store.add("ready", 0) == size - 1, "not all workers joined", check)
         except BaseException:
             self._store.set(ABORTED, "1")
             raise
         self.tell("go", True)
+
+    def _until(
+        self, done: Callable[[], bool], problem: str, check: Callable[[], None] = lambda: None
+    ) -> None:
+        began = time.monotonic()
+        look_again = ABORT_POLL_S
+        while not done():
+            check()
+            waited = time.monotonic() - began
+            if waited > self._timeout_s:
+                raise TransferFailed(f"{problem} within {self._timeout_s:g} s")
+            if self._rank and waited > look_again:
+                # gloo's peers notice a closed connection; NCCL's, over NVLink, notice nothing.
+                if self._store.check([ABORTED]):
+                    raise TransferFailed("the trainer gave this epoch up")
+                look_again = waited + ABORT_POLL_S
+            time.sleep(max(POLL_S, min(MAX_POLL_S, waited / 8)))
 
     def tell(self, key: str, message: Any) -> None:
         """Publishes a JSON value under a key of this epoch."""
@@ -102,14 +116,9 @@ class Group:
 
     def hear(self, key: str) -> Any:
         """The value that the trainer tells under `key`, as soon as it does."""
-        deadline = time.monotonic() + self._timeout_s
         with _failing("waiting for the trainer"):
-            while time.monotonic() < deadline:
-                with suppress(DistStoreError):  # not there yet
-                    self._store.wait([key], timedelta(seconds=ABORT_POLL_S))
-                    return json.loads(self._store.get(key))
-                self._heed_abort()
-        raise TransferFailed(f"the trainer sent nothing for {self._timeout_s:g} s")
+            self._until(lambda: self._store.check([key]), "the trainer sent nothing")
+            return json.loads(self._store.get(key))
 
     def forget(self, key: str) -> None:
         with _failing("tidying the store"):
@@ -128,32 +137,17 @@ class Group:
     def wait(self, work: Work, check: Callable[[], None] = lambda: None) -> None:
         """Returns when `work` is done."""
         # NCCL's own wait does not block and its watchdog would kill the process: so this deadline for both.
-        now = time.monotonic()
-        deadline, look = now + self._timeout_s, now + ABORT_POLL_S
         with _failing("a broadcast"):
-            while not work.is_completed():
-                check()
-                now = time.monotonic()
-                if now > deadline:
-                    raise TransferFailed(f"a broadcast did not finish within {self._timeout_s:g} s")
-                if self._rank and now > look:
-                    self._heed_abort()
-                    look = now + ABORT_POLL_S
-                time.sleep(POLL_S)
+            self._until(work.is_completed, "a broadcast did not finish", check)
             work.wait()
         self._travelling = [(other, tensor) for other, tensor in self._travelling if other is not work]
-
-    def _heed_abort(self) -> None:
-        # gloo's peers notice a closed connection; NCCL's, over NVLink, notice nothing.
-        if self._store.check([ABORTED]):
-            raise TransferFailed("the trainer gave this epoch up")
 
     def abort(self) -> None:
         """Gives the epoch up, without waiting; the trainer's abort also frees everyone who waits for it."""
         if self._rank == 0:
             self._store.set(ABORTED, "1")
         self._group.abort()
-        if self._travelling:
+        if self._travelling and self.device.type == "cpu":
             # gloo's abort cancels nothing, and destroying a group waits for what is under way: let another thread.
             threading.Thread(target=_outlive, args=(self._group, self._travelling), daemon=True).start()
 
@@ -172,6 +166,23 @@ def _failing(what: str) -> Iterator[None]:
         raise
     except RuntimeError as error:  # all that torch.distributed raises
         raise TransferFailed(f"{what} failed: {error}") from error
+
+
+def _within(timeout_s: float, make: Callable[[], Any]) -> Any:
+    """What `make` returns; NCCL sets no limit to how long it connects, so after `timeout_s` its thread is left."""
+    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(make())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return outcome.result(timeout_s + 1)  # gloo keeps the same limit itself, and says who did not come
+    except TimeoutError:
+        raise TransferFailed(f"the members did not connect within {timeout_s:g} s") from None
 
 
 def _gloo(
@@ -206,4 +217,7 @@ def _nccl(
         if before is not None:
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = before
     group.eager_connect_single_device(device)
+    # NCCL connects the peers in the first collective, which blocks the caller until all have called it.
+    group.broadcast([torch.zeros(1, device=device)], BroadcastOptions()).wait()
+    torch.cuda.synchronize(device)
     return group

@@ -1,0 +1,68 @@
+"""The main job from start to end: real vLLM, real DeepSpeed, a reward model trained on pairs, and it learns."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.support.rlhf import SENTIMENT, Finished, lines, succeed
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+REQUIRED = {
+    *("step", "episode", "reward_mean", "kl_mean", "weight_version", "tokens", "seconds"),
+    *("generate_seconds", "score_seconds", "train_seconds", "broadcast_seconds"),
+}
+
+
+@pytest.fixture(scope="session")
+def ppo(chain, tmp_path_factory) -> Finished:
+    return succeed(SENTIMENT / "ppo.yaml", tmp_path_factory.mktemp("ppo") / "run", *chain.overrides)
+
+
+def test_the_reward_model_orders_pairs(chain):
+    assert sum(line["accuracy"] for line in chain.reward.steps[-10:]) / 10 > 0.9
+
+
+def test_it_learns_by_a_judge_that_it_never_trained_on(ppo):
+    judged = lines(ppo.workdir / "evaluation.jsonl")
+    assert judged[0]["step"] == 0
+    assert 0.35 < judged[0]["mean"] < 0.65, "about half of the answers are positive before PPO"
+    assert judged[-1]["step"] <= 40
+    assert judged[-1]["mean"] >= 0.85
+    assert ppo.steps[-1]["reward_mean"] > ppo.steps[0]["reward_mean"]
+
+
+def test_every_step_has_its_line(ppo):
+    assert [line["step"] for line in ppo.steps] == list(range(1, 41))
+    assert all(line.keys() >= REQUIRED for line in ppo.steps)
+    assert [line["weight_version"] for line in ppo.steps] == list(range(1, 41))
+
+
+def test_vllm_and_the_trainer_agree_on_the_same_tokens(ppo):
+    assert max(line["logprob_difference"] for line in ppo.steps) <= 1e-4
+    assert max(line["ratio_outside_share"] for line in ppo.steps) == 0
+
+
+def test_the_work_directory_holds_what_was_promised(ppo):
+    assert (ppo.workdir / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert {file.name for file in (ppo.workdir / "logs").glob("*.log")} == {
+        f"{role}-0.log" for role in ("trainer", "generator", "reward", "reference")
+    }
+    status = ppo.status
+    assert (status["phase"], status["step"], status["weightVersion"]) == ("Succeeded", 40, 40)
+    assert status["reward"] == pytest.approx(ppo.steps[-1]["reward_mean"])
+    token = "RLHF_TOKEN"
+    assert token not in json.dumps(status)
+
+
+def test_the_policy_loads_and_writes_reviews(ppo):
+    tokenizer = AutoTokenizer.from_pretrained(ppo.workdir / "policy")
+    model = AutoModelForCausalLM.from_pretrained(ppo.workdir / "policy")
+    prompt = tokenizer("On Sunday my sister and I saw a western and", return_tensors="pt")
+    answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)
+    assert tokenizer.decode(answer[0], skip_special_tokens=True).endswith(".")
+
+
+def test_no_secret_is_written(ppo):
+    for file in Path(ppo.workdir).rglob("*"):
+        if file.is_file() and file.suffix in (".json", ".jsonl", ".log", ".end"):
+            assert "Bearer" not in file.read_text(errors="replace"), file

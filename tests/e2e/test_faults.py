@@ -1,0 +1,101 @@
+"""What must not stop a run: a generator dies in a broadcast, the reward dies, the trainer dies, Ctrl-C."""
+
+import signal
+import threading
+
+import pytest
+from tests.support.rlhf import SENTIMENT, finish, processes, start, succeed
+
+SMALL = (
+    "spec.data.promptsPerStep=16",
+    "spec.ppo.minibatchSize=16",
+    "spec.ppo.epochs=1",
+    "spec.evaluation=null",
+)
+
+
+def test_a_generator_killed_in_a_broadcast_costs_nothing_but_a_detour(chain, tmp_path):
+    """Two generators; one is killed mid-broadcast and comes back. Learning rate 0, so that nothing may drift."""
+    finished = succeed(
+        SENTIMENT / "ppo.yaml",
+        tmp_path / "run",
+        *chain.overrides,
+        *("spec.evaluation=null", "spec.optimizer.learningRate=0.0", "spec.steps=5"),
+        *("spec.generator.replicas=2", "spec.weights.bucketMegabytes=1", "spec.weights.timeoutSeconds=10.0"),
+        RLHF_FAULTS="tests.support.faults:kill_generator_in_broadcast",
+    )
+    assert finished.status["roles"]["generator"]["restarts"] == 1
+    assert [line["step"] for line in finished.steps] == [1, 2, 3, 4, 5]
+    # The broadcast that lost a member took one deadline at most, and the job went on.
+    assert finished.steps[1]["broadcast_seconds"] < 10 + 5
+    trainer = finished.log("trainer-0")
+    assert "generator-1 did not take weight version 2" in trainer
+    # Every prompt was answered in every step, and what both sides compute did not move.
+    assert all(abs(line["kl_mean"]) < 1e-5 for line in finished.steps)
+    assert all(line["logprob_difference"] < 1e-4 for line in finished.steps)
+    assert "generator-1 joined with weight version 3" in trainer
+
+
+def test_training_waits_for_a_reward_that_died(chain, tmp_path):
+    finished = succeed(
+        SENTIMENT / "ppo.yaml",
+        tmp_path / "run",
+        *chain.overrides,
+        *SMALL,
+        *("spec.generator.sharedWithTrainer=true", "spec.steps=3"),
+        RLHF_FAULTS="tests.support.faults:kill_reward_before_scoring",
+    )
+    assert finished.status["roles"]["reward"]["restarts"] == 1
+    assert len(finished.steps) == 3
+
+
+@pytest.fixture(scope="module")
+def undisturbed(chain, tmp_path_factory):
+    """Four steps without a generator process, whose random numbers are all the trainer's own."""
+    overrides = (*chain.overrides, *SMALL, *("spec.generator.sharedWithTrainer=true", "spec.steps=4"))
+    return overrides, succeed(
+        SENTIMENT / "ppo.yaml", tmp_path_factory.mktemp("undisturbed") / "run", *overrides
+    )
+
+
+def policy(finished):
+    return (finished.workdir / "policy" / "model.safetensors").read_bytes()
+
+
+def test_a_trainer_that_dies_goes_on_from_its_checkpoint(undisturbed, tmp_path):
+    overrides, expected = undisturbed
+    finished = succeed(
+        SENTIMENT / "ppo.yaml",
+        tmp_path / "run",
+        *overrides,
+        "spec.checkpoint.everySteps=1",
+        RLHF_FAULTS="tests.support.faults:kill_trainer_after_two_steps",
+    )
+    assert finished.status["roles"]["trainer"]["restarts"] == 1
+    assert [line["step"] for line in finished.steps] == [1, 2, 3, 4]
+    assert policy(finished) == policy(expected), "the same parameters, bit for bit"
+
+
+def test_ctrl_c_leaves_nothing_behind_and_resumes(undisturbed, tmp_path):
+    overrides, expected = undisturbed
+    manifest, workdir = SENTIMENT / "ppo.yaml", tmp_path / "run"
+    process = start(manifest, workdir, *overrides)
+    seen = threading.Timer(300, process.kill)
+    seen.start()
+    assert process.stdout is not None
+    printed = []
+    for line in process.stdout:
+        printed.append(line)
+        if "step 1/4" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    seen.cancel()
+    stopped = finish(process, workdir, timeout=60)
+    assert stopped.code == 130, printed
+    assert "--resume" in stopped.output
+    assert stopped.status["phase"] == "Suspended"
+    assert not processes(workdir)
+
+    resumed = succeed(manifest, workdir, *overrides, flags=("--resume",))
+    assert [line["step"] for line in resumed.steps] == [1, 2, 3, 4]
+    assert policy(resumed) == policy(expected), "the same parameters, bit for bit"

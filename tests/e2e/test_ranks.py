@@ -1,0 +1,12 @@
+"""Several trainer ranks: the same job, weights gathered for the generators."""
+
+from tests.support.rlhf import SENTIMENT, succeed
+
+
+def test_two_ranks_of_zero_3_feed_a_generator(chain, tmp_path):
+    overrides = (*chain.overrides, "spec.evaluation=null", "spec.steps=2", "spec.data.promptsPerStep=16")
+    small = ("spec.ppo.minibatchSize=16", "spec.ppo.epochs=1")
+    two = ("spec.trainer.processesPerReplica=2", "spec.trainer.deepspeed.zero_optimization.stage=3")
+    finished = succeed(SENTIMENT / "ppo.yaml", tmp_path / "two", *overrides, *small, *two)
+    assert [line["step"] for line in finished.steps] == [1, 2]
+    assert all(line["logprob_difference"] < 1e-4 for line in finished.steps), "vLLM has the gathered weights"

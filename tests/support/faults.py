@@ -1,0 +1,75 @@
+"""What tests let go wrong at named points of a trainer (see `rlhf_trainer.faults`)."""
+
+import json
+import os
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+_seen: list[str] = []
+
+
+def kill_generator_in_broadcast(point: str) -> None:
+    """generator-1 is killed in the middle of the broadcast after step 2; step 4 begins when it is back."""
+    _seen.append(point)
+    if point == "bucket:1" and "step:1" in _seen and "step:2" not in _seen:
+        _kill("generator-1")
+        _seen.append("killed")
+    if point == "step:3":
+        _wait_for("generator-1")
+
+
+def kill_reward_before_scoring(point: str) -> None:
+    """reward-0 is killed when step 2 begins."""
+    if point == "step:1":
+        _kill("reward-0")
+
+
+def kill_trainer_after_two_steps(point: str) -> None:
+    """The trainer kills itself once, when step 3 begins."""
+    mark = Path(os.environ["RLHF_TERMINATION_LOG"]).with_name("killed-once")
+    if point == "step:2" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), 9)
+
+
+def _ours(name: str) -> list[psutil.Process]:
+    run, found = os.environ["RLHF_RUN_CONFIG"], []
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+        except psutil.Error:
+            continue
+        if environ.get("RLHF_RUN_CONFIG") == run and environ.get("RLHF_NAME") == name:
+            found.append(process)
+    return found
+
+
+def _kill(name: str) -> None:
+    for process in _ours(name):
+        process.kill()
+
+
+def _wait_for(name: str, timeout: float = 240) -> None:
+    """Until it answers on its port, with a process that is not the killed one."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        ports = {e["RLHF_PORT"] for p in _ours(name) if (e := _environ(p))}
+        for port in ports:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                pass
+        time.sleep(0.2)
+    raise TimeoutError(f"{name} did not come back: {json.dumps(_seen)}")
+
+
+def _environ(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}

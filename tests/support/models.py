@@ -1,0 +1,40 @@
+"""Tiny causal language models with a tokenizer, saved the way a model hub would hold them."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte (ids 0..255), then `<eos>` (256) and `<pad>` (257)."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+
+
+def tiny_model(directory: Path, *, tie: bool, seed: int) -> Path:
+    """Saves a 2-layer float32 model and its tokenizer: Qwen2 with tied embeddings, Llama with an lm_head."""
+    torch.manual_seed(seed)
+    tokenizer = byte_tokenizer()
+    config_cls, model_cls = (Qwen2Config, Qwen2ForCausalLM) if tie else (LlamaConfig, LlamaForCausalLM)
+    config = config_cls(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,  # of 32: vLLM on CPU has no kernel for smaller ones
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        initializer_range=0.1,  # large enough that two seeds disagree by far more than rounding
+        tie_word_embeddings=tie,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model_cls(config).to(torch.float32).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory

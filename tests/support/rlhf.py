@@ -1,0 +1,109 @@
+"""`rlhf run` as a user starts it, and what it leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+SENTIMENT = ROOT / "examples" / "sentiment"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that ended: its exit code, what it printed, and its work directory."""
+
+    code: int
+    output: str
+    workdir: Path
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return lines(self.workdir / "metrics.jsonl")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return json.loads((self.workdir / "status.json").read_text())
+
+    def log(self, process: str) -> str:
+        return (self.workdir / "logs" / f"{process}.log").read_text(errors="replace")
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def start(
+    manifest: Path, workdir: Path, *overrides: str, flags: tuple[str, ...] = (), **environ: str
+) -> subprocess.Popen:
+    """`rlhf run` in the repository's root, each override as `--set`."""
+    sets = [part for override in overrides for part in ("--set", override)]
+    command = [
+        sys.executable,
+        "-m",
+        "rlhf_operator.cli",
+        "run",
+        str(manifest),
+        "--workdir",
+        str(workdir),
+        *sets,
+        *flags,
+    ]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | environ,
+    )
+
+
+def finish(process: subprocess.Popen, workdir: Path, timeout: float = 540) -> Finished:
+    """Waits for its end, which leaves no process of the run behind."""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        raise AssertionError(f"`rlhf run` did not end within {timeout:.0f} s:\n{output[-3000:]}") from None
+    assert not processes(workdir), "processes were left behind"
+    return Finished(process.returncode, output, workdir)
+
+
+def run(
+    manifest: Path, workdir: Path, *overrides: str, flags: tuple[str, ...] = (), **environ: str
+) -> Finished:
+    """A run from start to end, whatever the end."""
+    return finish(start(manifest, workdir, *overrides, flags=flags, **environ), workdir)
+
+
+def succeed(
+    manifest: Path, workdir: Path, *overrides: str, flags: tuple[str, ...] = (), **environ: str
+) -> Finished:
+    """A run that must end well."""
+    finished = run(manifest, workdir, *overrides, flags=flags, **environ)
+    assert finished.code == 0, finished.output[-4000:]
+    return finished
+
+
+def processes(workdir: Path, name: str | None = None) -> list[psutil.Process]:
+    """The live processes of a run, by the configuration file that each role is given; `name` is `<role>-<i>`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+        except psutil.Error:
+            continue
+        if environ.get("RLHF_RUN_CONFIG") == str(workdir.resolve() / "run.json") and name in (
+            None,
+            environ["RLHF_NAME"],
+        ):
+            found.append(process)
+    return found
