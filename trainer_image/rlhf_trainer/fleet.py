@@ -1,6 +1,7 @@
 """The generators as the training loop sees them: one call to give them weights, one to get answers."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +20,8 @@ from .run import Run
 from .weights.sync import SyncReport, WeightSync
 
 log = logging.getLogger(__name__)
+
+REFUSALS = 3
 
 
 class Fleet:
@@ -81,21 +84,25 @@ class Fleet:
         assert self._sync is not None
         role, roster = self._run.spec.generator, self._run.services.roster
         wanted = role.replicas if self._version < 0 else 1
-        for _attempt in range(3):
+        failures: Counter[str] = Counter()
+        while True:
             members = roster.wait(Role.GENERATOR, wanted, role.startup_timeout_seconds)
             report = self._sync.send(members, self._announced, version)
             for target, reason in report.lost.items():
                 log.warning("%s did not take weight version %d: %s", target.name, version, reason)
             if report.holders:
-                for target in report.holders:
-                    if target.uid not in self._holders:
-                        log.info("%s joined with weight version %d", target.name, version)
-                self._holders = {m.uid: m for m in members if m.uid in {h.uid for h in report.holders}}
-                self._tell(report)
-                return
-        raise Unavailable(
-            f"no generator took weight version {version} in three broadcasts; see the generators' logs"
-        )
+                break
+            # Whoever died is being replaced and may try again; whoever lives and refuses does so three times.
+            failures.update(target.uid for target in report.lost)
+            if all(failures[member.uid] >= REFUSALS for member in members):
+                why = "; ".join(f"{target.name}: {reason}" for target, reason in report.lost.items())
+                raise Unavailable(f"no generator took weight version {version}: {why}")
+        held = {target.uid for target in report.holders}
+        for target in report.holders:
+            if target.uid not in self._holders:
+                log.info("%s joined with weight version %d", target.name, version)
+        self._holders = {member.uid: member for member in members if member.uid in held}
+        self._tell(report)
 
     def _announced(self) -> Iterator[tuple[str, Tensor]]:
         """The weights, after telling the other ranks to gather them too."""

@@ -1,7 +1,7 @@
 """Checkpoints as consistent cuts: content-hashed segments first, one manifest last.
 
     segments/<sha256>       tensors, as safetensors
-    cuts/<step>.json        the manifest of one cut: state, and the segments of each group of tensors
+    cuts/<step>.json        the manifest of one cut: state, the segments of each group of tensors, its own hash
 
 A cut exists once its manifest does; a crash before that leaves unreferenced segments, never half a cut.
 """
@@ -9,14 +9,17 @@ A cut exists once its manifest does; a crash before that leaves unreferenced seg
 import hashlib
 import json
 import logging
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import ObjectStore, from_url
 from torch import Tensor
 
@@ -28,7 +31,24 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 SEGMENT_BYTES = 256 << 20
+FIRST_PATIENCE = timedelta(seconds=5)
+"""How long opening a store may be retried: who mistyped its name wants to know at once."""
+PATIENCE = timedelta(minutes=2)
+"""How long anything later may be retried: longer than a store's hiccup."""
+REQUEST_TIMEOUT = timedelta(minutes=2)
+"""For one request, a whole segment down included."""
+HINTS = {
+    "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; for another server than AWS also "
+    "AWS_ENDPOINT_URL, and AWS_ALLOW_HTTP=true where that is http://",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "file": "its directory must be writable",
+}
 Group = Iterable[tuple[str, Tensor]]
+
+
+class StoreError(RuntimeError):
+    """The object store refuses, or does not answer for longer than PATIENCE."""
 
 
 class DamagedCut(RuntimeError):
@@ -83,12 +103,7 @@ class Cut:
             self._read_segment(segment)
 
     def _read_segment(self, segment: Segment) -> dict[str, Tensor]:
-        try:
-            data = bytes(obstore.get(self._store, segment.key).bytes())
-        except (BaseError, FileNotFoundError) as error:
-            raise DamagedCut(
-                f"segment {segment.digest[:12]} of step {self.step} cannot be read: {error}"
-            ) from error
+        data = _get(self._store, segment.key)
         if hashlib.sha256(data).hexdigest() != segment.digest:
             raise DamagedCut(f"segment {segment.digest[:12]} of step {self.step} is not what its hash says")
         try:
@@ -104,15 +119,33 @@ class Cuts:
         """Credentials come from the environment, as each store's own tools read them.
 
         Raises:
-            InvalidJob: the URL names no store that can be opened.
+            InvalidJob: the URL names no store that can be opened and listed.
         """
         self.url = url
         try:
-            self._store = from_url(url, mkdir=True) if url.startswith("file://") else from_url(url)
-        except (BaseError, ValueError) as error:
-            raise InvalidJob(
-                [Problem("spec.checkpoint.store", f"{url} cannot be opened: {error}")]
-            ) from error
+            obstore.list(_connect(url, FIRST_PATIENCE), "cuts").collect()
+            self._store = _connect(url, PATIENCE)
+        except (BaseError, ValueError, OSError) as error:
+            raise self._unusable(error) from error
+
+    def check_writable(self) -> None:
+        """Writes something and deletes it again, so that a run learns before its first step that it cannot be saved.
+
+        Raises:
+            InvalidJob: the store does not take it.
+        """
+        try:
+            store = _connect(self.url, FIRST_PATIENCE)
+            obstore.put(store, "cuts/writable", b"")
+            obstore.delete(store, "cuts/writable")
+        except (BaseError, OSError) as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> InvalidJob:
+        hint = HINTS.get(self.url.partition(":")[0], "")
+        return InvalidJob(
+            [Problem("spec.checkpoint.store", f"cannot use {self.url}: {_reason(error)}; {hint}")]
+        )
 
     def write(self, step: int, state: Mapping[str, Any], groups: Mapping[str, Group]) -> Cut:
         """Makes the cut of a step; the tensors of each group are consumed one at a time."""
@@ -127,26 +160,28 @@ class Cuts:
                 for group, segments in written.items()
             },
         }
-        obstore.put(self._store, f"cuts/{step:08d}.json", json.dumps(manifest).encode())
+        with _talking():
+            obstore.put(self._store, _key(step), json.dumps(_signed(manifest)).encode())
         return Cut(self._store, manifest)
 
     def steps(self) -> list[int]:
         """The steps that have a manifest, ascending."""
-        listed = obstore.list(self._store, "cuts").collect()
-        names = [meta["path"].rsplit("/", 1)[-1].removesuffix(".json") for meta in listed]
+        names = [path.rsplit("/", 1)[-1].removesuffix(".json") for path in self._listed("cuts")]
         return sorted(int(name) for name in names if name.isdigit())
 
     def open(self, step: int) -> Cut:
-        """Raises DamagedCut where the manifest cannot be read."""
+        """Raises DamagedCut where the manifest is not there or not intact."""
+        data = _get(self._store, _key(step))
         try:
-            data = bytes(obstore.get(self._store, f"cuts/{step:08d}.json").bytes())
             manifest = json.loads(data)
+            if manifest != _signed(manifest):
+                raise DamagedCut(f"the manifest of step {step} is not what its hash says")
             if manifest["format"] != FORMAT:
                 raise DamagedCut(
                     f"the cut of step {step} has format {manifest['format']}; this version reads {FORMAT}"
                 )
             return Cut(self._store, manifest)
-        except (BaseError, FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedCut(f"the manifest of step {step} cannot be read: {error!r}") from error
 
     def newest(self) -> Cut | None:
@@ -163,19 +198,30 @@ class Cuts:
 
     def retain(self, last: int) -> None:
         """Deletes all but the `last` newest cuts, then every segment that none of those refers to."""
+        kept: dict[int, Cut] = {}
         steps = self.steps()
-        for step in steps[:-last]:
-            obstore.delete(self._store, f"cuts/{step:08d}.json")
-        kept = {segment.key for step in steps[-last:] for segment in self.open(step).segments()}
-        listed = [meta["path"] for meta in obstore.list(self._store, "segments").collect()]
-        garbage = [path for path in listed if path not in kept]
-        if garbage:
-            obstore.delete(self._store, garbage)
+        for step in reversed(steps):
+            if len(kept) < last:
+                try:
+                    kept[step] = self.open(step)
+                except DamagedCut as error:
+                    log.error("DAMAGED CHECKPOINT, deleted: %s", error)
+        self._delete([_key(step) for step in steps if step not in kept])
+        used = {segment.key for cut in kept.values() for segment in cut.segments()}
+        self._delete([path for path in self._listed("segments") if path not in used])
 
     def clear(self) -> None:
         """Deletes every cut: a run that starts anew in this place."""
-        for step in self.steps():
-            obstore.delete(self._store, f"cuts/{step:08d}.json")
+        self._delete([_key(step) for step in self.steps()])
+
+    def _listed(self, prefix: str) -> list[str]:
+        with _talking():
+            return [meta["path"] for meta in obstore.list(self._store, prefix).collect()]
+
+    def _delete(self, keys: list[str]) -> None:
+        if keys:
+            with _talking():
+                obstore.delete(self._store, keys)
 
     def _write_segments(self, tensors: Group) -> Iterator[Segment]:
         batch: dict[str, Tensor] = {}
@@ -192,5 +238,56 @@ class Cuts:
     def _put(self, batch: Mapping[str, Tensor]) -> Segment:
         data = encode(batch)
         segment = Segment(hashlib.sha256(data).hexdigest(), len(data), tuple(batch))
-        obstore.put(self._store, segment.key, data)
+        with _talking():
+            obstore.put(self._store, segment.key, data)
         return segment
+
+
+def _key(step: int) -> str:
+    return f"cuts/{step:08d}.json"
+
+
+def _signed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with the sha256 of all its other fields."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return {**rest, "sha256": hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
+
+
+def _connect(url: str, patience: timedelta) -> ObjectStore:
+    if url.startswith("file://"):
+        return from_url(url, mkdir=True)
+    return from_url(
+        url,
+        retry_config={"retry_timeout": patience},
+        # Options given here hide those of the environment.
+        client_options={
+            "timeout": REQUEST_TIMEOUT,
+            "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true",
+        },
+    )
+
+
+def _get(store: ObjectStore, key: str) -> bytes:
+    """Raises DamagedCut where it is not there, StoreError where nobody can tell."""
+    with _talking():
+        try:
+            return bytes(obstore.get(store, key).bytes())
+        except (NotFoundError, FileNotFoundError) as error:
+            raise DamagedCut(f"{key} is missing") from error
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise StoreError(f"the checkpoint store fails: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The store's message on one line: an XML answer's own words, without the library's timings and debugging."""
+    text = str(error).partition("\n\nDebug source")[0]
+    head, _, answer = text.partition("<?xml")
+    head = re.sub(r"^Generic \w+ error: (Error performing \w+ request: )?| in [\d.]+.?s\b", "", head)
+    said = re.search(r"<Message>(.*?)\.?</Message>", answer)
+    return " ".join(f"{head}{said.group(1) if said else answer}".split())[:500]

@@ -70,8 +70,10 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     rows = read_all(spec.data.train, spec.algorithm)
     held_out = read_all(spec.evaluation.data, "ppo") if spec.evaluation else []
     cuts = Cuts(config.store)
-    if ranks.first and not config.resume:
-        cuts.clear()
+    if ranks.first:
+        cuts.check_writable()
+        if not config.resume:
+            cuts.clear()
     tokenizer = prepare_model(config, ranks, rows)
     job = Run(config.job, spec, Path(config.workdir), ranks, tokenizer, services)
     task = ppo(job, config, rows, held_out) if spec.algorithm == "ppo" else supervised(job, config, rows)

@@ -1,9 +1,6 @@
-"""The process group of one membership epoch: gloo on CPU, NCCL on GPU. Imports torch only."""
+"""The trainer and the workers of one membership epoch: a store to tell things and a group to broadcast."""
 
-import concurrent.futures
 import json
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore, Work
+from torch.distributed import BroadcastOptions, PrefixStore, TCPStore, Work
+
+from .backend import connect
 
 CURRENT = "rlhf/epoch"  # store key: the only epoch that may be joined
 ABORTED = "aborted"  # key of an epoch: the trainer gave it up
@@ -72,11 +71,10 @@ class Group:
         self._rank, self._timeout_s = rank, timeout_s
         self.device = device
         self._travelling: list[tuple[Work, Tensor]] = []
-        make = _nccl if device.type == "cuda" else _gloo
         with _failing("joining the weight group"):
             self._assemble(size, check)
-            self._group = _within(
-                timeout_s, lambda: make(self._store, rank, size, timeout_s, device, store.host)
+            self._group = connect(
+                self._store, rank, size, timeout_s=timeout_s, device=device, host=store.host
             )
 
     def _assemble(self, size: int, check: Callable[[], None]) -> None:
@@ -166,58 +164,3 @@ def _failing(what: str) -> Iterator[None]:
         raise
     except RuntimeError as error:  # all that torch.distributed raises
         raise TransferFailed(f"{what} failed: {error}") from error
-
-
-def _within(timeout_s: float, make: Callable[[], Any]) -> Any:
-    """What `make` returns; NCCL sets no limit to how long it connects, so after `timeout_s` its thread is left."""
-    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(make())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return outcome.result(timeout_s + 1)  # gloo keeps the same limit itself, and says who did not come
-    except TimeoutError:
-        raise TransferFailed(f"the members did not connect within {timeout_s:g} s") from None
-
-
-def _gloo(
-    store: PrefixStore, rank: int, size: int, timeout_s: float, _device: torch.device, host: str
-) -> ProcessGroupGloo:
-    options = ProcessGroupGloo._Options()
-    options._timeout = timedelta(seconds=timeout_s)
-    options._threads = 2
-    # Our address on the way to the trainer; gloo would take the host name's, which others may not reach.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        options._devices = [ProcessGroupGloo.create_device(hostname=probe.getsockname()[0])]
-    return ProcessGroupGloo(store, rank, size, options)
-
-
-def _nccl(
-    store: PrefixStore, rank: int, size: int, timeout_s: float, device: torch.device, _host: str
-) -> Any:
-    from torch.distributed import ProcessGroupNCCL  # not in torch's CPU build
-
-    torch.cuda.set_device(device)
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=100 * timeout_s)  # the watchdog's, which must not come before ours
-    before = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING")
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = (
-        "0"  # read in the constructor: a lost peer must not end us
-    )
-    try:
-        group = ProcessGroupNCCL(store, rank, size, options)
-    finally:
-        del os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
-        if before is not None:
-            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = before
-    group.eager_connect_single_device(device)
-    # NCCL connects the peers in the first collective, which blocks the caller until all have called it.
-    group.broadcast([torch.zeros(1, device=device)], BroadcastOptions()).wait()
-    torch.cuda.synchronize(device)
-    return group

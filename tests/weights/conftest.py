@@ -1,0 +1,75 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support import vllm_server
+from tests.support.models import tiny_model
+from tests.support.vllm_server import Server
+from tests.weights.support import TOKEN, load
+
+from rlhf_trainer.http import Background
+from rlhf_trainer.weights.sync import WeightSync
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """Holds `tied-<seed>` and `untied-<seed>` models, and the servers' logs."""
+    folder = tmp_path_factory.mktemp("weights")
+    for seed in range(4):
+        tiny_model(folder / f"tied-{seed}", tie=True, seed=seed)
+        tiny_model(folder / f"untied-{seed}", tie=False, seed=seed)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(folder):
+    """`models("tied", 1)`"""
+    return lambda kind, seed: load(folder / f"{kind}-{seed}")
+
+
+@pytest.fixture(scope="session")
+def http() -> Iterator[Background]:
+    with Background(TOKEN) as http:
+        yield http
+
+
+@pytest.fixture(scope="session")
+def starting_tied(folder) -> Iterator[Server]:
+    server = vllm_server.launch(folder / "tied-0", folder / "tied.log", token=TOKEN)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def untied(folder, starting_tied) -> Iterator[Server]:  # noqa: ARG001  they start side by side
+    server = vllm_server.launch(folder / "untied-0", folder / "untied.log", token=TOKEN)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def tied(starting_tied) -> Server:
+    """Serves `tied-0` at first."""
+    return starting_tied.wait_ready()
+
+
+@pytest.fixture
+def make_sync(http):
+    made = []
+
+    def make(**options) -> WeightSync:
+        settings = {
+            "host": "127.0.0.1",
+            "timeout_s": 20.0,
+            "bucket_bytes": 1 << 16,
+            "device": torch.device("cpu"),
+        }
+        made.append(WeightSync(http, **(settings | options)))
+        return made[-1]
+
+    yield make
+    for sync in made:
+        sync.close()

@@ -1,0 +1,15 @@
+"""A worker extension for tests: `spoil_swap` makes the next swap of weights fail half-way."""
+
+from rlhf_trainer.weights.extension import WeightStatus
+
+
+class Sabotage(WeightStatus):
+    def spoil_swap(self) -> None:
+        model = self.weight_transfer_engine.model
+        whole = model.load_weights
+
+        def half(weights) -> set[str]:
+            whole(pair for _, pair in zip(range(5), weights, strict=False))
+            raise RuntimeError("spoilt for a test")
+
+        model.load_weights = half

@@ -1,0 +1,49 @@
+"""Log-probabilities of a fixed text, as a server gives them and as Transformers computes them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tests.support.vllm_server import Server
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rlhf_trainer.http import Background
+
+TOKEN = "a token for tests"
+TEXT = list(range(40, 100))  # token ids
+
+
+def load(directory: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+
+def weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    return iter(model.named_parameters())
+
+
+@torch.no_grad()
+def model_logprobs(model: PreTrainedModel) -> Tensor:
+    """Of each token of TEXT but the first, in nats: [len(TEXT) - 1]."""
+    text = torch.tensor([TEXT])
+    return model(text).logits[0, :-1].log_softmax(-1).gather(1, text[0, 1:, None])[:, 0]
+
+
+def served_logprobs(http: Background, server: Server) -> Tensor:
+    body = {"model": "policy", "prompt": TEXT, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
+    answer = http.run(http.json("POST", f"{server.address}/v1/completions", body, timeout=30))
+    rows = answer["choices"][0]["prompt_logprobs"][1:]
+    return torch.tensor([row[str(token)]["logprob"] for row, token in zip(rows, TEXT[1:], strict=True)])
+
+
+def serves(http: Background, server: Server, model: PreTrainedModel) -> bool:
+    """Whether the server's log-probabilities are the model's, within rounding."""
+    return (served_logprobs(http, server) - model_logprobs(model)).abs().mean().item() < 1e-5
+
+
+def status(http: Background, server: Server) -> dict:
+    answer = http.run(
+        http.json("POST", f"{server.address}/collective_rpc", {"method": "rlhf_status"}, timeout=10)
+    )
+    (worker,) = answer["results"]
+    return worker

@@ -1,0 +1,161 @@
+"""One trainer and one real vLLM server at a time: what is served, and what is refused."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+import torch
+from tests.weights.support import TOKEN, serves, status, weights
+
+from rlhf_trainer.http import HttpError
+from rlhf_trainer.weights.members import Target
+
+pytestmark = pytest.mark.slow
+
+
+def target(server) -> Target:
+    return Target("generator-0", "1", server.address)
+
+
+@pytest.mark.parametrize("kind", ["untied", "tied"])
+def test_serves_exactly_what_was_sent(kind, request, http, make_sync, models):
+    server = request.getfixturevalue(kind)
+    assert serves(http, server, models(kind, 0))
+    assert status(http, server)["version"] is None
+    sync = make_sync()
+    for version, seed in ((1, 1), (2, 2)):
+        new = models(kind, seed)
+        assert not serves(http, server, new)
+        report = sync.send([target(server)], lambda new=new: weights(new), version)
+        assert report.holders == (target(server),)
+        assert (report.lost, report.attempts, report.epoch) == ({}, 1, 1)
+        assert serves(http, server, new)
+        now = status(http, server)
+        assert (now["version"], now["digest"]) == (version, report.digest)
+        assert (now["staged_version"], now["open"]) == (None, False)
+
+
+def test_weights_of_another_model_are_refused_and_the_old_ones_stay(tied, http, make_sync, models):
+    sync = make_sync()
+    mine = models("tied", 1)
+    sync.send([target(tied)], lambda: weights(mine), 1)
+
+    def wrong():
+        yield from ((n, p[:-1] if n.endswith("embed_tokens.weight") else p) for n, p in weights(mine))
+
+    report = sync.send([target(tied)], wrong, 2)
+    assert report.holders == ()
+    assert "embed_tokens.weight has shape [257, 64], the model's has [258, 64]" in report.lost[target(tied)]
+    assert serves(http, tied, mine)
+    assert status(http, tied)["version"] == 1
+    assert sync.send([target(tied)], lambda: weights(models("tied", 2)), 3).holders == (target(tied),)
+
+
+def test_an_error_of_the_trainer_s_own_is_raised_and_the_old_weights_stay(tied, http, make_sync, models):
+    sync = make_sync()
+    mine = models("tied", 1)
+    sync.send([target(tied)], lambda: weights(mine), 1)
+
+    def broken():
+        yield next(weights(mine))
+        raise ZeroDivisionError("in the trainer")
+
+    with pytest.raises(ZeroDivisionError):
+        sync.send([target(tied)], broken, 2)
+    assert serves(http, tied, mine)
+    assert sync.send([target(tied)], lambda: weights(models("tied", 2)), 3).holders == (target(tied),)
+
+
+def test_requests_in_flight_survive_and_go_on_with_the_new_weights(tied, http, make_sync, models):
+    body = {
+        "model": "policy",
+        "prompt": [65],
+        "max_tokens": 120,
+        "ignore_eos": True,
+        "temperature": 1.0,
+        "n": 4,
+    }
+    running = http.start(http.json("POST", f"{tied.address}/v1/completions", body, timeout=60))
+    new = models("tied", 3)
+    make_sync().send([target(tied)], lambda: weights(new), 1)
+    answer = running.result(60)
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 4
+    assert serves(http, tied, new)
+
+
+def test_an_epoch_that_is_over_is_refused_and_the_next_send_recovers(tied, http, make_sync, models):
+    sync = make_sync()
+    mine = models("tied", 1)
+    sync.send([target(tied)], lambda: weights(mine), 1)
+    store = {"host": "127.0.0.1", "port": sync._store.port, "epoch": "0.0", "timeout_s": 5.0}
+    late = {"init_info": store | {"rank_offset": 1, "world_size": 2}}
+    with pytest.raises(HttpError, match=r"weight epoch 0\.0 is over"):
+        http.run(http.json("POST", f"{tied.address}/init_weight_transfer_engine", late, timeout=20))
+    assert serves(http, tied, mine)
+    report = sync.send([target(tied)], lambda: weights(models("tied", 2)), 2)
+    assert report.holders == (target(tied),)
+
+
+@pytest.mark.parametrize("point", ["bucket:1", "before-commit"])
+def test_a_trainer_that_dies_leaves_the_old_weights_and_the_next_takes_over(
+    point, tied, http, make_sync, models, folder
+):
+    old = models("tied", 1)
+    sync = make_sync()
+    sync.send([target(tied)], lambda: weights(old), 1)
+    sync.close()
+    trainer = [
+        sys.executable,
+        "-m",
+        "tests.weights.dying_trainer",
+        tied.address,
+        str(folder / "tied-2"),
+        point,
+    ]
+    done = subprocess.run(trainer, input=TOKEN, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    paused = http.run(http.json("GET", f"{tied.address}/is_paused", timeout=20))["is_paused"]
+    assert paused == (point == "before-commit")  # the next trainer ends the pause
+    assert status(http, tied)["version"] == 1
+    if not paused:
+        assert serves(http, tied, old)
+    new = models("tied", 3)
+    assert make_sync().send([target(tied)], lambda: weights(new), 5).holders == (target(tied),)
+    assert serves(http, tied, new)
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", "Basic " + TOKEN])
+def test_nobody_gets_in_without_the_token(token, tied):
+    headers = {"Content-Type": "application/json"}
+    if token is not None:
+        headers["Authorization"] = token if " " in token else f"Bearer {token}"
+    paths = json.loads(ask(tied, "/openapi.json", {"Authorization": f"Bearer {TOKEN}"})[1])["paths"]
+    assert {"/pause", "/update_weights", "/collective_rpc", "/v1/completions"} <= paths.keys()
+    for path, methods in [*paths.items(), ("/metrics", ["get"]), ("/docs", ["get"]), ("/nowhere", ["get"])]:
+        for method in methods:
+            code, body = ask(tied, path, headers, method.upper())
+            assert code == (200 if path == "/health" else 401), (method, path, body)
+
+
+def ask(server, path: str, headers: dict[str, str], method: str = "GET") -> tuple[int, bytes]:
+    data = b"{}" if method == "POST" else None
+    request = urllib.request.Request(server.address + path, data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_equal_weights_have_equal_digests_and_others_do_not(tied, make_sync, models):
+    sync = make_sync()
+    digests = [
+        sync.send([target(tied)], lambda seed=seed: weights(models("tied", seed)), version).digest
+        for version, seed in enumerate((1, 2, 1))
+    ]
+    assert digests[0] == digests[2] != digests[1]
+    assert torch.cuda.is_available() or len(digests[0]) == 64

@@ -1,0 +1,141 @@
+"""Two real vLLM servers, of which one dies or hangs."""
+
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+from tests.support import vllm_server
+from tests.weights.support import TOKEN, serves, status, weights
+
+from rlhf_trainer.weights.members import Target
+
+pytestmark = pytest.mark.slow
+TIMEOUT_S = 4.0  # of a step; what a hung member costs
+
+
+@pytest.fixture(scope="module")
+def other(folder, tied):  # noqa: ARG001  first
+    server = vllm_server.start(folder / "tied-0", folder / "other.log", token=TOKEN)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def first(tied) -> Target:
+    return Target("generator-0", "1", tied.address)
+
+
+@pytest.fixture
+def second(other) -> Target:
+    return Target("generator-1", "1", other.address)
+
+
+class At:
+    """Does something once, at a point of a broadcast; counts what it saw."""
+
+    def __init__(self) -> None:
+        self.point, self.action = "", lambda: None
+        self.seen: list[str] = []
+
+    def set(self, point: str, action) -> None:
+        self.point, self.action = point, action
+
+    def __call__(self, point: str) -> None:
+        self.seen.append(point)
+        if point == self.point:
+            self.point = ""
+            self.action()
+
+
+def test_one_that_refuses_costs_an_epoch_and_nobody_else(tied, first, second, http, make_sync, models):
+    stranger = replace(
+        second, address=second.address.replace("127.0.0.1", "127.0.0.2")
+    )  # nothing listens there
+    new = models("tied", 1)
+    report = make_sync().send([first, stranger], lambda: weights(new), 1)
+    assert report.holders == (first,), report.lost
+    assert stranger in report.lost
+    assert serves(http, tied, new)
+
+
+def test_a_member_that_hangs_is_noticed_at_the_deadline_and_may_come_back(
+    tied, other, first, second, http, make_sync, models
+):
+    at = At()
+    sync = make_sync(timeout_s=TIMEOUT_S, fault=at)
+    new = models("tied", 1)
+    assert sync.send([first, second], lambda: weights(new), 1).holders == (first, second)
+    at.set("bucket:1", lambda: other.signal(signal.SIGSTOP))
+    newer = models("tied", 2)
+    report = sync.send([first, second], lambda: weights(newer), 2)
+    assert report.holders == (first,), report.lost
+    assert report.lost.keys() == {second}
+    assert report.seconds < 3 * TIMEOUT_S
+    assert serves(http, tied, newer)
+    other.signal(signal.SIGCONT)
+    newest = models("tied", 3)
+    report = sync.send([first, second], lambda: weights(newest), 3)
+    assert report.holders == (first, second), report.lost
+    assert serves(http, tied, newest)
+    assert serves(http, other, newest)
+
+
+def test_a_member_killed_in_mid_broadcast_costs_one_epoch_and_rejoins_when_restarted(
+    tied, other, first, second, http, make_sync, models, folder
+):
+    at = At()
+    sync = make_sync(fault=at)
+    old = models("tied", 1)
+    before = sync.send([first, second], lambda: weights(old), 1)
+    assert before.holders == (first, second)
+    passes = []
+
+    def tensors():
+        passes.append(0)
+        for pair in weights(models("tied", 2)):
+            passes[-1] += 1
+            yield pair
+
+    at.set("bucket:1", other.kill)
+    began = time.monotonic()
+    report = sync.send([first, second], tensors, 2)
+    assert time.monotonic() - began < 20  # one deadline
+    assert report.holders == (first,), report.lost
+    assert report.lost.keys() == {second}
+    assert (report.attempts, report.epoch) == (2, before.epoch + 1)
+    assert len(set(passes)) == 1  # each pass went to the end
+    assert serves(http, tied, models("tied", 2))
+
+    port = int(second.address.rsplit(":", 1)[1])
+    spoilable = ("--worker-extension-cls", "tests.weights.sabotage.Sabotage")
+    again = vllm_server.start(
+        folder / "tied-0", folder / "again.log", token=TOKEN, port=port, arguments=spoilable
+    )
+    try:
+        reborn = replace(second, uid="2")
+        new = models("tied", 3)
+        report = sync.send([first, reborn], lambda: weights(new), 3)
+        assert report.holders == (first, reborn), report.lost
+        for server in (tied, again):
+            assert serves(http, server, new)
+            assert (status(http, server)["version"], status(http, server)["digest"]) == (3, report.digest)
+        # A swap that fails ends the process, since half a model must never serve.
+        ask = {"method": "spoil_swap"}
+        http.run(http.json("POST", f"{again.address}/collective_rpc", ask, timeout=10))
+        newer = models("tied", 1)
+        report = sync.send([first, reborn], lambda: weights(newer), 4)
+        assert report.holders == (first,), report.lost
+        assert "spoilt for a test" in report.lost[reborn]
+        again.process.wait(30)
+        assert serves(http, tied, newer)
+    finally:
+        again.stop()
+
+
+def test_nobody_left_is_reported_not_raised(make_sync, models):
+    gone = Target("generator-0", "1", f"http://127.0.0.1:{vllm_server.free_port()}")
+    report = make_sync().send([gone], lambda: weights(models("tied", 1)), 1)
+    assert report.holders == ()
+    assert report.lost.keys() == {gone}
+    assert make_sync().send([], lambda: weights(models("tied", 1)), 1).holders == ()
