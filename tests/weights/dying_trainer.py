@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import torch
-from tests.weights.support import load, weights
+from tests.weights.support import generator, load, weights
 
 from rlhf_trainer.http import Background
-from rlhf_trainer.weights.members import Target
 from rlhf_trainer.weights.sync import WeightSync
 
 if __name__ == "__main__":
@@ -23,4 +22,4 @@ if __name__ == "__main__":
         settings = {"host": "127.0.0.1", "timeout_s": 20.0, "bucket_bytes": 1 << 16}
         sync = WeightSync(http, device=torch.device("cpu"), fault=fault, **settings)
         policy = load(Path(model))
-        sync.send([Target("generator-0", "1", address)], lambda: weights(policy), 99)
+        sync.send([generator(0, address)], lambda: weights(policy), 99)

@@ -8,6 +8,8 @@ from tests.support.vllm_server import Server
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from rlhf_api.roles import Role
+from rlhf_api.run import Member
 from rlhf_trainer.http import Background
 
 TOKEN = "a token for tests"
@@ -47,3 +49,8 @@ def status(http: Background, server: Server) -> dict:
     )
     (worker,) = answer["results"]
     return worker
+
+
+def generator(index: int, address: str, uid: str = "1") -> Member:
+    """A generator as the host announces it; another `uid` is another life of it."""
+    return Member(role=Role.GENERATOR, name=f"generator-{index}", uid=uid, address=address)

@@ -9,16 +9,16 @@ import urllib.request
 
 import pytest
 import torch
-from tests.weights.support import TOKEN, serves, status, weights
+from tests.weights.support import TOKEN, generator, serves, status, weights
 
+from rlhf_api.run import Member
 from rlhf_trainer.http import HttpError
-from rlhf_trainer.weights.members import Target
 
 pytestmark = pytest.mark.slow
 
 
-def target(server) -> Target:
-    return Target("generator-0", "1", server.address)
+def target(server) -> Member:
+    return generator(0, server.address)
 
 
 @pytest.mark.parametrize("kind", ["untied", "tied"])

@@ -2,13 +2,12 @@
 
 import signal
 import time
-from dataclasses import replace
 
 import pytest
 from tests.support import vllm_server
-from tests.weights.support import TOKEN, serves, status, weights
+from tests.weights.support import TOKEN, generator, serves, status, weights
 
-from rlhf_trainer.weights.members import Target
+from rlhf_api.run import Member
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 4.0  # of a step; what a hung member costs
@@ -22,13 +21,13 @@ def other(folder, tied):  # noqa: ARG001  first
 
 
 @pytest.fixture
-def first(tied) -> Target:
-    return Target("generator-0", "1", tied.address)
+def first(tied) -> Member:
+    return generator(0, tied.address)
 
 
 @pytest.fixture
-def second(other) -> Target:
-    return Target("generator-1", "1", other.address)
+def second(other) -> Member:
+    return generator(1, other.address)
 
 
 class At:
@@ -49,8 +48,8 @@ class At:
 
 
 def test_one_that_refuses_costs_an_epoch_and_nobody_else(tied, first, second, http, make_sync, models):
-    stranger = replace(
-        second, address=second.address.replace("127.0.0.1", "127.0.0.2")
+    stranger = second.model_copy(
+        update={"address": second.address.replace("127.0.0.1", "127.0.0.2")}
     )  # nothing listens there
     new = models("tied", 1)
     report = make_sync().send([first, stranger], lambda: weights(new), 1)
@@ -113,7 +112,7 @@ def test_a_member_killed_in_mid_broadcast_costs_one_epoch_and_rejoins_when_resta
         folder / "tied-0", folder / "again.log", token=TOKEN, port=port, arguments=spoilable
     )
     try:
-        reborn = replace(second, uid="2")
+        reborn = second.model_copy(update={"uid": "2"})
         new = models("tied", 3)
         report = sync.send([first, reborn], lambda: weights(new), 3)
         assert report.holders == (first, reborn), report.lost
@@ -134,7 +133,7 @@ def test_a_member_killed_in_mid_broadcast_costs_one_epoch_and_rejoins_when_resta
 
 
 def test_nobody_left_is_reported_not_raised(make_sync, models):
-    gone = Target("generator-0", "1", f"http://127.0.0.1:{vllm_server.free_port()}")
+    gone = generator(0, f"http://127.0.0.1:{vllm_server.free_port()}")
     report = make_sync().send([gone], lambda: weights(models("tied", 1)), 1)
     assert report.holders == ()
     assert report.lost.keys() == {gone}

@@ -34,7 +34,8 @@ class Background:
     async def _open(token: str) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {token}"},
-            connector=aiohttp.TCPConnector(limit=0),
+            # Shorter than any server's own: a connection that it just closed is never picked for a request.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         )
 

@@ -6,8 +6,6 @@ from typing import TypeVar
 import torch
 
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.run import RunConfig
-from rlhf_api.spec import Spec
 
 Loaded = TypeVar("Loaded")
 
@@ -25,25 +23,5 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def policy_path(config: RunConfig) -> str:
-    """Where the initial policy is: given, or made in the work directory."""
-    return config.spec.model.policy or f"{config.workdir}/initial"
-
-
-def tokenizer_path(config: RunConfig) -> str:
-    return config.spec.model.tokenizer or policy_path(config)
-
-
-def longest(spec: Spec) -> int:
-    """The most tokens that a sequence of this job can have."""
-    answer = spec.sampling.max_new_tokens if spec.algorithm == "ppo" else spec.data.max_answer_length
-    return spec.data.max_prompt_length + answer
-
-
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def listen_host(host: str) -> str:
-    """What to bind to: loopback where only this machine connects, every interface of a pod otherwise."""
-    return host if host.startswith("127.") else "0.0.0.0"

@@ -12,7 +12,8 @@ from ..ranks import Message
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
 from ..scoring.server import application, serve
 from .entry import run_role
-from .models import device, listen_host, loading, longest, policy_path, tokenizer_path, torch_dtype
+from .models import device, loading, torch_dtype
+from .settings import listen_host, longest, policy_path, tokenizer_path
 
 
 def run(around: Surroundings) -> None:

@@ -14,7 +14,8 @@ from ..scoring.messages import SCORE_ROUTE, unpack
 from ..scoring.reward import FunctionScorer, ModelScorer, Score, import_function, weighted
 from ..scoring.server import application, serve
 from .entry import run_role
-from .models import device, listen_host, loading, longest, tokenizer_path, torch_dtype
+from .models import device, loading, torch_dtype
+from .settings import listen_host, longest, tokenizer_path
 
 
 def scorers(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[tuple[float, Score]]:

@@ -43,7 +43,8 @@ from ..tasks.ppo import PPO, Scorers
 from ..tasks.supervised import KINDS, Supervised
 from ..weights.sync import WeightSync
 from .entry import on_sigterm, run_role
-from .models import listen_host, loading, longest, policy_path, tokenizer_path, torch_dtype
+from .models import loading, torch_dtype
+from .settings import listen_host, longest, policy_path, tokenizer_path
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from rlhf_api.run import Member
+
 from .group import Group, publish_epoch
-from .members import Servers, Target
+from .members import Servers
 
 PROBE_S = 2.0  # a server that lives answers for its worker within this
 
@@ -18,7 +20,7 @@ class Epoch:
     """Epoch `name`, unique among all trainers' lives, with its group; `updates` counts those sent in it."""
 
     name: str
-    members: frozenset[Target]
+    members: frozenset[Member]
     group: Group
     updates: int = 0
 
@@ -29,7 +31,7 @@ def form(
     *,
     host: str,
     name: str,
-    targets: Sequence[Target],
+    targets: Sequence[Member],
     timeout_s: float,
     device: torch.device,
 ) -> Epoch:
@@ -44,7 +46,7 @@ def form(
         ranks[target] = size
         size += answer["world_size"]
 
-    def invitation(target: Target) -> dict[str, Any]:
+    def invitation(target: Member) -> dict[str, Any]:
         info = {"host": host, "port": store.port, "epoch": name, "rank_offset": ranks[target]}
         return {"init_info": info | {"world_size": size, "timeout_s": timeout_s}}
 

@@ -2,28 +2,20 @@
 
 import concurrent.futures
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+
+from rlhf_api.run import Member
 
 from ..http import Background, HttpError
 from .group import TransferFailed
 
 
-@dataclass(frozen=True)
-class Target:
-    """A generator: its name, what tells this life of it from an earlier one, and its `http://host:port`."""
-
-    name: str
-    uid: str
-    address: str
-
-
 class MembersFailed(TransferFailed):
     """Some servers refused, did not answer or disagreed: `reasons` says why, for each."""
 
-    def __init__(self, reasons: Mapping[Target, str]) -> None:
+    def __init__(self, reasons: Mapping[Member, str]) -> None:
         super().__init__("; ".join(f"{target.name}: {why}" for target, why in reasons.items()))
         self.reasons = dict(reasons)
 
@@ -36,7 +28,7 @@ class Servers:
 
     def call(
         self,
-        targets: Iterable[Target],
+        targets: Iterable[Member],
         method: str,
         path: str,
         body: Any = None,
@@ -61,7 +53,7 @@ class Servers:
             # died refuses the next.
             return await self._http.json(method, url, body, timeout=timeout)
 
-    def status(self, targets: Iterable[Target], *, timeout: float | None = None) -> "Calls":
+    def status(self, targets: Iterable[Member], *, timeout: float | None = None) -> "Calls":
         """Answers: `WeightStatus.rlhf_status` of each worker, under "results"."""
         return self.call(targets, "POST", "/collective_rpc", {"method": "rlhf_status"}, timeout=timeout)
 
@@ -70,7 +62,7 @@ class Calls:
     """Calls under way, one to each of several targets."""
 
     def __init__(
-        self, what: str, futures: "dict[Target, concurrent.futures.Future[Any]]", timeout: float
+        self, what: str, futures: "dict[Member, concurrent.futures.Future[Any]]", timeout: float
     ) -> None:
         self._what, self._futures, self._timeout = what, futures, timeout
 
@@ -79,7 +71,7 @@ class Calls:
         if failed := {t: self._why(f) for t, f in self._futures.items() if f.done() and f.exception()}:
             raise MembersFailed(failed)
 
-    def results(self, timeout: float | None = None) -> dict[Target, Any]:
+    def results(self, timeout: float | None = None) -> dict[Member, Any]:
         """All answers; raises MembersFailed as soon as one failed, or where some are missing after `timeout` s."""
         waiting = concurrent.futures.wait(
             self._futures.values(), timeout, return_when=concurrent.futures.FIRST_EXCEPTION
@@ -94,7 +86,7 @@ class Calls:
             raise MembersFailed(late)
         return {target: future.result() for target, future in self._futures.items()}
 
-    def settled(self, timeout: float | None = None) -> tuple[dict[Target, Any], dict[Target, str]]:
+    def settled(self, timeout: float | None = None) -> tuple[dict[Member, Any], dict[Member, str]]:
         """Answers, and the reasons of those without; calls unanswered after `timeout` s are given up."""
         concurrent.futures.wait(self._futures.values(), timeout)
         answers, failed = {}, {}

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_api.run import Member
+
 from ..http import Background
 from . import stream
 from .epoch import PROBE_S, Epoch, form
 from .group import TransferFailed, host_store
-from .members import MembersFailed, Servers, Target
+from .members import MembersFailed, Servers
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,8 @@ class SyncReport:
     version: int
     epoch: int
     digest: str
-    holders: tuple[Target, ...]
-    lost: Mapping[Target, str]
+    holders: tuple[Member, ...]
+    lost: Mapping[Member, str]
     bytes: int
     seconds: float
     attempts: int
@@ -44,11 +46,11 @@ class SyncReport:
 class _Attempt:
     """Those still in it, and what is known of the others."""
 
-    left: list[Target]
-    lost: dict[Target, str] = field(default_factory=dict)
-    strikes: Counter[Target] = field(default_factory=Counter)
+    left: list[Member]
+    lost: dict[Member, str] = field(default_factory=dict)
+    strikes: Counter[Member] = field(default_factory=Counter)
 
-    def drop(self, reasons: Mapping[Target, str]) -> None:
+    def drop(self, reasons: Mapping[Member, str]) -> None:
         self.lost.update(reasons)
         self.left = [target for target in self.left if target not in reasons]
 
@@ -81,7 +83,7 @@ class WeightSync:
         self._epoch: Epoch | None = None
 
     def send(
-        self, targets: Sequence[Target], tensors: Callable[[], Iterator[tuple[str, Tensor]]], version: int
+        self, targets: Sequence[Member], tensors: Callable[[], Iterator[tuple[str, Tensor]]], version: int
     ) -> SyncReport:
         """Brings the weights that `tensors()` yields to `targets`; calls it anew for each attempt, and always
         exhausts what it returned. Whoever dies, hangs or refuses is in `lost`; only `tensors` and `fault` make
@@ -121,7 +123,7 @@ class WeightSync:
     def close(self) -> None:
         self._leave()
 
-    def _join(self, targets: Sequence[Target]) -> Epoch:
+    def _join(self, targets: Sequence[Member]) -> Epoch:
         if self._epoch is None or self._epoch.members != frozenset(targets):
             self._leave()
             self._epochs += 1
@@ -140,7 +142,7 @@ class WeightSync:
     def _stage(
         self,
         epoch: Epoch,
-        targets: Sequence[Target],
+        targets: Sequence[Member],
         tensors: Callable[[], Iterator[tuple[str, Tensor]]],
         version: int,
     ) -> stream.Sent:
@@ -167,9 +169,9 @@ class WeightSync:
             raise MembersFailed(wrong)
         return sent
 
-    def _commit(self, targets: Sequence[Target], version: int, sent: stream.Sent) -> dict[Target, str]:
+    def _commit(self, targets: Sequence[Member], version: int, sent: stream.Sent) -> dict[Member, str]:
         """Swaps; says who did not and why."""
-        doubtful: dict[Target, str] = {}
+        doubtful: dict[Member, str] = {}
         try:
             self._servers.call(targets, "POST", "/pause?mode=keep").results()
             self._fault("before-commit")
@@ -199,7 +201,7 @@ class WeightSync:
             epoch.group.abort()
 
 
-def _disagreeing(status: Mapping[Target, Any], **wanted: Any) -> dict[Target, str]:
+def _disagreeing(status: Mapping[Member, Any], **wanted: Any) -> dict[Member, str]:
     """Those of whose workers one does not say what is `wanted`, with what it says."""
     found = {}
     for target, answer in status.items():
