@@ -12,6 +12,7 @@ install: $(STAMP)
 # torch first: with it in place nothing pulls another build of it. torchvision, torchaudio and torchcodec come
 # with vLLM in builds made for another torch; nothing here uses them and importing transformers would fail.
 $(STAMP): pyproject.toml constraints.txt
+	tools/system-packages $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[operator,trainer,$(strip $(ENGINE)),dev]'

@@ -9,7 +9,9 @@ from pydantic.alias_generators import to_camel
 class Frozen(BaseModel):
     """Immutable; keys are camelCase and an unknown one is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, use_attribute_docstrings=True
+    )
 
 
 class Report(Frozen):

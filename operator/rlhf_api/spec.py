@@ -28,11 +28,13 @@ class Model(Frozen):
     """Paths or hub names in Hugging Face format."""
 
     policy: str | None = None
+    """What is trained; this or `create`."""
     reference: str | None = None
     """The frozen policy of the KL penalty; the policy at the start of the run unless given."""
     critic: str | None = None
     """What the critic starts from; the reward model, or else the policy, unless given."""
     reward: str | None = None
+    """A sequence-classification model with one output, for PPO."""
     tokenizer: str | None = None
     """The policy's own unless given."""
     create: CreateModel | None = None
@@ -44,6 +46,7 @@ class Data(Frozen):
     """JSON or JSONL files; their rows are checked against what the algorithm trains on."""
 
     train: tuple[str, ...] = Field(min_length=1)
+    """For `sft` rows `{prompt, answer}`, for `reward` `{prompt, pos_answers, neg_answers}`, for `ppo` `{prompt}`."""
     max_prompt_length: Positive = 512
     """In tokens; a longer prompt keeps its last ones."""
     max_answer_length: Positive = 512
@@ -56,7 +59,9 @@ class Sampling(Frozen):
     """How answers are sampled."""
 
     temperature: PositiveFloat = 1.0
+    """Log-probabilities of policy and reference are taken at it too."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; 1 switches it off."""
     top_k: int = -1
     """-1 switches it off."""
     min_new_tokens: int = Field(1, ge=1)
@@ -68,9 +73,13 @@ class PPO(Frozen):
     """Proximal policy optimization with a token-level KL penalty to the reference."""
 
     kl_coefficient: NonNegativeFloat = 0.05
+    """Reward taken per nat of divergence from the reference."""
     gamma: Fraction = 1.0
+    """Discount of each further token."""
     gae_lambda: Fraction = 0.95
+    """Generalized advantage estimation."""
     clip_ratio: PositiveFloat = 0.2
+    """The policy ratio is clipped to 1 - clipRatio ... 1 + clipRatio."""
     clip_value: PositiveFloat | None = 0.2
     """null does not clip the critic's loss."""
     epochs: Positive = 1
@@ -78,6 +87,7 @@ class PPO(Frozen):
     minibatch_size: Positive = 64
     """Answers per optimizer update, over all ranks."""
     whiten_advantages: bool = True
+    """To mean 0 and standard deviation 1 over the answer tokens of a step."""
     loss_aggregation: Literal["token", "sequence"] = "token"
     """A mean over all answer tokens, or a mean over answers of their mean."""
 
@@ -89,16 +99,19 @@ class Optimizer(Frozen):
     critic_learning_rate: NonNegativeFloat | None = None
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
+    """Training steps in which the learning rate rises to its value."""
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     gradient_clip: PositiveFloat = 1.0
+    """Bound of the 2-norm of the whole gradient."""
 
 
 class Evaluation(Frozen):
     """Answers to held-out prompts, judged by functions that training never sees."""
 
     data: tuple[str, ...] = Field(min_length=1)
+    """Files of prompt rows."""
     function: ImportPath
     """`(prompts, responses, rows) -> list of float`; its mean is the figure."""
     every_steps: Positive = 10
@@ -119,15 +132,18 @@ class Checkpoint(Frozen):
     """`file://`, `s3://`, `gs://` or `az://`; `checkpoints` in the work directory unless given."""
     every_steps: Positive = 10
     keep_last: Positive = 2
+    """Older ones are deleted."""
 
 
 class Spec(Frozen):
     """An RLHF run."""
 
     algorithm: Literal["sft", "reward", "ppo"]
+    """Supervised fine-tuning, reward modelling on pairs, or PPO."""
     steps: Positive
     """Training steps of the whole run."""
     seed: int = Field(0, ge=0, lt=2**31)
+    """Of data order, sampling and fresh weights; the same seed gives the same first step."""
     model: Model
     data: Data
     sampling: Sampling = Sampling()

@@ -31,3 +31,9 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
         SENTIMENT / "reward.yaml", folder / "reward", f"spec.model.policy={folder / 'sft' / 'policy'}"
     )
     return Chain(sft, reward)
+
+
+@pytest.fixture(scope="session")
+def ppo(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The shipped PPO job, undisturbed."""
+    return succeed(SENTIMENT / "ppo.yaml", tmp_path_factory.mktemp("ppo") / "run", *chain.overrides)

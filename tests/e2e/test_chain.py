@@ -4,18 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.rlhf import SENTIMENT, Finished, lines, succeed
+from tests.support.rlhf import lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 REQUIRED = {
     *("step", "episode", "reward_mean", "kl_mean", "weight_version", "tokens", "seconds"),
     *("generate_seconds", "score_seconds", "train_seconds", "broadcast_seconds"),
 }
-
-
-@pytest.fixture(scope="session")
-def ppo(chain, tmp_path_factory) -> Finished:
-    return succeed(SENTIMENT / "ppo.yaml", tmp_path_factory.mktemp("ppo") / "run", *chain.overrides)
 
 
 def test_the_reward_model_orders_pairs(chain):

@@ -10,3 +10,17 @@ def test_two_ranks_of_zero_3_feed_a_generator(chain, tmp_path):
     finished = succeed(SENTIMENT / "ppo.yaml", tmp_path / "two", *overrides, *small, *two)
     assert [line["step"] for line in finished.steps] == [1, 2]
     assert all(line["logprob_difference"] < 1e-4 for line in finished.steps), "vLLM has the gathered weights"
+
+
+def test_bfloat16_on_both_sides_is_measured_every_step(chain, tmp_path):
+    """DeepSpeed keeps float32 master weights; the two sides' rounding differs, and the metrics say by how much."""
+    finished = succeed(
+        SENTIMENT / "ppo.yaml",
+        tmp_path / "run",
+        *chain.overrides,
+        *("spec.evaluation=null", "spec.steps=2", "spec.data.promptsPerStep=16", "spec.ppo.minibatchSize=16"),
+        *("spec.model.dtype=bfloat16", "spec.trainer.deepspeed.zero_optimization.stage=1"),
+    )
+    for line in finished.steps:
+        assert 1e-5 < line["logprob_difference"] < 0.05
+        assert 0 <= line["ratio_outside_share"] < 0.1

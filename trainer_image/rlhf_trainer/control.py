@@ -29,7 +29,7 @@ def token_required(token: str) -> Any:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode()
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if request.path != HEALTH and not secrets.compare_digest(given, expected):
             raise web.HTTPUnauthorized(text="this API needs the job's token")
         return await handler(request)
@@ -89,7 +89,7 @@ class Control:
 
     async def _put_members(self, request: web.Request) -> web.Response:
         try:
-            membership = Membership.model_validate_json(await request.text())
+            membership = Membership.model_validate_json(await request.read())
         except ValidationError as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         with self._lock:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.rows import Row
 
 from .records import Prompt
@@ -40,8 +41,11 @@ class RowStream:
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> tuple[int, ...]:
-    """A prompt's last `max_length` token ids."""
-    return tuple(tokenizer(text)["input_ids"][-max_length:])
+    """A prompt's last `max_length` token ids. Raises InvalidJob where it has none: nothing could follow it."""
+    tokens = tokenizer(text)["input_ids"]
+    if not tokens:
+        raise InvalidJob([Problem("spec.data", f"the tokenizer makes no tokens of the prompt {show(text)}")])
+    return tuple(tokens[-max_length:])
 
 
 def encode_answer(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> tuple[int, ...]:

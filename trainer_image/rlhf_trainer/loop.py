@@ -57,11 +57,12 @@ def train(run: Run, task: Task, cuts: Cuts, *, resume: bool) -> int:
 
     while step < spec.steps:
         faults.point(f"step:{step}")
+        if run.stop_requested():
+            return _suspend(run, task, cuts, step)
         began = time.perf_counter()
         figures = task.collect(step)
-        if run.stop_requested():
-            _save(run, task, cuts, step)
-            return EXIT_SUSPENDED
+        if run.stop_requested():  # what was collected is saved with the rest and trained on after `--resume`
+            return _suspend(run, task, cuts, step)
         run.report(activity="training")
         trained = time.perf_counter()
         figures |= task.train(step)
@@ -101,6 +102,11 @@ def _restore(run: Run, task: Task, cuts: Cuts) -> int:
     run.report(last_checkpoint=CheckpointStatus(step=cut.step, time=cut.time, uri=cuts.url))
     log.info("resumed from the checkpoint of step %d in %s", cut.step, cuts.url)
     return cut.step
+
+
+def _suspend(run: Run, task: Task, cuts: Cuts, step: int) -> int:
+    _save(run, task, cuts, step)
+    return EXIT_SUSPENDED
 
 
 def _save(run: Run, task: Task, cuts: Cuts, step: int) -> None:

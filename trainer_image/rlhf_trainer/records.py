@@ -131,3 +131,16 @@ class Experience:
             if f.name not in ("sequences", "scores")
         }
         return replace(self, sequences=self.sequences.select(rows), scores=self.scores[rows], **picked)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Every array by its name, those of the sequences as `sequences.<name>`: what a checkpoint holds."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sequences"}
+        inner = {f"sequences.{f.name}": getattr(self.sequences, f.name) for f in fields(self.sequences)}
+        return own | inner
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Tensor]) -> Self:
+        """The inverse."""
+        inner = {f.name: arrays[f"sequences.{f.name}"] for f in fields(Sequences)}
+        own = {f.name: arrays[f.name] for f in fields(cls) if f.name != "sequences"}
+        return cls(sequences=Sequences(**inner), **own)

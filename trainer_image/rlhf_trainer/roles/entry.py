@@ -1,6 +1,7 @@
 """How every role starts and ends: its surroundings, its log, one clear message when it ends badly."""
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -32,7 +33,10 @@ def run_role(run: Callable[[Surroundings], int | None]) -> None:
         log.exception("the role ends")
         code = 1
     logging.shutdown()
-    sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: that would wait for threads, and one that still asks another role would never end.
+    os._exit(code)
 
 
 def end(surroundings: Surroundings, message: str) -> None:

@@ -10,7 +10,7 @@ from rlhf_api.run import RunConfig, Surroundings
 
 from ..policy.load import check_fit, load_reward, load_tokenizer
 from ..ranks import Message
-from ..scoring.messages import SCORE_ROUTE, unpack
+from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
 from ..scoring.reward import FunctionScorer, ModelScorer, Score, import_function, weighted
 from ..scoring.server import application, serve
 from .entry import run_role
@@ -48,9 +48,8 @@ def run(around: Surroundings) -> None:
         judges = [(1.0, FunctionScorer(where, judge, tokenizer))]
 
     def answer(message: Message) -> Message:
-        sequences, (_, header) = unpack(message), message
-        rows = header["rows"]
-        if header.get("judge"):
+        sequences, rows = unpack(message), rows_of(message)
+        if message[1].get("judge"):
             return {"scores": weighted(judges, None, sequences, rows)}, {}
         return {"scores": weighted(rewards, spec.reward.clip, sequences, rows)}, {}
 

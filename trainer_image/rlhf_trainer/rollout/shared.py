@@ -1,6 +1,7 @@
 """Answers generated in the trainer itself, by Hugging Face's `generate`, spread over the ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ def generate_shared(
     longest = len(repeated[order[-1]].tokens) + sampling.max_new_tokens if order else 1
     size = max(1, engine.micro_batch_tokens // longest)
     answers: dict[int, tuple[Tensor, Tensor]] = {}
-    with engine.gathered() as model, torch.no_grad():
+    with engine.gathered() as model, _sampling_of_the_job_alone(model), torch.no_grad():
         model.eval()
         for at in range(0, len(order), size):
             rows = order[at : at + size]
@@ -40,6 +41,16 @@ def generate_shared(
             answers |= dict(zip(rows, batch, strict=True))
     everyone = ranks.gather(_packed(answers))
     return _rollouts(everyone, repeated, tokenizer.eos_token_id, version)
+
+
+@contextmanager
+def _sampling_of_the_job_alone(model: torch.nn.Module) -> Iterator[None]:
+    """`generate` takes what a call leaves open, such as penalties, from the model repository: that is put away."""
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def _generate(

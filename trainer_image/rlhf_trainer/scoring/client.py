@@ -21,6 +21,10 @@ from .messages import pack, split
 
 log = logging.getLogger(__name__)
 
+ATTEMPTS = 3
+"""How often members that are up may fail on a batch: asking on and on would not help."""
+PAUSE_SECONDS = 1.0
+
 
 class Scorer:
     """Asks the members of a role; while none answers, waits for a replacement until a deadline."""
@@ -39,7 +43,9 @@ class Scorer:
         Raises:
             InvalidJob: the role says that the job itself is at fault.
             Unavailable: nobody answered in time.
+            RuntimeError: the role answered with errors of its own, ATTEMPTS times.
         """
+        failures = 0
         deadline = time.monotonic() + self._timeout + self._patience
         while True:
             members = self._roster.wait(self._role, 1, self._patience)
@@ -47,9 +53,14 @@ class Scorer:
                 return self._http.run(self._ask_all(members, sequences, array, rows, header))
             except (aiohttp.ClientError, TimeoutError, HttpError) as error:
                 self._raise_if_permanent(error)
+                if isinstance(error, HttpError) and (failures := failures + 1) == ATTEMPTS:
+                    raise RuntimeError(
+                        f"the {self._role.value} failed {failures} times on one batch: {error.body}; see its log"
+                    ) from error
                 if time.monotonic() > deadline:
                     raise
                 log.warning("%s did not answer (%r); asking again", self._role.value, error)
+                time.sleep(PAUSE_SECONDS)
 
     async def _ask_all(
         self,

@@ -3,6 +3,8 @@
 import itertools
 from typing import Any
 
+import torch
+
 from ..ranks import Message
 from ..records import Sequences
 from ..wire import WireError
@@ -30,12 +32,27 @@ def unpack(message: Message) -> Sequences:
         sequences = Sequences(arrays["tokens"], arrays["lengths"], arrays["prompt_lengths"])
     except KeyError as error:
         raise WireError(f"the message has no array {error}") from None
-    shapes = [a.ndim for a in (sequences.tokens, sequences.lengths, sequences.prompt_lengths)]
+    three = (sequences.tokens, sequences.lengths, sequences.prompt_lengths)
+    if any(a.dtype != torch.int64 for a in three):
+        raise WireError(f"packed sequences are int64; got {', '.join(str(a.dtype) for a in three)}")
+    shapes = [a.ndim for a in three]
     if shapes != [1, 1, 1] or len(sequences.lengths) != len(sequences.prompt_lengths):
         raise WireError(f"packed sequences have three one-dimensional arrays; got dimensions {shapes}")
-    if int(sequences.lengths.sum()) != len(sequences.tokens) or bool((sequences.answer_lengths < 1).any()):
-        raise WireError("the lengths of packed sequences must add up to their tokens, with an answer each")
+    shortest = torch.cat([sequences.prompt_lengths, sequences.answer_lengths])
+    if int(sequences.lengths.sum()) != len(sequences.tokens) or bool((shortest < 1).any()):
+        raise WireError(
+            "the lengths of packed sequences must add up to their tokens, with a prompt and an answer each"
+        )
     return sequences
+
+
+def rows_of(message: Message) -> list[Any]:
+    """The dataset row of each sequence. Raises WireError where they are not as many."""
+    arrays, header = message
+    rows = header.get("rows")
+    if not isinstance(rows, list) or len(rows) != len(arrays["lengths"]):
+        raise WireError("the message must have one row for each sequence")
+    return rows
 
 
 def split(count: int, parts: int) -> list[range]:

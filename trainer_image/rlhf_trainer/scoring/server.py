@@ -1,6 +1,7 @@
 """The server of the roles that answer batches: one POST route over the wire format, and a health check."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,8 @@ from ..control import healthy, token_required
 from ..ranks import Message
 from ..wire import WireError, decode, encode
 
+log = logging.getLogger(__name__)
+
 Answer = Callable[[Message], Message]
 MAX_REQUEST_BYTES = 1 << 30
 
@@ -20,7 +23,8 @@ MAX_REQUEST_BYTES = 1 << 30
 def application(route: str, answer: Answer, token: str) -> web.Application:
     """`POST route` answers a message; batches are answered one after the other, beside the health check.
 
-    A job's own mistake (InvalidJob) is answered with 422, bytes that are no message with 400.
+    A job's own mistake (InvalidJob) is answered with 422, bytes that are no message with 400, and any other error
+    with 500 and its name.
     """
     worker = ThreadPoolExecutor(max_workers=1)
 
@@ -32,6 +36,9 @@ def application(route: str, answer: Answer, token: str) -> web.Application:
             raise web.HTTPBadRequest(text=str(error)) from None
         except InvalidJob as error:
             raise web.HTTPUnprocessableEntity(text=str(error)) from None
+        except Exception as error:
+            log.exception("a batch could not be answered")
+            raise web.HTTPInternalServerError(text=f"{type(error).__name__}: {error}") from None
         return web.Response(body=encode(*result), content_type="application/octet-stream")
 
     app = web.Application(middlewares=[token_required(token)], client_max_size=MAX_REQUEST_BYTES)

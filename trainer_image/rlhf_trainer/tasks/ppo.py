@@ -3,12 +3,11 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlhf_api.rows import Row
 
@@ -136,7 +135,7 @@ class PPO:
         return {"position": self._stream.position, "pending": self._pending is not None}
 
     def groups(self) -> Mapping[str, Group]:
-        pending = {} if self._pending is None else _arrays(self._pending)
+        pending = {} if self._pending is None else self._pending.arrays()
         return {
             "policy": training_state(self._policy),
             "critic": training_state(self._critic),
@@ -146,7 +145,7 @@ class PPO:
     def restore(self, cut: Cut) -> None:
         self._stream.position = cut.state["position"]
         if cut.state["pending"]:
-            self._pending = _experience_of(cut.tensors("experience"))
+            self._pending = Experience.from_arrays(cut.tensors("experience"))
         load_training_state(self._policy, partial(cut.tensor, "policy"))
         load_training_state(self._critic, partial(cut.tensor, "critic"))
 
@@ -212,16 +211,3 @@ def _message(rollouts: Sequence[Rollout]) -> Message:
         "sampled_logprobs": torch.tensor([p for r in rollouts for p in r.logprobs], dtype=torch.float32),
         "versions": torch.tensor([v for r in rollouts for v in r.versions], dtype=torch.int64),
     }, {}
-
-
-def _arrays(experience: Experience) -> dict[str, Tensor]:
-    own = {f.name: getattr(experience, f.name) for f in fields(experience) if f.name != "sequences"}
-    sequences = experience.sequences
-    return own | {f"sequences.{f.name}": getattr(sequences, f.name) for f in fields(sequences)}
-
-
-def _experience_of(arrays: dict[str, Tensor]) -> Experience:
-    inner = {k.removeprefix("sequences."): v for k, v in arrays.items() if k.startswith("sequences.")}
-    return Experience(
-        Sequences(**inner), **{k: v for k, v in arrays.items() if not k.startswith("sequences.")}
-    )

@@ -1,0 +1,99 @@
+"""Writes docs/manifest.md from the contract's models: every field, its type, default and meaning.
+
+.venv/bin/python docs/make_manifest_reference.py
+"""
+
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from rlhf_api.deepspeed import DeepSpeedConfig
+from rlhf_api.spec import Spec
+
+PAGE = Path(__file__).with_name("manifest.md")
+HEAD = """# The manifest
+
+<!-- Made by docs/make_manifest_reference.py; a test keeps it in step with the code. -->
+
+An `RLHFJob` is one YAML document: `apiVersion: rlhf.dev/v1alpha1`, `kind: RLHFJob`, `metadata.name` (a DNS label of at
+most 40 characters) and the `spec` below. `rlhf validate FILE` checks one without running it. Unknown keys are errors,
+and the message names the key that was likely meant. Relative paths, and the modules of `module:function`, are looked
+for in the directory in which the job runs.
+"""
+
+
+def inner_models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [model for inner in typing.get_args(annotation) for model in inner_models(inner)]
+
+
+def type_words(annotation: Any) -> str:
+    """A type as the page shows it."""
+    if annotation is type(None):
+        return "null"
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " \\| ".join(f"`{value}`" for value in inner)
+    if origin is typing.Annotated:
+        return type_words(inner[0])
+    if origin is tuple:
+        return (
+            f"list of {type_words(inner[0])}"
+            if inner[-1] is Ellipsis
+            else f"[{', '.join(map(type_words, inner))}]"
+        )
+    if origin is dict:
+        return "object"
+    if inner:
+        return " or ".join(type_words(part) for part in inner if part is not type(None))
+    names = {"str": "string", "bool": "true/false", "int": "integer", "float": "number"}
+    name = getattr(annotation, "__name__", str(annotation))
+    return names.get(name, "object")
+
+
+def default_words(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    if isinstance(field.default, BaseModel):
+        return ""
+    if field.default is None:
+        return ""
+    return f"`{json.dumps(field.default)}`"
+
+
+def sections(model: type[BaseModel], where: str) -> Iterator[str]:
+    """A section for the model and each model inside it, depth first."""
+    words = re.sub(r"\s+", " ", model.__doc__ or "").strip()
+    yield f"\n## `{where}`\n\n{words}\n"
+    yield "| field | type | default | meaning |\n| --- | --- | --- | --- |"
+    deeper = []
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        meaning = re.sub(r"\s+", " ", field.description or "").strip().replace("|", "\\|")
+        models = inner_models(field.annotation)
+        if models and models[0] is DeepSpeedConfig:
+            meaning = "DeepSpeed's own configuration, spelled as DeepSpeed spells it; every key is checked"
+        elif models:
+            many = "[]" if typing.get_origin(field.annotation) is tuple else ""
+            deeper.append((models[0], f"{where}.{key}{many}"))
+            meaning = meaning or f"see `{where}.{key}{many}`"
+        yield f"| `{key}` | {type_words(field.annotation)} | {default_words(field)} | {meaning} |"
+    for inner, place in deeper:
+        yield from sections(inner, place)
+
+
+def page() -> str:
+    return HEAD + "\n".join(sections(Spec, "spec")) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

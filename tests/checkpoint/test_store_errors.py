@@ -1,0 +1,54 @@
+"""Stores that cannot be used: one clear problem that names the field, within seconds."""
+
+import time
+
+import pytest
+
+from rlhf_api.problems import InvalidJob
+from rlhf_trainer.checkpoint.cuts import Cuts
+
+SECONDS = 15
+
+CASES = {
+    "a bucket that is not there": ("s3://nowhere/run", {}, "404 Not Found: .*bucket does not exist"),
+    "a wrong secret": (
+        "s3://checkpoints/run",
+        {"AWS_SECRET_ACCESS_KEY": "wrong"},
+        "403 Forbidden: .*signature",
+    ),
+    "nobody listens": (
+        "s3://checkpoints/run",
+        {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+        "127.0.0.1:1/",
+    ),
+    "http without leave": ("s3://checkpoints/run", {"AWS_ALLOW_HTTP": "false"}, "HTTP error"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_s3(seaweed, monkeypatch, case):
+    url, changes, expected = CASES[case]
+    for name, value in (seaweed.environment | changes).items():
+        monkeypatch.setenv(name, value)
+    began = time.monotonic()
+    with pytest.raises(InvalidJob, match=expected) as caught:
+        Cuts(url)
+    assert time.monotonic() - began < SECONDS
+    (problem,) = caught.value.problems
+    assert problem.where == "spec.checkpoint.store"
+    assert problem.message.startswith(f"cannot use {url}: ")
+    assert "AWS_ENDPOINT_URL" in problem.message
+    assert "\n" not in problem.message
+    assert "secret-of-tests" not in problem.message
+    assert "Debug source" not in problem.message
+
+
+def test_a_file_where_the_directory_should_be(tmp_path):
+    (tmp_path / "checkpoints").write_text("not a directory")
+    with pytest.raises(InvalidJob, match=r"spec\.checkpoint\.store: cannot use file://.*File exists"):
+        Cuts(f"file://{tmp_path / 'checkpoints'}")
+
+
+def test_a_store_without_an_account():
+    with pytest.raises(InvalidJob, match=r"Account must be specified; set AZURE_STORAGE_ACCOUNT_NAME"):
+        Cuts("az://container/run")

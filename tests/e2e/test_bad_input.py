@@ -1,0 +1,131 @@
+"""What users get wrong: each ends with one clear error, a code that is not 0, and nothing left running."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.support.models import byte_tokenizer, tiny_model
+from tests.support.rlhf import Finished, run
+
+FUNCTIONS = """
+calls = 0
+
+def fine(prompts, responses, rows):
+    return [float(len(r)) for r in responses]
+
+def fails_in_the_second_step(prompts, responses, rows):
+    global calls
+    calls += 1
+    return fine(prompts, responses, rows) if calls == 1 else [rows[0]["grade"]]
+"""
+JOB = {
+    "apiVersion": "rlhf.dev/v1alpha1",
+    "kind": "RLHFJob",
+    "metadata": {"name": "bad"},
+    "spec": {
+        "algorithm": "ppo",
+        "steps": 3,
+        "model": {"dtype": "float32", "policy": "model"},
+        "data": {"train": ["rows.jsonl"], "maxPromptLength": 16, "promptsPerStep": 4},
+        "sampling": {"maxNewTokens": 8},
+        "ppo": {"minibatchSize": 4},
+        "generator": {"sharedWithTrainer": True},
+        "reward": {"functions": [{"function": "scores_of_this_test:fine"}]},
+        "checkpoint": {"everySteps": 1},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model, rows, reward functions and the manifest of a job that would run as it stands."""
+    folder = tmp_path_factory.mktemp("bad")
+    tiny_model(folder / "model", tie=False, seed=0)
+    rows = [json.dumps({"prompt": f"Tell me about {i}"}) + "\n" for i in range(8)]
+    (folder / "rows.jsonl").write_text("".join(rows))
+    (folder / "scores_of_this_test.py").write_text(FUNCTIONS)
+    (folder / "job.yaml").write_text(json.dumps(JOB))
+    return folder
+
+
+def fail(folder: Path, workdir: Path, *overrides: str, **environ: str) -> tuple[Finished, str]:
+    """The run, which left no process behind (see `finish`), and its one error line."""
+    paths = (f"spec.model.policy={folder / 'model'}", f"spec.data.train=[{folder / 'rows.jsonl'}]")
+    finished = run(folder / "job.yaml", workdir, *paths, *overrides, PYTHONPATH=str(folder), **environ)
+    assert finished.code in (1, 2), finished.output
+    errors = [line for line in finished.output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, finished.output
+    assert "Traceback" not in finished.output
+    return finished, errors[0]
+
+
+def assert_saved(finished: Finished, step: int) -> None:
+    """What was reached before the failure is there, and the last words say how to go on."""
+    assert [line["step"] for line in finished.steps] == list(range(1, step + 1))
+    assert finished.status["lastCheckpoint"]["step"] == step
+    assert (finished.workdir / "checkpoints" / "cuts" / f"{step:08d}.json").exists()
+    assert re.search(rf"newest checkpoint is of step {step}; go on with .*--resume", finished.output)
+
+
+def test_a_reward_function_that_raises_in_the_second_step(folder, tmp_path):
+    finished, error = fail(
+        folder,
+        tmp_path / "run",
+        "spec.reward.functions=[{function: scores_of_this_test:fails_in_the_second_step}]",
+    )
+    assert "spec.reward.functions[0].function: the function raised KeyError: 'grade'" in error
+    assert "scores_of_this_test.py:10" in error
+    assert finished.status["phase"] == "Failed"
+    assert_saved(finished, 1)
+
+
+def test_a_role_that_dies_and_may_not_be_started_again(folder, tmp_path):
+    finished, error = fail(
+        folder,
+        tmp_path / "run",
+        "spec.reward.backoffLimit=0",
+        RLHF_FAULTS="tests.support.faults:kill_reward_before_scoring",
+    )
+    assert "reward-0 was ended by SIGKILL" in error
+    assert "logs/reward-0.log" in error
+    assert_saved(finished, 1)
+
+
+def test_a_model_without_embeddings_for_its_tokenizer(folder, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<more>", "<and more>"])
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    _, error = fail(folder, tmp_path / "run", f"spec.model.tokenizer={tmp_path / 'tokenizer'}")
+    assert re.search(
+        r"spec\.model\.policy: the tokenizer has 260 tokens but the model has embeddings for 258", error
+    )
+
+
+def test_sequences_longer_than_the_model(folder, tmp_path):
+    _, error = fail(folder, tmp_path / "run", "spec.data.maxPromptLength=250")
+    assert "spec.model.policy: sequences of up to 258 tokens do not fit a model with 256 positions" in error
+    assert "lower" in error
+
+
+def test_a_store_that_nobody_serves(folder, tmp_path):
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+    there = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ALLOW_HTTP": "true"}
+    _, error = fail(folder, tmp_path / "run", "spec.checkpoint.store=s3://bucket/run", **keys, **there)
+    assert "spec.checkpoint.store: cannot use s3://bucket/run: " in error
+    assert "http://127.0.0.1:1/bucket" in error
+    assert "AWS_ENDPOINT_URL" in error
+
+
+def test_a_reference_that_is_no_model(folder, tmp_path):
+    """Without a configuration nothing is started; without weights the role that loads it says so."""
+    (tmp_path / "empty").mkdir()
+    _, error = fail(folder, tmp_path / "none", f"spec.model.reference={tmp_path / 'empty'}")
+    assert error.startswith("error: spec.model.reference: must be in Hugging Face format")
+    assert not (tmp_path / "none").exists()
+    for file in (folder / "model").iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / "empty" / file.name).write_bytes(file.read_bytes())
+    _, error = fail(folder, tmp_path / "run", f"spec.model.reference={tmp_path / 'empty'}")
+    assert f"spec.model.reference: cannot load '{tmp_path / 'empty'}'" in error
+    assert "safetensors" in error

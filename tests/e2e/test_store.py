@@ -1,0 +1,70 @@
+"""A run whose checkpoints are in S3: another machine goes on from there to the very same model."""
+
+import json
+
+import pytest
+from tests.support.rlhf import SENTIMENT, succeed
+from tests.support.seaweed import running
+
+JOB = {
+    "apiVersion": "rlhf.dev/v1alpha1",
+    "kind": "RLHFJob",
+    "metadata": {"name": "stored"},
+    "spec": {
+        "algorithm": "sft",
+        "steps": 4,
+        "seed": 3,
+        "model": {
+            "dtype": "float32",
+            "create": {
+                "modelType": "llama",
+                "config": {
+                    "hidden_size": 32,
+                    "intermediate_size": 64,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 2,
+                    "max_position_embeddings": 64,
+                },
+                "tokenizer": {"vocabSize": 300},
+            },
+        },
+        "data": {
+            "train": [str(SENTIMENT / "sft.jsonl")],
+            "maxPromptLength": 16,
+            "maxAnswerLength": 16,
+            "promptsPerStep": 8,
+        },
+        "optimizer": {"learningRate": 0.01},
+        "checkpoint": {"everySteps": 1},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def seaweed(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+def test_a_run_goes_on_from_s3_in_another_work_directory(seaweed, tmp_path):
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(json.dumps(JOB))
+    store = f"spec.checkpoint.store={seaweed.url('run')}"
+    expected = succeed(manifest, tmp_path / "undisturbed")
+
+    first = succeed(manifest, tmp_path / "first", store, "spec.steps=2", **seaweed.environment)
+    assert first.status["lastCheckpoint"]["uri"] == seaweed.url("run")
+    assert not (first.workdir / "checkpoints").exists()
+
+    second = succeed(manifest, tmp_path / "second", store, flags=("--resume",), **seaweed.environment)
+    assert [line["step"] for line in second.steps] == [3, 4]
+    assert f"resumed from the checkpoint of step 2 in {seaweed.url('run')}" in second.log("trainer-0")
+    losses = {line["step"]: line["loss"] for line in (*first.steps, *second.steps)}
+    assert losses == {line["step"]: line["loss"] for line in expected.steps}
+    assert second.status["lastCheckpoint"]["step"] == 4
+
+    weights = [(run.workdir / "policy" / "model.safetensors").read_bytes() for run in (second, expected)]
+    assert weights[0] == weights[1], "the same parameters, bit for bit"
+    for run in (first, second):
+        for file in run.workdir.rglob("*"):
+            assert not file.is_file() or seaweed.secret.encode() not in file.read_bytes(), file

@@ -1,0 +1,67 @@
+"""The docs say what is: manifests in them are valid, commands parse, links lead somewhere, the reference is current."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf_api.manifest import parse
+from rlhf_operator import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+
+
+@pages
+def test_manifests_in_docs_are_valid(page):
+    for block in blocks(page, "yaml"):
+        document = yaml.safe_load(block)
+        if "kind" not in document:  # a part of a spec, shown alone
+            base = yaml.safe_load((ROOT / "examples" / "sentiment" / "ppo.yaml").read_text())
+            document = {**base, "spec": {**base["spec"], **document["spec"]}}
+            document["spec"]["model"] = {**base["spec"]["model"], **document["spec"].get("model", {})}
+        parse(document)
+
+
+@pages
+def test_commands_in_docs_are_real(page, monkeypatch):
+    """`rlhf` commands parse and name files that exist; `rlhf validate` is run; `make` targets exist."""
+    monkeypatch.chdir(ROOT)
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    for line in "".join(blocks(page, "console")).splitlines():
+        program, *arguments = shlex.split(line.removeprefix("$ "))
+        if program == "make":
+            assert set(arguments) <= set(targets)
+        elif Path(program).name == "rlhf":
+            options = cli._parser().parse_args(arguments)
+            assert options.file.is_file(), line
+            if arguments[0] == "validate":
+                assert cli.main(arguments) == 0
+        else:
+            script = next((part for part in arguments if part.endswith(".py")), program)
+            assert (ROOT / script).exists(), line
+
+
+@pages
+def test_links_in_docs_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" not in link:
+            assert (page.parent / link.partition("#")[0]).exists(), link
+
+
+def test_the_manifest_reference_is_current():
+    script = ROOT / "docs" / "make_manifest_reference.py"
+    spec = importlib.util.spec_from_file_location("make_manifest_reference", script)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert (ROOT / "docs" / "manifest.md").read_text() == made.page(), f"run {script.relative_to(ROOT)}"

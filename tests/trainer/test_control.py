@@ -1,0 +1,118 @@
+"""The control API over real HTTP: who may ask, and what reaches the training loop."""
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+from tests.support.vllm_server import free_port
+
+from rlhf_api.roles import Role
+from rlhf_trainer.control import Control
+from rlhf_trainer.http import Background
+
+TOKEN = "token-of-tests"
+MEMBERS = {
+    "members": [
+        {"role": "reward", "name": "reward-0", "uid": "a", "address": "http://127.0.0.1:1"},
+        {"role": "reward", "name": "reward-1", "uid": "b", "address": "http://127.0.0.1:2", "draining": True},
+        {"role": "reference", "name": "reference-0", "uid": "c", "address": "http://127.0.0.1:3"},
+    ]
+}
+
+
+@pytest.fixture
+def served():
+    """A control API and its address."""
+    control, port = Control(total_steps=9), free_port()
+    with Background(TOKEN) as http:
+        runner = http.run(control.serve("127.0.0.1", port, TOKEN))
+        yield control, f"http://127.0.0.1:{port}"
+        http.run(runner.cleanup())
+
+
+def ask(
+    url: str, method: str = "GET", body: bytes | None = None, token: str | bytes = TOKEN
+) -> tuple[int, str]:
+    given = token if isinstance(token, str) else token.decode("latin-1")
+    headers = {"Authorization": f"Bearer {given}"} if token else {}
+    request = urllib.request.Request(url, data=body, method=method, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/status"),
+        ("PUT", "/v1/members"),
+        ("POST", "/v1/stop"),
+        ("POST", "/v1/checkpoint"),
+        ("GET", "/nothing/here"),
+    ],
+)
+@pytest.mark.parametrize("token", ["", "wrong", b"\xff\xfe"])
+def test_everything_needs_the_token(served, method, path, token):
+    control, address = served
+    body = json.dumps(MEMBERS).encode() if method == "PUT" else None
+    assert ask(address + path, method, body, token)[0] == 401
+    assert control.members(Role.REWARD) == []
+    assert not control.stop_requested.is_set()
+    assert not control.checkpoint_requested.is_set()
+
+
+def test_but_for_the_health_check(served):
+    assert ask(served[1] + "/health", token="")[0] == 200
+
+
+def test_the_status_is_the_last_report(served):
+    control, address = served
+    assert json.loads(ask(address + "/v1/status")[1])["activity"] == "starting"
+    control.report(activity="training", step=3, reward_mean=1.5)
+    status = json.loads(ask(address + "/v1/status")[1])
+    assert (status["activity"], status["step"], status["totalSteps"]) == ("training", 3, 9)
+    assert status["rewardMean"] == 1.5
+    assert status["lastCheckpoint"] is None
+
+
+def test_members_reach_the_loop_but_for_those_that_leave(served):
+    control, address = served
+    status, answer = ask(address + "/v1/members", "PUT", json.dumps(MEMBERS).encode())
+    assert (status, json.loads(answer)) == (200, {"members": 3})
+    assert control.membership_changed.is_set()
+    assert [m.name for m in control.members(Role.REWARD)] == ["reward-0"]
+    assert [m.address for m in control.members(Role.REFERENCE)] == ["http://127.0.0.1:3"]
+    assert control.members(Role.GENERATOR) == []
+    ask(address + "/v1/members", "PUT", b'{"members": []}')
+    assert control.members(Role.REWARD) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no json",
+        b"\xff\xfe\x00",
+        b"[]",
+        b'{"members": 3}',
+        b'{"members": [{"role": "cook", "name": "x", "uid": "y", "address": "z"}]}',
+    ],
+)
+def test_a_bad_membership_is_refused_and_changes_nothing(served, body):
+    control, address = served
+    ask(address + "/v1/members", "PUT", json.dumps(MEMBERS).encode())
+    assert ask(address + "/v1/members", "PUT", body)[0] == 400
+    assert len(control.members(Role.REWARD)) == 1
+
+
+def test_wishes_reach_the_loop(served):
+    control, address = served
+    assert ask(address + "/v1/checkpoint", "POST") == (200, '{"checkpointing": true}')
+    assert control.checkpoint_requested.is_set()
+    assert not control.stop_requested.is_set()
+    assert ask(address + "/v1/stop", "POST") == (200, '{"stopping": true}')
+    assert control.stop_requested.is_set()
+    assert ask(address + "/v1/stop")[0] == 405

@@ -1,0 +1,78 @@
+"""The order of rows and the tokens of prompts and answers."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.models import byte_tokenizer
+from tokenizers.normalizers import Strip
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.rows import PromptRow
+from rlhf_trainer.data import RowStream, encode_answer, encode_prompt, prompts
+
+TOKENIZER = byte_tokenizer()
+TEXT = "the quick brown fox"
+
+
+@given(st.integers(1, 20), st.integers(0, 99), st.lists(st.integers(0, 25), max_size=6))
+def test_every_row_comes_once_an_epoch_however_it_is_taken(count, seed, takes):
+    stream = RowStream(count, seed)
+    taken = [place for n in takes for place in stream.take(n)]
+    assert taken == RowStream(count, seed).take(sum(takes))
+    assert [epoch for epoch, _ in taken] == [i // count for i in range(len(taken))]
+    for epoch in range(len(taken) // count):
+        rows = [row for e, row in taken if e == epoch]
+        assert sorted(rows) == list(range(count))
+
+
+@given(st.integers(1, 20), st.integers(0, 60), st.integers(0, 30))
+def test_a_position_is_all_there_is_to_resume_from(count, before, after):
+    undisturbed = RowStream(count, seed=3)
+    undisturbed.take(before)
+    random.seed(before)  # the order is the stream's own
+    resumed = RowStream(count, seed=3, position=undisturbed.position)
+    assert resumed.take(after) == undisturbed.take(after)
+
+
+def test_seeds_and_epochs_shuffle_differently():
+    one, two = RowStream(50, seed=1).take(100), RowStream(50, seed=2).take(50)
+    assert [row for _, row in one[:50]] != [row for _, row in two]
+    assert [row for _, row in one[:50]] != [row for _, row in one[50:]]
+
+
+def test_a_stream_goes_back_as_well():
+    stream = RowStream(7, seed=0)
+    first = stream.take(20)
+    stream.position = 0
+    assert stream.take(20) == first
+
+
+def test_prompts_keep_their_last_tokens():
+    assert TOKENIZER.decode(encode_prompt(TOKENIZER, TEXT, 9)) == "brown fox"
+    assert TOKENIZER.decode(encode_prompt(TOKENIZER, TEXT, 99)) == TEXT
+
+
+def test_answers_end_unless_they_are_cut():
+    assert encode_answer(TOKENIZER, "ab", 3)[-1] == TOKENIZER.eos_token_id
+    assert len(encode_answer(TOKENIZER, "ab", 3)) == 3
+    assert TOKENIZER.decode(encode_answer(TOKENIZER, "abc", 3)) == "abc"
+
+
+def test_a_prompt_knows_its_row_and_is_unique_in_the_run():
+    rows = [PromptRow.model_validate({"prompt": f"p{i}", "grade": i}) for i in range(3)]
+    places = RowStream(3, seed=0).take(7)
+    made = prompts(rows, places, TOKENIZER, 5)
+    assert len({prompt.id for prompt in made}) == 7
+    for (epoch, row), prompt in zip(places, made, strict=True):
+        assert prompt.id == f"{epoch}/{row}"
+        assert prompt.row == {"prompt": f"p{row}", "grade": row}
+        assert TOKENIZER.decode(prompt.tokens) == f"p{row}"
+
+
+def test_a_prompt_without_tokens_is_the_jobs_mistake():
+    blank = byte_tokenizer()
+    blank.backend_tokenizer.normalizer = Strip()
+    with pytest.raises(InvalidJob, match=r"spec\.data: the tokenizer makes no tokens of the prompt '  '"):
+        encode_prompt(blank, "  ", 5)

@@ -1,0 +1,72 @@
+"""The figures of a run on disk: what a resumed run keeps, and the picture."""
+
+import json
+
+import pytest
+
+from rlhf_trainer.metrics import Metrics, reward_figure
+
+PPO = [{"step": i, "reward_mean": i / 4, "kl_mean": 0.01 * i, "loss": -0.1} for i in range(1, 6)]
+SFT = [{"step": i, "loss": 3 / i} for i in range(1, 6)]
+
+
+def lines(file) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """The work directory of a run that reached step 5 and was evaluated at 0, 2 and 4."""
+    metrics = Metrics(tmp_path, 0)
+    for row in PPO:
+        metrics.step(row)
+    for step in (0, 2, 4):
+        metrics.evaluation({"step": step, "mean": 0.5, "count": 10, "samples": []})
+    return tmp_path
+
+
+def test_a_resumed_run_drops_the_lines_it_will_write_again(earlier):
+    metrics = Metrics(earlier, 3)
+    assert lines(earlier / "metrics.jsonl") == PPO[:3]
+    assert [line["step"] for line in lines(earlier / "evaluation.jsonl")] == [0, 2]
+    metrics.step(PPO[3])
+    assert lines(earlier / "metrics.jsonl") == PPO[:4]
+
+
+def test_a_run_from_the_start_drops_all_but_its_first_evaluation(earlier):
+    Metrics(earlier, 0)
+    assert lines(earlier / "metrics.jsonl") == []
+    assert [line["step"] for line in lines(earlier / "evaluation.jsonl")] == [0]
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(earlier):
+    with (earlier / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 6, "rew')
+    metrics = Metrics(earlier, 9)
+    metrics.step({"step": 6, "reward_mean": 1.0, "kl_mean": 0.0})
+    assert [line["step"] for line in lines(earlier / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("rows", [PPO, SFT, PPO[:1], SFT[:1]])
+def test_a_picture_is_drawn(tmp_path, rows):
+    metrics = Metrics(tmp_path, 0)
+    for row in rows:
+        metrics.step(row)
+    metrics.draw("a run")
+    png = (tmp_path / "reward.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert len(png) > 5000
+
+
+def test_without_steps_there_is_no_picture(tmp_path):
+    Metrics(tmp_path, 0).draw("nothing yet")
+    assert not (tmp_path / "reward.png").exists()
+
+
+def test_the_picture_shows_reward_kl_and_evaluation():
+    figure = reward_figure(PPO, [{"step": 0, "mean": 0.4}, {"step": 4, "mean": 0.9}], "a run")
+    left, right = figure.axes
+    assert left.lines[0].get_ydata().tolist() == [row["reward_mean"] for row in PPO]
+    assert [line.get_label() for line in right.lines] == ["KL (nats a token)", "evaluation"]
+    (only,) = reward_figure(SFT, [], "a run").axes
+    assert only.get_ylabel() == "loss"

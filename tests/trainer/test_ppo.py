@@ -1,0 +1,199 @@
+"""PPO's experience and losses against plain loops in double precision, and what must not change them."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.models import byte_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlhf_api.spec import PPO
+from rlhf_trainer.algorithms.ppo import build_experience, critic_loss, figures, minibatches, policy_loss
+from rlhf_trainer.batches import MicroBatch, answer_logprobs, answer_values, plan
+from rlhf_trainer.policy.inference import forward, infer
+from rlhf_trainer.records import Experience, Sequences
+
+PAIRS = [((1, 2), (3, 4, 5)), ((6,), (7,)), ((8, 9, 10), (11, 12)), ((13, 14), (15, 16, 17, 18))]
+SCORES = [1.0, -0.5, 2.0, 0.25]
+
+
+def uneven(seed: int, count: int) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def experience(ppo: PPO, pairs=PAIRS, scores=SCORES) -> Experience:
+    sequences = Sequences.pack(pairs)
+    answers = int(sequences.answer_lengths.sum())
+    logprobs = -uneven(1, answers).abs() - 0.1
+    return build_experience(
+        sequences,
+        sampled_logprobs=logprobs + 0.001 * uneven(5, answers),
+        versions=torch.full((answers,), 7),
+        logprobs=logprobs,
+        reference_logprobs=logprobs + 0.3 * uneven(2, answers),
+        values=uneven(3, answers),
+        scores=torch.tensor(scores),
+        ppo=ppo,
+    )
+
+
+def by_hand(made: Experience, ppo: PPO) -> tuple[list[float], list[float]]:
+    """Whitened advantages and returns, one token after the other."""
+    advantages, returns = [], []
+    at = 0
+    for row, length in enumerate(made.sequences.answer_lengths.tolist()):
+        tokens = range(at, at + length)
+        p, q = made.logprobs.double().tolist(), made.reference_logprobs.double().tolist()
+        v = made.values.double().tolist()
+        following, mine = 0.0, []
+        for t in reversed(tokens):
+            reward = -ppo.kl_coefficient * (p[t] - q[t]) + (
+                made.scores[row].item() if t == tokens[-1] else 0.0
+            )
+            next_value = v[t + 1] if t != tokens[-1] else 0.0
+            following = reward + ppo.gamma * next_value - v[t] + ppo.gamma * ppo.gae_lambda * following
+            mine.insert(0, following)
+        advantages += mine
+        returns += [a + v[t] for a, t in zip(mine, tokens, strict=True)]
+        at += length
+    if ppo.whiten_advantages:
+        mean, spread = statistics.fmean(advantages), statistics.pstdev(advantages)
+        advantages = [(a - mean) / spread for a in advantages]
+    return advantages, returns
+
+
+@pytest.mark.parametrize("whiten", [True, False])
+def test_experience_equals_plain_loops(whiten):
+    ppo = PPO(klCoefficient=0.13, gamma=0.9, gaeLambda=0.8, whitenAdvantages=whiten)
+    made = experience(ppo)
+    advantages, returns = by_hand(made, ppo)
+    assert made.advantages.tolist() == pytest.approx(advantages, abs=2e-6)
+    assert made.returns.tolist() == pytest.approx(returns, abs=2e-6)
+
+
+def test_an_experience_survives_a_checkpoint():
+    made = experience(PPO())
+    back = Experience.from_arrays(made.arrays())
+    for name, array in made.arrays().items():
+        assert torch.equal(back.arrays()[name], array), name
+    rows = torch.tensor([2, 0])
+    assert torch.equal(back.select(rows).advantages, made.select(rows).advantages)
+    assert back.versions.dtype == torch.int64
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.integers(0, 2**31))
+def test_minibatches_cover_every_row_once_an_epoch(count, size, epochs, seed):
+    ppo = PPO(epochs=epochs, minibatchSize=size)
+    batches = [batch.tolist() for batch in minibatches(count, ppo, seed)]
+    assert batches == [batch.tolist() for batch in minibatches(count, ppo, seed)]
+    each = max(1, count // size)
+    assert len(batches) == epochs * each
+    for epoch in range(epochs):
+        mine = batches[epoch * each : (epoch + 1) * each]
+        assert sorted(row for batch in mine for row in batch) == list(range(count))
+        assert all(len(batch) == size for batch in mine[:-1])
+        assert len(mine[-1]) == count if each == 1 else size <= len(mine[-1]) < 2 * size
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def losses(model, made: Experience, ppo: PPO, ranks: int, budget: int) -> dict[str, float]:
+    """The sums over all micro-batches of all ranks, as an update takes them."""
+    total: dict[str, float] = {}
+    shares = plan(made.sequences.lengths.tolist(), ranks, budget)
+    actor, critic = policy_loss(made, ppo), critic_loss(made, ppo)
+    for rows in (rows for share in shares for rows in share):
+        micro = MicroBatch.build(made.sequences, rows, pad_token_id=257)
+        with torch.no_grad():
+            logits = forward(model, model.config, micro)
+        value, named = actor(answer_logprobs(logits, micro), micro)
+        against, _ = critic(answer_values(logits, micro), micro)
+        for name, scalar in {"policy": value, "critic": against, **named}.items():
+            total[name] = total.get(name, 0.0) + scalar.item()
+    return total
+
+
+@settings(max_examples=15)
+@given(order=st.permutations(range(4)), ranks=st.integers(1, 3), budget=st.integers(1, 40))
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_order_and_micro_batches_change_no_loss(model, aggregation, order, ranks, budget):
+    ppo = PPO(lossAggregation=aggregation, clipRatio=0.3)
+    made = experience(ppo)
+    found = losses(model, made.select(torch.tensor(order)), ppo, ranks, budget)
+    assert found == pytest.approx(losses(model, made, ppo, 1, 1000), rel=2e-5, abs=1e-6)
+
+
+def test_log_probabilities_do_not_depend_on_the_neighbours(model):
+    sequences = Sequences.pack(PAIRS)
+
+    def logprobs(budget: int) -> torch.Tensor:
+        sizes = sequences.answer_lengths
+        return infer(model, sequences, answer_logprobs, sizes, token_budget=budget, pad_token_id=257)
+
+    assert torch.allclose(logprobs(1), logprobs(1000), atol=2e-6)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_losses_equal_plain_loops(model, aggregation):
+    ppo = PPO(lossAggregation=aggregation, clipRatio=0.3, clipValue=0.2)
+    made = experience(ppo)
+    lengths = made.sequences.answer_lengths.tolist()
+    policy = critic = outside = 0.0
+    at = 0
+    for (prompt, answer), length in zip(PAIRS, lengths, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *answer]])).logits[0].double()
+        for k, token in enumerate(answer):
+            t, column = at + k, len(prompt) + k - 1
+            weight = 1 / sum(lengths) if aggregation == "token" else 1 / (len(lengths) * length)
+            ratio = math.exp(logits[column].log_softmax(-1)[token].item() - made.logprobs[t].item())
+            clip = min(max(ratio, 0.7), 1.3)
+            policy -= weight * min(ratio * made.advantages[t].item(), clip * made.advantages[t].item())
+            outside += weight * (abs(ratio - 1) > 0.3)
+            value, old, goal = logits[column, 0].item(), made.values[t].item(), made.returns[t].item()
+            near = min(max(value, old - 0.2), old + 0.2)
+            critic += weight * max((value - goal) ** 2, (near - goal) ** 2) / 2
+        at += length
+    found = losses(model, made, ppo, 1, 1000)
+    assert found["policy"] == pytest.approx(policy, rel=1e-4)
+    assert found["critic"] == pytest.approx(critic, rel=1e-4)
+    assert found["clip_fraction"] == pytest.approx(outside, abs=1e-6)
+    assert found["update_kl"] >= 0
+
+
+def test_figures_say_what_they_are_called():
+    made = experience(PPO())
+    found = figures(made, torch.tensor([True, True, False, True]))
+    assert found["reward_mean"] == pytest.approx(statistics.fmean(SCORES))
+    assert found["reward_std"] == pytest.approx(statistics.pstdev(SCORES))
+    assert found["kl_mean"] == pytest.approx((made.logprobs - made.reference_logprobs).mean().item())
+    assert found["answer_length_mean"] == 2.5
+    assert found["finished_share"] == 0.75
+    assert 0 < found["logprob_difference"] < 0.01
+    assert found["ratio_outside_share"] == 0
+    assert found["value_explained_variance"] <= 1
+    assert all(math.isfinite(value) for value in found.values())
+
+
+def test_figures_of_a_single_token_are_finite():
+    made = experience(PPO(), pairs=[((1,), (2,))], scores=[1.0])
+    assert made.advantages.tolist() == [0.0]
+    assert all(math.isfinite(value) for value in figures(made, torch.tensor([True])).values())
