@@ -41,6 +41,7 @@ def test_s3(seaweed, monkeypatch, case):
     assert "\n" not in problem.message
     assert "secret-of-tests" not in problem.message
     assert "Debug source" not in problem.message
+    assert "retries" not in problem.message
 
 
 def test_a_file_where_the_directory_should_be(tmp_path):

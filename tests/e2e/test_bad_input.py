@@ -35,6 +35,8 @@ JOB = {
         "checkpoint": {"everySteps": 1},
     },
 }
+# One process instead of three, for what any algorithm finds out in the same way.
+SFT = ("spec.algorithm=sft", "spec.data.maxAnswerLength=16")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def folder(tmp_path_factory) -> Path:
     """A model, rows, reward functions and the manifest of a job that would run as it stands."""
     folder = tmp_path_factory.mktemp("bad")
     tiny_model(folder / "model", tie=False, seed=0)
-    rows = [json.dumps({"prompt": f"Tell me about {i}"}) + "\n" for i in range(8)]
+    rows = [json.dumps({"prompt": f"Tell me about {i}", "answer": "No."}) + "\n" for i in range(8)]
     (folder / "rows.jsonl").write_text("".join(rows))
     (folder / "scores_of_this_test.py").write_text(FUNCTIONS)
     (folder / "job.yaml").write_text(json.dumps(JOB))
@@ -96,22 +98,22 @@ def test_a_model_without_embeddings_for_its_tokenizer(folder, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<more>", "<and more>"])
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    _, error = fail(folder, tmp_path / "run", f"spec.model.tokenizer={tmp_path / 'tokenizer'}")
+    _, error = fail(folder, tmp_path / "run", *SFT, f"spec.model.tokenizer={tmp_path / 'tokenizer'}")
     assert re.search(
         r"spec\.model\.policy: the tokenizer has 260 tokens but the model has embeddings for 258", error
     )
 
 
 def test_sequences_longer_than_the_model(folder, tmp_path):
-    _, error = fail(folder, tmp_path / "run", "spec.data.maxPromptLength=250")
-    assert "spec.model.policy: sequences of up to 258 tokens do not fit a model with 256 positions" in error
+    _, error = fail(folder, tmp_path / "run", *SFT, "spec.data.maxPromptLength=250")
+    assert "spec.model.policy: sequences of up to 266 tokens do not fit a model with 256 positions" in error
     assert "lower" in error
 
 
 def test_a_store_that_nobody_serves(folder, tmp_path):
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
     there = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ALLOW_HTTP": "true"}
-    _, error = fail(folder, tmp_path / "run", "spec.checkpoint.store=s3://bucket/run", **keys, **there)
+    _, error = fail(folder, tmp_path / "run", *SFT, "spec.checkpoint.store=s3://bucket/run", **keys, **there)
     assert "spec.checkpoint.store: cannot use s3://bucket/run: " in error
     assert "http://127.0.0.1:1/bucket" in error
     assert "AWS_ENDPOINT_URL" in error

@@ -87,4 +87,6 @@ def _read(file: Path) -> list[dict[str, Any]]:
 def _keep(file: Path, step: int) -> None:
     if file.exists():
         kept = [json.dumps(row) + "\n" for row in _read(file) if row["step"] <= step]
-        file.write_text("".join(kept))
+        new = file.with_name(f".{file.name}.new")
+        new.write_text("".join(kept), encoding="utf-8")
+        new.replace(file)  # at no moment are the lines gone

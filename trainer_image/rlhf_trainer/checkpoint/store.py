@@ -116,6 +116,7 @@ def _reason(error: Exception) -> str:
     """The store's message on one line: an XML answer's own words, without the library's timings and debugging."""
     text = str(error).partition("\n\nDebug source")[0]
     head, _, answer = text.partition("<?xml")
-    head = re.sub(r"^Generic \w+ error: (Error performing \w+ request: )?| in [\d.]+.?s\b", "", head)
+    noise = r"^Generic \w+ error: (Error performing \w+ request: )?| in [\d.]+.?s\b(, after .*retry_timeout: \w+)?"
+    head = re.sub(noise, "", head)
     said = re.search(r"<Message>(.*?)\.?</Message>", answer)
     return " ".join(f"{head}{said.group(1) if said else answer}".split())[:500]

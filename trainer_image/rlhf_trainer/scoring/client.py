@@ -83,6 +83,6 @@ class Scorer:
         return torch.cat(await asyncio.gather(*map(one, members, parts)))
 
     def _raise_if_permanent(self, error: Exception) -> None:
-        if isinstance(error, HttpError) and error.status in (400, 401, 422):
+        if isinstance(error, HttpError) and error.status == 422:
             where, _, message = error.body.partition(": ")
             raise InvalidJob([Problem(where, message or error.body)]) from None

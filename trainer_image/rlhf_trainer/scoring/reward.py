@@ -5,6 +5,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -46,17 +47,23 @@ class FunctionScorer:
         """float32 [N]. Raises InvalidJob where the function raises, or returns anything but N finite numbers."""
         prompts, responses = texts(sequences, self.tokenizer)
         try:
-            scores = list(self.function(prompts, responses, list(rows)))
+            returned = self.function(prompts, responses, list(rows))
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             message = f"the function raised {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
             raise InvalidJob([Problem(self.where, message)]) from error
+        try:
+            scores = list(returned)
+        except TypeError:
+            kind = type(returned).__name__
+            message = f"returned a {kind}, not a list of one number for each answer"
+            raise InvalidJob([Problem(self.where, message)]) from None
         if len(scores) != len(sequences):
             raise InvalidJob(
                 [Problem(self.where, f"returned {len(scores)} scores for {len(sequences)} answers")]
             )
         for score, response in zip(scores, responses, strict=True):
-            if not isinstance(score, int | float) or not math.isfinite(score):
+            if not isinstance(score, Real) or not math.isfinite(score):
                 raise InvalidJob(
                     [
                         Problem(
@@ -88,12 +95,19 @@ class ModelScorer:
         )
 
     def _tokenized_again(self, sequences: Sequences) -> Sequences:
+        """An answer that was cut off gets no end token here either; what is too long loses its beginning."""
+        own, config = self.own_tokenizer, self.model.config.get_text_config()
+        positions = getattr(config, "max_position_embeddings", None) or 0  # [-0:] is all of it
         pairs = []
-        for prompt, response in zip(*texts(sequences, self.tokenizer), strict=True):
-            answer = self.own_tokenizer(response, add_special_tokens=False)["input_ids"]
-            pairs.append(
-                (self.own_tokenizer(prompt)["input_ids"], [*answer, self.own_tokenizer.eos_token_id])
-            )
+        for i, (prompt, response) in enumerate(zip(*texts(sequences, self.tokenizer), strict=True)):
+            ended = sequences.row(i)[-1] == self.tokenizer.eos_token_id
+            tokens = [
+                *own(prompt)["input_ids"],
+                *own(response, add_special_tokens=False)["input_ids"],
+                *([own.eos_token_id] if ended else []),
+            ][-positions:]
+            # The score is of the whole: where the answer begins makes no difference.
+            pairs.append((tokens[:1], tokens[1:]))
         return Sequences.pack(pairs)
 
 

@@ -1,0 +1,78 @@
+"""How a role ends: its exit code, one message where the host looks for it, and never waiting for its threads."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_api.run import EXIT_INVALID, EXIT_SUSPENDED
+
+ROLE = """
+import sys, threading
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.run import EXIT_SUSPENDED
+from rlhf_trainer.roles.entry import run_role
+
+def role(around):
+    assert around.config.job == "job"
+    threading.Thread(target=threading.Event().wait).start()  # asks another role, for ever
+    {body}
+
+run_role(role)
+"""
+
+
+def run(tmp_path: Path, body: str, **changes: str | None) -> tuple[subprocess.CompletedProcess, Path]:
+    spec = {"algorithm": "sft", "steps": 1, "model": {"policy": "x"}, "data": {"train": ["y"]}}
+    (tmp_path / "run.json").write_text(json.dumps({"job": "job", "spec": spec, "workdir": str(tmp_path)}))
+    end = tmp_path / "role.end"
+    given = {
+        "RLHF_RUN_CONFIG": str(tmp_path / "run.json"),
+        "RLHF_INDEX": "0",
+        "RLHF_HOST": "127.0.0.1",
+        "RLHF_PORT": "1",
+        "RLHF_TOKEN": "token",
+        "RLHF_TERMINATION_LOG": str(end),
+    } | changes
+    environ = os.environ | {name: value for name, value in given.items() if value is not None}
+    command = [sys.executable, "-c", ROLE.format(body=body)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False), end
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("return None", 0), ("return 0", 0), ("return EXIT_SUSPENDED", EXIT_SUSPENDED)],
+)
+def test_a_role_that_returns(tmp_path, body, code):
+    ended, end = run(tmp_path, body)
+    assert (ended.returncode, end.exists()) == (code, False), ended.stderr
+
+
+def test_the_jobs_own_mistake(tmp_path):
+    ended, end = run(tmp_path, "raise InvalidJob([Problem('spec.a', 'is wrong'), Problem('spec.b', 'too')])")
+    assert ended.returncode == EXIT_INVALID
+    assert end.read_text() == "spec.a: is wrong spec.b: too\n"
+    assert "Traceback" not in ended.stderr
+
+
+def test_any_other_error_with_where_it_happened_in_the_log(tmp_path):
+    ended, end = run(tmp_path, "raise RuntimeError('no\\nluck')")
+    assert ended.returncode == 1
+    assert end.read_text() == "RuntimeError: no luck\n"
+    assert "Traceback" in ended.stderr
+
+
+def test_the_first_message_stands(tmp_path):
+    """Several ranks write to one file, and those that follow only say that the first is gone."""
+    (tmp_path / "role.end").write_text("out of memory\n")
+    _, end = run(tmp_path, "raise RuntimeError('connection closed by peer')")
+    assert end.read_text() == "out of memory\n"
+
+
+def test_a_role_that_nobody_started(tmp_path):
+    ended, _ = run(tmp_path, "return 0", RLHF_RUN_CONFIG=None)
+    assert ended.returncode == 1
+    assert "'RLHF_RUN_CONFIG' is not set: roles are started by `rlhf run` or by the operator" in ended.stderr

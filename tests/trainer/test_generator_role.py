@@ -1,0 +1,110 @@
+"""The generator's command line and environment: the job's own options, and what users add."""
+
+import json
+
+import pytest
+
+from rlhf_api.checks import OWNED_ENGINE_ARGUMENTS, check
+from rlhf_api.run import RunConfig
+from rlhf_trainer.roles.generator import arguments, engine_environment, option
+
+
+def config(tmp_path, model: dict | None = None, **generator) -> RunConfig:
+    spec = {
+        "algorithm": "ppo",
+        "steps": 1,
+        "seed": 7,
+        "model": {"policy": "some/policy", "dtype": "float32"} | (model or {}),
+        "data": {"train": ["x.jsonl"], "maxPromptLength": 100},
+        "sampling": {"maxNewTokens": 28},
+        "generator": generator,
+        "reward": {"functions": [{"function": "a:b"}]},
+    }
+    written = json.dumps({"job": "kind-reviews", "workdir": str(tmp_path), "spec": spec})
+    return RunConfig.model_validate_json(written)
+
+
+def options(made: RunConfig, *, cpu: bool = False) -> dict[str, str | bool]:
+    """The command line as vLLM reads it: the last of several values counts."""
+    words = arguments(made, "127.0.0.1", 8123, cpu)
+    found: dict[str, str | bool] = {}
+    for i, word in enumerate(words):
+        if word.startswith("--"):
+            following = words[i + 1] if i + 1 < len(words) else "--"
+            found[word[2:]] = True if following.startswith("--") else following
+    return found
+
+
+def test_what_the_job_says_reaches_vllm(tmp_path):
+    found = options(config(tmp_path, tensorParallelSize=2, dtype="bfloat16"))
+    assert (found["model"], found["tokenizer"]) == ("some/policy", "some/policy")
+    assert (found["served-model-name"], found["seed"], found["dtype"]) == ("kind-reviews", "7", "bfloat16")
+    assert (found["host"], found["port"]) == ("127.0.0.1", "8123")
+    assert found["max-model-len"] == "128"
+    assert found["tensor-parallel-size"] == "2"
+    assert json.loads(found["weight-transfer-config"]) == {"backend": "rlhf"}
+    assert found["logprobs-mode"] == "processed_logprobs", "of what is sampled, not of what is sampled from"
+    assert found["generation-config"] == "vllm", "the model repository has no say in sampling"
+
+
+def test_a_tokenizer_or_a_policy_of_the_jobs_own(tmp_path):
+    assert options(config(tmp_path, {"tokenizer": "other/words"}))["tokenizer"] == "other/words"
+    made = config(tmp_path, {"policy": None, "create": {"modelType": "llama"}})
+    assert options(made)["model"] == f"{tmp_path}/initial"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (True, ["--name"]),
+        (False, ["--no-name"]),
+        (0.8, ["--name", "0.8"]),
+        ("auto", ["--name", "auto"]),
+        ({"a": [1, None]}, ["--name", '{"a": [1, null]}']),
+        (["x", 1], ["--name", '["x", 1]']),
+    ],
+)
+def test_options_are_spelled_as_vllm_takes_them(value, words):
+    assert option("name", value) == words
+
+
+def test_engine_arguments_come_last(tmp_path):
+    wanted = {
+        "gpu-memory-utilization": 0.8,
+        "enable-prefix-caching": False,
+        "max-model-len": 4096,
+        "kv-cache-memory-bytes": 1000,
+    }
+    found = options(config(tmp_path, engineArguments=wanted), cpu=True)
+    assert found["gpu-memory-utilization"] == "0.8"
+    assert found["no-enable-prefix-caching"] is True
+    assert found["max-model-len"] == "4096"
+    assert found["kv-cache-memory-bytes"] == "1000", "over our own default for CPUs"
+
+
+@pytest.mark.parametrize("name", sorted(OWNED_ENGINE_ARGUMENTS))
+def test_the_jobs_own_options_are_no_engine_arguments(tmp_path, name):
+    made = config(tmp_path, engineArguments={name: "x"})
+    (problem,) = check(made.spec)
+    assert problem.where == f"spec.generator.engineArguments.{name}"
+    assert OWNED_ENGINE_ARGUMENTS[name] in problem.message
+    assert name in options(config(tmp_path)), "owned because the role sets it"
+
+
+def test_the_cpu_build_is_spared_what_it_does_not_need(tmp_path):
+    made = config(tmp_path)
+    assert "enforce-eager" not in options(made)
+    assert options(made, cpu=True)["enforce-eager"] is True
+    assert options(made, cpu=True)["distributed-executor-backend"] == "uni"
+    assert "distributed-executor-backend" not in options(config(tmp_path, tensorParallelSize=2), cpu=True)
+
+
+def test_what_users_set_in_the_environment_stands_but_for_what_weights_need():
+    own = {"VLLM_NO_USAGE_STATS": "0", "PATH": "/bin", "VLLM_SERVER_DEV_MODE": "0"}
+    found = engine_environment(own, cpu=True)
+    assert found["VLLM_NO_USAGE_STATS"] == "0"
+    assert found["PATH"] == "/bin"
+    assert found["VLLM_SERVER_DEV_MODE"] == "1", "weights are sent through its routes"
+    assert found["DO_NOT_TRACK"] == "1"
+    assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment({}, cpu=False)
