@@ -39,7 +39,9 @@ def chain(seed: int, folder: Path) -> tuple[dict[int, float], list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     for i, seed in enumerate(parser.parse_args().seeds):
         with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +50,10 @@ def main() -> None:
             print("| seed |" + "".join(f" step {step} |" for step in shares) + " seconds: sft, reward, ppo |")
             print("| --- |" + " --- |" * (len(shares) + 1))
         parts = ", ".join(f"{each:.0f}" for each in seconds)
-        print(f"| {seed} |" + "".join(f" {share:.2f} |" for share in shares.values()) + f" {parts} |", flush=True)
+        print(
+            f"| {seed} |" + "".join(f" {share:.2f} |" for share in shares.values()) + f" {parts} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

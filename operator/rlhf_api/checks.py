@@ -87,6 +87,9 @@ def _owned_arguments(spec: Spec) -> Iterator[Problem]:
             yield Problem(
                 f"spec.generator.engineArguments.{key}", f"spell it as vLLM does, without dashes: {name}"
             )
+        if spec.generator.engine_arguments[key] is None:
+            where = f"spec.generator.engineArguments.{key}"
+            yield Problem(where, "null is no value; true switches a flag on, false off; got null")
         if name in OWNED_ENGINE_ARGUMENTS:
             yield Problem(
                 f"spec.generator.engineArguments.{key}",
@@ -113,6 +116,8 @@ OWNED_ENGINE_ARGUMENTS = {
     "weight-transfer-config": "the weight broadcast",
     "worker-extension-cls": "the weight broadcast",
     "middleware": "the token check",
+    "served-model-name": "metadata.name",
+    "generation-config": "spec.sampling",
     "logprobs-mode": "the trainer's log-probabilities",
 }
 

@@ -44,7 +44,7 @@ class RunConfig(Report):
     @property
     def store(self) -> str:
         """Where checkpoints go, as a URL."""
-        return self.spec.checkpoint.store or f"file://{self.workdir}/checkpoints"
+        return self.spec.checkpoint.store or Path(self.workdir, "checkpoints").as_uri()
 
     def role(self, role: Role) -> RoleSpec:
         section: RoleSpec = getattr(self.spec, role.value)

@@ -64,7 +64,8 @@ class Sampling(Frozen):
     """Nucleus sampling; 1 switches it off."""
     top_k: int = -1
     """-1 switches it off."""
-    min_new_tokens: int = Field(1, ge=1)
+    min_new_tokens: int = Field(0, ge=0)
+    """Above 0 the end token is banned until then, which the trainer's log-probabilities know nothing of."""
     max_new_tokens: Positive = 256
     answers_per_prompt: Positive = 1
 

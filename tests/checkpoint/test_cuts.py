@@ -10,6 +10,7 @@ import obstore
 import pytest
 import torch
 
+from rlhf_api.problems import InvalidJob
 from rlhf_trainer.checkpoint import cuts as module
 from rlhf_trainer.checkpoint.cuts import Cuts, DamagedCut
 from rlhf_trainer.checkpoint.store import FIRST_PATIENCE, StoreError, _connect
@@ -160,11 +161,14 @@ def test_saving_goes_on_beside_a_damaged_manifest(place):
     assert_is(place.cuts.newest(), 3)
 
 
-def test_clear_forgets_an_earlier_run(place):
+def test_a_new_run_does_not_touch_an_earlier_one(place):
+    place.cuts.check_unused()
     write(place.cuts, 1)
-    place.cuts.clear()
-    assert place.cuts.newest() is None
-    place.cuts.clear()
+    with pytest.raises(
+        InvalidJob, match=r"spec.checkpoint.store: .* up to step 1; go on from them with --resume"
+    ):
+        place.cuts.check_unused()
+    assert place.cuts.newest().step == 1
 
 
 def test_a_check_leaves_nothing_behind(place):

@@ -83,7 +83,7 @@ TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], bool, Sequence[
         but(ended(R, 1)),
         {},
         False,
-        (Finish("Failed", "BackoffLimitExceeded", f"reward-0 {FAILED}"),),
+        (Finish("Failed", "BackoffLimitExceeded", f"reward-0 {FAILED} (spec.reward.backoffLimit is 0)"),),
     ),
     (
         "an invalid job fails at once, whatever else ended",

@@ -191,7 +191,7 @@ FAILURES = [
     (
         {"trainer": "idle", "reference": "silent"},
         "error: reference-0 did not answer within 1 s (spec.reference.startupTimeoutSeconds); "
-        "see w/logs/reference-0.log\n",
+        "see w/logs/reference-0.log (spec.reference.backoffLimit is 0)\n",
         "BackoffLimitExceeded",
     ),
 ]

@@ -64,6 +64,11 @@ def test_ends_in_words() -> None:
             "[rank1]: torch.OutOfMemoryError: no memory\nX.errors.ChildFailedError: \n====\n",
             "[rank1]: torch.OutOfMemoryError: no memory",
         ),
+        (
+            "(EngineCore pid=7) ERROR 11-21 11:24:37 [core.py:1512] a.InductorError: no compiler\n"
+            "(APIServer pid=5) ERROR 11-21 11:24:37 [async_llm.py:906] b.EngineDeadError: see above\nleaked 3\n",
+            "a.InductorError: no compiler",
+        ),
     ],
 )
 def test_the_telling_line_of_a_log(log: str, line: str) -> None:

@@ -28,6 +28,7 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # what makes the CPU platform accept "uni"
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "TORCH_COMPILE_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
 }
 

@@ -73,8 +73,14 @@ def forward(model: LlamaForCausalLM, prompt, tokens, temperature: float = 1.0) -
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_log_probabilities_are_those_of_a_plain_forward_pass(engine, temperature):
     for answer in answers(engine, temperature=temperature, maxNewTokens=12):
-        # The end token may not come first, so the first token is drawn from all the others.
         expected = forward(engine.model, answer.prompt, answer.tokens, temperature)
+        found = expected.gather(-1, torch.tensor(answer.tokens)[:, None]).squeeze(-1)
+        assert torch.allclose(torch.tensor(answer.logprobs), found, atol=1e-5)
+
+
+def test_a_least_length_bans_the_end_token_until_then(engine):
+    for answer in answers(engine, minNewTokens=1, maxNewTokens=12):
+        expected = forward(engine.model, answer.prompt, answer.tokens)
         first = expected[0].clone()
         first[TOKENIZER.eos_token_id] = -torch.inf
         expected[0] = first.log_softmax(-1)

@@ -119,7 +119,8 @@ def _exhausted(spec: Spec, process: Seen, ended: Ended, restarts: int) -> Finish
     limit: int = getattr(spec, process.role.value).backoff_limit
     if restarts < limit:
         return None
-    tried = f" (started again {restarts} of {limit} times)" if limit else ""
+    field = f"spec.{process.role.value}.backoffLimit"
+    tried = f" (started again {restarts} of {limit} times)" if limit else f" ({field} is 0)"
     return Finish("Failed", "BackoffLimitExceeded", f"{process.name} {ended.reason}{tried}")
 
 

@@ -24,8 +24,13 @@ Command = Callable[[RunConfig, Process, str], list[str]]
 """`rlhf_api.run.command`, or what a test starts in its place."""
 _STOP_SECONDS = 5.0
 _TAIL_BYTES = 65536
-_EXCEPTION = re.compile(r"^(?:\[[^\]]*\]:? *)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*")
-_TORCHRUN = re.compile(r"ChildFailedError|SignalException")
+_VLLM = r"(?:\([^)]*\) +)?(?:[A-Z]+ [\d: -]+ \[[^\]]*\] )?"
+"""What vLLM puts before a line: `(EngineCore pid=7) ERROR 11-21 11:24:37 [core.py:1512] `."""
+_EXCEPTION = re.compile(
+    rf"^{_VLLM}(?P<line>(?:\[[^\]]*\]:? *)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)"
+)
+_FOLLOWING = re.compile(r"ChildFailedError|SignalException|EngineDeadError")
+"""Errors that only follow from another process's."""
 
 
 class Supervised:
@@ -159,7 +164,8 @@ def exit_words(code: int) -> str:
 def telling_line(text: str) -> str:
     """The line of a log that says most about its end: the last exception, or else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    exceptions = [line for line in lines if _EXCEPTION.match(line) and not _TORCHRUN.search(line)]
+    found = [match["line"] for line in lines if (match := _EXCEPTION.match(line))]
+    exceptions = [line for line in found if not _FOLLOWING.search(line)]
     return (exceptions or lines or [""])[-1][:300]
 
 

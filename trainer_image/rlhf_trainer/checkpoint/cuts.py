@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
+from rlhf_api.problems import InvalidJob, Problem
+
 from ..wire import WireError, decode, encode
 from .store import Missing, Store
 
@@ -166,9 +168,14 @@ class Cuts:
         used = {segment.key for cut in kept.values() for segment in cut.segments()}
         self._store.delete([key for key in self._store.list("segments") if key not in used])
 
-    def clear(self) -> None:
-        """Deletes every cut: a run that starts anew in this place."""
-        self._store.delete([_key(step) for step in self.steps()])
+    def check_unused(self) -> None:
+        """Raises InvalidJob where an earlier run has cuts here: one that starts anew would mix with it."""
+        if steps := self.steps():
+            message = (
+                f"{self.url} holds the checkpoints of an earlier run, up to step {steps[-1]}; "
+                "go on from them with --resume, or name another place"
+            )
+            raise InvalidJob([Problem("spec.checkpoint.store", message)])
 
     def _write_segments(self, tensors: Group) -> Iterator[Segment]:
         batch: dict[str, Tensor] = {}

@@ -62,8 +62,9 @@ def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
     """vLLM's settings by environment; what the user set stands."""
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if cpu:
-        # Without it the CPU platform insists on a worker process beside the engine's: 10 s and 600 MB more.
-        settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        # Without the first, the CPU platform insists on a worker process beside the engine's: 10 s and 600 MB more.
+        # Without the second, its sampler compiles C++ at the first request, with a compiler that may not be there.
+        settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
     return {**settings, **environ, "VLLM_SERVER_DEV_MODE": "1"}
 
 

@@ -51,11 +51,11 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     cuts = Cuts(config.store)
     if ranks.first:
         cuts.check_writable()
+        if not config.resume:
+            cuts.check_unused()
     tokenizer = prepare_model(config, ranks, rows)
     job = Run(config.job, spec, Path(config.workdir), ranks, tokenizer, services)
     task = make_task(job, config, rows, held_out)
-    if ranks.first and not config.resume:
-        cuts.clear()  # not before all else is known to work: the store may hold an earlier run
     code = train(job, task, cuts, resume=config.resume)
     distributed.destroy_process_group()
     return code
