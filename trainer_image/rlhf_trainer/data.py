@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,19 +26,17 @@ class RowStream:
 
     def take(self, n: int) -> list[tuple[int, int]]:
         """The next n rows as (epoch, row)."""
-        taken = []
-        for position in range(self.position, self.position + n):
-            epoch, place = divmod(position, self.count)
-            taken.append((epoch, self._order(epoch)[place]))
+        places = [divmod(position, self.count) for position in range(self.position, self.position + n)]
         self.position += n
-        return taken
+        return [(epoch, epoch_order(self.count, self.seed, epoch)[place]) for epoch, place in places]
 
-    def _order(self, epoch: int) -> list[int]:
-        if getattr(self, "_cached_epoch", None) != epoch:
-            order = list(range(self.count))
-            random.Random(f"{self.seed}/{epoch}").shuffle(order)
-            self._cached_epoch, self._cached_order = epoch, order
-        return self._cached_order
+
+@lru_cache(maxsize=2)
+def epoch_order(count: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """The rows 0 ... count - 1 as an epoch sees them."""
+    order = list(range(count))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return tuple(order)
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> tuple[int, ...]:

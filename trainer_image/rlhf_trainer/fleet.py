@@ -25,7 +25,7 @@ REFUSALS = 3
 
 
 class Fleet:
-    """The generators that hold the policy's current weights. All methods but `close` are collectives.
+    """The generators that hold the policy's current weights. Its methods are collectives.
 
     A generator that dies costs its unanswered prompts a detour and the weight group one epoch; one that is new, or
     back, gets the current weights before it is asked anything.
@@ -126,7 +126,3 @@ class Fleet:
                 for member in self._run.services.control.members(Role.GENERATOR)
             )
         )
-
-    def close(self) -> None:
-        if self._sync is not None:
-            self._sync.close()

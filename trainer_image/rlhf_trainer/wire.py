@@ -15,7 +15,12 @@ class WireError(ValueError):
 
 
 def encode(arrays: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> bytes:
-    """A message of named arrays (any shape and dtype safetensors knows) and a JSON-serialisable header."""
+    """A message of named arrays (any shape and dtype safetensors knows) and a JSON-serialisable header.
+
+    Raises ValueError for the names `_` and `__metadata__`, which the format itself uses.
+    """
+    if reserved := {"_", "__metadata__"} & set(arrays):
+        raise ValueError(f"arrays cannot be named {', '.join(sorted(reserved))}: the format uses that itself")
     # Copies: safetensors refuses arrays that share memory, as two names of one tensor do.
     contiguous = {
         name: array.detach().cpu().clone(memory_format=torch.contiguous_format)

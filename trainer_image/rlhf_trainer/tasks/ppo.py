@@ -16,7 +16,6 @@ from ..batches import answer_logprobs, answer_values
 from ..checkpoint.cuts import Cut, Group
 from ..data import RowStream, prompts
 from ..fleet import Fleet
-from ..maths.schedule import learning_rate
 from ..policy.engine import Engine
 from ..policy.export import save_model
 from ..policy.state import load_training_state, training_state
@@ -25,6 +24,7 @@ from ..records import Experience, Prompt, Rollout, Sequences
 from ..rollout.shared import generate_shared
 from ..run import Run
 from ..scoring.client import Scorer
+from .rates import rate_at
 
 SAMPLES = 4
 """Answers that each evaluation keeps as text, for people to read."""
@@ -82,32 +82,19 @@ class PPO:
         assert self._pending is not None
         experience, self._pending = self._pending, None
         ppo, sums, updates = self._spec.ppo, dict[str, float](), 0
-        optimizer = self._spec.optimizer
-        critic_base = optimizer.critic_learning_rate
-        rates = [
-            learning_rate(
-                step,
-                base=base,
-                warmup_steps=optimizer.warmup_steps,
-                total_steps=self._spec.steps,
-                schedule=optimizer.schedule,
-            )
-            for base in (
-                optimizer.learning_rate,
-                optimizer.learning_rate if critic_base is None else critic_base,
-            )
-        ]
+        optimizer, critic_base = self._spec.optimizer, self._spec.optimizer.critic_learning_rate
+        actor_rate = rate_at(self._spec, step, optimizer.learning_rate)
+        critic_rate = actor_rate if critic_base is None else rate_at(self._spec, step, critic_base)
         for rows in minibatches(len(experience), ppo, seed=self._spec.seed * 1_000_003 + step):
             part = experience.select(rows)
-            actor = self._policy.update(part.sequences, self._read, policy_loss(part, ppo), rates[0])
-            critic = self._critic.update(part.sequences, answer_values, critic_loss(part, ppo), rates[1])
-            named = {f"policy_{k}": v for k, v in actor.items()} | {
-                f"critic_{k}": v for k, v in critic.items()
-            }
+            actor = self._policy.update(part.sequences, self._read, policy_loss(part, ppo), actor_rate)
+            critic = self._critic.update(part.sequences, answer_values, critic_loss(part, ppo), critic_rate)
+            named = {f"policy_{k}": v for k, v in actor.items()}
+            named |= {f"critic_{k}": v for k, v in critic.items()}
             sums = {key: sums.get(key, 0.0) + value for key, value in named.items()}
             updates += 1
         means = {key: value / updates for key, value in sums.items()}
-        return {**means, "loss": means["policy_loss"], "learning_rate": rates[0]}
+        return {**means, "loss": means["policy_loss"], "learning_rate": actor_rate}
 
     def publish(self, version: int) -> None:
         self._version = version

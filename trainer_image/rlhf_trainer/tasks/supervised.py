@@ -15,12 +15,12 @@ from ..algorithms.supervised import answer_loss, answer_sequences, pair_sequence
 from ..batches import Loss, Read, answer_logprobs, sequence_scores
 from ..checkpoint.cuts import Cut, Group
 from ..data import RowStream
-from ..maths.schedule import learning_rate
 from ..policy.engine import Engine
 from ..policy.export import save_model
 from ..policy.state import load_training_state, training_state
 from ..records import Sequences
 from ..run import Run
+from .rates import rate_at
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,7 @@ class Supervised:
     def train(self, step: int) -> dict[str, float]:
         assert self._batch is not None
         batch, self._batch = self._batch, None
-        optimizer = self._run.spec.optimizer
-        rate = learning_rate(
-            step,
-            base=optimizer.learning_rate,
-            warmup_steps=optimizer.warmup_steps,
-            total_steps=self._run.spec.steps,
-            schedule=optimizer.schedule,
-        )
+        rate = rate_at(self._run.spec, step, self._run.spec.optimizer.learning_rate)
         kind = self._kind
         figures = self._engine.update(batch, kind.read, kind.loss(batch), rate, kind.group)
         return {**figures, "learning_rate": rate}
