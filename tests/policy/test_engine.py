@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.policy import ranks
+from tests.support.vllm_server import free_port
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from rlhf_trainer.batches import MicroBatch
@@ -24,7 +25,8 @@ def runs(tmp_path_factory) -> dict[int, Path]:
     found: dict[int, Path] = {}
     for world in WORLDS:
         out = tmp_path_factory.mktemp(f"ranks{world}")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        meeting = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+        command = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={world}"]
         finished = subprocess.run(
             [*command, ranks.__file__, str(out), *map(str, found.values())],
             env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},

@@ -72,14 +72,22 @@ def test_a_new_policy_depends_on_the_seed_alone(tokenizer):
     assert not torch.equal(one[name], other[name])
 
 
-def test_a_fresh_critic_and_reward_model_start_at_zero(path):
-    tokens = SEQUENCES.answer_lengths
-    for model, read, sizes in (
-        (load_critic(path, torch.float32), answer_values, tokens),
-        (load_reward(path, torch.float32), sequence_scores, torch.ones_like(tokens)),
-    ):
-        output = infer(model.eval(), SEQUENCES, read, sizes, token_budget=20, pad_token_id=1)
-        assert torch.equal(output, torch.zeros(int(sizes.sum())))
+def test_the_values_of_a_fresh_critic_start_at_zero(path):
+    sizes = SEQUENCES.answer_lengths
+    critic = load_critic(path, torch.float32).eval()
+    output = infer(critic, SEQUENCES, answer_values, sizes, token_budget=20, pad_token_id=1)
+    assert torch.equal(output, torch.zeros(int(sizes.sum())))
+
+
+def test_a_fresh_reward_model_is_the_same_on_every_rank(path):
+    sizes = torch.ones_like(SEQUENCES.answer_lengths)
+    scores = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        model = load_reward(path, torch.float32).eval()
+        scores.append(infer(model, SEQUENCES, sequence_scores, sizes, token_budget=20, pad_token_id=1))
+    assert torch.equal(*scores)
+    assert 0 < scores[0].abs().max() < 1
 
 
 def test_a_critic_takes_over_the_head_of_a_reward_model_and_loads_again(path, tmp_path):

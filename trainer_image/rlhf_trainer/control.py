@@ -48,6 +48,7 @@ class Control:
         self._lock = threading.Lock()
         self._status = TrainerStatus(activity="starting", total_steps=total_steps)
         self._members: tuple[Member, ...] = ()
+        self._told = threading.Event()
         self.membership_changed = threading.Event()
         self.stop_requested = threading.Event()
         self.checkpoint_requested = threading.Event()
@@ -56,6 +57,11 @@ class Control:
         """Changes fields of the status, by their Python names."""
         with self._lock:
             self._status = self._status.model_copy(update=changes)
+            self._told.clear()
+
+    def wait_told(self, timeout: float) -> None:
+        """Waits until the host has read the present status, `timeout` seconds at most: before this process ends."""
+        self._told.wait(timeout)
 
     @property
     def status(self) -> TrainerStatus:
@@ -85,7 +91,10 @@ class Control:
         return runner
 
     async def _get_status(self, _request: web.Request) -> web.Response:
-        return web.Response(text=self.status.model_dump_json(by_alias=True), content_type="application/json")
+        with self._lock:
+            text = self._status.model_dump_json(by_alias=True)
+            self._told.set()
+        return web.Response(text=text, content_type="application/json")
 
     async def _put_members(self, request: web.Request) -> web.Response:
         try:

@@ -26,6 +26,9 @@ from .settings import listen_host
 
 log = logging.getLogger(__name__)
 
+LAST_WORDS_SECONDS = 2.0
+"""How long an ending trainer lets its host read the last figures and checkpoint; a host asks twice a second."""
+
 
 def run(around: Surroundings) -> int:
     ranks = Ranks.join(int(os.environ["LOCAL_RANK"]))
@@ -38,6 +41,7 @@ def run(around: Surroundings) -> int:
         return EXIT_SUSPENDED
     finally:
         if services is not None:
+            services.control.wait_told(LAST_WORDS_SECONDS)
             services.http.close()
 
 
