@@ -37,7 +37,7 @@ lint: install
 # The operator's extra alone, in an environment of its own: it must import without torch.
 $(VENV)-operator: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $@
-	$@/bin/pip install --quiet --constraint constraints.txt '.[operator]'
+	$@/bin/pip install --quiet --constraint constraints.txt --editable '.[operator]'
 	touch $@
 
 clean:

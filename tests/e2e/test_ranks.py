@@ -1,6 +1,8 @@
 """Several trainer ranks: the same job, weights gathered for the generators."""
 
-from tests.support.rlhf import SENTIMENT, succeed
+import signal
+
+from tests.support.rlhf import SENTIMENT, finish, start, succeed
 
 
 def test_two_ranks_of_zero_3_feed_a_generator(chain, tmp_path):
@@ -24,3 +26,26 @@ def test_bfloat16_on_both_sides_is_measured_every_step(chain, tmp_path):
     for line in finished.steps:
         assert 1e-5 < line["logprob_difference"] < 0.05
         assert 0 <= line["ratio_outside_share"] < 0.1
+
+
+def test_two_ranks_suspend_together_and_go_on(chain, tmp_path):
+    """Both end when asked to, with everything saved; generation is the trainer's own, spread over the ranks."""
+    overrides = (
+        *chain.overrides,
+        "spec.evaluation=null",
+        "spec.data.promptsPerStep=16",
+        "spec.ppo.minibatchSize=16",
+    )
+    two = ("spec.trainer.processesPerReplica=2", "spec.trainer.deepspeed.zero_optimization.stage=2")
+    job = (*overrides, *two, "spec.generator.sharedWithTrainer=true", "spec.steps=3")
+    process = start(SENTIMENT / "ppo.yaml", tmp_path / "run", *job)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step 1/3" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    stopped = finish(process, tmp_path / "run", timeout=90)
+    assert stopped.code == 130
+    assert stopped.status["phase"] == "Suspended"
+    resumed = succeed(SENTIMENT / "ppo.yaml", tmp_path / "run", *job, flags=("--resume",))
+    assert [line["step"] for line in resumed.steps] == [1, 2, 3]

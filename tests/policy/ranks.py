@@ -9,6 +9,7 @@ made once more from the state found there: .resumed.
 
 import gc
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -170,7 +171,10 @@ def main(out: Path, states: Path | None = None) -> None:
     gc.freeze()  # DeepSpeed collects garbage over and over while it starts: spare it all that was imported
     for case in cases(distributed.get_world_size()):
         run(case, out, states)
-    distributed.destroy_process_group()
+    distributed.barrier()
+    # As the trainer role ends: gloo's threads, torn down by the interpreter, sometimes abort the process.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     job = Run(config.job, spec, Path(config.workdir), ranks, tokenizer, services)
     task = make_task(job, config, rows, held_out)
     code = train(job, task, cuts, resume=config.resume)
-    distributed.destroy_process_group()
+    # A rank that ends first, suspended, makes torchrun end the others: not before rank 0 has saved everything.
+    distributed.barrier()
     return code
 
 
