@@ -9,10 +9,11 @@ positive answers to held-out prompts before, during and after.
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from launch import rlhf_run
 
 EXAMPLE = Path("examples/sentiment")
 
@@ -20,9 +21,7 @@ EXAMPLE = Path("examples/sentiment")
 def run(name: str, folder: Path, *overrides: str) -> float:
     """Seconds that a part of the chain took."""
     began = time.monotonic()
-    sets = [part for override in overrides for part in ("--set", override)]
-    command = [sys.executable, "-m", "rlhf_operator.cli", "run", str(EXAMPLE / f"{name}.yaml")]
-    subprocess.run([*command, "--workdir", str(folder / name), *sets], check=True, stdout=subprocess.DEVNULL)
+    rlhf_run(EXAMPLE / f"{name}.yaml", folder / name, overrides, subprocess.DEVNULL)
     return time.monotonic() - began
 
 

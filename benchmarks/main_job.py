@@ -8,11 +8,12 @@ the first steps out as warm-up, and prints one table. `--metrics FILE` reads an 
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from launch import rlhf_run
 
 from rlhf_api.manifest import load
 from rlhf_api.run import RunConfig
@@ -26,18 +27,7 @@ def measure(manifest: Path, steps: int, overrides: list[str]) -> tuple[list[dict
     sets = [*overrides, "spec.evaluation=null", f"spec.steps={steps + WARM_UP}"]
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder, "run")
-        flags = [part for override in sets for part in ("--set", override)]
-        command = [
-            sys.executable,
-            "-m",
-            "rlhf_operator.cli",
-            "run",
-            str(manifest),
-            "--workdir",
-            str(workdir),
-            *flags,
-        ]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        rlhf_run(manifest, workdir, sets, sys.stderr)
         return read(workdir / "metrics.jsonl"), answers_per_step(workdir / "run.json")
 
 

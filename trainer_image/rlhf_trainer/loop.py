@@ -83,8 +83,6 @@ def train(run: Run, task: Task, cuts: Cuts, *, resume: bool) -> int:
 
     run.report(activity="exporting")
     task.export()
-    if metrics is not None:
-        metrics.draw(run.job)
     run.report(activity="done")
     return 0
 
