@@ -21,18 +21,27 @@ class Report(Frozen):
 
 
 DType = Literal["float32", "bfloat16", "float16"]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
-_IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+# Written so that Rust's, Go's and Python's regular expressions agree: no \w and \d, which differ on letters like é.
+_IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 _STORE_URL = r"^(file|s3|gs|az)://.+$"
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
+_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+_PATH = r"^(/\.?[A-Za-z0-9_-][^/:]*)+$"
+_SUB_PATH = r"^\.?[A-Za-z0-9_-][^/:]*(/\.?[A-Za-z0-9_-][^/:]*)*$"
 PATTERNS = {
     _IMPORT_PATH: "must name a Python object as package.module:name",
     _LABEL: "must be at most 40 of a-z, 0-9 and -, with no - at either end",
     _STORE_URL: "must be a URL that begins with file://, s3://, gs:// or az://",
+    _QUANTITY: 'must be a Kubernetes quantity, such as "500m" or "16Gi"',
+    _NAME: "must be the name of an object in the cluster: a-z, 0-9, - and . with a letter or digit at both ends",
+    _PATH: "must be an absolute path without .. and : and with no / at its end",
+    _SUB_PATH: "must be a relative path without .. and : and with no / at its end",
 }
 """What the patterns ask for, in words."""
 
@@ -42,3 +51,11 @@ Label = Annotated[str, Field(pattern=_LABEL)]
 """A DNS label of at most 40 characters, so that names made from it stay within 63."""
 StoreUrl = Annotated[str, Field(pattern=_STORE_URL)]
 """A place in an object store."""
+Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=32)]
+"""A Kubernetes quantity in quotes, such as `"500m"` or `"16Gi"`."""
+Name = Annotated[str, Field(pattern=_NAME)]
+"""The name of another object in the cluster."""
+AbsolutePath = Annotated[str, Field(pattern=_PATH, max_length=256)]
+"""A path from the root of a file system."""
+SubPath = Annotated[str, Field(pattern=_SUB_PATH, max_length=256)]
+"""A path inside a volume."""

@@ -1,8 +1,10 @@
 """Rules that span several fields of a spec, each naming the field that breaks it."""
 
+import re
 from collections.abc import Callable, Iterator
 
-from .problems import Problem, show
+from . import pod_checks, resources
+from .problems import Problem, path, show
 from .spec import Spec
 
 Rule = Callable[[Spec], Iterator[Problem]]
@@ -99,10 +101,11 @@ def _owned_arguments(spec: Spec) -> Iterator[Problem]:
 
 def _environment(spec: Spec) -> Iterator[Problem]:
     for key, value in spec.environment.items():
+        where = path(("spec", "environment", key))
         if key.startswith("RLHF_"):
-            yield Problem(
-                f"spec.environment.{key}", f"names that begin with RLHF_ are ours; got {show(value)}"
-            )
+            yield Problem(where, f"names that begin with RLHF_ are ours; got {show(value)}")
+        elif not re.fullmatch(r"[A-Za-z_.-][A-Za-z0-9_.-]*", key):
+            yield Problem(where, f"is no name of an environment variable; got {show(value)}")
 
 
 OWNED_ENGINE_ARGUMENTS = {
@@ -121,9 +124,36 @@ OWNED_ENGINE_ARGUMENTS = {
     "logprobs-mode": "the trainer's log-probabilities",
 }
 
-RULES: tuple[Rule, ...] = (_policy, _reward, _sampling, _batches, _precision, _owned_arguments, _environment)
+RULES: tuple[Rule, ...] = (
+    *(_policy, _reward, _sampling, _batches, _precision, _owned_arguments, _environment),
+    *(pod_checks.pods, pod_checks.scheduling, resources.problems),
+)
 
 
 def check(spec: Spec) -> list[Problem]:
     """Every cross-field problem of a spec; empty when it can run."""
     return [problem for rule in RULES for problem in rule(spec)]
+
+
+CHANGEABLE = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished")
+"""What may change while a job runs, beside the number of generators; all else while it is suspended."""
+
+
+def check_change(before: Spec, after: Spec) -> list[Problem]:
+    """What may not change in a job that is not suspended."""
+    if before.suspend:
+        return []
+    after = after.model_copy(
+        update={
+            "generator": after.generator.model_copy(update={"replicas": before.generator.replicas}),
+            **{name: getattr(before, name) for name in CHANGEABLE},
+        }
+    )
+    return [
+        Problem(
+            f"spec.{field.alias or name}",
+            "cannot change while the job runs; suspend it first (spec.suspend: true)",
+        )
+        for name, field in Spec.model_fields.items()
+        if getattr(before, name) != getattr(after, name)
+    ]

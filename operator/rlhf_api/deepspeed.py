@@ -5,15 +5,15 @@ The keys are those of DeepSpeed 0.19.8; a test holds this file against the insta
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 
 
 def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Count = Annotated[int, BeforeValidator(_whole)]
-"""Large whole numbers, which DeepSpeed's own documentation writes as `5e8`."""
+Count = Annotated[int, BeforeValidator(_whole), WithJsonSchema({"type": "number"})]
+"""Large whole numbers, which DeepSpeed's own documentation writes as `5e8`; CEL takes that for no integer."""
 
 
 class _Section(BaseModel):

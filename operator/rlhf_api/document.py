@@ -10,6 +10,9 @@ import yaml
 from .problems import InvalidJob, Problem, path, show
 
 _DEEPEST = 64
+_INT64 = 2**63
+_HALF = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs, which no encoding of Unicode can write."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -63,6 +66,7 @@ def not_json(
     elif isinstance(node, Mapping):
         for key, value in node.items():
             if isinstance(key, str):
+                yield from _not_text(key, (*location, key))
                 yield from not_json(value, (*location, key), (*above, id(node)))
             else:
                 yield Problem(
@@ -72,9 +76,17 @@ def not_json(
         for i, value in enumerate(node):
             yield from not_json(value, (*location, i), (*above, id(node)))
     elif isinstance(node, str):
-        if "\0" in node:
-            yield Problem(path(location), f"must hold no NUL character; got {show(node)}")
+        yield from _not_text(node, location)
     elif isinstance(node, float) and not math.isfinite(node):
         yield Problem(path(location), f"must be finite; got {node}")
+    elif isinstance(node, int) and not -_INT64 <= node < _INT64:
+        yield Problem(path(location), "must fit in 64 bits; got a whole number beyond that")
     elif not isinstance(node, int | float | None):
         yield Problem(path(location), f"{type(node).__name__} is no JSON value; got {show(node)}")
+
+
+def _not_text(text: str, location: tuple[int | str, ...]) -> Iterator[Problem]:
+    if "\0" in text:
+        yield Problem(path(location), f"must hold no NUL character; got {show(text)}")
+    elif _HALF.search(text):
+        yield Problem(path(location), f"must be Unicode text; got {show(text)}")

@@ -56,6 +56,20 @@ def parse(document: Any) -> RLHFJob:
     return job
 
 
+def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
+    """A checked job from an object as an API server returns it: its status, and what a cluster adds to metadata, are
+    left out.
+
+    Raises:
+        InvalidJob: with every problem found, each naming its field.
+    """
+    known = {field.alias or name for name, field in Metadata.model_fields.items()}
+    made = {key: value for key, value in body.items() if key != "status"}
+    if isinstance(metadata := body.get("metadata"), Mapping):
+        made["metadata"] = {key: value for key, value in metadata.items() if key in known}
+    return parse(made)
+
+
 def load(file: Path, overrides: Iterable[str] = ()) -> RLHFJob:
     """A checked job from a YAML file, with `spec.path=value` overrides applied first.
 

@@ -6,6 +6,7 @@ from pydantic import Field, JsonValue
 
 from .base import DType, Frozen, ImportPath, NonNegativeFloat, Positive
 from .deepspeed import DeepSpeedConfig
+from .pods import PodSettings
 
 
 class Role(StrEnum):
@@ -20,13 +21,15 @@ class Role(StrEnum):
 class RoleSpec(Frozen):
     """What every role has."""
 
-    replicas: Positive = 1
+    replicas: int = Field(1, ge=1, le=1000)
     dtype: DType | None = None
     """The job's `model.dtype` unless given."""
     backoff_limit: int = Field(3, ge=0)
     """How often processes of this role are started again, all together, before the job fails."""
     startup_timeout_seconds: Positive = 600
     """How long a process may take until it answers."""
+    pods: PodSettings = PodSettings()
+    """On a cluster: added to `spec.pods`."""
 
 
 class Trainer(RoleSpec):

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from .base import DType, Fraction, Frozen, ImportPath, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .pods import PodSettings, Scheduling, Workspace
 from .roles import Generator, Reference, Reward, Trainer
 
 
@@ -38,6 +39,8 @@ class Model(Frozen):
     tokenizer: str | None = None
     """The policy's own unless given."""
     create: CreateModel | None = None
+    parameters: PositiveFloat | None = None
+    """How many the policy has, such as 7.6e9; with it and `gpu.memoryGigabytes` memory is worked out beforehand."""
     dtype: DType = "bfloat16"
     """The compute dtype of every role that does not set its own; optimizer states are always float32."""
 
@@ -81,8 +84,8 @@ class PPO(Frozen):
     """Generalized advantage estimation."""
     clip_ratio: PositiveFloat = 0.2
     """The policy ratio is clipped to 1 - clipRatio ... 1 + clipRatio."""
-    clip_value: PositiveFloat | None = 0.2
-    """null does not clip the critic's loss."""
+    clip_value: NonNegativeFloat = 0.2
+    """How far a value may move before its loss is clipped; 0 clips none."""
     epochs: Positive = 1
     """Passes over each step's experience."""
     minibatch_size: Positive = 64
@@ -132,6 +135,8 @@ class Checkpoint(Frozen):
     store: StoreUrl | None = None
     """`file://`, `s3://`, `gs://` or `az://`; `checkpoints` in the work directory unless given."""
     every_steps: Positive = 10
+    resume: bool = False
+    """Go on from what an earlier run left in the store; where that is nothing, start anew."""
     keep_last: Positive = 2
     """Older ones are deleted."""
 
@@ -159,3 +164,13 @@ class Spec(Frozen):
     checkpoint: Checkpoint = Checkpoint()
     environment: dict[str, str] = {}
     """Environment variables of every role; no place for secrets."""
+    suspend: bool = False
+    """On a cluster: checkpoint, then give all pods back; false goes on from there."""
+    active_deadline_seconds: Positive | None = None
+    """On a cluster: the job fails when it has run for so long, suspended time not counted."""
+    ttl_seconds_after_finished: int | None = Field(None, ge=0)
+    """On a cluster: the job is deleted so long after its end."""
+    pods: PodSettings = PodSettings()
+    """On a cluster: how the pods of every role look."""
+    workspace: Workspace = Workspace()
+    scheduling: Scheduling = Scheduling()

@@ -47,6 +47,10 @@ class TrainerStatus(Report):
     seconds_per_step: float | None = None
     """Mean over the last steps."""
     weight_version: int = 0
+    staleness: float | None = None
+    """Weight versions between sampling and training, a mean over the last step's tokens."""
+    queue: int | None = None
+    """Prompts of the step that have no answer yet."""
     last_checkpoint: CheckpointStatus | None = None
     members: tuple[MemberStatus, ...] = ()
 
@@ -68,6 +72,31 @@ class RoleStatus(Report):
     desired: int
     ready: int
     restarts: int = 0
+    """Starts that count against `backoffLimit`; those after a disruption, such as a drained node, do not."""
+
+
+class RolePlan(Report):
+    """What the pods of a role will want."""
+
+    pods: int
+    gpus: int = 0
+    memory: str | None = None
+    """What one GPU must hold at least, with the arithmetic; null where the job does not say enough."""
+
+
+class ClusterStatus(Report):
+    """What the operator keeps about a job on a cluster, across its own restarts."""
+
+    attempt: int = 0
+    """Starts of the trainer gang; its pods carry this number as a label. 0: never started."""
+    config: str | None = None
+    """The ConfigMap with the configuration that the pods run."""
+    counted: tuple[str, ...] = ()
+    """Uids of ended pods that are in `restarts` already and wait to be replaced."""
+    suspend_requested: str | None = None
+    """When the trainer was first to be asked for a checkpoint and its end."""
+    checkpoint_requested: str | None = None
+    """The last request for a checkpoint (the job's `rlhf.dev/checkpoint` annotation) that the trainer took."""
 
 
 class JobStatus(Report):
@@ -82,12 +111,26 @@ class JobStatus(Report):
     activity: str | None = None
     step: int = 0
     total_steps: int
+    progress: str = ""
+    """`step/totalSteps`."""
     reward: float | None = None
     kl: float | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
     weight_version: int = 0
+    staleness: float | None = None
+    queue: int | None = None
+    restarts: int = 0
+    """Of all roles."""
     last_checkpoint: CheckpointStatus | None = None
     roles: dict[Role, RoleStatus] = {}
-    generators: tuple[MemberStatus, ...] = ()
+    generator_replicas: int = 0
+    """Generator processes that exist, for `kubectl scale` and autoscalers."""
+    generators_ready: str = ""
+    """`ready/desired`."""
+    selector: str = ""
+    """Labels of the generator pods, for autoscalers."""
+    generators: tuple[MemberStatus, ...] = Field((), max_length=128)
+    plan: dict[Role, RolePlan] = {}
+    cluster: ClusterStatus | None = None
     conditions: tuple[Condition, ...] = ()

@@ -85,8 +85,8 @@ def test_all_problems_are_told_at_once() -> None:
 
 
 def test_a_valid_manifest_has_its_values_and_defaults() -> None:
-    spec = job("spec.ppo.clipValue=null", "spec.reference.dtype=float32").spec
-    assert (spec.ppo.clip_value, spec.ppo.clip_ratio) == (None, 0.2)
+    spec = job("spec.ppo.clipValue=0.0", "spec.reference.dtype=float32").spec
+    assert (spec.ppo.clip_value, spec.ppo.clip_ratio) == (0.0, 0.2)
     assert spec.trainer.deepspeed.raw() == {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}
 
 
@@ -172,11 +172,11 @@ def test_bad_overrides(override: str, words: str) -> None:
 
 
 def test_run_config_round_trip() -> None:
-    config = RunConfig(job="job", spec=job("spec.ppo.clipValue=null").spec, workdir="/w", resume=True)
+    config = RunConfig(job="job", spec=job("spec.reward.clip=null").spec, workdir="/w", resume=True)
     again = RunConfig.model_validate_json(config.model_dump_json(by_alias=True))
     assert again == config
     assert again.spec.trainer.deepspeed.raw() == config.spec.trainer.deepspeed.raw()
-    assert (config.store, again.spec.ppo.clip_value) == ("s3://bucket/prefix", None)
+    assert (config.store, again.spec.reward.clip) == ("s3://bucket/prefix", None)
 
 
 def paths(node: object, prefix: tuple[object, ...] = ()) -> list[tuple[object, ...]]:

@@ -1,0 +1,188 @@
+"""The rules of `checks` that CEL can say, for servers from 1.25 on: they refuse at once what the operator would fail.
+
+Each rule stands in the schema of a model and sees that model's object as `self`. It says nothing that `checks` does
+not say, so that a server without CEL loses nothing. The schema sets no defaults, so whatever may be missing is asked
+for by `has()`. A server refuses rules whose worst case costs too much, and counts with lists as long as a request can
+be: a list whose items have rules has a maximum.
+"""
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from .checks import CHANGEABLE
+from .pod_checks import CONFIG_DIRECTORY, MOUNTS, NOT_OVER, SOURCES, VOLUMES
+from .pods import Gpu
+from .roles import Generator, Trainer
+from .spec import PPO, Data, Model, Sampling, Spec
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An expression that is true of what is right, and what is said where it is not."""
+
+    rule: str
+    message: str
+
+
+def _or_default(model: type[BaseModel], name: str, at: str) -> str:
+    """The field's value in the object `self.at` (`self` for no `at`), or its default; both may be missing."""
+    field = model.model_fields[name]
+    key = f"{at}.{field.alias or name}".lstrip(".")
+    default = f"'{field.default}'" if isinstance(field.default, str) else f"{field.default}"
+    return f"({_has(key)} ? self.{key} : {default})"
+
+
+def _has(key: str) -> str:
+    """Whether the field is there, and so is all that it stands in."""
+    parts = key.split(".")
+    return " && ".join(f"has(self.{'.'.join(parts[: i + 1])})" for i in range(len(parts)))
+
+
+def _same(key: str) -> str:
+    """Whether an optional field is what it was."""
+    return f"has(self.{key}) == has(oldSelf.{key}) && (!has(self.{key}) || self.{key} == oldSelf.{key})"
+
+
+def _unchanged(name: str) -> Rule:
+    field = Spec.model_fields[name]
+    key = field.alias or name
+    same, but = _same(key), ""
+    if field.is_required():
+        same = f"self.{key} == oldSelf.{key}"
+    elif name == "generator":
+        # Always there, for the default of its replicas.
+        others = [f"{key}.{f.alias or n}" for n, f in Generator.model_fields.items() if n != "replicas"]
+        same, but = " && ".join(map(_same, others)), " but for replicas"
+    return Rule(
+        f"(has(oldSelf.suspend) && oldSelf.suspend) || ({same})",
+        f"spec.{key} cannot change{but} while the job runs; suspend it first (spec.suspend: true)",
+    )
+
+
+_POLICY = (
+    Rule(
+        "has(self.policy) != has(self.create)",
+        "spec.model needs exactly one of policy (a path or hub name) and create",
+    ),
+)
+_TRAINER_DTYPE = f"({_has('trainer.dtype')} ? self.trainer.dtype : {_or_default(Model, 'dtype', 'model')})"
+
+
+def _precision(key: str, dtype: str) -> Rule:
+    enabled = f"trainer.deepspeed.{key}.enabled"
+    return Rule(
+        f"!({_has(enabled)} && self.{enabled}) || {_TRAINER_DTYPE} == '{dtype}'",
+        f"spec.trainer.deepspeed.{key}.enabled: set spec.trainer.dtype to {dtype} or drop this",
+    )
+
+
+def _ppo(condition: str) -> str:
+    return f"self.algorithm != 'ppo' || ({condition})"
+
+
+_SPEC = (
+    Rule(
+        _ppo("!has(self.model.create)"),
+        "spec.model.create: PPO needs a policy that already answers; train one with algorithm sft first and give its "
+        "path as spec.model.policy",
+    ),
+    Rule(
+        _ppo(
+            f"(has(self.model.reward) && !({_has('reward.modelWeight')} && self.reward.modelWeight == 0.0)) || "
+            f"({_has('reward.functions')} && size(self.reward.functions) > 0)"
+        ),
+        "spec.reward: nothing scores the answers; set spec.model.reward (a reward model) or spec.reward.functions",
+    ),
+    Rule(
+        _ppo(f"!({_has('reward.clip')}) || self.reward.clip[0] < self.reward.clip[1]"),
+        "spec.reward.clip: the lower bound must be below the upper",
+    ),
+    Rule(
+        _ppo(
+            f"{_or_default(PPO, 'minibatch_size', 'ppo')} <= {_or_default(Data, 'prompts_per_step', 'data')} * "
+            f"{_or_default(Sampling, 'answers_per_prompt', 'sampling')}"
+        ),
+        "spec.ppo.minibatchSize must not exceed a step's answers (data.promptsPerStep x sampling.answersPerPrompt)",
+    ),
+    Rule(
+        f"self.algorithm != 'ppo' || {_or_default(Trainer, 'micro_batch_tokens', 'trainer')} >= "
+        f"{_or_default(Data, 'max_prompt_length', 'data')} + {_or_default(Sampling, 'max_new_tokens', 'sampling')}",
+        "spec.trainer.microBatchTokens must be at least one answer's tokens (data.maxPromptLength + "
+        "sampling.maxNewTokens)",
+    ),
+    _precision("bf16", "bfloat16"),
+    _precision("fp16", "float16"),
+    Rule(
+        "!has(self.environment) || self.environment.all(name, !name.startsWith('RLHF_'))",
+        "spec.environment: names that begin with RLHF_ are the operator's",
+    ),
+)
+_SAMPLING = (
+    Rule(
+        "!has(self.topK) || self.topK == -1 || self.topK >= 1",
+        "spec.sampling.topK must be -1 (off) or at least 1",
+    ),
+    Rule(
+        f"!has(self.minNewTokens) || self.minNewTokens <= {_or_default(Sampling, 'max_new_tokens', '')}",
+        "spec.sampling.minNewTokens must not exceed maxNewTokens",
+    ),
+)
+_POD_SETTINGS = (
+    Rule(
+        "!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, w.mountPath == v.mountPath))",
+        "volumes: two of them have the same mountPath",
+    ),
+    *(
+        Rule(
+            f"!(has(self.gpu) && {_has(f'resources.{kind}')}) || "
+            f"!({_or_default(Gpu, 'resource', 'gpu')} in self.resources.{kind})",
+            f"resources.{kind} names what gpu.count asks for; remove one of them",
+        )
+        for kind in ("requests", "limits")
+    ),
+)
+_VOLUME = (
+    Rule(
+        f"[{', '.join(f'has(self.{source})' for source in SOURCES)}].filter(given, given).size() == 1",
+        f"a volume needs exactly one source of {', '.join(SOURCES)}",
+    ),
+    Rule(f"!(self.name in {list(VOLUMES)})", "name: the operator has a volume of that name"),
+    Rule(
+        f"!(self.mountPath in {[*MOUNTS, *NOT_OVER]}) && !self.mountPath.startsWith('{CONFIG_DIRECTORY}/')",
+        "mountPath: every pod has something of its own there",
+    ),
+)
+_TOLERATION = (
+    Rule(
+        "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
+        "key is required unless operator is Exists, which then tolerates everything",
+    ),
+    Rule(
+        "!has(self.value) || !has(self.operator) || self.operator != 'Exists'",
+        "value: operator Exists takes none",
+    ),
+    Rule(
+        "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+        "tolerationSeconds is for effect NoExecute alone",
+    ),
+)
+_SCHEDULING = (
+    Rule(
+        "!has(self.queue) || (has(self.gang) && self.gang == 'volcano')",
+        "spec.scheduling.queue is Volcano's; set gang to volcano, or put a job into a Kueue queue by the label "
+        "kueue.x-k8s.io/queue-name",
+    ),
+)
+_CHANGES = tuple(_unchanged(name) for name in Spec.model_fields if name not in CHANGEABLE)
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "Spec": (*_SPEC, *_CHANGES),
+    "Model": _POLICY,
+    "Sampling": _SAMPLING,
+    "PodSettings": _POD_SETTINGS,
+    "Volume": _VOLUME,
+    "Toleration": _TOLERATION,
+    "Scheduling": _SCHEDULING,
+}
+"""The rules of each model, by its name."""

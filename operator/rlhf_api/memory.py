@@ -1,0 +1,201 @@
+"""What one GPU of a role must hold for certain, by formulae that docs/memory.md explains; pure.
+
+Activations, the KV cache, and what CUDA and its libraries keep come on top.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .base import DType
+from .spec import Spec
+
+BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BUCKET = 500_000_000
+"""DeepSpeed's `reduce_bucket_size` unless given, in elements."""
+
+Part = tuple[int, str]
+"""Bytes of each parameter, and what they are."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes, and how they come about."""
+
+    total: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Zero:
+    """What decides how a trained model lies on the trainer's ranks."""
+
+    dtype: DType
+    stage: int
+    ranks: int
+    optimizer_away: bool = False
+    """Master weights, moments and the optimizer's work are not on the GPU."""
+    weights_away: bool = False
+    master: int = 4
+    moments: int = 8
+    work: int = 4
+    """What torch's AdamW takes while it works; DeepSpeed's own takes nothing worth counting."""
+    bucket: int = _BUCKET
+    gathers: bool = False
+    """Whole weights are needed to generate with."""
+
+    @classmethod
+    def of(cls, spec: Spec) -> "Zero":
+        """As the trainer completes what the manifest says."""
+        config, dtype = spec.trainer.deepspeed, spec.trainer.dtype or spec.model.dtype
+        zero, bf16, fp16 = config.zero_optimization, config.bf16, config.fp16
+        light = (bf16 and bf16.bf16_master_weights_and_grads) or (fp16 and fp16.fp16_master_weights_and_grads)
+        away = [o is not None and o.device != "none" for o in (zero.offload_optimizer, zero.offload_param)]
+        master = 2 if light else 4
+        return cls(
+            dtype=dtype,
+            # Mixed precision is stage 1 at least: the trainer makes it so.
+            stage=zero.stage if dtype == "float32" else max(1, zero.stage),
+            ranks=spec.trainer.replicas * spec.trainer.processes_per_replica,
+            optimizer_away=away[0],
+            weights_away=away[1] and zero.stage == 3,
+            master=master,
+            moments=4 if bf16 and bf16.bf16_optimizer_states else 8,
+            work=0 if config.optimizer else master,
+            bucket=_BUCKET if zero.reduce_bucket_size is None else zero.reduce_bucket_size,
+            gathers=spec.algorithm == "ppo" and spec.generator.shared_with_trainer,
+        )
+
+    @property
+    def weights(self) -> int:
+        return BYTES[self.dtype]
+
+    @property
+    def gradients(self) -> int:
+        """In bfloat16 they are summed up in float32."""
+        return 2 if self.dtype == "float16" else 4
+
+
+@dataclass(frozen=True)
+class Share:
+    """Parts that every rank has whole, and parts that are divided over the ranks."""
+
+    whole: tuple[Part, ...] = ()
+    divided: tuple[Part, ...] = ()
+
+    def bytes(self, ranks: int) -> float:
+        return sum(b for b, _ in self.whole) + sum(b for b, _ in self.divided) / ranks
+
+    def words(self, ranks: int) -> str:
+        """`(2 weights + (4 master weights + 8 moments) / 8 ranks) B`."""
+        whole = self.whole if ranks > 1 else self.whole + self.divided
+        divided = self.divided if ranks > 1 else ()
+        terms = [f"{size} {name}" for size, name in whole]
+        parts = " + ".join(f"{size} {name}" for size, name in divided)
+        if not terms:
+            return f"({parts}) B / {ranks} ranks"
+        if parts:
+            terms.append(f"({parts}) / {ranks} ranks" if len(divided) > 1 else f"{parts} / {ranks} ranks")
+        return f"({' + '.join(terms)}) B"
+
+
+def kept(zero: Zero) -> Share:
+    """What each trained model keeps all the time."""
+    weights, gradients = (zero.weights, "weights"), (zero.gradients, "gradients")
+    states = () if zero.optimizer_away else ((zero.master, "master weights"), (zero.moments, "moments"))
+    if zero.stage == 0:
+        return Share(whole=(weights, (zero.moments, "moments")))
+    if zero.stage == 1 and zero.dtype == "bfloat16" and not zero.optimizer_away:
+        return Share(whole=(weights, gradients), divided=states)
+    if zero.stage < 3:
+        return Share(whole=(weights,), divided=states)
+    own = () if zero.weights_away else (weights,)
+    return Share(divided=own + (() if zero.optimizer_away else (gradients, *states)))
+
+
+def updating(zero: Zero) -> Share:
+    """What comes on top for the model that is being updated, at its highest."""
+    gradients, copy = (zero.gradients, "gradients"), (4, "gradient copy")
+    work = ((zero.work, "AdamW work"),) if zero.work else ()
+    if zero.stage == 0:
+        return Share(whole=(gradients, *work))
+    if zero.stage == 3:
+        return Share() if zero.optimizer_away else Share(divided=(copy, *work))
+    if zero.dtype == "bfloat16":
+        if zero.optimizer_away:
+            return (
+                Share(whole=(gradients,), divided=(copy,)) if zero.stage == 1 else Share(divided=(gradients,))
+            )
+        if zero.stage == 1:
+            return Share(whole=((2, "bfloat16 gradients"),), divided=work)
+        return Share(divided=(gradients, *work))
+    backward = Share(whole=(gradients,)) if zero.stage == 1 else Share()
+    step = Share() if zero.optimizer_away else Share(divided=(gradients, copy, *work))
+    return max(backward, step, key=lambda share: share.bytes(zero.ranks))
+
+
+def trainer(zero: Zero, models: Sequence[float]) -> Need:
+    """A rank that trains `models`, given by their numbers of parameters."""
+    found = [_training(zero, models)]
+    if zero.stage == 3:
+        found.append(_loading(zero, models))
+    if zero.stage == 3 and zero.gathers:
+        found.append(_generating(zero, models))
+    return max(found, key=lambda need: need.total)
+
+
+def weights(parameters: float, dtype: DType, gpus: int = 1) -> Need:
+    """A model that only runs, over the GPUs of one server."""
+    over = f" / {gpus} GPUs" if gpus > 1 else ""
+    return Need(parameters * BYTES[dtype] / gpus, f"{count(parameters)} parameters x {BYTES[dtype]} B{over}")
+
+
+def count(parameters: float) -> str:
+    """`7.62e9`."""
+    for power in (12, 9, 6):
+        if parameters >= 10**power:
+            return f"{parameters / 10**power:.4g}e{power}"
+    return f"{parameters:.0f}"
+
+
+def gigabytes(size: float) -> str:
+    """Three digits of 10^9 bytes: `91.2`."""
+    return f"{size / 1e9:.0f}" if size >= 1e11 else f"{size / 1e9:.3g}"
+
+
+def _training(zero: Zero, models: Sequence[float]) -> Need:
+    always, busy = kept(zero), updating(zero)
+    buckets = len(models) * zero.bucket * zero.weights if zero.stage == 3 else 0
+    total = sum(models) * always.bytes(zero.ranks) + max(models) * busy.bytes(zero.ranks) + buckets
+    words = [f"{_parameters(models)} x {always.words(zero.ranks)}"] if always.bytes(zero.ranks) else []
+    if busy.bytes(zero.ranks):
+        words.append(f"{count(max(models))} x {busy.words(zero.ranks)} in an update")
+    if buckets:
+        words.append(f"{gigabytes(buckets)} GB of reduce buckets")
+    return Need(total, " + ".join(words))
+
+
+def _loading(zero: Zero, models: Sequence[float]) -> Need:
+    """Every rank has a model whole before DeepSpeed divides it."""
+    before = _before_last(zero, models)
+    words = f"{count(models[-1])} parameters x {zero.weights} B, whole on every rank while it is loaded"
+    if before:
+        words += f", + {gigabytes(before)} GB of the model before it"
+    return Need(models[-1] * zero.weights + before, words)
+
+
+def _before_last(zero: Zero, models: Sequence[float]) -> float:
+    fresh = Share(divided=tuple(part for part in kept(zero).divided if part[1] != "moments"))
+    return sum(models[:-1]) * fresh.bytes(zero.ranks)
+
+
+def _generating(zero: Zero, models: Sequence[float]) -> Need:
+    always = kept(zero)
+    total = sum(models) * always.bytes(zero.ranks) + models[0] * zero.weights
+    words = f"{_parameters(models)} x {always.words(zero.ranks)} + " if always.bytes(zero.ranks) else ""
+    return Need(total, f"{words}{count(models[0])} x {zero.weights} B gathered to generate with")
+
+
+def _parameters(models: Sequence[float]) -> str:
+    if len(set(models)) == 1:
+        return f"{count(models[0])} parameters" + (f" x {len(models)} models" if len(models) > 1 else "")
+    return f"({' + '.join(map(count, models))}) parameters"

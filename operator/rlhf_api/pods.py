@@ -1,0 +1,133 @@
+"""What a cluster is told about a job's pods; one machine takes no notice of it."""
+
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, JsonValue
+
+from .base import AbsolutePath, Frozen, Label, Name, Positive, PositiveFloat, Quantity, SubPath
+
+_DECIMAL = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3} | {"kMGTPE"[i]: 1000.0 ** (i + 1) for i in range(6)}
+
+
+class Gpu(Frozen):
+    """The GPUs of one pod."""
+
+    count: Positive
+    resource: str = "nvidia.com/gpu"
+    """What the cluster's device plugin calls them."""
+    memory_gigabytes: PositiveFloat | None = None
+    """Of one GPU, in units of 10^9 bytes; with it the job's memory is worked out before any pod starts."""
+
+
+class Resources(Frozen):
+    """CPU, memory and other resources, as Kubernetes counts them; GPUs stand in `gpu`."""
+
+    requests: dict[str, Quantity] = {}
+    limits: dict[str, Quantity] = {}
+
+
+class Toleration(Frozen):
+    """A Kubernetes toleration."""
+
+    key: str | None = None
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: int | None = None
+
+
+class Volume(Frozen):
+    """Something mounted into every pod of a role: exactly one source."""
+
+    name: Label
+    mount_path: AbsolutePath
+    sub_path: SubPath | None = None
+    read_only: bool = False
+    claim: Name | None = None
+    """A PersistentVolumeClaim."""
+    config_map: Name | None = None
+    secret: Name | None = None
+    host_path: str | None = Field(None, pattern=r"^/")
+    """A directory of the node; the `restricted` Pod Security Standard forbids it."""
+    empty: Quantity | None = None
+    """An empty directory of at most this size."""
+
+
+class PodSettings(Frozen):
+    """How pods look. What a role says is added to what the job says for all roles, and wins over it."""
+
+    image: str | None = None
+    """The operator's trainer image unless given."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    image_pull_secrets: tuple[Name, ...] = ()
+    gpu: Gpu | None = None
+    resources: Resources = Resources()
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = Field((), max_length=32)
+    priority_class: Name | None = None
+    secrets: tuple[Name, ...] = ()
+    """Secrets whose keys become environment variables: credentials of stores, hubs and trackers."""
+    volumes: tuple[Volume, ...] = Field((), max_length=32)
+    shared_memory: Quantity = "1Gi"
+    """The bound of /dev/shm, which NCCL and vLLM use; it counts as memory of the pod."""
+    template: dict[str, JsonValue] = {}
+    """Anything else of a PodTemplateSpec, merged strategically over ours; the role's container is named `role`."""
+
+
+class Workspace(Frozen):
+    """Where relative paths of the manifest start and the run's files go, mounted at /workspace in every pod."""
+
+    claim: Name | None = None
+    """A PersistentVolumeClaim that all pods can mount; the operator's default unless given, else an empty
+    directory of each pod's own."""
+    sub_path: SubPath | None = None
+
+
+class Scheduling(Frozen):
+    """Who places the pods. A `kueue.x-k8s.io/queue-name` label on the job makes it wait for Kueue's admission."""
+
+    gang: Literal["none", "volcano", "coscheduling"] = "none"
+    """All pods at once, by a PodGroup of Volcano or of scheduler-plugins; or one by one."""
+    queue: Name | None = None
+    """Volcano's queue."""
+
+
+def amount(quantity: Quantity) -> float:
+    """A quantity as a number: 0.5 for `500m`, 1024.0 for `1Ki`."""
+    number = re.match(r"[\d.]+(?:[eE][+-]?\d+)?", quantity)
+    assert number is not None  # the pattern of Quantity
+    suffix = quantity[number.end() :]
+    factor = 1024.0 ** " KMGTPE".index(suffix[0]) if suffix.endswith("i") else _DECIMAL[suffix]
+    return float(number[0]) * factor
+
+
+def combine(job: PodSettings, role: PodSettings) -> PodSettings:
+    """A role's settings over the job's: what the role says is added, and wins where both say something.
+
+    Maps are merged key by key, down to the bottom. Lists are joined, the role's last; a volume of the job's gives
+    way to one of the same name or mount path. Anything else is the role's where the role sets it at all.
+    """
+    combined: PodSettings = _over(job, role)
+    return combined
+
+
+def _over(under: Any, over: Any) -> Any:
+    if isinstance(under, BaseModel) and isinstance(over, BaseModel):
+        said = over.model_fields_set
+        return under.model_copy(
+            update={name: _over(getattr(under, name), getattr(over, name)) for name in said}
+        )
+    if isinstance(under, dict) and isinstance(over, dict):
+        return under | {
+            key: _over(under[key], value) if key in under else value for key, value in over.items()
+        }
+    if isinstance(under, tuple) and isinstance(over, tuple):
+        return (*(item for item in under if not any(_same(item, other) for other in over)), *over)
+    return over
+
+
+def _same(item: Any, other: Any) -> bool:
+    if isinstance(item, Volume) and isinstance(other, Volume):
+        return item.name == other.name or item.mount_path == other.mount_path
+    return bool(item == other)

@@ -1,0 +1,153 @@
+"""The plan of a job: the pods, GPUs and memory that each role wants, known before any pod starts; pure."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from .memory import Need, Zero, gigabytes, trainer, weights
+from .pods import Gpu, combine
+from .problems import Problem
+from .roles import Role, RoleSpec
+from .run import replicas, roles_of
+from .serving import Serving, gpus
+from .sizes import NOTHING, Found, Sizes
+from .spec import Spec
+from .status import RolePlan
+
+_MOST_RANKS = 4096
+
+
+def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
+    """What each role of the job wants; `found`: what a host found of the models' sizes."""
+    sizes, made = Sizes.of(spec, found), dict[Role, RolePlan]()
+    for role in roles_of(spec):
+        gpu, pods = _gpu(spec, role), replicas(spec, role)
+        memory = _memory(spec, role, sizes, gpu)
+        made[role] = RolePlan(pods=pods, gpus=pods * gpu.count if gpu else 0, memory=memory)
+    return made
+
+
+def problems(spec: Spec, found: Found = NOTHING) -> Iterator[Problem]:
+    """GPUs that do not suit the processes of a pod, and models that cannot fit the GPUs they are given."""
+    sizes = Sizes.of(spec, found).certain
+    for role in roles_of(spec):
+        gpu = _gpu(spec, role)
+        if gpu is None:
+            continue
+        yield from _count(spec, role, gpu)
+        if gpu.memory_gigabytes is not None:
+            yield from _fit(spec, role, sizes, gpu.memory_gigabytes * 1e9)
+
+
+def _gpu(spec: Spec, role: Role) -> Gpu | None:
+    return combine(spec.pods, _section(spec, role).pods).gpu
+
+
+def _section(spec: Spec, role: Role) -> RoleSpec:
+    section: RoleSpec = getattr(spec, role.value)
+    return section
+
+
+def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None:
+    need = _need(spec, role, sizes)
+    if need is None:
+        return None
+    memory = gpu.memory_gigabytes if gpu else None
+    on_top = "the KV cache" if role is Role.GENERATOR else "activations"
+    words = f"{gigabytes(need.total)}{f' of {memory:g}' if memory else ''} GB without {on_top}: {need.words}"
+    if role is Role.GENERATOR:
+        serving = _serving(spec, sizes)
+        left = serving.left(memory * 1e9) if serving and memory else None
+        return words + (f"; {gigabytes(left)} GB are left for the cache" if left and left > 0 else "")
+    guessed = _guessed(spec, role, sizes)
+    return words + (f"; the {guessed} is taken to be as large as the policy" if guessed else "")
+
+
+def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
+    if role is Role.TRAINER:
+        return trainer(Zero.of(spec), _trained(spec, sizes)) if sizes.policy else None
+    if role is Role.GENERATOR:
+        serving = _serving(spec, sizes)
+        return serving.need if serving else None
+    size = sizes.reward if role is Role.REWARD else sizes.reference
+    return weights(size.parameters, _section(spec, role).dtype or spec.model.dtype) if size else None
+
+
+def _serving(spec: Spec, sizes: Sizes) -> Serving | None:
+    return Serving.of(spec, sizes.policy.parameters) if sizes.policy else None
+
+
+def _trained(spec: Spec, sizes: Sizes) -> list[float]:
+    models = (sizes.policy, sizes.critic) if spec.algorithm == "ppo" else (sizes.policy,)
+    return [size.parameters for size in models if size]
+
+
+def _guessed(spec: Spec, role: Role, sizes: Sizes) -> str | None:
+    """The role's model whose size nobody knows."""
+    if role is Role.TRAINER:
+        name, size = "critic", sizes.critic if spec.algorithm == "ppo" else None
+    else:
+        name, size = ("reward model", sizes.reward) if role is Role.REWARD else ("reference", sizes.reference)
+    return name if size and size.guessed else None
+
+
+def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
+    """One GPU for each process that computes."""
+    wanted, words = 1, "it runs one model"
+    if role is Role.TRAINER:
+        wanted = spec.trainer.processes_per_replica
+        words = f"one for each process (spec.trainer.processesPerReplica {wanted})"
+    elif role is Role.GENERATOR:
+        wanted, words = gpus(spec)
+    elif role is Role.REWARD and spec.reward.functions:
+        wanted = gpu.count  # functions may use any number
+    if gpu.count != wanted:
+        own = _section(spec, role).pods.gpu is not None
+        seen = f"got {gpu.count}" if own else f"spec.pods.gpu.count is {gpu.count}"
+        where = f"spec.{role.value}.pods.gpu.count"
+        yield Problem(where, f"a {role.value} pod uses {wanted}: {words}; set {wanted}; {seen}")
+
+
+def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Problem]:
+    if role is Role.GENERATOR:
+        serving = _serving(spec, sizes)
+        if serving is not None:
+            yield from serving.problems(memory)
+        return
+    need = _need(spec, role, sizes)
+    if need is None or need.total <= memory:
+        return
+    remedy = "use larger GPUs or a smaller model"
+    if role is Role.TRAINER:
+        remedy = _remedy(Zero.of(spec), _trained(spec, sizes), memory, spec.trainer.processes_per_replica)
+    seen = f"one GPU must hold {gigabytes(need.total)} GB: {need.words}; it has {memory / 1e9:g} GB"
+    yield Problem(f"spec.{role.value}", f"{seen}; {remedy}")
+
+
+def _remedy(zero: Zero, models: Sequence[float], memory: float, per_pod: int) -> str:
+    """The fewest ranks, for each stage that needs fewer than those before it; or the optimizer on the CPU."""
+    found, fewest = list[str](), _MOST_RANKS + 1
+    for stage in range(zero.stage, 4):
+        ranks = _ranks(replace(zero, stage=stage), models, memory, per_pod)
+        if ranks is not None and ranks < fewest:
+            fewest = ranks
+            more = f"at least {ranks} ranks" if ranks > zero.ranks else ""
+            other = f"zero_optimization.stage {stage}" if stage > zero.stage else ""
+            found.append(" with ".join(part for part in (more, other) if part))
+    for stage in range(max(1, zero.stage), 4):
+        away = replace(zero, stage=stage, optimizer_away=True)
+        if fewest > zero.ranks and not zero.optimizer_away and trainer(away, models).total <= memory:
+            other = f"zero_optimization.stage {stage} with " if stage > zero.stage else ""
+            found.append(f"{other}offload_optimizer.device cpu")
+            break
+    if found:
+        return f"use {', or '.join(found)} (ranks are spec.trainer.replicas x processesPerReplica)"
+    least = trainer(replace(zero, stage=3, ranks=_MOST_RANKS, optimizer_away=True), models).total
+    return f"no number of ranks is enough: use GPUs of at least {gigabytes(least)} GB or a smaller model"
+
+
+def _ranks(zero: Zero, models: Sequence[float], memory: float, per_pod: int) -> int | None:
+    """The fewest ranks, in whole pods and no fewer than there are, of which each can hold its part."""
+    choices = range(zero.ranks, _MOST_RANKS + 1, per_pod)
+    at = bisect_left(choices, True, key=lambda n: trainer(replace(zero, ranks=n), models).total <= memory)
+    return choices[at] if at < len(choices) else None

@@ -1,0 +1,122 @@
+"""What one GPU of a generator must hold, and whether vLLM's settings leave room for it; pure."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from .memory import Need, gigabytes, weights
+from .problems import Problem
+from .spec import Spec
+
+UTILIZATION = 0.92
+"""vLLM's `gpu-memory-utilization` unless given."""
+_UTILIZATION, _CACHE = "gpu-memory-utilization", "kv-cache-memory-bytes"
+_PIPELINE, _COPIES = "pipeline-parallel-size", ("data-parallel-size", "prefill-context-parallel-size")
+_OTHER_SIZE = ("quantization", "cpu-offload-gb")
+"""With these a GPU does not hold what the parameters and the dtype say."""
+_BESIDE = 2e9
+"""What vLLM was seen to take beyond its utilization (CUDA's context, graphs), rounded up; for advice alone."""
+_MOST_GPUS = 64
+_LARGEST = 10**15
+"""JSON's integers have no end, but floats do."""
+
+
+def gpus(spec: Spec) -> tuple[int, str]:
+    """The GPUs of one server, and where that number comes from."""
+    arguments, tensor = spec.generator.engine_arguments, spec.generator.tensor_parallel_size
+    sizes = {"tensorParallelSize": tensor}
+    sizes |= {name: _size(arguments.get(name)) for name in (_PIPELINE, *_COPIES)}
+    words = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    return math.prod(sizes.values()), words or "tensorParallelSize 1"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One GPU of a generator that serves a policy of so many parameters."""
+
+    served: Need
+    """The weights that serve, divided over tensor and pipeline parallel GPUs."""
+    received: Need
+    """New weights, whole on every GPU and as the trainer computes, until they are swapped in."""
+    tensor_parallel: int
+    utilization: float | None
+    """The part of the GPU that vLLM fills; None where it is told the size of its cache instead."""
+    cache: float | None
+
+    @classmethod
+    def of(cls, spec: Spec, parameters: float) -> "Serving | None":
+        """None where the arguments keep weights elsewhere or in another form."""
+        generator, arguments = spec.generator, spec.generator.engine_arguments
+        if any(name in arguments for name in _OTHER_SIZE):
+            return None
+        parts = generator.tensor_parallel_size * _size(arguments.get(_PIPELINE))
+        cached = _CACHE in arguments
+        return cls(
+            served=weights(parameters, generator.dtype or spec.model.dtype, parts),
+            received=weights(parameters, spec.trainer.dtype or spec.model.dtype),
+            tensor_parallel=generator.tensor_parallel_size,
+            utilization=None if cached else _number(arguments.get(_UTILIZATION, UTILIZATION)),
+            cache=_number(arguments[_CACHE]) if cached else None,
+        )
+
+    @property
+    def need(self) -> Need:
+        new = f"{gigabytes(self.received.total)} GB of new weights received beside them"
+        return Need(self.served.total + self.received.total, f"{self.served.words} + {new}")
+
+    def left(self, memory: float) -> float | None:
+        """For the KV cache and vLLM's work, of GPUs of so many bytes."""
+        return None if self.utilization is None else self.utilization * memory - self.served.total
+
+    def problems(self, memory: float) -> Iterator[Problem]:
+        """What cannot work on GPUs of so many bytes."""
+        room, has = memory - self.received.total, f"{memory / 1e9:g} GB"
+        where = "spec.generator.engineArguments."
+        seen = f"one GPU must hold {gigabytes(self.need.total)} GB: {self.need.words}; it has {has}"
+        if self.need.total >= memory:
+            yield Problem("spec.generator", f"{seen}; {self._more_gpus(memory)}")
+        elif self.cache is not None and self.served.total + self.cache > room:
+            most = math.floor(room - self.served.total)
+            yield Problem(where + _CACHE, f"with it, {seen}; use at most {most}; got {self.cache:.0f}")
+        elif self.utilization is not None and self.utilization * memory > room:
+            yield Problem(
+                where + _UTILIZATION,
+                f"vLLM fills {gigabytes(self.utilization * memory)} of {has}, but {gigabytes(self.received.total)} GB "
+                f"of new weights ({self.received.words}) are received beside it; {self._less(memory)}; "
+                f"got {self.utilization:g}",
+            )
+        elif self.utilization is not None and self.utilization * memory <= self.served.total:
+            least = math.floor(100 * self.served.total / memory) / 100
+            yield Problem(
+                where + _UTILIZATION,
+                f"vLLM may fill {gigabytes(self.utilization * memory)} of {has}, and the weights alone are "
+                f"{gigabytes(self.served.total)} GB ({self.served.words}); use more than {least:g}; "
+                f"got {self.utilization:g}",
+            )
+
+    def _less(self, memory: float) -> str:
+        most = math.floor(100 * (memory - self.received.total - _BESIDE) / memory) / 100
+        if most * memory > self.served.total:
+            return f"use at most {most:g}"
+        return self._more_gpus(memory)
+
+    def _more_gpus(self, memory: float) -> str:
+        """The smallest power of two as tensorParallelSize with which a cache fits as well."""
+        whole, parallel = self.served.total * self.tensor_parallel, self.tensor_parallel
+        while parallel < _MOST_GPUS:
+            parallel *= 2
+            if whole / parallel + self.received.total + _BESIDE < memory:
+                return f"use spec.generator.tensorParallelSize {parallel}"
+        least = gigabytes(self.received.total + _BESIDE)
+        return f"use GPUs of more than {least} GB: new weights come whole to every GPU"
+
+
+def _size(value: JsonValue) -> int:
+    return min(value, _LARGEST) if isinstance(value, int) and value > 0 else 1
+
+
+def _number(value: JsonValue) -> float | None:
+    """None for what vLLM reads in its own way, such as `20G`."""
+    return float(min(value, _LARGEST)) if isinstance(value, int | float) else None

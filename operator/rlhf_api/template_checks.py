@@ -1,0 +1,109 @@
+"""A pod template override: what in it could not be merged, or is the operator's to set."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .problems import Problem, path, show
+
+CONTAINER = "role"
+"""The container that runs the role."""
+_MERGE_KEYS = ("name", "mountPath", "devicePath", "containerPort", "ip", "topologyKey")
+"""What strategic merge finds the items of lists by."""
+_METADATA = ("labels", "annotations")
+_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/managed-by", "app.kubernetes.io/component")
+_POD = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken")
+_ROLE = ("command", "args", "workingDir", "ports", "terminationMessagePath", "terminationMessagePolicy")
+_KEPT = ("containers", "volumes", "env", "volumeMounts")
+"""Lists of ours to which a template may add, and in which it may change things."""
+_OURS = "is the operator's to set; remove it"
+
+
+def template_problems(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of the PodTemplateSpec at `where`."""
+    found = list(_shape(where, template))
+    yield from found or _contents(where, template)
+
+
+def _shape(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
+    """What a merge could not work with."""
+    yield from _not_mergeable(where, template)
+    places = {"": template, ".metadata": template.get("metadata", {}), ".spec": template.get("spec", {})}
+    if isinstance(metadata := places[".metadata"], Mapping):
+        places |= {f".metadata.{key}": metadata.get(key, {}) for key in _METADATA}
+    for place, value in places.items():
+        if not isinstance(value, Mapping):
+            yield Problem(f"{where}{place}", f"must be an object; got {show(value)}")
+        elif "$patch" in value:
+            yield Problem(f"{where}{place}.$patch", "would take away what the operator needs; remove it")
+    if not isinstance(places[".spec"], Mapping):
+        return
+    containers = places[".spec"].get("containers", [])
+    if not isinstance(containers, list):
+        yield Problem(f"{where}.spec.containers", f"must be a list; got {show(containers)}")
+        return
+    for i, container in enumerate(containers):
+        if not isinstance(container, Mapping) or not isinstance(container.get("name"), str):
+            message = f'must be an object with a name; "{CONTAINER}" is the role\'s; got {show(container)}'
+            yield Problem(f"{where}.spec.containers[{i}]", message)
+
+
+def _not_mergeable(where: str, node: Any) -> Iterator[Problem]:
+    if isinstance(node, Mapping):
+        if node.get("$patch", "replace") not in ("replace", "delete"):
+            yield Problem(f"{where}.$patch", f"must be replace or delete; got {show(node['$patch'])}")
+        for key, value in node.items():
+            yield from _not_mergeable(f"{where}{_key(key)}", value)
+    elif isinstance(node, list):
+        for i, item in enumerate(node):
+            for key in _MERGE_KEYS if isinstance(item, Mapping) else ():
+                if not isinstance(item.get(key, ""), str | int):
+                    yield Problem(f"{where}[{i}].{key}", f"must be text or a number; got {show(item[key])}")
+            yield from _not_mergeable(f"{where}[{i}]", item)
+
+
+def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
+    """What the operator sets itself."""
+    metadata, spec = template.get("metadata", {}), template.get("spec", {})
+    yield from _only(where, template, ("metadata", "spec"))
+    yield from _only(f"{where}.metadata", metadata, _METADATA)
+    for label in metadata.get("labels", {}):
+        if label in _LABELS or label.startswith("rlhf.dev/"):
+            yield Problem(f"{where}.metadata.labels{_key(label)}", _OURS)
+    yield from _owned(f"{where}.spec", spec, _POD)
+    for i, container in enumerate(spec.get("containers", [])):
+        if container["name"] != CONTAINER:
+            continue
+        place = f"{where}.spec.containers[{i}]"
+        yield from _owned(place, container, _ROLE)
+        if "$patch" in container:
+            yield Problem(f"{place}.$patch", "would take away what the operator needs; remove it")
+        environment = container.get("env")
+        for j, variable in enumerate(environment if isinstance(environment, list) else []):
+            if isinstance(variable, Mapping) and str(variable.get("name", "")).startswith("RLHF_"):
+                yield Problem(f"{place}.env[{j}].name", "names that begin with RLHF_ are ours")
+
+
+def _only(where: str, node: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[Problem]:
+    for key in node:
+        if key not in keys:
+            yield Problem(f"{where}{_key(key)}", f"a template sets {' and '.join(keys)} here; remove it")
+
+
+def _owned(where: str, node: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[Problem]:
+    for key in node:
+        if key in keys:
+            yield Problem(f"{where}{_key(key)}", _OURS)
+        elif key in _KEPT and (not isinstance(node[key], list) or _replaces(node[key])):
+            yield Problem(
+                f"{where}{_key(key)}", f"must be a list of what to add or change; got {show(node[key])}"
+            )
+
+
+def _replaces(items: list[Any]) -> bool:
+    return any(isinstance(item, Mapping) and item.get("$patch") == "replace" for item in items)
+
+
+def _key(key: str) -> str:
+    """A key as it stands in a path, after another."""
+    text = path((key,))
+    return text if text.startswith("[") else f".{text}"

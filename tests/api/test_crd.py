@@ -1,0 +1,192 @@
+"""The CRD: in step with the models, structural, and what clients and other servers read in it."""
+
+import subprocess
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from rlhf_api.crd import crd, document
+from rlhf_api.deepspeed import DeepSpeedConfig
+from rlhf_api.spec import Spec
+from rlhf_api.status import JobStatus
+
+FOLDERS = ("crds", "charts/rlhf-operator/files")
+VERSION = crd()["spec"]["versions"][0]
+ROOT = VERSION["schema"]["openAPIV3Schema"]
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for key, inner in schema.get("properties", {}).items():
+        yield from nodes(inner, f"{path}.{key}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from nodes(schema[key], f"{path}[]")
+
+
+def at(path: str) -> dict[str, Any]:
+    return dict(nodes(ROOT))[path]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_file_is_current_and_fits(folder: str) -> None:
+    file = Path(__file__).parents[2] / folder / "rlhfjobs.rlhf.dev.yaml"
+    assert file.read_text() == document(), f"run: python -m rlhf_api.crd > {folder}/{file.name}"
+    assert yaml.safe_load(file.read_text()) == crd()
+    assert file.stat().st_size < 100_000
+
+
+def test_it_is_printed_by_the_module() -> None:
+    out = subprocess.run(
+        [sys.executable, "-m", "rlhf_api.crd"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout == document()
+
+
+@pytest.mark.parametrize("cel", [True, False])
+def test_it_is_valid_in_kubernetes_1_37(cel: bool) -> None:
+    assert kubernetes_validate.validate(crd(cel=cel), "1.37", strict=True) == "1.37"
+
+
+def test_it_is_structural() -> None:
+    """Every node has a type or is left open; nothing that the API server forbids in a structural schema."""
+    known = {
+        *(
+            "type",
+            "description",
+            "properties",
+            "items",
+            "additionalProperties",
+            "required",
+            "enum",
+            "default",
+        ),
+        *("pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems"),
+        *("maxLength", "x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields"),
+        *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
+    }
+    for path, node in nodes(ROOT):
+        assert set(node) <= known, path
+        assert node["type"] in ("object", "array", "string", "integer", "number", "boolean"), path
+        assert ("items" in node) == (node["type"] == "array"), path
+        assert not ("properties" in node and "additionalProperties" in node), path
+        if node["type"] == "object" and path != "metadata":
+            inner = {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"} & set(node)
+            assert len(inner) == 1, path
+
+
+def test_without_cel_it_is_the_same_but_for_the_rules() -> None:
+    def strip(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {k: strip(v) for k, v in node.items() if k != "x-kubernetes-validations"}
+        return [strip(item) for item in node] if isinstance(node, list) else node
+
+    assert strip(crd()) == crd(cel=False)
+
+
+def keys(model: type[BaseModel]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+def test_it_has_the_fields_of_the_models() -> None:
+    assert set(at(".spec")["properties"]) == keys(Spec)
+    assert set(at(".status")["properties"]) == keys(JobStatus)
+    assert set(at(".spec.trainer.deepspeed")["properties"]) == keys(DeepSpeedConfig)
+    assert at(".spec")["required"] == ["algorithm", "steps", "model", "data"]
+
+
+def test_fields_say_what_the_models_say() -> None:
+    assert at(".spec.ppo.klCoefficient") == {
+        "description": "Reward taken per nat of divergence from the reference. Default: 0.05.",
+        "type": "number",
+        "minimum": 0,
+    }
+    assert at(".spec.optimizer.betas")["maxItems"] == at(".spec.optimizer.betas")["minItems"] == 2
+    assert at(".spec.optimizer.betas[]") == {"type": "number"}
+    assert at(".spec.trainer.deepspeed.zero_optimization.stage")["enum"] == [0, 1, 2, 3]
+    assert at(".spec.model.dtype")["enum"] == ["float32", "bfloat16", "float16"]
+    assert at(".spec.ppo.gamma")["maximum"] == 1
+    assert at(".spec.seed")["exclusiveMaximum"] is True
+    assert at(".spec.evaluation")["description"].startswith("Answers to held-out prompts")
+    assert at(".spec.suspend")["description"].endswith("Default: false.")
+
+
+def test_only_what_scale_reads_has_a_default() -> None:
+    defaults = {path: node["default"] for path, node in nodes(ROOT) if "default" in node}
+    assert defaults == {".spec.generator": {}, ".spec.generator.replicas": 1}
+
+
+def models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        if issubclass(annotation, BaseModel):
+            yield annotation
+            for field in annotation.model_fields.values():
+                yield from models(field.annotation)
+    else:
+        for inner in typing.get_args(annotation):
+            yield from models(inner)
+
+
+def test_a_null_never_says_more_than_nothing() -> None:
+    """kubectl drops nulls when it creates an object."""
+    for model in models(Spec):
+        for name, field in model.model_fields.items():
+            if type(None) in typing.get_args(field.annotation):
+                assert field.default is None, f"{model.__name__}.{name}"
+
+
+def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
+    assert {path for path, node in nodes(ROOT) if "x-kubernetes-preserve-unknown-fields" in node} == {
+        ".spec.model.create.config",
+        ".spec.generator.engineArguments",
+        *(
+            f".spec.trainer.deepspeed.{key}"
+            for key in ("activation_checkpointing", "comms_logger", "optimizer.params")
+        ),
+        *(f".spec{role}.pods.template" for role in ("", ".trainer", ".generator", ".reward", ".reference")),
+    }
+
+
+def test_columns_read_fields_that_exist() -> None:
+    columns = VERSION["additionalPrinterColumns"]
+    age = [c for c in columns if c["type"] == "date"]
+    assert [c["jsonPath"] for c in age] == [".metadata.creationTimestamp"]
+    for column in columns:
+        assert column in age or at(column["jsonPath"])["type"] == column["type"]
+    names = [c["name"].upper() for c in columns]
+    narrow = [c["name"].upper() for c in columns if not c.get("priority")]
+    assert narrow == ["PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "RESTARTS", "AGE"]
+    assert names[len(narrow) :] == ["STALENESS", "TOKENS/S", "QUEUE", "MESSAGE"]
+
+
+def test_scale_paths_exist() -> None:
+    scale = VERSION["subresources"]["scale"]
+    assert [
+        at(scale[key])["type"] for key in ("specReplicasPath", "statusReplicasPath", "labelSelectorPath")
+    ] == [
+        "integer",
+        "integer",
+        "string",
+    ]
+
+
+def test_lists_whose_items_have_rules_are_bounded() -> None:
+    """A server multiplies a rule's worst case by the items there can be, and refuses what costs too much."""
+    for path, node in nodes(ROOT):
+        if node["type"] == "array" and any("x-kubernetes-validations" in n for _, n in nodes(node["items"])):
+            assert node["maxItems"] <= 32, path
+
+
+def test_patterns_mean_the_same_to_every_reader() -> None:
+    """Rust's, Go's and Python's regular expressions differ on \\w, \\d and the like, and Go has no lookaround."""
+    for path, node in nodes(ROOT):
+        pattern = node.get("pattern", "")
+        assert not any(part in pattern for part in ("\\w", "\\d", "\\s", "\\b", "(?")), path
