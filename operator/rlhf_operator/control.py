@@ -6,7 +6,7 @@ from typing import Self
 import aiohttp
 from pydantic import ValidationError
 
-from rlhf_api.run import CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, HEALTH, Membership
+from rlhf_api.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, HEALTH, Membership
 from rlhf_api.status import TrainerStatus
 
 _TIMEOUT_SECONDS = 1.5
@@ -17,10 +17,13 @@ class Unreadable(RuntimeError):
 
 
 class Control:
-    """One session for all roles; a role that does not answer in time is an ordinary result, not an error."""
+    """One job's session for all roles; a role that does not answer in time is an ordinary result, not an error."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, connector: aiohttp.BaseConnector | None = None) -> None:
+        """`connector`: connections shared by several jobs, which stay the caller's."""
         self._session = aiohttp.ClientSession(
+            connector=connector,
+            connector_owner=connector is None,
             headers={"Authorization": f"Bearer {token}"},
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
         )
@@ -58,6 +61,10 @@ class Control:
     async def stop(self, address: str) -> bool:
         """Whether the trainer will stop."""
         return await self._request("POST", address + CONTROL_STOP) is not None
+
+    async def checkpoint(self, address: str) -> bool:
+        """Whether the trainer will save a checkpoint and go on."""
+        return await self._request("POST", address + CONTROL_CHECKPOINT) is not None
 
     async def _request(self, method: str, url: str, body: str | None = None) -> bytes | None:
         headers = {"Content-Type": "application/json"} if body else None

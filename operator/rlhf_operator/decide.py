@@ -21,6 +21,8 @@ class Ended:
     """0 to 255; from 129 on, 128 plus a signal."""
     reason: str
     """In words: the exit code or signal, its termination message or the log's last telling line, the log."""
+    disrupted: bool = False
+    """Not its own fault: its node was drained, lost or wanted by others. Such ends use up no budget."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,13 @@ class Start:
     role: Role
     indices: tuple[int, ...]
     again: bool = False
+    disrupted: bool = False
+    """It ended by no fault of its own."""
+
+    @property
+    def counts(self) -> bool:
+        """Against the role's `backoffLimit`."""
+        return self.again and not self.disrupted
 
 
 @dataclass(frozen=True)
@@ -112,12 +121,12 @@ def _trainer_outcome(trainers: Sequence[Seen], now: float) -> Finish | None:
 def _first_failure(processes: Sequence[Seen]) -> tuple[Seen, Ended]:
     """The process that failed first; one that ended with 0 or was suspended only followed it."""
     ended = [(s, s.ended) for s in processes if s.ended]
-    return min(ended, key=lambda pair: (pair[1].code in (0, EXIT_SUSPENDED), pair[1].at))
+    return min(ended, key=lambda pair: (pair[1].code in (0, EXIT_SUSPENDED), pair[1].at, pair[1].disrupted))
 
 
 def _exhausted(spec: Spec, process: Seen, ended: Ended, restarts: int) -> Finish | None:
     limit: int = getattr(spec, process.role.value).backoff_limit
-    if restarts < limit:
+    if restarts < limit or ended.disrupted:
         return None
     field = f"spec.{process.role.value}.backoffLimit"
     tried = f" (started again {restarts} of {limit} times)" if limit else f" ({field} is 0)"
@@ -143,7 +152,8 @@ def _gang(spec: Spec, trainers: Sequence[Seen], restarts: int, resumable: bool, 
         return [Kill(s.role, s.index, f"its peer {first.name} {ended.reason}") for s in running]
     if now < max(s.ended.at for s in trainers if s.ended) + delay(restarts):
         return []
-    return [Start(Role.TRAINER, tuple(s.index for s in trainers), again=True)]
+    every = tuple(s.index for s in trainers)
+    return [Start(Role.TRAINER, every, again=True, disrupted=ended.disrupted)]
 
 
 def _servers(spec: Spec, processes: Sequence[Seen], restarts: int, now: float) -> list[Action]:
@@ -157,8 +167,9 @@ def _servers(spec: Spec, processes: Sequence[Seen], restarts: int, now: float) -
             if finish is not None:
                 return [finish]
             if now >= process.ended.at + delay(restarts):
-                actions.append(Start(process.role, (process.index,), again=True))
-                restarts += 1
+                start = Start(process.role, (process.index,), again=True, disrupted=process.ended.disrupted)
+                actions.append(start)
+                restarts += start.counts
     return actions
 
 

@@ -1,6 +1,7 @@
 """A job's status from what is seen of it; pure."""
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 
 from rlhf_api.roles import Role
@@ -14,6 +15,8 @@ STARTING = "starting"
 """The trainer's activity until its first step."""
 _CONDITION_OF: dict[Phase, str] = {"Succeeded": "Complete", "Failed": "Failed", "Suspended": "Suspended"}
 _MESSAGE = 1024
+_MEMBERS = 128
+"""Bounds of what a status holds."""
 
 
 def job_status(
@@ -33,7 +36,7 @@ def job_status(
     message = finish.message if finish else _waiting_for(roles)
     conditions = [_roles_ready(roles, finish, stamp)]
     if finish is not None:
-        conditions.append(_condition(_CONDITION_OF[phase], "True", finish.reason, message, stamp))
+        conditions.append(condition(_CONDITION_OF[phase], "True", finish.reason, message, stamp))
     status = before.model_copy(
         update={
             "phase": phase,
@@ -43,14 +46,17 @@ def job_status(
             "estimated_end": None,
             "activity": trainer.activity if trainer and not finish else None,
             "roles": roles,
+            "restarts": sum(role.restarts for role in roles.values()),
+            "generators_ready": _ready_text(roles.get(Role.GENERATOR)),
             "generators": (),
-            "conditions": _with_times(conditions, before.conditions),
+            "conditions": with_times(conditions, before.conditions),
         }
     )
     if trainer is not None:
         status = _with_progress(status, trainer, now, over=finish is not None)
-    # The trainer may have ended before its last step was seen.
-    return status.model_copy(update={"step": status.total_steps}) if phase == "Succeeded" else status
+    if phase == "Succeeded":  # the trainer may have ended before its last step was seen
+        status = status.model_copy(update={"step": status.total_steps})
+    return status.model_copy(update={"progress": f"{status.step}/{status.total_steps}"})
 
 
 def first_status(spec: Spec, before: JobStatus | None) -> JobStatus:
@@ -79,15 +85,26 @@ def _with_progress(
             "estimated_end": end,
             "step": trainer.step,
             "total_steps": trainer.total_steps,
-            "reward": trainer.reward_mean,
-            "kl": trainer.kl_mean,
-            "loss": trainer.loss,
-            "tokens_per_second": trainer.tokens_per_second,
+            "reward": _figure(trainer.reward_mean),
+            "kl": _figure(trainer.kl_mean),
+            "loss": _figure(trainer.loss),
+            "tokens_per_second": _figure(trainer.tokens_per_second),
             "weight_version": trainer.weight_version,
+            "staleness": _figure(trainer.staleness),
+            "queue": trainer.queue,
             "last_checkpoint": trainer.last_checkpoint or status.last_checkpoint,
-            "generators": tuple(m for m in trainer.members if m.role is Role.GENERATOR),
+            "generators": tuple(m for m in trainer.members if m.role is Role.GENERATOR)[:_MEMBERS],
         }
     )
+
+
+def _figure(value: float | None) -> float | None:
+    """Four digits, as people and columns read it; what is no number is none in JSON either."""
+    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
+
+
+def _ready_text(role: RoleStatus | None) -> str:
+    return f"{role.ready}/{role.desired}" if role else ""
 
 
 def _phase(seen: Sequence[Seen], trainer: TrainerStatus | None) -> Phase:
@@ -108,14 +125,15 @@ def _waiting_for(roles: Mapping[Role, RoleStatus]) -> str:
 
 def _roles_ready(roles: Mapping[Role, RoleStatus], finish: Finish | None, stamp: str) -> Condition:
     if finish is not None:
-        return _condition("RolesReady", "False", "JobEnded", "", stamp)
+        return condition("RolesReady", "False", "JobEnded", "", stamp)
     waiting = _waiting_for(roles)
     if waiting:
-        return _condition("RolesReady", "False", "RolesNotReady", waiting, stamp)
-    return _condition("RolesReady", "True", "AllRolesReady", "", stamp)
+        return condition("RolesReady", "False", "RolesNotReady", waiting, stamp)
+    return condition("RolesReady", "True", "AllRolesReady", "", stamp)
 
 
-def _condition(kind: str, status: str, reason: str, message: str, stamp: str) -> Condition:
+def condition(kind: str, status: str, reason: str, message: str, stamp: str) -> Condition:
+    """A condition whose time is now."""
     return Condition.model_validate(
         {
             "type": kind,
@@ -127,7 +145,7 @@ def _condition(kind: str, status: str, reason: str, message: str, stamp: str) ->
     )
 
 
-def _with_times(now: Sequence[Condition], before: Sequence[Condition]) -> tuple[Condition, ...]:
+def with_times(now: Sequence[Condition], before: Sequence[Condition]) -> tuple[Condition, ...]:
     """Each condition with the time of its last change of status."""
     since = {(c.type, c.status): c.last_transition_time for c in before}
     return tuple(

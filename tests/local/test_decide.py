@@ -7,7 +7,7 @@ from tests.api.manifests import job
 
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_operator.local.decide import Action, Ended, Finish, Kill, Seen, Start, decide, delay
+from rlhf_operator.decide import Action, Ended, Finish, Kill, Seen, Start, decide, delay
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 NOW = 1000.0

@@ -12,11 +12,11 @@ from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_api.status import TrainerStatus
 from rlhf_operator.cli import main
-from rlhf_operator.local.decide import Ended, Finish, Seen
+from rlhf_operator.decide import Ended, Finish, Seen
 from rlhf_operator.local.ports import assign, place
 from rlhf_operator.local.preflight import check_files
-from rlhf_operator.local.processes import exit_words, telling_line
-from rlhf_operator.local.report import first_status, job_status
+from rlhf_operator.report import first_status, job_status
+from rlhf_operator.words import exit_words, telling_line
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

@@ -20,14 +20,14 @@ from rlhf_api.run import (
 )
 from rlhf_api.status import JobStatus
 
+from ..control import Control
+from ..decide import Finish, Kill, Start, decide
+from ..report import first_status, job_status
 from . import workdir
 from .child import become_subreaper
-from .control import Control
-from .decide import Finish, Kill, Start, decide
 from .metrics import Metrics
 from .processes import Command, Supervised, stop_all
 from .progress import Display
-from .report import first_status, job_status
 from .trainer import Trainer
 
 TICK_SECONDS = 0.5
@@ -118,7 +118,7 @@ class Host:
             self._named(action.role, action.index).kill(action.why)
             return
         if action.again:
-            self.restarts[action.role] += 1
+            self.restarts[action.role] += action.counts
             if action.role is Role.TRAINER:
                 self.config = self.config.model_copy(update={"resume": True})
                 workdir.write(self.folder / workdir.CONFIG, self.config)

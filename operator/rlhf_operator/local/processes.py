@@ -3,7 +3,6 @@
 import asyncio
 import datetime
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -17,20 +16,14 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, command, environment, replicas, roles_of
 from rlhf_api.spec import Spec
 
+from ..decide import Ended, Seen
+from ..words import exit_words, telling_line
 from . import child
-from .decide import Ended, Seen
 
 Command = Callable[[RunConfig, Process, str], list[str]]
 """`rlhf_api.run.command`, or what a test starts in its place."""
 _STOP_SECONDS = 5.0
 _TAIL_BYTES = 65536
-_VLLM = r"(?:\([^)]*\) +)?(?:[A-Z]+ [\d: -]+ \[[^\]]*\] )?"
-"""What vLLM puts before a line: `(EngineCore pid=7) ERROR 11-21 11:24:37 [core.py:1512] `."""
-_EXCEPTION = re.compile(
-    rf"^{_VLLM}(?P<line>(?:\[[^\]]*\]:? *)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)"
-)
-_FOLLOWING = re.compile(r"ChildFailedError|SignalException|EngineDeadError")
-"""Errors that only follow from another process's."""
 
 
 class Supervised:
@@ -149,24 +142,6 @@ def _any_alive(processes: Iterable[Supervised]) -> bool:
     for process in processes:
         process.observe()
     return any(process.running for process in processes)
-
-
-def exit_words(code: int) -> str:
-    """An exit code as words: `exited with code 3`, `was ended by SIGKILL`."""
-    if code > 128:
-        try:
-            return f"was ended by {signal.Signals(code - 128).name}"
-        except ValueError:
-            pass
-    return f"exited with code {code}"
-
-
-def telling_line(text: str) -> str:
-    """The line of a log that says most about its end: the last exception, or else the last line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = [match["line"] for line in lines if (match := _EXCEPTION.match(line))]
-    exceptions = [line for line in found if not _FOLLOWING.search(line)]
-    return (exceptions or lines or [""])[-1][:300]
 
 
 def _short(path: Path) -> str:

@@ -6,7 +6,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership
 from rlhf_api.status import CheckpointStatus, TrainerStatus
 
-from .control import Control, Unreadable
+from ..control import Control, Unreadable
 from .processes import Supervised
 from .progress import Display
 

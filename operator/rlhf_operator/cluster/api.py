@@ -1,0 +1,234 @@
+"""The Kubernetes API as the operator needs it: plain dictionaries in and out, a deadline on every call."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from .settings import FIELD_MANAGER
+
+Body = dict[str, Any]
+Key = tuple[str, str]
+"""Namespace and name of a job."""
+
+KINDS = {
+    "ConfigMap": ("v1", "configmaps"),
+    "Event": ("v1", "events"),
+    "Lease": ("coordination.k8s.io/v1", "leases"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
+    "Pod": ("v1", "pods"),
+    "PodGroup.scheduling.volcano.sh": ("scheduling.volcano.sh/v1beta1", "podgroups"),
+    "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io/v1alpha1", "podgroups"),
+    "RLHFJob": ("rlhf.dev/v1alpha1", "rlhfjobs"),
+    "Secret": ("v1", "secrets"),
+    "Service": ("v1", "services"),
+    "Workload": ("kueue.x-k8s.io/v1beta1", "workloads"),
+}
+"""Every kind that the operator knows: its apiVersion and its name in URLs; with its group where two share a kind."""
+
+_DEADLINE_SECONDS = 10.0
+_PAGE = 100  # what is read at a time is much of the memory that is ever used
+_JSON = "application/json"
+_APPLY = "application/apply-patch+yaml"  # JSON is YAML
+_METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+
+Observe = Callable[[str, str, int, float], None]
+"""Told of every call: verb, kind, status (0 where no answer came), seconds."""
+
+
+class ApiError(Exception):
+    """The API server refused a call or did not answer; `status` is 0 then."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"{status or 'no answer'} {reason}: {message}")
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+
+
+class Api:
+    """A client of one API server. Every method raises ApiError where the call fails."""
+
+    def __init__(self, configuration: Configuration, observe: Observe = lambda *_: None) -> None:
+        self.configuration = configuration
+        self.fence: Callable[[], bool] = lambda: True
+        """Whether this process may still change anything; asked before every create, apply and delete."""
+        self._client = ApiClient(configuration)
+        self._observe = observe
+
+    @classmethod
+    async def connect(cls, observe: Observe = lambda *_: None) -> "Api":
+        """To the cluster that this process runs in, unless KUBECONFIG names another.
+
+        Raises:
+            ValueError: there is neither.
+        """
+        configuration, path = Configuration(), os.environ.get("KUBECONFIG")
+        try:
+            if path or "KUBERNETES_SERVICE_HOST" not in os.environ:
+                await config.load_kube_config(path, client_configuration=configuration)
+            else:
+                config.load_incluster_config(configuration)  # reads its token anew every minute
+        except (config.ConfigException, OSError) as error:
+            raise ValueError(
+                f"found no cluster to talk to: set KUBECONFIG or run in a pod ({error})"
+            ) from None
+        return cls(configuration, observe)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Body:
+        return await self._call("get", "GET", kind, _path(kind, namespace, name))
+
+    async def create(self, body: Body) -> Body:
+        return await self._change("create", "POST", body, "")
+
+    async def apply(self, body: Body) -> Body:
+        """Server-side apply: what the body names is ours from now on, whoever wrote it before."""
+        return await self._change("apply", "PATCH", body, body["metadata"]["name"])
+
+    async def apply_status(self, body: Body) -> Body:
+        return await self._change("apply_status", "PATCH", body, body["metadata"]["name"] + "/status")
+
+    async def replace(self, body: Body) -> Body:
+        """Put the body in place of the same `metadata.resourceVersion`; 409 where somebody else was first."""
+        path = _body_path(body, body["metadata"]["name"])
+        return await self._call("update", "PUT", body["kind"], path, body=body)
+
+    async def delete(
+        self, kind: str, namespace: str, name: str, *, uid: str | None = None, grace: int | None = None
+    ) -> None:
+        """Delete it, and in the background what it owns; nothing happens where it, or that uid, is gone already."""
+        self._check_fence()
+        options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        try:
+            await self._call("delete", "DELETE", kind, _path(kind, namespace, name), body=options)
+        except ApiError as error:
+            if error.status != 404 and not (uid is not None and error.status == 409):
+                raise
+
+    async def list(
+        self, kind: str, namespace: str | None = None, *, labels: str = "", metadata_only: bool = False
+    ) -> AsyncIterator[Body]:
+        """All objects of a kind, in one namespace or in all; the server is asked for them page by page."""
+        version, _ = KINDS[kind]
+        query = {"limit": str(_PAGE), **({"labelSelector": labels} if labels else {})}
+        accept = f"{_METADATA},{_JSON}" if metadata_only else _JSON
+        path = _path(kind, namespace, "")
+        while True:
+            page = await self._call("list", "GET", kind, path, query=query, accept=accept)
+            items, more = page.get("items") or [], page.get("metadata", {}).get("continue")
+            del page
+            for item in items:
+                # Items of a list do not say what they are.
+                yield {**item, "apiVersion": version, "kind": kind.partition(".")[0]}
+            del items
+            if not more:
+                return
+            query["continue"] = more
+
+    async def serves(self, kind: str) -> bool:
+        """Whether the server knows the kind."""
+        version, plural = KINDS[kind]
+        try:
+            found = await self._call("get", "GET", "APIResourceList", _root(version))
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return any(resource["name"] == plural for resource in found["resources"])
+
+    async def _change(self, verb: str, method: str, body: Body, tail: str) -> Body:
+        self._check_fence()
+        query = {"fieldManager": FIELD_MANAGER, **({"force": "true"} if method == "PATCH" else {})}
+        content = _APPLY if method == "PATCH" else _JSON
+        path = _body_path(body, tail)
+        return await self._call(verb, method, body["kind"], path, query=query, body=body, content=content)
+
+    def _check_fence(self) -> None:
+        if not self.fence():
+            raise ApiError(0, "NotLeading", "this operator may not change anything: it no longer leads")
+
+    async def _call(
+        self,
+        verb: str,
+        method: str,
+        kind: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Body | None = None,
+        content: str = _JSON,
+        accept: str = _JSON,
+    ) -> Body:
+        headers = {"Accept": accept, "Content-Type": content, "User-Agent": FIELD_MANAGER}
+        url = self.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        started, status = time.monotonic(), 0
+        try:
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+                response = await self._client.rest_client.request(method, url, headers=headers, body=body)
+                text = await response.read()
+                status = response.status
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            why = str(error) or f"no answer within {_DEADLINE_SECONDS:g} s"
+            raise ApiError(0, type(error).__name__, f"{method} {path}: {why}") from None
+        finally:
+            self._observe(verb, kind.partition(".")[0], status, time.monotonic() - started)
+        answer = _decode(text)
+        if 200 <= status < 300 and answer is not None:
+            return answer
+        said = answer or {"message": text[:200].decode(errors="replace")}
+        raise _refusal(status, said, f"{method} {path}", response.headers.get("Retry-After"))
+
+
+def _root(version: str) -> str:
+    return f"/apis/{version}" if "/" in version else f"/api/{version}"
+
+
+def _path(kind: str, namespace: str | None, name: str) -> str:
+    version, plural = KINDS[kind]
+    return "/".join([_root(version), *(["namespaces", namespace] if namespace else []), plural, *_some(name)])
+
+
+def _body_path(body: Body, tail: str) -> str:
+    kind, version = body["kind"], body["apiVersion"]
+    _, plural = KINDS.get(kind) or KINDS[f"{kind}.{version.partition('/')[0]}"]
+    return "/".join([_root(version), "namespaces", body["metadata"]["namespace"], plural, *_some(tail)])
+
+
+def _some(name: str) -> list[str]:
+    return [name] if name else []
+
+
+def _decode(text: bytes) -> Body | None:
+    """None for what is no JSON object: it comes from something in front of the API server."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _refusal(status: int, answer: Body, call: str, retry_after: str | None) -> ApiError:
+    after = retry_after or (answer.get("details") or {}).get("retryAfterSeconds")
+    seconds = float(after) if after is not None and str(after).isdigit() else None
+    return ApiError(status, answer.get("reason") or "", f"{call}: {answer.get('message', '')}", seconds)

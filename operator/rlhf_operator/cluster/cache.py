@@ -1,0 +1,144 @@
+"""What the operator last saw of every job, its pods and its Kueue Workload: read instead of asking the API server."""
+
+import json
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .api import Body, Key
+from .names import JOB
+
+_TOMBSTONES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    uid: str
+    version: int
+    text: str
+    """JSON takes a quarter of the memory that dictionaries do; readers get their own copy."""
+
+
+class Cache:
+    """Fed by watches and by the answers to our own writes, in any order: what is newest stays."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[Key, dict[str, _Seen]]] = defaultdict(dict)  # kind, job, name
+        self._dropped: OrderedDict[str, None] = OrderedDict()  # uids
+
+    def put(self, body: Mapping[str, Any]) -> Key | None:
+        """Keep the object; the job that it belongs to, or None where this is no news for it."""
+        meta, key = body["metadata"], job_of(body)
+        if key is None or meta["uid"] in self._dropped:
+            return None
+        same = self._seen[body["kind"]].setdefault(key, {})
+        known, version = same.get(meta["name"]), int(meta["resourceVersion"])
+        if known is not None and known.version >= version:
+            return None
+        kept = trimmed(body)
+        same[meta["name"]] = _Seen(meta["uid"], version, json.dumps(kept, separators=(",", ":")))
+        if body["kind"] == "RLHFJob" and known is not None and _asked(json.loads(known.text)) == _asked(kept):
+            return None  # only its status is another, which we write: watches often tell of it before the answer comes
+        return key
+
+    def drop(self, body: Mapping[str, Any]) -> Key | None:
+        """The object was deleted: forget it, also where an answer of before the deletion comes late."""
+        meta, key = body["metadata"], job_of(body)
+        self._bury(meta["uid"])
+        same = self._seen[body["kind"]].get(key, {}) if key else {}
+        if key is None or meta["name"] not in same or same[meta["name"]].uid != meta["uid"]:
+            return None
+        del same[meta["name"]]
+        if not same:
+            del self._seen[body["kind"]][key]
+        return key
+
+    def uids(self, kind: str) -> set[str]:
+        return {seen.uid for same in self._seen[kind].values() for seen in same.values()}
+
+    def drop_uids(self, kind: str, uids: Iterable[str]) -> set[Key]:
+        """Forget those; the jobs that they belonged to."""
+        gone, touched, left = set(uids), set(), {}
+        for uid in gone:
+            self._bury(uid)
+        for key, same in self._seen[kind].items():
+            stay = {name: seen for name, seen in same.items() if seen.uid not in gone}
+            if len(stay) < len(same):
+                touched.add(key)
+            if stay:
+                left[key] = stay
+        self._seen[kind] = left
+        return touched
+
+    def keys(self) -> list[Key]:
+        """All jobs."""
+        return list(self._seen["RLHFJob"])
+
+    def job(self, key: Key) -> Body | None:
+        return next(iter(self._read("RLHFJob", key)), None)
+
+    def pods(self, key: Key) -> list[Body]:
+        """Those that name the job in their label, whoever made them."""
+        return self._read("Pod", key)
+
+    def workload(self, key: Key) -> Body | None:
+        return next(iter(self._read("Workload", key)), None)
+
+    def _read(self, kind: str, key: Key) -> list[Body]:
+        return [json.loads(seen.text) for seen in self._seen[kind].get(key, {}).values()]
+
+    def _bury(self, uid: str) -> None:
+        self._dropped[uid] = None
+        if len(self._dropped) > _TOMBSTONES:
+            self._dropped.popitem(last=False)
+
+
+def job_of(body: Mapping[str, Any]) -> Key | None:
+    """The job that an object is, or belongs to by its label."""
+    meta = body["metadata"]
+    name = meta["name"] if body["kind"] == "RLHFJob" else (meta.get("labels") or {}).get(JOB)
+    return (meta["namespace"], name) if name else None
+
+
+def trimmed(body: Mapping[str, Any]) -> Body:
+    """The object without what no decision is made from."""
+    if body["kind"] != "Pod":
+        metadata = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
+        return {**body, "metadata": metadata}
+    status = _only(body.get("status", {}), "phase", "podIP", "startTime", "reason", "message")
+    for field, kept in _OF_STATUS.items():
+        if entries := body.get("status", {}).get(field):
+            status[field] = [_only(entry, *kept) for entry in entries]
+    return {
+        **_only(body, "apiVersion", "kind"),
+        "metadata": _only(body["metadata"], *_OF_METADATA),
+        "spec": _only(body.get("spec", {}), "nodeName"),
+        "status": status,
+    }
+
+
+def _asked(job: Body) -> Body:
+    """What somebody asks of a job."""
+    metadata = {k: v for k, v in job["metadata"].items() if k != "resourceVersion"}
+    return {"metadata": metadata, "spec": job.get("spec")}
+
+
+_OF_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "labels",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "ownerReferences",
+)
+_OF_STATUS = {
+    "conditions": ("type", "status", "reason", "message"),
+    "containerStatuses": ("name", "state", "ready", "started", "restartCount"),
+}
+
+
+def _only(body: Mapping[str, Any], *fields: str) -> Body:
+    return {field: body[field] for field in fields if field in body}

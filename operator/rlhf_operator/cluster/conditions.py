@@ -1,0 +1,180 @@
+"""A job's status and events from what was seen and decided; pure."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhf_api.resources import plan as resource_plan
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
+from rlhf_api.run import roles_of
+from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, TrainerStatus
+
+from ..decide import Finish, Seen
+from ..report import condition, job_status, time_text, with_times
+from .names import role_labels, selector
+from .observed import Job, Pod
+from .wanted import Wanted
+
+_LONGEST = 1024
+
+
+@dataclass(frozen=True)
+class Event:
+    """What `kubectl describe` shows under Events."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def describe(
+    job: Job,
+    wanted: Wanted,
+    before: JobStatus,
+    processes: Sequence[Seen],
+    restarts: Mapping[Role, int],
+    trainer: TrainerStatus | None,
+    cluster: ClusterStatus,
+    pods: Sequence[Pod],
+    *,
+    now: datetime.datetime,
+    finish: Finish | None = None,
+    creating: int = 0,
+    suspending: bool = False,
+    refused: Finish | str | None = None,
+) -> tuple[JobStatus, tuple[Event, ...]]:
+    """The status now, and the events that tell of what changed since `before`."""
+    spec = wanted.spec
+    resumed = before.phase == "Suspended" and finish is None and not suspending
+    if resumed:
+        before = before.model_copy(update={"start_time": None})
+    status = job_status(spec, processes, restarts, trainer, before=before, now=now, finish=finish)
+    phase = finish.phase if finish else _phase(status.phase, before, processes, trainer, creating)
+    trouble = _trouble(pods, refused)
+    message = "suspending: waits for a checkpoint" if suspending else _join(status.message, trouble)
+    generators = sum(pod.role is Role.GENERATOR and pod.ended is None for pod in pods)
+    has_generators = Role.GENERATOR in roles_of(spec)
+    stamp = time_text(now)
+    conditions = [
+        *(c for c in status.conditions if c.type != "Suspended"),
+        _scheduled(pods, refused, stamp),
+        _suspended(finish, suspending, stamp),
+        *([condition("SpecChanged", "True", "NotApplied", wanted.ignored, stamp)] if wanted.ignored else ()),
+    ]
+    conditions = [c.model_copy(update={"observed_generation": job.generation}) for c in conditions]
+    status = status.model_copy(
+        update={
+            "phase": phase,
+            "message": message[:_LONGEST],
+            "observed_generation": job.generation,
+            "generator_replicas": generators,
+            "selector": selector(role_labels(job.name, Role.GENERATOR)) if has_generators else "",
+            "plan": resource_plan(spec),
+            "cluster": cluster,
+            "conditions": with_times(conditions, before.conditions),
+        }
+    )
+    return status, tuple(_events(before, status, finish, wanted, trouble, processes, resumed=resumed))
+
+
+def refuse(job: Job, error: InvalidJob, now: datetime.datetime) -> tuple[JobStatus, tuple[Event, ...]]:
+    """The status of a job that can't run as it stands."""
+    message = "; ".join(map(str, error.problems))[:_LONGEST]
+    if len(error.problems) > 1:
+        message = f"{len(error.problems)} problems: {message}"[:_LONGEST]
+    failed = condition("Failed", "True", "ValidationFailed", message, time_text(now))
+    status = JobStatus(
+        phase="Failed",
+        message=message,
+        observed_generation=job.generation,
+        completion_time=time_text(now),
+        total_steps=0,
+        conditions=(failed.model_copy(update={"observed_generation": job.generation}),),
+    )
+    return status, (Event("Warning", "ValidationFailed", message),)
+
+
+def refused_before(status: JobStatus | None) -> bool:
+    """Whether the job ended because its spec was not valid: a corrected one is looked at again."""
+    reasons = [c.reason for c in status.conditions if c.type == "Failed"] if status else []
+    return reasons == ["ValidationFailed"]
+
+
+def _phase(
+    phase: Phase, before: JobStatus, processes: Sequence[Seen], trainer: TrainerStatus | None, creating: int
+) -> Phase:
+    if phase == "Pending" and creating:
+        return "Provisioning"
+    alive = any(p.role is Role.TRAINER and p.started and not p.ended for p in processes)
+    if phase == "Provisioning" and before.phase == "Running" and trainer is None and alive:
+        return "Running"  # only we have lost sight of it
+    return phase
+
+
+def _trouble(pods: Sequence[Pod], refused: Finish | str | None) -> str:
+    if isinstance(refused, str):
+        return refused
+    troubled = [f"{pod.name}: {pod.trouble}" for pod in pods if pod.trouble and pod.ended is None]
+    more = f" (and {len(troubled) - 1} more)" if len(troubled) > 1 else ""
+    return troubled[0] + more if troubled else ""
+
+
+def _join(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _scheduled(pods: Sequence[Pod], refused: Finish | str | None, stamp: str) -> Condition:
+    if isinstance(refused, str):
+        return condition("PodsScheduled", "False", "PodsRefused", refused, stamp)
+    waiting = [pod for pod in pods if not pod.placed and pod.ended is None]
+    if waiting:
+        return condition("PodsScheduled", "False", "Unschedulable", _trouble(waiting, None), stamp)
+    return condition("PodsScheduled", "True", "Scheduled", "", stamp)
+
+
+def _suspended(finish: Finish | None, suspending: bool, stamp: str) -> Condition:
+    if finish is not None and finish.phase == "Suspended":
+        return condition("Suspended", "True", finish.reason, finish.message, stamp)
+    if suspending:
+        return condition("Suspended", "False", "Suspending", "waits for a checkpoint", stamp)
+    return condition("Suspended", "False", "NotSuspended", "", stamp)
+
+
+def _events(
+    before: JobStatus,
+    status: JobStatus,
+    finish: Finish | None,
+    wanted: Wanted,
+    trouble: str,
+    processes: Sequence[Seen],
+    *,
+    resumed: bool,
+) -> list[Event]:
+    found = list[Event]()
+    if wanted.ignored:
+        found.append(Event("Warning", "SpecChangeIgnored", wanted.ignored))
+    if trouble:
+        found.append(Event("Warning", "PodsWaiting", trouble))
+    for process in processes:
+        earlier = before.roles.get(process.role)
+        if process.ended and earlier and status.roles[process.role].restarts > earlier.restarts:
+            found.append(Event("Warning", "PodFailed", f"{process.name} {process.ended.reason}"))
+    if resumed:
+        found.append(Event("Normal", "Resumed", f"goes on from step {status.step}"))
+    if status.phase == before.phase and finish is None:
+        return found
+    if finish is not None:
+        kind: Literal["Normal", "Warning"] = "Warning" if finish.phase == "Failed" else "Normal"
+        message = finish.message or f"{status.progress} steps"
+        found.append(Event(kind, finish.reason if finish.phase == "Failed" else finish.phase, message))
+    elif status.phase == "Provisioning" and not resumed:
+        roles = ", ".join(
+            f"{role.value} x {role_status.desired}" for role, role_status in status.roles.items()
+        )
+        found.append(Event("Normal", "Provisioning", f"starts {roles}"))
+    elif status.phase == "Running":
+        found.append(Event("Normal", "Running", "the trainer is up"))
+    return found

@@ -1,0 +1,56 @@
+"""Kueue: a job with a queue's label holds a Workload, and runs while that is admitted; pure.
+
+The Workload stands for the whole job, so that its quota is granted at once and taken back at once. Node labels of
+resource flavors are not put on the pods: use flavors without them, or name the nodes in `spec.pods`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from rlhf_api.run import RunConfig, replicas, roles_of
+
+from .names import common_labels
+from .observed import Job
+from .pod import build_pod
+from .settings import Settings
+
+Body = dict[str, Any]
+
+Quota = Literal["none", "absent", "waiting", "admitted", "evicted"]
+"""`none`: the job is in no queue; `absent`: it has no Workload yet."""
+
+
+def quota(job: Job, workload: Mapping[str, Any] | None) -> Quota:
+    """How the job stands with its queue."""
+    if job.queue is None:
+        return "none"
+    if workload is None:
+        return "absent"
+    held = {c["type"] for c in workload.get("status", {}).get("conditions", ()) if c["status"] == "True"}
+    if "Evicted" in held:
+        return "evicted"
+    return "admitted" if "Admitted" in held else "waiting"
+
+
+def workload(job: Job, config: RunConfig, settings: Settings) -> Body:
+    """What Kueue counts: every role's pods as they would be."""
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "kind": "Workload",
+        "metadata": {"name": job.name, "labels": common_labels(job.name)},
+        "spec": {
+            "queueName": job.queue,
+            "podSets": [
+                {
+                    "name": role.value,
+                    "count": replicas(config.spec, role),
+                    "template": {
+                        "spec": build_pod(
+                            config, role, 0, attempt=0, resume=False, config_name="", settings=settings
+                        )["spec"]
+                    },
+                }
+                for role in roles_of(config.spec)
+            ],
+        },
+    }

@@ -1,0 +1,60 @@
+"""The operator's log: lines for people or JSON for machines, each with the job that it is about."""
+
+import datetime
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from pythonjsonlogger.json import JsonFormatter
+
+from .api import Key
+
+_job: ContextVar[Key | None] = ContextVar("job", default=None)
+_FIELDS = ("levelname", "name", "message", "namespace", "job", "exc_info")
+_NAMES = {"levelname": "level", "name": "logger", "exc_info": "exception"}
+
+
+def set_up(log_format: str) -> None:
+    """From now on everything is logged to stderr, as `json` or `text`."""
+    handler = logging.StreamHandler()
+    handler.addFilter(_with_job)
+    handler.setFormatter(
+        _Json(_FIELDS, timestamp="time", rename_fields=_NAMES) if log_format == "json" else _Text()
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    # Its every reconnection is no news; what goes wrong is.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+
+
+@contextmanager
+def about(key: Key) -> Iterator[None]:
+    """Whatever is logged inside is about this job."""
+    token = _job.set(key)
+    try:
+        yield
+    finally:
+        _job.reset(token)
+
+
+def _with_job(record: logging.LogRecord) -> bool:
+    key = _job.get()
+    if key is not None and not hasattr(record, "job"):
+        record.namespace, record.job = key
+    return True
+
+
+class _Json(JsonFormatter):
+    """Only our fields: kopf's records carry whole objects."""
+
+    def process_log_record(self, log_data: dict[str, object]) -> dict[str, object]:
+        known = {"time", *(_NAMES.get(field, field) for field in _FIELDS)}
+        return {name: value for name, value in log_data.items() if name in known and value is not None}
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
+        where = f" [{record.__dict__.get('namespace')}/{record.job}]" if hasattr(record, "job") else ""
+        return f"{at} {record.levelname}{where} {super().format(record)}"

@@ -1,0 +1,41 @@
+"""Names and labels of what belongs to a job."""
+
+from rlhf_api.roles import Role
+
+ROLE = "rlhf.dev/role"
+INDEX = "rlhf.dev/index"
+ATTEMPT = "rlhf.dev/attempt"
+JOB = "rlhf.dev/job"
+CHECKPOINT = "rlhf.dev/checkpoint"
+"""An annotation of the job: each new value asks for a checkpoint."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+OPERATOR = "rlhf-operator"
+
+
+def pod_name(job: str, role: Role, index: int) -> str:
+    return f"{job}-{role.value}-{index}"
+
+
+def service_name(job: str) -> str:
+    """The headless service that gives the job's pods their names in DNS."""
+    return f"{job}-rlhf"
+
+
+def token_name(job: str) -> str:
+    """The Secret with the job's token."""
+    return f"{job}-rlhf-token"
+
+
+def common_labels(job: str) -> dict[str, str]:
+    """On everything that belongs to the job."""
+    return {"app.kubernetes.io/name": "rlhf-job", MANAGED_BY: OPERATOR, JOB: job}
+
+
+def role_labels(job: str, role: Role) -> dict[str, str]:
+    return {**common_labels(job), "app.kubernetes.io/component": role.value, ROLE: role.value}
+
+
+def selector(labels: dict[str, str]) -> str:
+    """As `kubectl -l` takes it."""
+    return ",".join(f"{key}={value}" for key, value in labels.items())

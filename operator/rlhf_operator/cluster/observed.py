@@ -1,0 +1,166 @@
+"""A job and its pods as the API server shows them, in the terms that decisions are made in; pure."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlhf_api.roles import Role
+from rlhf_api.status import JobStatus
+
+from ..decide import Ended
+from ..words import exit_words, telling_line
+from .names import ATTEMPT, CHECKPOINT, INDEX, QUEUE, ROLE
+
+Body = Mapping[str, Any]
+
+_DISRUPTED = {
+    "Evicted",
+    "NodeLost",
+    "NodeShutdown",
+    "NodeAffinity",
+    "Preempting",
+    "Shutdown",
+    "Terminated",
+    "UnexpectedAdmissionError",
+}
+"""Reasons of a pod's end that are not its own, for servers that have no DisruptionTarget condition."""
+SIGTERMED = 128 + 15
+
+
+@dataclass(frozen=True)
+class Job:
+    """An RLHFJob as it is stored: its spec unchecked, its status as the operator wrote it."""
+
+    body: Body
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    going: bool
+    """It is being deleted."""
+    queue: str | None
+    """Of Kueue."""
+    checkpoint: str | None
+    """The newest request for a checkpoint."""
+    status: JobStatus | None
+
+    @classmethod
+    def of(cls, body: Body) -> "Job":
+        meta = body["metadata"]
+        return cls(
+            body=body,
+            name=meta["name"],
+            namespace=meta["namespace"],
+            uid=meta["uid"],
+            generation=meta.get("generation", 1),
+            going="deletionTimestamp" in meta,
+            queue=meta.get("labels", {}).get(QUEUE),
+            checkpoint=meta.get("annotations", {}).get(CHECKPOINT),
+            status=_status(body.get("status")),
+        )
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of a job; times are seconds since the epoch."""
+
+    name: str
+    uid: str
+    role: Role
+    index: int
+    attempt: int
+    address: str | None
+    """Its IP, once it has one."""
+    started: float
+    """When its container started; until then, when the pod was made."""
+    up: bool
+    """Its container has passed the startup probe."""
+    ready: bool
+    ended: Ended | None = None
+    gone_by: float | None = None
+    """It is being deleted, and its kubelet ends it by then."""
+    trouble: str | None = None
+    """Why it does not get to run."""
+    placed: bool = True
+    """A node was found for it."""
+
+    @property
+    def serving(self) -> bool:
+        return self.address is not None and self.ended is None
+
+    @classmethod
+    def of(cls, body: Body) -> "Pod":
+        """Raises KeyError or ValueError for a pod that is none of ours."""
+        meta, status = body["metadata"], body.get("status", {})
+        labels = meta["labels"]
+        containers: Sequence[Body] = status.get("containerStatuses", ())
+        role_container = next((c for c in containers if c["name"] == "role"), {})
+        conditions = {c["type"]: c for c in status.get("conditions", ())}
+        running = role_container.get("state", {}).get("running")
+        placed = conditions.get("PodScheduled", {}).get("status") != "False"
+        return cls(
+            name=meta["name"],
+            uid=meta["uid"],
+            role=Role(labels[ROLE]),
+            index=int(labels[INDEX]),
+            attempt=int(labels[ATTEMPT]),
+            address=status.get("podIP") or None,
+            started=seconds(running["startedAt"]) if running else seconds(meta["creationTimestamp"]),
+            up=bool(role_container.get("started")),
+            ready=conditions.get("Ready", {}).get("status") == "True",
+            ended=_ended(meta["name"], status, role_container, conditions),
+            gone_by=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+            trouble=_trouble(containers, conditions),
+            placed=placed,
+        )
+
+
+def seconds(text: str) -> float:
+    """A Kubernetes time as seconds since the epoch."""
+    return datetime.datetime.fromisoformat(text).timestamp()
+
+
+def _status(body: Any) -> JobStatus | None:
+    """None where there is none yet, or one that this version cannot read: it is then worked out anew."""
+    try:
+        return JobStatus.model_validate(body, strict=False) if body and "phase" in body else None
+    except ValidationError:
+        return None
+
+
+def _ended(name: str, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
+    end = container.get("state", {}).get("terminated")
+    if status.get("phase") not in ("Failed", "Succeeded") and end is None:
+        return None
+    disrupted = (
+        status.get("reason") in _DISRUPTED or conditions.get("DisruptionTarget", {}).get("status") == "True"
+    )
+    if end is None:  # evicted before it ran, or its node's kubelet lost sight of it
+        said = f"{status.get('reason') or 'failed'}: {status.get('message') or 'no container was run'}"
+        return Ended(
+            seconds(status["startTime"]) if status.get("startTime") else 0.0, SIGTERMED, said, disrupted
+        )
+    code = end.get("exitCode", SIGTERMED)
+    how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
+    telling = telling_line(end.get("message") or "")
+    why = f"{how}: {telling}" if telling else how
+    return Ended(
+        seconds(end["finishedAt"]) if end.get("finishedAt") else 0.0,
+        code,
+        f"{why}; see `kubectl logs {name}`",
+        disrupted,
+    )
+
+
+def _trouble(containers: Sequence[Body], conditions: Mapping[str, Body]) -> str | None:
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"
+    for container in containers:
+        waiting = container.get("state", {}).get("waiting")
+        if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return f"{waiting['reason']}: {waiting.get('message', '')}"
+    return None

@@ -1,0 +1,247 @@
+"""What to do next about a job: a pure function of what is seen. This page and `reconcile.py` tell the whole story."""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from rlhf_api.roles import Role
+from rlhf_api.run import Membership, RunConfig
+from rlhf_api.status import ClusterStatus, JobStatus, TrainerStatus
+
+from ..decide import Finish, Kill, Seen, Start, decide
+from ..report import first_status
+from .conditions import Event, describe
+from .kueue import Quota
+from .observed import Job, Pod
+from .sight import Sight, membership, seen, sort
+from .wanted import Wanted
+
+POLL_SECONDS = 5.0
+"""Between two looks at a running job."""
+SUSPEND_SECONDS = 600.0
+"""How long a trainer may take to save itself before its pods are taken away."""
+KILL_SECONDS = 5
+"""Grace of a trainer whose peer has failed: it has nothing left to save."""
+LOST_SECONDS = 30.0
+"""How long after its grace a pod may linger before it is given up: its kubelet is gone, and its name is needed."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that decisions about a job are made on."""
+
+    job: Job
+    wanted: Wanted
+    pods: Sequence[Pod]
+    trainer: TrainerStatus | None = None
+    """The last report of the present trainer."""
+    refused: Finish | str | None = None
+    """What the API server said to the last pods that were to be made, where it did not take them."""
+    quota: Quota = "none"
+
+
+@dataclass(frozen=True)
+class NewPod:
+    role: Role
+    index: int
+    attempt: int
+    resume: bool
+
+
+@dataclass(frozen=True)
+class Deletion:
+    name: str
+    uid: str
+    grace: int | None = None
+    """Seconds; the pod's own unless given."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The status to write first, then what follows from it. Each part may fail or be cut short: the next look at the
+    job sees what is missing."""
+
+    status: JobStatus
+    config: RunConfig | None = None
+    """What the job's ConfigMap, service, policy and gang are made from."""
+    create: tuple[NewPod, ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    members: Membership = field(default_factory=Membership)
+    stop: bool = False
+    """Ask the trainer for a checkpoint and its end."""
+    events: tuple[Event, ...] = ()
+    queue: Literal["enter", "leave"] | None = None
+    """Ask Kueue for the job's quota, or give it back."""
+    expire: bool = False
+    """Delete the job: its time to live is over."""
+    again: float | None = POLL_SECONDS
+    """Seconds until the next look, if nothing happens before."""
+
+
+def plan(observed: Observed, now: datetime.datetime) -> Plan:
+    """The next step of a job whose spec is valid."""
+    job, spec = observed.job, observed.wanted.spec
+    before = job.status or first_status(spec, None)
+    if before.phase in ("Succeeded", "Failed"):
+        return _after_the_end(observed, before, now)
+    cluster = before.cluster or ClusterStatus()
+    sight = sort(spec, cluster, observed.pods)
+    suspend = spec.suspend or observed.quota not in ("none", "admitted")
+    # Pods that the API server refused were never there, whatever the status says that it was about to make.
+    refused = observed.refused is not None and not sight.of(Role.TRAINER)
+    begun = before.phase in ("Provisioning", "Running") and cluster.attempt > 0 and not refused
+    processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None)
+    restarts = {role: status.restarts for role, status in before.roles.items()}
+
+    finish = _deadline(observed, before, now) or _refusal(observed)
+    if finish is None and suspend:
+        return _suspend(observed, before, cluster, sight, processes, now)
+    # Who starts too slowly is ended by the kubelet's startup probe.
+    on_time = [replace(process, ready=True) for process in processes]
+    actions = (finish,) if finish else decide(spec, on_time, restarts, resumable=True, now=now.timestamp())
+    cluster = cluster.model_copy(update={"suspend_requested": None, "config": observed.wanted.config_name})
+
+    create, counted, delete = list[NewPod](), set[str](), list[Deletion]()
+    for action in actions:
+        if isinstance(action, Finish):
+            finish = action
+        elif isinstance(action, Kill):
+            delete += [_end(pod, KILL_SECONDS) for pod in sight.of(action.role) if pod.index == action.index]
+        elif occupied := _occupying(sight, action):
+            counted |= {pod.uid for pod in occupied}
+            restarts[action.role] = restarts.get(action.role, 0) + action.counts
+        else:
+            if action.role is Role.TRAINER and not refused:
+                cluster = cluster.model_copy(update={"attempt": cluster.attempt + 1})
+            resume = cluster.attempt > 1 or spec.checkpoint.resume
+            create += [NewPod(action.role, index, cluster.attempt, resume) for index in action.indices]
+
+    there = {pod.uid for pod in sight.pods}
+    counted |= set(cluster.counted)
+    cluster = cluster.model_copy(update={"counted": tuple(sorted(counted & there))})
+    if finish is not None:
+        create, delete = [], [_end(pod) for pod in sight.pods if pod.ended is None]
+    delete += [_end(pod) for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
+    status, events = describe(
+        job, observed.wanted, before, processes, restarts, observed.trainer, cluster, sight.pods,
+        finish=finish, creating=len(create), refused=observed.refused, now=now,
+    )  # fmt: skip
+    return Plan(
+        status=status,
+        config=observed.wanted.config if finish is None else None,
+        create=tuple(create),
+        delete=_deletions(delete, sight, now),
+        members=membership(sight),
+        events=events,
+        again=POLL_SECONDS,
+    )
+
+
+def _occupying(sight: Sight, start: Start) -> list[Pod]:
+    """The pods that are in the way of new ones: their names are taken. Trainers start all together or not at all."""
+    if start.role is Role.TRAINER:
+        return sight.of(Role.TRAINER)
+    return [pod for pod in sight.of(start.role) if pod.index in start.indices]
+
+
+def _suspend(
+    observed: Observed,
+    before: JobStatus,
+    cluster: ClusterStatus,
+    sight: Sight,
+    processes: Sequence[Seen],
+    now: datetime.datetime,
+) -> Plan:
+    """The trainer saves itself and ends, while the others still serve it; then every pod goes."""
+    since = cluster.suspend_requested or now.isoformat(timespec="seconds")
+    waited = (now - datetime.datetime.fromisoformat(since)).total_seconds()
+    trainers = [pod for (role, _), pod in sight.current.items() if role is Role.TRAINER]
+    first = next((pod for pod in trainers if pod.index == 0), None)
+    done = first is not None and first.ended is not None and first.ended.code == 0
+    saving = (
+        first is not None
+        and first.up
+        and any(pod.ended is None for pod in trainers)
+        and waited < SUSPEND_SECONDS
+    )
+    living = [pod for pod in sight.pods if pod.ended is None]
+    finish = None
+    if done:
+        finish = Finish("Succeeded", "Completed", "")
+    elif not saving and not living:
+        by_user = observed.wanted.spec.suspend
+        why = ("Suspended", "") if by_user else ("WaitingForQuota", f"waits in queue {observed.job.queue}")
+        finish = Finish("Suspended", *why)
+    cluster = cluster.model_copy(update={"suspend_requested": None if finish else since, "counted": ()})
+    status, events = describe(
+        observed.job, observed.wanted, before, processes, {r: s.restarts for r, s in before.roles.items()},
+        observed.trainer, cluster, sight.pods, finish=finish, suspending=not finish, now=now,
+    )  # fmt: skip
+    leaving = () if saving else sight.pods
+    return Plan(
+        status=status,
+        delete=_deletions([_end(pod) for pod in leaving], sight, now),
+        members=membership(sight),
+        stop=saving,
+        queue=_queue(observed, idle=finish is not None and not living),
+        events=events,
+        again=None if finish and not sight.pods else 1.0,
+    )
+
+
+def _queue(observed: Observed, *, idle: bool) -> Literal["enter", "leave"] | None:
+    """Quota is asked for once, and given back where none of the job's pods is left; an evicted job lines up anew."""
+    if observed.quota == "absent":
+        return None if observed.wanted.spec.suspend else "enter"
+    back = observed.wanted.spec.suspend or observed.quota == "evicted"
+    return "leave" if back and idle and observed.quota != "none" else None
+
+
+def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:
+    """Nothing is made again; what ended stays for its log until the job goes."""
+    sight = sort(observed.wanted.spec, before.cluster or ClusterStatus(), observed.pods)
+    living = [_end(pod) for pod in sight.pods if pod.ended is None]
+    left = None
+    lifetime = observed.wanted.spec.ttl_seconds_after_finished
+    if lifetime is not None and before.completion_time is not None:
+        ended = datetime.datetime.fromisoformat(before.completion_time)
+        left = (ended + datetime.timedelta(seconds=lifetime) - now).total_seconds()
+    expire = left is not None and left <= 0
+    return Plan(
+        status=before,
+        delete=_deletions(living, sight, now),
+        queue="leave" if observed.quota not in ("none", "absent") and not living else None,
+        expire=expire,
+        again=POLL_SECONDS if living else left if not expire else None,
+    )
+
+
+def _deadline(observed: Observed, before: JobStatus, now: datetime.datetime) -> Finish | None:
+    limit = observed.wanted.spec.active_deadline_seconds
+    if limit is None or before.start_time is None or before.phase in ("Pending", "Suspended"):
+        return None
+    ran = (now - datetime.datetime.fromisoformat(before.start_time)).total_seconds()
+    if ran < limit:
+        return None
+    return Finish("Failed", "DeadlineExceeded", f"ran for {ran:.0f} s; spec.activeDeadlineSeconds is {limit}")
+
+
+def _refusal(observed: Observed) -> Finish | None:
+    return observed.refused if isinstance(observed.refused, Finish) else None
+
+
+def _end(pod: Pod, grace: int | None = None) -> Deletion:
+    return Deletion(pod.name, pod.uid, grace)
+
+
+def _deletions(wanted: Sequence[Deletion], sight: Sight, now: datetime.datetime) -> tuple[Deletion, ...]:
+    """Those not under way already, and those given up."""
+    going = {pod.uid: pod.gone_by for pod in sight.pods if pod.gone_by is not None}
+    new = {deletion.uid: deletion for deletion in wanted if deletion.uid not in going}
+    lost = [
+        Deletion(pod.name, pod.uid, 0)
+        for pod in sight.pods
+        if pod.gone_by is not None and now.timestamp() > pod.gone_by + LOST_SECONDS
+    ]
+    return (*new.values(), *lost)

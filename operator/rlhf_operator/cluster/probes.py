@@ -1,0 +1,44 @@
+"""What the kubelet and Prometheus ask of one operator process, over HTTP."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from .settings import Settings
+from .telemetry import Telemetry
+
+_CLOSE_SECONDS = 2.0
+
+
+async def serve(
+    settings: Settings, telemetry: Telemetry, ready: Callable[[], bool], alive: Callable[[], bool]
+) -> web.AppRunner:
+    """Answer on `settings.metrics_port` until the caller cleans the runner up.
+
+    `/readyz` is 200 where `ready()`: the process runs, as leader or standing by. `/healthz` is 200 where `alive()`:
+    its workers and watches make progress; the kubelet starts an operator again that is not.
+    """
+
+    async def metrics(request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        # In a thread: a thousand jobs are a megabyte of text, and reconciles go on meanwhile.
+        body = await asyncio.to_thread(encode, telemetry.registry)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/readyz", _probe(ready, "not ready: still starting, or about to end"))
+    app.router.add_get("/healthz", _probe(alive, "no progress: a worker or a watch is stuck"))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_SECONDS)
+    await runner.setup()
+    await web.TCPSite(runner, port=settings.metrics_port).start()
+    return runner
+
+
+def _probe(good: Callable[[], bool], otherwise: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n") if good() else web.Response(status=503, text=f"{otherwise}\n")
+
+    return answer

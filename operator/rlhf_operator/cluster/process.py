@@ -1,0 +1,170 @@
+"""One operator process: it stands by, leads and stops. What it can't do without ends it; its pod starts it again."""
+
+import asyncio
+import logging
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Collection
+
+from . import resync
+from .api import Api, ApiError, Body, Key
+from .cache import Cache
+from .lease import Lease
+from .logs import about
+from .queue import Queue
+from .settings import Settings
+from .telemetry import Telemetry
+from .watch import Watch, kinds_served
+
+logger = logging.getLogger(__name__)
+
+WORKERS = 16
+_RESYNC_SECONDS = 120.0
+_FIRST_RESYNC_SECONDS = 10.0  # what was deleted between the first listing and the watches
+_RECONCILE_SECONDS = 60.0
+_STUCK_SECONDS = 2 * _RECONCILE_SECONDS
+_STOP_SECONDS = 10.0
+_RETRY_SECONDS = 5.0
+_LONGEST_HOLD = 300.0
+
+Reconcile = Callable[[Key], Awaitable[float | None]]
+"""Returns the seconds until the job wants to be looked at again; raises where it could not do its work."""
+
+
+class Process:
+    """Calls `reconcile` for every job that something happens to, never twice at once for the same."""
+
+    def __init__(
+        self, settings: Settings, api: Api, cache: Cache, telemetry: Telemetry, reconcile: Reconcile
+    ) -> None:
+        self._namespace = settings.namespace
+        self._api, self._cache, self._telemetry, self._reconcile = api, cache, telemetry, reconcile
+        self._lease = Lease(api, settings.own_namespace, settings.identity)
+        self._queue = Queue()
+        self._stopping = asyncio.Event()
+        self._leading = self._filled = False
+        self._busy: dict[Key, float] = {}
+
+    def ready(self) -> bool:
+        """It leads and knows all jobs, or it stands by and sees who leads."""
+        return not self._stopping.is_set() and (self._filled if self._leading else self._lease.known)
+
+    def alive(self) -> bool:
+        """No reconcile is stuck far beyond its deadline."""
+        return all(time.monotonic() < since + _STUCK_SECONDS for since in self._busy.values())
+
+    async def run(self) -> None:
+        """Until SIGTERM; raises an ExceptionGroup with whatever else it ends of."""
+        self._listen_to_signals()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._until_stopped())
+                await self._lease.acquire()
+                group.create_task(self._lease.keep())
+                await self._lead(group)
+        except* _Stopped:
+            pass
+        finally:
+            self._telemetry.leading(False)
+            await self._lease.release()
+
+    async def _lead(self, group: asyncio.TaskGroup) -> None:
+        logger.info("leads as %s", self._lease.identity)
+        self._api.fence = self._lease.held
+        self._leading = True
+        self._telemetry.leading(True)
+        kinds = await self._fill()
+        group.create_task(self._watch(await Watch.start(self._api, self._namespace, kinds, self._see)))
+        self._listen_to_signals()  # kopf has taken them
+        self._filled = True
+        logger.info("watches %s; %d jobs", ", ".join(kinds), len(self._cache.keys()))
+        group.create_task(self._resync(kinds))
+        for _ in range(WORKERS):
+            group.create_task(self._work())
+
+    async def _fill(self) -> Collection[str]:
+        while True:
+            try:
+                kinds = await kinds_served(self._api)
+                await resync.fill(self._api, self._namespace, kinds, self._see)
+                return kinds
+            except ApiError as error:
+                logger.warning("could not list jobs and pods, trying on: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _watch(self, watching: Watch) -> None:
+        try:
+            await watching.failed()
+        finally:
+            await watching.stop()
+
+    def _see(self, body: Body, deleted: bool) -> None:
+        key = self._cache.drop(body) if deleted else self._cache.put(body)
+        if key is None:
+            return
+        if body["kind"] == "RLHFJob":
+            self._telemetry.job(key, None if deleted else body.get("status") or {})
+        self._queue.add(key)
+
+    async def _resync(self, kinds: Collection[str]) -> None:
+        wait = _FIRST_RESYNC_SECONDS
+        while True:
+            await asyncio.sleep(wait)
+            wait = _RESYNC_SECONDS
+            try:
+                touched = await resync.sweep(self._api, self._namespace, kinds, self._cache)
+            except ApiError as error:
+                logger.warning("could not list what there is, trying again in %g s: %s", wait, error)
+                continue
+            for key in touched:
+                self._queue.add(key)
+            everything = self._cache.keys()
+            for key in everything:
+                self._queue.add(key, after=random.uniform(0, wait / 2))
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            if self._stopping.is_set():
+                return
+            self._telemetry.queue_depth(len(self._queue))
+            self._busy[key] = started = time.monotonic()
+            try:
+                with about(key):
+                    done = await self._look_at(key)
+            finally:
+                del self._busy[key]
+            self._telemetry.reconciled(time.monotonic() - started, "done" if done else "error")
+
+    async def _look_at(self, key: Key) -> bool:
+        try:
+            async with asyncio.timeout(_RECONCILE_SECONDS):
+                again = await self._reconcile(key)
+        except ApiError as error:
+            wait = self._queue.failed(key, hold=min(error.retry_after or 0.0, _LONGEST_HOLD))
+            logger.warning("%s; again in %.1f s", error, wait)
+        except Exception:
+            wait = self._queue.failed(key)
+            logger.exception("the reconcile failed; again in %.1f s", wait)
+        else:
+            self._queue.done(key, again)
+            return True
+        return False
+
+    async def _until_stopped(self) -> None:
+        """Nothing new is begun then, and what was begun is given a while."""
+        await self._stopping.wait()
+        logger.info("stops")
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self._busy and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        raise _Stopped
+
+    def _listen_to_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+
+
+class _Stopped(Exception):
+    """Somebody asked for the end."""

@@ -1,0 +1,237 @@
+"""One job, from what is to what should be: look, plan, write the status, act. Called again and again."""
+
+import asyncio
+import datetime
+import hashlib
+import json
+import logging
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.run import RunConfig
+from rlhf_api.status import JobStatus
+
+from ..decide import Finish
+from .api import Api, ApiError, Key
+from .cache import Cache
+from .conditions import Event, refuse, refused_before
+from .kueue import quota, workload
+from .names import pod_name
+from .objects import companions, owned, token_secret
+from .observed import Job, Pod
+from .plan import POLL_SECONDS, NewPod, Observed, Plan, plan
+from .pod import START_CONFIG, build_pod
+from .recorder import Recorder
+from .settings import Settings
+from .telemetry import Telemetry
+from .trainers import Trainers
+from .wanted import Wanted, active_config, wanted
+
+log = logging.getLogger(__name__)
+
+JOBS_PER_POLL_SECOND = 20
+"""With many jobs each is asked for its progress less often."""
+
+
+class Reconciler:
+    """Brings one job after the other closer to what it should be. What it remembers only saves calls."""
+
+    def __init__(
+        self, settings: Settings, api: Api, cache: Cache, recorder: Recorder, telemetry: Telemetry
+    ) -> None:
+        self._settings, self._api, self._cache = settings, api, cache
+        self._recorder, self._telemetry = recorder, telemetry
+        self._trainers = Trainers(settings.token_key)
+        self._applied: dict[Key, str] = {}
+        self._refused: dict[Key, Finish | str] = {}
+
+    async def close(self) -> None:
+        await self._trainers.close()
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Seconds until the job wants to be looked at again, if nothing happens before.
+
+        Raises:
+            ApiError: something could not be done; the next call goes on from there.
+        """
+        body = self._cache.job(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._forget(key)  # what it owns, the API server deletes
+            return None
+        job = Job.of(body)
+        pods = [Pod.of(pod) for pod in self._cache.pods(key) if _owned_by(pod, job)]
+        try:
+            want = wanted(job, await self._running_config(job))
+        except InvalidJob as error:
+            return await self._refuse(job, error)
+        if refused_before(job.status) and job.status and job.status.observed_generation != job.generation:
+            job = Job.of({**body, "status": None})
+        trainer = await self._trainers.read(job, pods)
+        now = datetime.datetime.now(datetime.UTC)
+        seen = Observed(
+            job, want, pods, trainer, self._refused.get(key), quota(job, self._cache.workload(key))
+        )
+        todo = plan(seen, now)
+        await self._carry_out(key, job, want, pods, todo)
+        again = todo.again
+        return max(again, len(self._cache.keys()) / JOBS_PER_POLL_SECOND) if again == POLL_SECONDS else again
+
+    async def _carry_out(self, key: Key, job: Job, want: Wanted, pods: list[Pod], todo: Plan) -> None:
+        """The status says first what is about to happen: whatever is cut short is then made good, never done twice."""
+        if todo.stop:
+            await self._trainers.stop(job, pods)
+        status = await self._with_checkpoint(job, pods, todo.status)
+        await self._write(key, job, status)
+        await _all(
+            self._api.delete("Pod", job.namespace, pod.name, uid=pod.uid, grace=pod.grace)
+            for pod in todo.delete
+        )
+        with self._refusing(key):
+            if todo.config is not None and (todo.create or todo.delete or key not in self._applied):
+                await self._apply_companions(key, job, todo.config, want.config_name)
+            await self._line_up(job, want, todo)
+            await _all(self._create_pod(job, want, pod) for pod in todo.create)
+        if todo.create:
+            self._refused.pop(key, None)
+        await self._trainers.tell(job, pods, todo.members)
+        for event in todo.events:
+            await self._record(job, event)
+        if todo.expire:
+            await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
+
+    async def _refuse(self, job: Job, error: InvalidJob) -> float | None:
+        if refused_before(job.status) and job.status and job.status.observed_generation == job.generation:
+            return None
+        status, events = refuse(job, error, datetime.datetime.now(datetime.UTC))
+        await self._write((job.namespace, job.name), job, status)
+        for event in events:
+            await self._record(job, event)
+        return None
+
+    async def _running_config(self, job: Job) -> RunConfig | None:
+        """What the job's pods run. Only asked for where its spec is another by now."""
+        name = active_config(job)
+        if name is None:
+            return None
+        try:
+            if wanted(job, None).config_name == name:
+                return None
+        except InvalidJob:
+            pass
+        try:
+            found = await self._api.get("ConfigMap", job.namespace, name)
+            return RunConfig.model_validate_json(found["data"][START_CONFIG])
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+        except (KeyError, ValueError):
+            return None  # somebody else's writing: the spec as it stands is all there is
+
+    async def _with_checkpoint(self, job: Job, pods: list[Pod], status: JobStatus) -> JobStatus:
+        """Passes a request for a checkpoint on, once; the status remembers that it was taken."""
+        cluster = status.cluster
+        if cluster is None or job.checkpoint is None or job.checkpoint == cluster.checkpoint_requested:
+            return status
+        if not await self._trainers.checkpoint(job, pods):
+            return status
+        taken = cluster.model_copy(update={"checkpoint_requested": job.checkpoint})
+        return status.model_copy(update={"cluster": taken})
+
+    async def _write(self, key: Key, job: Job, status: JobStatus) -> None:
+        content = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
+        self._telemetry.job(key, content)
+        if content == job.body.get("status"):
+            return
+        body = {
+            "apiVersion": job.body["apiVersion"],
+            "kind": job.body["kind"],
+            "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid},
+            "status": content,
+        }
+        self._cache.put(await self._api.apply_status(body))
+
+    async def _apply_companions(self, key: Key, job: Job, config: RunConfig, config_name: str) -> None:
+        objects = [owned(body, job) for body in companions(config, config_name, self._settings.own_namespace)]
+        digest = hashlib.sha256(json.dumps([job.uid, objects]).encode()).hexdigest()
+        if self._applied.get(key) == digest:
+            return
+        await _all([self._create_token(job), *(self._api.apply(body) for body in objects)])
+        self._applied[key] = digest
+
+    async def _create_token(self, job: Job) -> None:
+        try:
+            await self._api.create(owned(token_secret(self._settings.token_key, job), job))
+        except ApiError as error:
+            if error.status != 409:  # there already, and the same for ever
+                raise
+
+    async def _line_up(self, job: Job, want: Wanted, todo: Plan) -> None:
+        if todo.queue == "leave":
+            await self._api.delete("Workload", job.namespace, job.name)
+        elif todo.queue == "enter":
+            self._cache.put(await self._api.apply(owned(workload(job, want.config, self._settings), job)))
+
+    @contextmanager
+    def _refusing(self, key: Key) -> Iterator[None]:
+        """What the API server says against the job's objects becomes part of what is seen next."""
+        try:
+            yield
+        except ApiError as error:
+            if error.status == 422:
+                message = (
+                    f"the API server takes no pod like this; see spec.pods and its template: {error.message}"
+                )
+                self._refused[key] = Finish("Failed", "InvalidPod", message)
+            else:
+                self._refused[key] = f"pods are not made: {error}"
+            raise
+
+    async def _create_pod(self, job: Job, want: Wanted, new: NewPod) -> None:
+        body = build_pod(
+            want.config,
+            new.role,
+            new.index,
+            attempt=new.attempt,
+            resume=new.resume,
+            config_name=want.config_name,
+            settings=self._settings,
+        )
+        try:
+            self._cache.put(await self._api.create(owned(body, job)))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            # One of this name is there, that we have not seen yet.
+            found = await self._api.get("Pod", job.namespace, pod_name(job.name, new.role, new.index))
+            if not _owned_by(found, job):
+                raise
+            self._cache.put(found)
+
+    async def _record(self, job: Job, event: Event) -> None:
+        log.info("%s: %s", event.reason, event.message)
+        await self._recorder.record(dict(job.body), event.type, event.reason, event.message)
+
+    def _forget(self, key: Key) -> None:
+        body = self._cache.job(key)
+        if body is not None:
+            self._trainers.forget(body["metadata"]["uid"])
+        self._telemetry.job(key, None)
+        self._applied.pop(key, None)
+        self._refused.pop(key, None)
+
+
+def _owned_by(pod: dict[str, Any], job: Job) -> bool:
+    """A pod of this very job, not of an earlier one of its name."""
+    return any(owner.get("uid") == job.uid for owner in pod["metadata"].get("ownerReferences", ()))
+
+
+async def _all(calls: "Any") -> None:
+    """All calls side by side, each to its end; then the first error, if there was one."""
+    running: list[Coroutine[Any, Any, Any]] = list(calls)
+    results = await asyncio.gather(*running, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

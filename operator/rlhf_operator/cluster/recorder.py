@@ -1,0 +1,93 @@
+"""Events of jobs, as `kubectl describe` shows them; what happens again is counted, not told again."""
+
+import asyncio
+import datetime
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal
+
+from .api import Api, ApiError, Body
+
+logger = logging.getLogger(__name__)
+
+_SAME_SECONDS = 600.0
+"""The same thing is one event as long as it happens again within this time."""
+_QUIET_SECONDS = 10.0
+"""A count is written no more often than this."""
+_REMEMBERED = 2048
+_DEADLINE_SECONDS = 2.0
+_LONGEST = 1024  # the API server refuses more
+
+_Identity = tuple[str, str, str, str]
+
+
+@dataclass
+class _Told:
+    name: str
+    first: str
+    count: int = 0
+    last: float = 0.0
+    written: float = float("-inf")
+
+
+class Recorder:
+    """An event is a service to people: where it can't be written now it is lost, and no reconcile fails of it."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._told: OrderedDict[_Identity, _Told] = OrderedDict()
+
+    async def record(self, job: Body, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        message = message if len(message) <= _LONGEST else message[: _LONGEST - 1] + "…"
+        told = self._counted(job, (job["metadata"]["uid"], kind, reason, message))
+        if told.last - told.written < _QUIET_SECONDS:
+            return
+        try:
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                await self._api.apply(_event(job, kind, reason, message, told))
+        except (ApiError, TimeoutError) as error:
+            logger.warning("could not record the event %s: %s", reason, error)
+        else:
+            told.written = told.last
+
+    def _counted(self, job: Body, identity: _Identity) -> _Told:
+        now, told = time.monotonic(), self._told.get(identity)
+        if told is None or now - told.last > _SAME_SECONDS:
+            name = f"{job['metadata']['name']}.{secrets.token_hex(8)}"
+            told = self._told[identity] = _Told(name, _now())
+        told.count, told.last = told.count + 1, now
+        self._told.move_to_end(identity)
+        if len(self._told) > _REMEMBERED:
+            self._told.popitem(last=False)
+        return told
+
+
+def _event(job: Body, kind: str, reason: str, message: str, told: _Told) -> Body:
+    meta = job["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": told.name, "namespace": meta["namespace"]},
+        "involvedObject": {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": meta["uid"],
+            "resourceVersion": meta["resourceVersion"],
+        },
+        "type": kind,
+        "reason": reason,
+        "message": message,
+        "source": {"component": "rlhf-operator"},
+        "firstTimestamp": told.first,
+        "lastTimestamp": _now(),
+        "count": told.count,
+    }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,69 @@
+"""The operator's own settings, from its environment; the chart sets them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FIELD_MANAGER = "rlhf-operator"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one operator process."""
+
+    trainer_image: str
+    """What pods run whose job names no image."""
+    token_key: bytes
+    """Each job's token is derived from this and the job's uid; the same for all replicas of the operator."""
+    namespace: str | None = None
+    """The one namespace to serve; all unless given."""
+    own_namespace: str = "default"
+    """Where the operator runs and keeps its Lease."""
+    identity: str = "operator"
+    """This process in the Lease: its pod's name."""
+    workspace_claim: str | None = None
+    """The PersistentVolumeClaim, in their own namespaces, of jobs that name none."""
+    image_pull_policy: str | None = None
+    metrics_port: int = 8080
+    """Prometheus metrics at /metrics and the probes' /healthz and /readyz."""
+    webhook_port: int | None = None
+    """The admission webhook's; none unless given."""
+    webhook_certificates: str = "/etc/rlhf/webhook"
+    """The directory of its tls.crt and tls.key."""
+    log_format: str = "json"
+    """`json` or `text`."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> "Settings":
+        """Raises ValueError where a variable is missing or wrong."""
+
+        def required(name: str) -> str:
+            if not environ.get(name):
+                raise ValueError(f"{name} is not set: the operator is started by its chart")
+            return environ[name]
+
+        def port(name: str) -> int | None:
+            text = environ.get(name)
+            if text and not text.isdigit():
+                raise ValueError(f"{name} must be a port; got {text!r}")
+            return int(text) if text else None
+
+        key = required("RLHF_TOKEN_KEY")
+        if len(key) < 32:
+            raise ValueError(f"RLHF_TOKEN_KEY must have at least 32 characters; got {len(key)}")
+        log_format = environ.get("RLHF_LOG_FORMAT") or "json"
+        if log_format not in ("json", "text"):
+            raise ValueError(f"RLHF_LOG_FORMAT must be json or text; got {log_format!r}")
+        return cls(
+            trainer_image=required("RLHF_TRAINER_IMAGE"),
+            token_key=key.encode(),
+            namespace=environ.get("RLHF_NAMESPACE") or None,
+            own_namespace=environ.get("POD_NAMESPACE") or "default",
+            identity=environ.get("POD_NAME") or f"operator-{os.getpid()}",
+            workspace_claim=environ.get("RLHF_WORKSPACE_CLAIM") or None,
+            image_pull_policy=environ.get("RLHF_IMAGE_PULL_POLICY") or None,
+            metrics_port=port("RLHF_METRICS_PORT") or 8080,
+            webhook_port=port("RLHF_WEBHOOK_PORT"),
+            webhook_certificates=environ.get("RLHF_WEBHOOK_CERTIFICATES") or "/etc/rlhf/webhook",
+            log_format=log_format,
+        )

@@ -1,0 +1,103 @@
+"""A job's pods sorted into the processes that decisions are made about; pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlhf_api.roles import Role
+from rlhf_api.run import EXIT_SUSPENDED, Member, Membership, replicas, roles_of
+from rlhf_api.spec import Spec
+from rlhf_api.status import ClusterStatus
+
+from ..decide import Ended, Seen
+from .observed import SIGTERMED, Pod
+from .pod import PORT
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Every pod is in exactly one place."""
+
+    current: Mapping[tuple[Role, int], Pod]
+    """The pods that the job wants."""
+    counted: tuple[Pod, ...]
+    """Ended ones that are being replaced."""
+    surplus: tuple[Pod, ...]
+    """Of roles or numbers that the job does not want (any more), or of an earlier attempt."""
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        return (*self.current.values(), *self.counted, *self.surplus)
+
+    def of(self, role: Role) -> list[Pod]:
+        """Every pod of a role, wanted or not."""
+        return [pod for pod in self.pods if pod.role is role]
+
+
+def sort(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> Sight:
+    current: dict[tuple[Role, int], Pod] = {}
+    counted, surplus = list[Pod](), list[Pod]()
+    for pod in sorted(pods, key=lambda pod: pod.name):
+        if pod.uid in cluster.counted:
+            counted.append(pod)
+        elif not _wanted(spec, cluster, pod):
+            surplus.append(pod)
+        else:
+            current[pod.role, pod.index] = pod
+    return Sight(current, tuple(counted), tuple(surplus))
+
+
+def _wanted(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
+    if pod.role is Role.TRAINER and pod.attempt != cluster.attempt:
+        return False
+    return pod.role in roles_of(spec) and pod.index < replicas(spec, pod.role)
+
+
+def seen(spec: Spec, sight: Sight, *, begun: bool, suspending: bool) -> list[Seen]:
+    """The job's processes; `begun`: the present attempt's trainer pods were made, so a missing one was taken away."""
+    replaced = {(pod.role, pod.index): pod for pod in sight.counted}
+    found = []
+    for role in roles_of(spec):
+        for index in range(replicas(spec, role)):
+            pod, going = sight.current.get((role, index)), replaced.get((role, index))
+            if pod is not None:
+                end = pod.ended if suspending or pod.ended is None else _not_suspended(pod.ended)
+                found.append(Seen(role, index, pod.started, pod.ready, end))
+            elif going is not None:
+                found.append(Seen(role, index, going.started))
+            elif role is Role.TRAINER and begun:
+                found.append(Seen(role, index, 0.0, ended=_gone(sight)))
+            else:
+                found.append(Seen(role, index))
+    return found
+
+
+def _gone(sight: Sight) -> Ended:
+    """No sooner than its peers ended: who was taken away because they failed is not the first that failed."""
+    others = [pod.ended.at for pod in sight.of(Role.TRAINER) if pod.ended]
+    return Ended(max(others, default=0.0), SIGTERMED, "was deleted", disrupted=True)
+
+
+def _not_suspended(ended: Ended) -> Ended:
+    """A trainer that saved a checkpoint and ended though nobody suspended the job was told to by its node."""
+    if ended.code != EXIT_SUSPENDED:
+        return ended
+    return replace(ended, code=SIGTERMED, reason="was stopped, after a checkpoint", disrupted=True)
+
+
+def membership(sight: Sight) -> Membership:
+    """Everyone who can serve the trainer; who is to go serves to the end of what it was asked."""
+    staying = set(sight.current.values())
+    members = [
+        Member(
+            role=pod.role,
+            name=f"{pod.role.value}-{pod.index}",
+            uid=pod.uid,
+            address=f"http://[{pod.address}]:{PORT}"
+            if ":" in (pod.address or "")
+            else f"http://{pod.address}:{PORT}",
+            draining=pod.gone_by is not None or pod not in staying,
+        )
+        for pod in sight.pods
+        if pod.role is not Role.TRAINER and pod.serving
+    ]
+    return Membership(members=tuple(sorted(members, key=lambda m: (m.name, m.uid))))

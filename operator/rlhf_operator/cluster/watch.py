@@ -1,0 +1,163 @@
+"""kopf tells what happens to jobs, their pods and Workloads; it is used for nothing else.
+
+Its handlers of events leave no trace on the objects. It needs `list` and `watch` on these kinds, and the discovery
+that every account has: with scanning disabled it looks neither for namespaces nor for resource definitions.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from typing import Any, Self
+
+import kopf
+from kopf._cogs.structs.references import Insights  # kopf takes one, but has no public name for it
+
+from .api import KINDS, Api, Body
+from .names import MANAGED_BY, OPERATOR
+
+logger = logging.getLogger(__name__)
+
+OURS = f"{MANAGED_BY}={OPERATOR}"
+SELECTORS = {"RLHFJob": "", "Pod": OURS, "Workload": OURS}
+"""The kinds that are watched, and which of each."""
+_START_SECONDS = 60.0
+_STOP_SECONDS = 5.0
+_POLL_SECONDS = 5.0
+
+See = Callable[[Body, bool], None]
+"""Told of every object that was seen, and whether it was deleted."""
+
+
+async def kinds_served(api: Api) -> list[str]:
+    """The kinds to watch here. Waits until the server knows RLHFJob; Kueue's Workload may be missing."""
+    told = False
+    while not await api.serves("RLHFJob"):
+        if not told:
+            logger.warning("waits for crds/rlhfjobs.rlhf.dev.yaml: the API server does not know RLHFJob")
+            told = True
+        await asyncio.sleep(_POLL_SECONDS)
+    return [kind for kind in SELECTORS if kind != "Workload" or await api.serves(kind)]
+
+
+class Watch:
+    """kopf at work: `see` is told of all there is, and then of what happens, until `stop`."""
+
+    def __init__(
+        self, kinds: Collection[str], tasks: Collection[asyncio.Task[Any]], insights: Insights
+    ) -> None:
+        self._kinds, self._tasks, self._insights = kinds, tasks, insights
+
+    @classmethod
+    async def start(cls, api: Api, namespace: str | None, kinds: Collection[str], see: See) -> Self:
+        """kopf takes over SIGTERM and SIGINT here: listen to them again afterwards."""
+        registry, settings, insights = kopf.OperatorRegistry(), _settings(), Insights()
+
+        async def login(**_: Any) -> kopf.ConnectionInfo:
+            return await _credentials(api)
+
+        async def seen(event: kopf.RawEvent, **_: Any) -> None:
+            see(dict(event["object"]), event["type"] == "DELETED")
+
+        kopf.on.login(registry=registry)(login)
+        for kind in kinds:
+            version, plural = KINDS[kind]
+            group, _, version = version.rpartition("/")
+            kopf.on.event(group, version, plural, registry=registry)(seen)
+            if SELECTORS[kind]:
+                settings.watching.label_selectors[group, version, plural] = SELECTORS[kind]
+        where: dict[str, Any] = {"namespaces": [namespace]} if namespace else {"clusterwide": True}
+        tasks = await kopf.spawn_tasks(
+            registry=registry, settings=settings, insights=insights, standalone=True, **where
+        )
+        return cls(kinds, tasks, insights)
+
+    async def failed(self) -> None:
+        """Waits for kopf to give up; always raises."""
+        found = asyncio.create_task(self._insights.ready_resources.wait())
+        try:
+            done, _ = await asyncio.wait(
+                {found, *self._tasks}, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            # kopf leaves out what it does not find, with no more than a warning.
+            known = {resource.plural for resource in self._insights.watched_resources}
+            if done == {found} and known == {KINDS[kind][1] for kind in self._kinds}:
+                done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            found.cancel()
+        for task in done - {found}:
+            task.result()
+        raise RuntimeError(f"kopf has stopped, or can't watch {', '.join(self._kinds)}; see its log")
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks, timeout=_STOP_SECONDS)
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = _NoProgress()
+    settings.process.ultimate_exiting_timeout = None  # we end this process ourselves
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 5
+    # Five minutes of an API server that refuses, then the process ends and its pod is started again; one that does
+    # not answer at all is waited for without end.
+    settings.networking.error_backoffs = [0.5, 1, 2, *[5] * 60]
+    settings.watching.connect_timeout = 5
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.reconnect_backoff = 0.5
+    settings.watching.chunk_size = 100
+    settings.queueing.idle_timeout = 0.1
+    settings.queueing.exit_timeout = 0.5
+    return settings
+
+
+async def _credentials(api: Api) -> kopf.ConnectionInfo:
+    """Those of our own client. kopf asks again when they are refused, as when the token was renewed."""
+    configuration = api.configuration
+    header = await configuration.get_api_key_with_prefix("BearerToken")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        token=header.split()[-1] if header else None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        proxy_url=configuration.proxy,
+    )
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """kopf copies every object that it sees, three times, for handlers of changes. There are none."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Nor is there progress to be written to objects."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+    def purge(self, **_: Any) -> None:
+        pass
+
+    def touch(self, **_: Any) -> None:
+        pass
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence

@@ -1,0 +1,96 @@
+"""The optional admission webhook: `kubectl apply` of a job that can't run is refused with the field and the fix."""
+
+import json
+import logging
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from rlhf_api.checks import check_change
+from rlhf_api.manifest import from_cluster
+from rlhf_api.problems import InvalidJob, Problem
+
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+_LONGEST = 2000
+_REQUEST_BYTES = 4 << 20  # an object of 1.5 MiB at most, twice
+
+
+def review(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to an AdmissionReview (admission.k8s.io/v1). A job that is being deleted may be anything."""
+    asked = request["request"]
+    answer: dict[str, Any] = {"uid": asked["uid"], "allowed": True}
+    body = asked.get("object")
+    stays = body is not None and "deletionTimestamp" not in body.get("metadata", {})
+    if stays and (problems := _problems(body, asked.get("oldObject"))):
+        message = "; ".join(map(str, problems))[:_LONGEST]
+        answer |= {"allowed": False, "status": {"code": 422, "reason": "Invalid", "message": message}}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
+
+
+def _problems(body: Mapping[str, Any], before: Mapping[str, Any] | None) -> Sequence[Problem]:
+    """What is wrong with a job, or with its change from what it was."""
+    try:
+        spec = from_cluster(body).spec
+    except InvalidJob as error:
+        return error.problems
+    try:
+        return check_change(from_cluster(before).spec, spec) if before is not None else ()
+    except InvalidJob:
+        return ()  # it could not run as it was: any change may mend it
+
+
+class _Certificate:
+    """A server's TLS context that takes its certificate anew when the files change: certificates are renewed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            self.context = self._newest = self._load()
+        except (OSError, ssl.SSLError) as error:
+            raise ValueError(f"the webhook needs tls.crt and tls.key in {folder}: {error}") from None
+        self.context.sni_callback = self._refresh
+
+    def _load(self) -> ssl.SSLContext:
+        self._changed = (self._folder / "tls.crt").stat().st_mtime_ns
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
+        return context
+
+    def _refresh(self, connection: ssl.SSLSocket | ssl.SSLObject, *_: object) -> None:
+        try:
+            if (self._folder / "tls.crt").stat().st_mtime_ns != self._changed:
+                self._newest = self._load()
+        except (OSError, ssl.SSLError) as error:
+            log.warning("goes on with the old certificate: %s", error)
+        connection.context = self._newest
+
+
+async def serve(settings: Settings) -> web.AppRunner | None:
+    """Listens, where the settings name a port.
+
+    Raises:
+        ValueError: the certificate is missing or none.
+    """
+    if settings.webhook_port is None:
+        return None
+    context = _Certificate(Path(settings.webhook_certificates)).context
+    app = web.Application(client_max_size=_REQUEST_BYTES)
+    app.add_routes([web.post("/validate", _validate)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, port=settings.webhook_port, ssl_context=context).start()
+    return runner
+
+
+async def _validate(request: web.Request) -> web.Response:
+    try:
+        answer = review(json.loads(await request.read()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise web.HTTPBadRequest(text=f"this is no AdmissionReview: {error!r}") from None
+    return web.json_response(answer)

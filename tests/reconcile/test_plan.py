@@ -1,0 +1,330 @@
+"""What the operator decides: a job and its pods in, pods to make and to delete and the status out."""
+
+import pytest
+from tests.reconcile.world import World, names, reasons, running
+
+from rlhf_api.status import JobStatus, TrainerStatus
+from rlhf_operator.cluster.plan import LOST_SECONDS, SUSPEND_SECONDS
+from rlhf_operator.decide import Finish
+
+TWO = "spec.trainer.replicas=2"
+
+
+def status(world: World) -> JobStatus:
+    assert world.status is not None
+    return world.status
+
+
+def test_a_new_job_gets_all_its_pods_at_once():
+    world = World(("spec.generator.replicas=2",))
+    todo = world.step()
+    assert names(todo)[0] == [
+        "job-trainer-0",
+        "job-generator-0",
+        "job-generator-1",
+        "job-reward-0",
+        "job-reference-0",
+    ]
+    assert {new.attempt for new in todo.create} == {1}
+    assert not any(new.resume for new in todo.create)
+    assert status(world).phase == "Provisioning"
+    assert world.events == [("Provisioning", "starts trainer x 1, generator x 2, reward x 1, reference x 1")]
+
+
+def test_pods_that_are_there_are_left_alone():
+    world = running()
+    for _ in range(3):
+        assert names(world.step()) == ([], [])
+    assert status(world).phase == "Running"
+    assert status(world).progress == "3/4"
+    assert status(world).reward == 0.1235
+    assert status(world).generators_ready == "1/1"
+    assert ("Running", "the trainer is up") in world.events
+
+
+def test_a_restarted_operator_changes_nothing():
+    """Nothing but what the API server holds goes into a plan; the trainer may not have been asked yet."""
+    world = running()
+    world.trainer = None
+    assert names(world.step()) == ([], [])
+    assert status(world).phase == "Running"
+    assert status(world).step == 3
+
+
+@pytest.mark.parametrize("name", ["job-generator-0", "job-reward-0", "job-reference-0"])
+def test_a_server_that_fails_is_replaced_alone_and_counted_once(name):
+    world = running()
+    world.end(name, 1, "RuntimeError: out of luck")
+    world.settle()
+    assert world.made.count(name) == 2
+    assert len(world.made) == 5
+    assert status(world).restarts == 1
+    failed = [message for reason, message in world.events if reason == "PodFailed"]
+    assert failed == [
+        f"{name.removeprefix('job-')} exited with code 1: RuntimeError: out of luck; see `kubectl logs {name}`"
+    ]
+
+
+def test_a_server_whose_pod_is_deleted_is_replaced_and_not_counted():
+    world = running()
+    del world.pods["job-reward-0"]
+    world.settle()
+    assert world.runs("job-reward-0")
+    assert status(world).restarts == 0
+
+
+def test_the_budget_of_a_role_ends_the_job_with_the_reason():
+    world = running("spec.reward.backoffLimit=1")
+    world.end("job-reward-0", 1)
+    world.settle()
+    world.end("job-reward-0", 1)
+    world.settle()
+    assert status(world).phase == "Failed"
+    assert reasons(world)["Failed"] == "BackoffLimitExceeded"
+    assert set(world.pods) == {"job-reward-0"}  # kept for its log; the others are gone
+
+
+def test_a_failed_trainer_restarts_the_gang_and_nothing_else():
+    world = running(TWO)
+    world.end("job-trainer-1", 1)
+    world.settle()
+    assert world.attempts() == {"2"}
+    assert world.made.count("job-trainer-0") == world.made.count("job-trainer-1") == 2
+    assert world.made.count("job-generator-0") == 1
+    assert status(world).roles[next(iter(status(world).roles))].restarts == 1
+
+
+def test_the_new_gang_resumes_and_starts_only_when_the_old_one_is_gone():
+    world = running(TWO)
+    world.end("job-trainer-0", 1)
+    made: list[bool] = []
+    for _ in range(10):
+        todo = world.step()
+        if todo.create:
+            assert not world.attempts() - {"2"}
+            made += [new.resume for new in todo.create]
+        world.kubelet()
+    assert made == [True, True]
+
+
+def test_a_gang_whose_pod_is_taken_away_starts_again_without_being_counted():
+    world = running(TWO)
+    del world.pods["job-trainer-1"]
+    world.settle()
+    assert world.attempts() == {"2"}
+    assert status(world).restarts == 0
+
+
+def test_peers_killed_for_a_failure_do_not_hide_it():
+    """The first failure counts, whatever happens to the other trainers after it."""
+    world = running(TWO, "spec.trainer.backoffLimit=1")
+    for _ in range(2):
+        world.end("job-trainer-0", 1)
+        world.settle()
+    assert status(world).phase == "Failed"
+
+
+def test_an_eviction_is_no_failure_of_the_role():
+    world = running("spec.trainer.backoffLimit=0")
+    world.pods["job-trainer-0"]["status"] = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": "node was low on memory",
+    }
+    world.settle()
+    assert world.attempts() == {"2"}
+    assert status(world).phase == "Running"
+
+
+def test_a_trainer_stopped_by_its_node_goes_on_elsewhere():
+    """It got SIGTERM, saved a checkpoint and ended with 79, though nobody suspended the job."""
+    world = running("spec.trainer.backoffLimit=0")
+    world.end("job-trainer-0", 79)
+    world.settle()
+    assert world.attempts() == {"2"}
+    assert status(world).phase == "Running"
+
+
+def test_success_keeps_the_trainer_for_its_log_and_makes_nothing_again():
+    world = running()
+    world.end("job-trainer-0", 0)
+    world.settle()
+    assert status(world).phase == "Succeeded"
+    assert status(world).progress == "4/4"
+    assert status(world).completion_time is not None
+    assert set(world.pods) == {"job-trainer-0"}
+    world.pods.clear()
+    assert names(world.step()) == ([], [])
+
+
+def test_an_invalid_job_fails_at_once():
+    world = running()
+    world.end("job-reward-0", 78, "spec.model.reward: no such model")
+    world.settle()
+    assert status(world).phase == "Failed"
+    assert reasons(world)["Failed"] == "InvalidConfiguration"
+    assert "no such model" in status(world).message
+
+
+def test_suspend_asks_for_a_checkpoint_while_the_others_still_serve():
+    world = running()
+    world.overrides += ("spec.suspend=true",)
+    todo = world.step()
+    assert todo.stop
+    assert names(todo) == ([], [])
+    assert status(world).phase == "Running"
+    world.end("job-trainer-0", 79)
+    world.settle()
+    assert status(world).phase == "Suspended"
+    assert not world.pods
+    assert reasons(world)["Suspended"] == "Suspended"
+
+
+def test_a_resumed_job_goes_on_as_a_new_attempt():
+    world = running()
+    world.overrides = ("spec.suspend=true",)
+    world.step()
+    world.end("job-trainer-0", 79)
+    world.settle()
+    world.trainer = None
+    world.overrides = ()
+    todo = world.step()
+    assert {new.attempt for new in todo.create} == {2}
+    assert next(new for new in todo.create if new.role == "trainer").resume
+    assert ("Resumed", "goes on from step 3") in world.events
+    world.settle()
+    assert reasons(world)["Suspended"] == "NotSuspended"
+
+
+def test_a_trainer_that_does_not_stop_in_time_is_taken_away():
+    world = running()
+    world.overrides = ("spec.suspend=true",)
+    world.step(SUSPEND_SECONDS + 1)
+    assert "job-trainer-0" in names(world.step())[1]
+
+
+def test_a_job_suspended_from_the_start_makes_nothing():
+    world = World(("spec.suspend=true",))
+    assert names(world.step()) == ([], [])
+    assert status(world).phase == "Suspended"
+
+
+def test_a_job_that_waits_for_quota_says_so():
+    world = World()
+    assert world.step(quota="absent").queue == "enter"
+    assert names(world.step(quota="waiting")) == ([], [])
+    assert status(world).phase == "Suspended"
+    assert reasons(world)["Suspended"] == "WaitingForQuota"
+
+
+def test_an_admitted_job_runs_and_an_evicted_one_saves_itself_and_lines_up_anew():
+    world = World()
+    world.step(quota="absent")
+    assert names(world.step(quota="admitted"))[0]
+    for _ in range(3):
+        world.kubelet()
+        world.step(quota="admitted")
+    assert world.step(quota="evicted").stop
+    world.end("job-trainer-0", 79)
+    for _ in range(3):
+        todo = world.step(quota="evicted")
+        world.kubelet()
+    assert not world.pods
+    assert todo.queue == "leave"
+    assert status(world).phase == "Suspended"
+
+
+def test_quota_is_given_back_at_the_end():
+    world = running()
+    world.end("job-trainer-0", 0)
+    world.settle()
+    assert world.step(quota="admitted").queue == "leave"
+
+
+def test_scaling_up_makes_the_missing_and_down_drains_the_last():
+    world = running()
+    world.overrides = ("spec.generator.replicas=3",)
+    assert names(world.step())[0] == ["job-generator-1", "job-generator-2"]
+    world.settle()
+    assert status(world).generator_replicas == 3
+    world.overrides = ()
+    todo = world.step()
+    assert sorted(names(todo)[1]) == ["job-generator-1", "job-generator-2"]
+    draining = {m.name: m.draining for m in todo.members.members if m.role == "generator"}
+    assert draining == {"generator-0": False, "generator-1": True, "generator-2": True}
+    world.settle()
+    assert status(world).generators_ready == "1/1"
+
+
+def test_a_deleted_generator_is_drained_while_it_lasts():
+    world = running()
+    world.pods["job-generator-0"]["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
+    todo = world.step()
+    assert names(todo) == ([], [])
+    assert [m.draining for m in todo.members.members if m.role == "generator"] == [True]
+
+
+def test_a_pod_whose_kubelet_is_gone_is_given_up():
+    """A dead node must not keep the name of a pod for ever."""
+    world = running()
+    world.pods["job-trainer-0"]["metadata"]["deletionTimestamp"] = world.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert world.step(LOST_SECONDS + 2).delete == ()
+    (deletion,) = world.step().delete
+    assert (deletion.name, deletion.grace) == ("job-trainer-0", 0)
+
+
+def test_a_deadline_ends_the_job():
+    world = running("spec.activeDeadlineSeconds=60")
+    world.step(120)
+    world.settle()
+    assert reasons(world)["Failed"] == "DeadlineExceeded"
+    assert not world.pods
+
+
+def test_a_finished_job_is_deleted_after_its_time():
+    world = running("spec.ttlSecondsAfterFinished=100")
+    world.end("job-trainer-0", 0)
+    world.settle()
+    assert world.step(101).again is not None
+    assert not world.expired
+    world.step()
+    assert world.expired
+
+
+def test_pods_that_the_server_refuses_are_told_of_and_not_counted_as_taken_away():
+    world = World()
+    todo = world.look()
+    world.carry_out(todo, only=lambda what: what == "status")
+    again = world.look(refused="pods are refused: exceeded quota")
+    assert {new.attempt for new in again.create} == {1}
+    assert not any(new.resume for new in again.create)
+    assert "exceeded quota" in again.status.message
+    assert {c.type: c.reason for c in again.status.conditions}["PodsScheduled"] == "PodsRefused"
+
+
+def test_pods_that_can_never_be_made_fail_the_job():
+    world = World()
+    world.step(refused=Finish("Failed", "InvalidPod", "spec.containers[0].image: Required"))
+    assert status(world).phase == "Failed"
+
+
+def test_why_a_pod_does_not_run_stands_in_the_message():
+    world = World()
+    world.step()
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    world.pods["job-trainer-0"]["status"] = {
+        "phase": "Pending",
+        "containerStatuses": [{"name": "role", "state": waiting}],
+    }
+    world.step()
+    assert "job-trainer-0: ImagePullBackOff: no such image" in status(world).message
+
+
+def test_numbers_that_are_none_stay_out_of_the_status():
+    world = running()
+    world.trainer = TrainerStatus(
+        activity="training", step=3, total_steps=4, reward_mean=float("nan"), kl_mean=float("inf")
+    )
+    world.step()
+    assert status(world).reward is None
+    assert status(world).kl is None

@@ -1,0 +1,163 @@
+"""The pods and what stands beside them: as the contract wants them, and as Kubernetes 1.37 takes them."""
+
+import json
+
+import kubernetes_validate
+import pytest
+from tests.api.manifests import document, job
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig, roles_of
+from rlhf_operator.cluster.objects import companions, config_name, owned, run_config, token, token_secret
+from rlhf_operator.cluster.observed import Job
+from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.settings import Settings
+
+SETTINGS = Settings(trainer_image="trainer:1", token_key=b"k" * 32, workspace_claim="shared")
+EVERYTHING = (
+    "spec.trainer.replicas=2",
+    "spec.trainer.pods.gpu={count: 1, memoryGigabytes: 80}",
+    "spec.generator.pods.nodeSelector={pool: gpus}",
+    "spec.pods.tolerations=[{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",
+    "spec.pods.priorityClass=high",
+    "spec.pods.imagePullSecrets=[registry]",
+    "spec.pods.imagePullPolicy=IfNotPresent",
+    "spec.pods.secrets=[s3]",
+    "spec.pods.resources={requests: {cpu: '2', memory: 4Gi}, limits: {memory: 8Gi}}",
+    "spec.pods.volumes=[{name: data, mountPath: /data, claim: d, readOnly: true}, {name: s, mountPath: /s, empty: 1G}]",
+    "spec.pods.template.metadata={annotations: {team: rl}}",
+    "spec.pods.template.spec={containers: [{name: role, env: [{name: X, value: y}]}]}",
+    "spec.workspace={claim: mine, subPath: team}",
+)
+
+
+def config(*overrides: str) -> RunConfig:
+    return run_config("job", job(*overrides).spec)
+
+
+def pod(role: Role, *overrides: str, index: int = 0, resume: bool = False):
+    made = config(*overrides)
+    return build_pod(
+        made, role, index, attempt=1, resume=resume, config_name=config_name(made), settings=SETTINGS
+    )
+
+
+def owner() -> Job:
+    body = document()
+    body["metadata"] |= {"namespace": "ns", "uid": "1-2"}
+    return Job.of(body)
+
+
+def role_container(body):
+    return next(c for c in body["spec"]["containers"] if c["name"] == "role")
+
+
+def env(body):
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in role_container(body)["env"]}
+
+
+@pytest.mark.parametrize("gang", ["none", "volcano", "coscheduling"])
+@pytest.mark.parametrize("overrides", [(), EVERYTHING], ids=["plain", "everything"])
+def test_everything_is_valid_for_kubernetes_1_37(overrides, gang):
+    made = config(*overrides, f"spec.scheduling.gang={gang}")
+    bodies = [pod(role, *overrides, f"spec.scheduling.gang={gang}") for role in roles_of(made.spec)]
+    bodies += [*companions(made, config_name(made), "rlhf-system"), token_secret(b"k", owner())]
+    for body in bodies:
+        if body["kind"] != "PodGroup":
+            kubernetes_validate.validate(owned(body, owner()), "1.37", strict=True)
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_pods_pass_the_restricted_standard(role):
+    spec, container = pod(role)["spec"], role_container(pod(role))
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not any("hostPath" in volume for volume in spec["volumes"])
+
+
+def test_pods_carry_no_credentials():
+    body = pod(Role.TRAINER)
+    assert body["spec"]["automountServiceAccountToken"] is False
+    assert env(body)["RLHF_TOKEN"] == {"secretKeyRef": {"name": "job-rlhf-token", "key": "token"}}
+    assert token(b"k" * 32, owner()) not in json.dumps(body)
+
+
+def test_trainers_meet_at_the_first_ones_name():
+    commands = [
+        " ".join(role_container(pod(Role.TRAINER, "spec.trainer.replicas=2", index=i))["command"])
+        for i in (0, 1)
+    ]
+    assert (
+        "--nnodes 2 --nproc-per-node 1 --node-rank 0 --master-addr job-trainer-0 --master-port 29500"
+        in commands[0]
+    )
+    assert "--node-rank 1 --master-addr job-trainer-0.job-rlhf --master-port 29500" in commands[1]
+
+
+def test_only_a_resumed_trainer_reads_the_other_configuration():
+    assert env(pod(Role.TRAINER))["RLHF_RUN_CONFIG"].endswith("start.json")
+    assert env(pod(Role.TRAINER, resume=True))["RLHF_RUN_CONFIG"].endswith("resume.json")
+    made = config()
+    data = companions(made, config_name(made), "ns")[0]["data"]
+    assert [json.loads(data[file])["resume"] for file in ("start.json", "resume.json")] == [False, True]
+    RunConfig.model_validate_json(data["start.json"])
+
+
+def test_the_manifests_wishes_reach_the_pod():
+    body = pod(Role.GENERATOR, *EVERYTHING)
+    spec, container = body["spec"], role_container(body)
+    assert spec["nodeSelector"] == {"pool": "gpus"}
+    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert spec["priorityClassName"] == "high"
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert container["imagePullPolicy"] == "IfNotPresent"
+    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    assert container["resources"]["requests"] == {"cpu": "2", "memory": "4Gi"}
+    assert body["metadata"]["annotations"] == {"team": "rl"}
+    assert env(body)["X"] == "y"
+    assert env(body)["OMP_NUM_THREADS"] == "2"
+    mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
+    assert mounts["/workspace"]["subPath"] == "team"
+    assert mounts["/data"]["readOnly"] is True
+    volumes = {v["name"]: v for v in spec["volumes"]}
+    assert volumes["workspace"]["persistentVolumeClaim"] == {"claimName": "mine"}
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert role_container(pod(Role.TRAINER, *EVERYTHING))["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_a_template_cannot_take_the_pod_away_from_its_job():
+    with pytest.raises(InvalidJob, match="is the operator's to set"):
+        pod(Role.TRAINER, "spec.pods.template={metadata: {labels: {rlhf.dev/role: reward}}}")
+
+
+def test_a_gang_has_all_pods_of_the_job():
+    made = config("spec.generator.replicas=3", "spec.scheduling={gang: volcano, queue: research}")
+    group = companions(made, config_name(made), "ns")[-1]
+    assert group["spec"] == {"minMember": 6, "queue": "research"}
+    body = pod(Role.REWARD, "spec.scheduling.gang=volcano")
+    assert body["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
+    assert body["spec"]["schedulerName"] == "volcano"
+    body = pod(Role.REWARD, "spec.scheduling.gang=coscheduling")
+    assert body["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "job"
+
+
+def test_the_configuration_is_another_one_for_every_change_but_the_number_of_generators():
+    name = config_name(config())
+    assert config_name(config("spec.generator.replicas=5")) == name
+    assert config_name(config("spec.suspend=true")) == name
+    assert config_name(config("spec.ppo.klCoefficient=0.5")) != name
+    assert len(name) <= 63
+
+
+def test_the_token_is_the_jobs_own():
+    first = owner()
+    body = document()
+    body["metadata"] |= {"namespace": "ns", "uid": "3-4"}
+    assert token(b"k" * 32, first) != token(b"k" * 32, Job.of(body))
+    assert token(b"k" * 32, first) == token(b"k" * 32, owner())

@@ -1,0 +1,106 @@
+"""The admission webhook refuses what the operator would fail, in the same words; over real TLS."""
+
+import asyncio
+import json
+import ssl
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.api.manifests import document
+
+from rlhf_operator.cluster import webhook
+from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.local.ports import assign
+
+
+def asked(*overrides: str, **metadata: str) -> dict:
+    body = document(*overrides)
+    body["metadata"] |= {"namespace": "ns", "uid": "1", **metadata}
+    return {"request": {"uid": "42", "operation": "CREATE", "object": body}}
+
+
+def test_a_good_job_is_allowed():
+    answer = webhook.review(asked())
+    assert answer["response"] == {"uid": "42", "allowed": True}
+    assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+
+
+def test_a_bad_one_is_refused_with_field_and_fix():
+    response = webhook.review(asked("spec.sampling.topK=0"))["response"]
+    assert response["allowed"] is False
+    assert "spec.sampling.topK: 0 would leave no token to sample" in response["status"]["message"]
+
+
+def test_what_runs_changes_only_while_it_is_suspended():
+    def change(*before: str) -> dict:
+        after = asked("spec.ppo.klCoefficient=0.5")
+        return {"request": {**after["request"], "oldObject": asked(*before)["request"]["object"]}}
+
+    refused = webhook.review(change())["response"]
+    assert "spec.ppo: cannot change while the job runs; suspend it first" in refused["status"]["message"]
+    assert webhook.review(change("spec.suspend=true"))["response"]["allowed"]
+    assert webhook.review(change("spec.sampling.topK=0"))["response"]["allowed"]
+
+
+def test_deleting_is_always_allowed():
+    assert webhook.review({"request": {"uid": "1", "operation": "DELETE", "object": None}})["response"][
+        "allowed"
+    ]
+    gone = asked("spec.steps=0", deletionTimestamp="2026-01-01T00:00:00Z")
+    assert webhook.review(gone)["response"]["allowed"]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    issue(tmp_path, "first")
+    return tmp_path
+
+
+def issue(folder: Path, name: str) -> None:
+    subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost")
+    files = ("-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt"))
+    command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject, *files)
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def settings(folder: Path) -> Settings:
+    port = next(iter(assign(["webhook"], None).values()))
+    return Settings("image", b"k" * 32, webhook_port=port, webhook_certificates=str(folder))
+
+
+def test_it_serves_tls_and_takes_a_renewed_certificate(certificate):
+    async def post(made: Settings, body: bytes) -> tuple[int, dict, str]:
+        trust = ssl.create_default_context(cafile=str(certificate / "tls.crt"))
+        url = f"https://localhost:{made.webhook_port}/validate"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, data=body, ssl=trust) as answer,
+        ):
+            text = await answer.text()
+            return answer.status, json.loads(text) if answer.ok else {}, text
+
+    async def story() -> None:
+        made = settings(certificate)
+        runner = await webhook.serve(made)
+        assert runner is not None
+        try:
+            good = json.dumps(asked()).encode()
+            status, answer, _ = await post(made, good)
+            assert (status, answer["response"]["allowed"]) == (200, True)
+            for garbage in (b"no json", b"[]", b'{"request": {}}'):
+                status, _, text = await post(made, garbage)
+                assert status == 400
+                assert "no AdmissionReview" in text
+            issue(certificate, "second")
+            assert (await post(made, good))[0] == 200  # trusts the second only
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(story())
+
+
+def test_without_a_certificate_it_says_which_files_it_needs(tmp_path):
+    with pytest.raises(ValueError, match=r"tls\.crt and tls\.key"):
+        asyncio.run(webhook.serve(settings(tmp_path)))

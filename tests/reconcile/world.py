@@ -1,0 +1,157 @@
+"""A job and its pods as an API server would show them, for tests of the pure plan: every step of the plan is carried
+out on it, wholly or in part."""
+
+import datetime
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.api.manifests import document
+
+from rlhf_api.roles import Role
+from rlhf_api.status import JobStatus, TrainerStatus
+from rlhf_operator.cluster.names import ATTEMPT, INDEX, ROLE, pod_name
+from rlhf_operator.cluster.observed import Job, Pod
+from rlhf_operator.cluster.plan import Observed, Plan, plan
+from rlhf_operator.cluster.wanted import wanted
+
+T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+_uids = itertools.count()
+
+
+def stamp(now: datetime.datetime) -> str:
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass
+class World:
+    """One job called `job`; `pods` are bodies by name."""
+
+    overrides: tuple[str, ...] = ()
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    status: JobStatus | None = None
+    now: datetime.datetime = START
+    generation: int = 1
+    trainer: TrainerStatus | None = None
+    events: list[tuple[str, str]] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
+    expired: bool = False
+
+    @property
+    def job(self) -> Job:
+        body = document(*self.overrides)
+        body["metadata"] |= {"namespace": "ns", "uid": "job-uid", "generation": self.generation}
+        status = self.status.model_dump(mode="json", by_alias=True) if self.status else None
+        return Job.of({**body, "status": status})
+
+    def look(self, **seen: Any) -> Plan:
+        job = self.job
+        pods = [Pod.of(body) for body in self.pods.values()]
+        return plan(Observed(job, wanted(job, None), pods, self.trainer, **seen), self.now)
+
+    def carry_out(self, todo: Plan, *, only: Callable[[str], bool] = lambda _what: True) -> None:
+        """What the operator does with a plan; `only` says which parts it still gets to do."""
+        if not only("status"):
+            return
+        self.status = todo.status
+        for deletion in todo.delete:
+            body = self.pods.get(deletion.name)
+            if body and body["metadata"]["uid"] == deletion.uid and only("delete"):
+                body["metadata"].setdefault("deletionTimestamp", stamp(self.now))
+        for new in todo.create:
+            name = pod_name("job", new.role, new.index)
+            if name not in self.pods and only("create"):
+                self.pods[name] = new_pod(new.role, new.index, new.attempt, self.now)
+                self.made.append(name)
+        self.events += [(event.reason, event.message) for event in todo.events]
+        self.expired |= todo.expire
+
+    def step(self, seconds: float = 1.0, **seen: Any) -> Plan:
+        """Look, carry out, let time pass."""
+        todo = self.look(**seen)
+        self.carry_out(todo)
+        self.now += datetime.timedelta(seconds=seconds)
+        return todo
+
+    def settle(self, *, rounds: int = 40, seconds: float = 5.0) -> None:
+        """Time passes, kubelets do their work, until for longer than any backoff nothing is made or deleted."""
+        quiet = 0
+        for _ in range(rounds):
+            todo = self.step(seconds)
+            self.kubelet()
+            still = not (todo.create or todo.delete) and all(self.runs(n) or self.over(n) for n in self.pods)
+            quiet = quiet + 1 if still else 0
+            if quiet == 4:
+                return
+        raise AssertionError(f"never settles: {sorted(self.pods)} {self.status}")
+
+    def kubelet(self) -> None:
+        """Starts what is new, takes away what is being deleted."""
+        for name, body in list(self.pods.items()):
+            if "deletionTimestamp" in body["metadata"]:
+                del self.pods[name]
+            elif body["status"]["phase"] == "Pending":
+                self.run(name)
+
+    def run(self, name: str) -> None:
+        state = {"running": {"startedAt": stamp(self.now)}}
+        self.pods[name]["status"] = {
+            "phase": "Running",
+            "podIP": f"10.0.0.{len(name)}",
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [{"name": "role", "started": True, "state": state}],
+        }
+
+    def end(self, name: str, code: int = 1, message: str = "", **status: Any) -> None:
+        end = {"exitCode": code, "finishedAt": stamp(self.now), "message": message}
+        self.pods[name]["status"] = {
+            "phase": "Failed" if code else "Succeeded",
+            "containerStatuses": [{"name": "role", "state": {"terminated": end}}],
+            **status,
+        }
+
+    def runs(self, name: str) -> bool:
+        return name in self.pods and self.pods[name]["status"]["phase"] == "Running"
+
+    def over(self, name: str) -> bool:
+        return self.pods[name]["status"]["phase"] in ("Failed", "Succeeded")
+
+    def attempts(self) -> set[str]:
+        """Of all trainer pods there are."""
+        trainers = [p for p in self.pods.values() if p["metadata"]["labels"][ROLE] == "trainer"]
+        return {pod["metadata"]["labels"][ATTEMPT] for pod in trainers}
+
+
+def new_pod(role: Role, index: int, attempt: int, now: datetime.datetime) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": pod_name("job", role, index),
+            "uid": f"uid-{next(_uids)}",
+            "labels": {ROLE: role.value, INDEX: str(index), ATTEMPT: str(attempt)},
+            "creationTimestamp": stamp(now),
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+def running(*overrides: str) -> World:
+    """A job all of whose pods run, at step 3."""
+    world = World(overrides)
+    world.settle()
+    world.trainer = TrainerStatus(
+        activity="training", step=3, total_steps=4, reward_mean=0.123456, weight_version=3
+    )
+    world.step()
+    return world
+
+
+def names(todo: Plan) -> tuple[Sequence[str], Sequence[str]]:
+    """What a plan makes and deletes."""
+    return [pod_name("job", new.role, new.index) for new in todo.create], [d.name for d in todo.delete]
+
+
+def reasons(world: World) -> Mapping[str, str]:
+    assert world.status is not None
+    return {c.type: c.reason for c in world.status.conditions}
