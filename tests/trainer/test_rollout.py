@@ -1,7 +1,9 @@
 """Answers from generators: what is read from vLLM's reply, and prompts that outlive the generator they were sent to."""
 
+import asyncio
 import json
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -57,6 +59,9 @@ class Generator:
 
     def __init__(self, http: Background, name: str, *, fails: int | None = None, status: int = 500) -> None:
         self.asked: list[dict] = []
+        self.finish_reason = "stop"
+        self.open = threading.Event()  # the door for answers
+        self.open.set()
         self.highest = self._now = 0
         self._fails, self._status, self._http = fails, status, http
         self._lock = threading.Lock()
@@ -83,8 +88,10 @@ class Generator:
                     request.transport.close()
                     return web.Response()
                 return web.json_response({"error": "no"}, status=self._status)
-            first = body["prompt"][0]
-            choices = [CHOICE | {"index": k, "token_ids": [first, k]} for k in range(body["n"])]
+            while not self.open.is_set():
+                await asyncio.sleep(0.01)
+            first, reason = body["prompt"][0], {"finish_reason": self.finish_reason}
+            choices = [CHOICE | reason | {"index": k, "token_ids": [first, k]} for k in range(body["n"])]
             return web.Response(text=json.dumps({"choices": choices[::-1]}), content_type="application/json")
         finally:
             self._now -= 1
@@ -106,15 +113,24 @@ def client(http: Background, *, concurrent: int = 2, answers: int = 2) -> VllmCl
     )
 
 
+def ask(
+    asker: VllmClient, prompts: list[Prompt], members: list[Member], version: int = 0, **more
+) -> tuple[list, list[Prompt], set[str]]:
+    """Answers, unanswered prompts, and the names of those who failed, with a membership that stays as it is."""
+    outcome = asker.generate(
+        prompts, members, version, **({"current": lambda: {m.uid: m for m in members}} | more)
+    )
+    return outcome.answers, outcome.unanswered, set(outcome.failed)
+
+
 def test_answers_come_in_the_order_of_the_prompts(http):
     servers = [Generator(http, "a"), Generator(http, "b")]
-    done, left, failed = client(http).generate(PROMPTS, [s.member for s in servers], version=6)
-    assert (left, failed) == ([], [])
+    done, left, failed = ask(client(http), PROMPTS, [s.member for s in servers], version=6)
+    assert (left, failed) == ([], set())
     assert [(r.prompt.id, r.tokens) for r in done] == [
         (p.id, (p.tokens[0], k)) for p in PROMPTS for k in range(2)
     ]
     assert all(r.versions == (6, 6) for r in done)
-    assert all(s.asked for s in servers), "both worked"
     assert all(s.highest <= 2 for s in servers), "no more at once than asked for"
     body = servers[0].asked[0]
     assert (body["n"], body["temperature"], body["top_k"], body["max_tokens"]) == (2, 0.7, 9, 5)
@@ -123,33 +139,100 @@ def test_answers_come_in_the_order_of_the_prompts(http):
     assert seeds == {p.tokens: request_seed(1, p.id) for p in PROMPTS}, "whoever answers"
 
 
+def test_everyone_gets_their_share_though_one_could_take_all(http):
+    servers = [Generator(http, name) for name in "abc"]
+    ask(client(http, concurrent=256), PROMPTS, [s.member for s in servers])
+    assert [len(s.asked) for s in servers] == [4, 4, 4]
+
+
+def test_the_number_of_prompts_left_is_told(http):
+    told: list[int] = []
+    ask(client(http), PROMPTS, [Generator(http, "a").member], left=told.append)
+    assert told == list(range(12, -1, -1))
+
+
 @pytest.mark.parametrize("status", [0, 500, 503])
 def test_prompts_of_a_generator_that_fails_go_to_the_other(http, status):
     bad, good = Generator(http, "bad", fails=2, status=status), Generator(http, "good")
-    done, left, failed = client(http).generate(PROMPTS, [bad.member, good.member], version=0)
-    assert [m.name for m in failed] == ["bad"]
+    done, left, failed = ask(client(http), PROMPTS, [bad.member, good.member])
+    assert failed == {"bad"}
     assert left == []
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}, "each once, with both answers"
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", None])
+def test_answers_that_a_server_cut_off_as_it_ended_are_asked_for_again(http, reason):
+    ending, good = Generator(http, "ending"), Generator(http, "good")
+    ending.finish_reason = reason
+    done, left, failed = ask(client(http), PROMPTS, [ending.member, good.member])
+    assert (left, failed) == ([], {"ending"})
+    assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
+    assert all(r.finished for r in done)
+
+
+def test_a_generator_that_drains_finishes_what_it_has_and_gets_no_more(http):
+    leaving, staying = Generator(http, "leaving"), Generator(http, "staying")
+    leaving.open.clear()
+    members = {s.member.uid: s.member for s in (leaving, staying)}
+
+    def current() -> dict[str, Member]:
+        if len(leaving.asked) == 2:  # as soon as it has its first prompts
+            members["leaving"] = leaving.member.model_copy(update={"draining": True})
+        return members
+
+    def left(count: int) -> None:
+        if count == 2:  # all that are left are with the one that drains
+            leaving.open.set()
+
+    done, unanswered, failed = ask(
+        client(http), PROMPTS, [leaving.member, staying.member], current=current, left=left
+    )
+    assert (unanswered, failed) == ([], set())
+    assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
+    assert (len(leaving.asked), len(staying.asked)) == (2, 10)
+
+
+def test_prompts_of_a_generator_that_is_gone_without_a_word_go_to_the_other(http):
+    """A lost node closes no connection; the host takes it out of the membership."""
+    lost, staying = Generator(http, "lost"), Generator(http, "staying")
+    lost.open.clear()
+    began = time.monotonic()
+
+    def current() -> dict[str, Member]:
+        gone = len(lost.asked) == 2
+        return {s.member.uid: s.member for s in (lost, staying) if not (gone and s is lost)}
+
+    done, left, failed = ask(client(http), PROMPTS, [lost.member, staying.member], current=current)
+    assert (left, failed) == ([], {"lost"})
+    assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
+    assert time.monotonic() - began < 5, "not after the timeout of a prompt"
+
+
+def test_prompts_wait_when_everyone_drains(http):
+    server = Generator(http, "a")
+    draining = {"a": server.member.model_copy(update={"draining": True})}
+    assert ask(client(http), PROMPTS, [server.member], current=lambda: draining) == ([], PROMPTS, set())
+    assert server.asked == []
 
 
 def test_prompts_wait_when_no_generator_is_left(http):
     bad, gone = Generator(http, "bad", fails=3), Generator(http, "gone")
     gone.stop()
     asker = client(http, concurrent=1, answers=1)
-    done, left, failed = asker.generate(PROMPTS, [bad.member, gone.member], version=0)
-    assert {m.name for m in failed} == {"bad", "gone"}
+    done, left, failed = ask(asker, PROMPTS, [bad.member, gone.member])
+    assert failed == {"bad", "gone"}
     assert len(done) == 3
     assert [p.id for p in left] == [p.id for p in PROMPTS if p.id not in {r.prompt.id for r in done}]
 
     again = Generator(http, "again")
-    rest, left, failed = asker.generate(left, [again.member], version=0)
-    assert (len(rest), left, failed) == (9, [], [])
-    assert asker.generate(PROMPTS, [], version=0) == ([], PROMPTS, [])
+    rest, left, failed = ask(asker, left, [again.member])
+    assert (len(rest), left, failed) == (9, [], set())
+    assert ask(asker, PROMPTS, []) == ([], PROMPTS, set())
 
 
 def test_a_request_that_is_refused_is_not_tried_elsewhere(http):
     """Every generator would refuse it, and each would be taken for dead."""
     refuses = Generator(http, "a", fails=0, status=400)
     with pytest.raises(HttpError, match="HTTP 400"):
-        client(http).generate(PROMPTS, [refuses.member], version=0)
+        ask(client(http), PROMPTS, [refuses.member])
     assert len(refuses.asked) <= 2, "what was in flight, and no more"

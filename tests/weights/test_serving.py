@@ -7,6 +7,7 @@ import sys
 import urllib.error
 import urllib.request
 
+import psutil
 import pytest
 import torch
 from tests.weights.support import TOKEN, generator, serves, status, weights
@@ -26,6 +27,7 @@ def test_serves_exactly_what_was_sent(kind, request, http, make_sync, models):
     server = request.getfixturevalue(kind)
     assert serves(http, server, models(kind, 0))
     assert status(http, server)["version"] is None
+    assert ask(server, "/ready", {}) == (503, b'{"ok": false, "reason": "holds no weights of the trainer"}')
     sync = make_sync()
     for version, seed in ((1, 1), (2, 2)):
         new = models(kind, seed)
@@ -37,6 +39,22 @@ def test_serves_exactly_what_was_sent(kind, request, http, make_sync, models):
         now = status(http, server)
         assert (now["version"], now["digest"]) == (version, report.digest)
         assert (now["staged_version"], now["open"]) == (None, False)
+        assert ask(server, "/ready", {})[0] == 200
+
+
+def test_a_hung_engine_is_not_ready_though_healthy(tied, make_sync, models):
+    make_sync().send([target(tied)], lambda: weights(models("tied", 1)), 1)
+    assert ask(tied, "/ready", {})[0] == 200
+    (engine,) = [p for p in psutil.Process(tied.process.pid).children() if "EngineCore" in p.cmdline()[0]]
+    engine.suspend()
+    try:
+        assert ask(tied, "/health", {})[0] == 200
+        assert ask(tied, "/ready", {}) == (503, b'{"ok": false, "reason": "the workers do not answer"}')
+        assert ask(tied, "/live", {})[0] == 200, "for a while: a new process would cost a model's load"
+    finally:
+        engine.resume()
+    assert ask(tied, "/live", {})[0] == 200
+    assert ask(tied, "/ready", {})[0] == 200
 
 
 def test_weights_of_another_model_are_refused_and_the_old_ones_stay(tied, http, make_sync, models):
@@ -52,6 +70,7 @@ def test_weights_of_another_model_are_refused_and_the_old_ones_stay(tied, http, 
     assert "embed_tokens.weight has shape [257, 64], the model's has [258, 64]" in report.lost[target(tied)]
     assert serves(http, tied, mine)
     assert status(http, tied)["version"] == 1
+    assert b"holds weight version 1, the trainer sent 2" in ask(tied, "/ready", {})[1]
     assert sync.send([target(tied)], lambda: weights(models("tied", 2)), 3).holders == (target(tied),)
 
 
@@ -121,6 +140,7 @@ def test_a_trainer_that_dies_leaves_the_old_weights_and_the_next_takes_over(
     paused = http.run(http.json("GET", f"{tied.address}/is_paused", timeout=20))["is_paused"]
     assert paused == (point == "before-commit")  # the next trainer ends the pause
     assert status(http, tied)["version"] == 1
+    assert ask(tied, "/ready", {})[0] == (200 if paused else 503), "until the next trainer comes"
     if not paused:
         assert serves(http, tied, old)
     new = models("tied", 3)

@@ -73,6 +73,11 @@ class Control:
         with self._lock:
             return [m for m in self._members if m.role is role and not m.draining]
 
+    def present(self, role: Role) -> dict[str, Member]:
+        """All members of a role by uid, those that drain among them."""
+        with self._lock:
+            return {m.uid: m for m in self._members if m.role is role}
+
     async def serve(self, host: str, port: int, token: str) -> web.AppRunner:
         """Starts to listen. Raises OSError where the port is taken."""
         app = web.Application(middlewares=[token_required(token)])

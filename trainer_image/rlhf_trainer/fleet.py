@@ -22,6 +22,7 @@ from .weights.sync import SyncReport, WeightSync
 log = logging.getLogger(__name__)
 
 REFUSALS = 3
+"""How often generators that live may refuse weights, or fail at every prompt, before the run fails."""
 
 
 class Fleet:
@@ -56,20 +57,32 @@ class Fleet:
         """The answers to all prompts, in their order; on rank 0, nothing on the others.
 
         Prompts of a generator that fails go to the others; when none is left they wait for a replacement.
+
+        Raises:
+            Unavailable: generators come, and fail at every prompt.
         """
         answers: dict[str, list[Rollout]] = {}
-        waiting = list(prompts)
+        waiting, fruitless = list(prompts), 0
         if self._run.ranks.agree(self._someone_is_new):
             self.publish(self._version)
         while True:
             if self._client is not None:
-                done, waiting, failed = self._client.generate(
-                    waiting, list(self._holders.values()), self._version
+                outcome = self._client.generate(
+                    waiting,
+                    list(self._holders.values()),
+                    self._version,
+                    current=self._present,
+                    left=lambda count: self._run.report(queue=count),
                 )
-                for rollout in done:
+                waiting = outcome.unanswered
+                for rollout in outcome.answers:
                     answers.setdefault(rollout.prompt.id, []).append(rollout)
-                for member in failed:
-                    self._holders.pop(member.uid, None)
+                for uid in outcome.failed:
+                    self._holders.pop(uid, None)
+                fruitless = fruitless + 1 if outcome.failed and not outcome.answers else 0
+                if fruitless == REFUSALS:
+                    why = "; ".join(outcome.failed.values())
+                    raise Unavailable(f"no generator answers: {REFUSALS} times in a row, all failed: {why}")
             if not self._run.ranks.agree(partial(bool, waiting)):
                 return [rollout for prompt in prompts for rollout in answers.get(prompt.id, ())]
             self.publish(self._version)
@@ -78,6 +91,10 @@ class Fleet:
         assert self._run.services is not None
         answering = {m.uid for m in self._run.services.roster.answering(Role.GENERATOR)}
         return answering != set(self._holders)
+
+    def _present(self) -> dict[str, Member]:
+        assert self._run.services is not None
+        return self._run.services.control.present(Role.GENERATOR)
 
     def _send(self, version: int) -> None:
         assert self._run.services is not None

@@ -16,6 +16,9 @@ from .run import Run
 
 log = logging.getLogger(__name__)
 
+TOLD = ("reward_mean", "kl_mean", "loss", "accuracy", "tokens", "seconds")
+"""Figures in the log's line of a step; all of them stand in metrics.jsonl."""
+
 
 class Task(Protocol):
     """What an algorithm does in each part of a step. Every method is called on all ranks."""
@@ -144,7 +147,9 @@ def _record(run: Run, metrics: Metrics | None, step: int, figures: dict[str, flo
         reward_mean=line.get("reward_mean"),
         kl_mean=line.get("kl_mean"),
         loss=line.get("loss"),
+        staleness=line.get("staleness"),
         tokens_per_second=line["tokens"] / line["seconds"],
         seconds_per_step=sum(recent) / len(recent),
     )
-    log.info("step %d: %s", step, " ".join(f"{k}={v:.4g}" for k, v in figures.items()))
+    told = " ".join(f"{name}={figures[name]:.4g}" for name in TOLD if name in figures)
+    log.info("step %d/%d: %s", step, run.spec.steps, told)

@@ -4,12 +4,10 @@ import json
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Metrics:
@@ -39,8 +37,10 @@ class Metrics:
 
 def reward_figure(
     rows: Iterable[Mapping[str, Any]], judged: Iterable[Mapping[str, Any]], title: str
-) -> Figure:
+) -> "Figure":
     """Reward, evaluation and KL over steps; for algorithms without reward, the loss."""
+    from matplotlib.figure import Figure  # a second of importing, not before the first step
+
     rows, judged = list(rows), list(judged)
     steps = [row["step"] for row in rows]
     figure = Figure(figsize=(8, 4.5), layout="constrained")

@@ -1,6 +1,7 @@
 """The trainer's gang: which rank this is, and what rank 0 shares with the others."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,12 @@ Message = tuple[dict[str, Tensor], dict[str, Any]]
 
 GANG_TIMEOUT = timedelta(hours=2)
 """Longer than rank 0 may wait for generators and scorers; a rank that dies is noticed by torchrun, not by this."""
+GLOO = "gloo/transport"
+"""In each of gloo's messages about a lost connection, which have no type of their own."""
+
+
+class RankLost(RuntimeError):
+    """Another rank ended in the middle of something that all do together."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,18 @@ class Ranks:
         dist.init_process_group(backend, timeout=GANG_TIMEOUT)
         return cls(dist.get_rank(), dist.get_world_size(), device)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Whatever the ranks do in here together: raises RankLost where a backend has lost one of them."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and GLOO not in str(error):
+                raise
+            raise RankLost(
+                f"another rank of the trainer has ended, see the log of its pod or process ({error})"
+            ) from error
+
     def share(self, make: Callable[[], Message]) -> Message:
         """What `make` returns on rank 0, on every rank; it runs on rank 0 alone."""
         if self.world == 1:
@@ -54,6 +73,14 @@ class Ranks:
     def agree(self, flag: Callable[[], bool]) -> bool:
         """Rank 0's answer, on every rank."""
         return bool(self.share(lambda: ({}, {"flag": flag()}))[1]["flag"])
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank's flag is set, on every rank."""
+        if self.world == 1:
+            return flag
+        flags = torch.tensor([int(flag)])
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return bool(flags)
 
     def gather(self, arrays: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Every rank's arrays, in rank order, on every rank. Meant for small things such as generator states."""

@@ -1,5 +1,6 @@
 """What a trainer rank has at hand: its configuration, its place in the gang, and where its work goes."""
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,8 @@ class Run:
     ranks: Ranks
     tokenizer: PreTrainedTokenizerBase
     services: Services | None
+    stop: threading.Event
+    """Set when this rank is to end: by the host, or by SIGTERM to this rank's node."""
 
     def report(self, **changes: object) -> None:
         """Tells the host; see `rlhf_api.status.TrainerStatus`."""
@@ -41,10 +44,8 @@ class Run:
             self.services.control.report(**changes)
 
     def stop_requested(self) -> bool:
-        """Whether the host wants the run suspended: the same answer on every rank."""
-        return self.ranks.agree(
-            lambda: self.services is not None and self.services.control.stop_requested.is_set()
-        )
+        """Whether the run is to end after a checkpoint: the same answer on every rank."""
+        return self.ranks.any(self.stop.is_set())
 
     def checkpoint_requested(self) -> bool:
         """Whether the host wants a checkpoint now; asking clears the wish."""

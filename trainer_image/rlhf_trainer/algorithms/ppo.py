@@ -82,7 +82,7 @@ def critic_loss(experience: Experience, ppo: PPO) -> Loss:
     def loss(values: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
         index, device = micro.answer_index, values.device
         old, returns = experience.values[index].to(device), experience.returns[index].to(device)
-        per_token = clipped_value_loss(values, old, returns, ppo.clip_value)
+        per_token = clipped_value_loss(values, old, returns, ppo.clip_value or None)
         return (weights[index].to(device) * per_token).sum(), {}
 
     return loss

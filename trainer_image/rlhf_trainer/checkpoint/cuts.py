@@ -173,7 +173,7 @@ class Cuts:
         if steps := self.steps():
             message = (
                 f"{self.url} holds the checkpoints of an earlier run, up to step {steps[-1]}; "
-                "go on from them with --resume, or name another place"
+                "go on from them with --resume or `spec.checkpoint.resume: true`, or name another place"
             )
             raise InvalidJob([Problem("spec.checkpoint.store", message)])
 

@@ -1,19 +1,54 @@
-"""torchrun, with the exit code of the rank that failed first instead of its own."""
+"""torchrun for this node's ranks, with SIGTERM left to them, and the exit code of the rank that failed first."""
 
+import os
+import signal
 import sys
+import threading
+from contextlib import suppress
 
-from torch.distributed import run
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+import psutil
+
+HANDLED = "SIGINT,SIGHUP,SIGQUIT"
+"""torchrun's signals but for SIGTERM, after which it would give the ranks 30 s: a pod's grace period may be longer."""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs torchrun's command line; hosts tell from the exit code whether starting again would help."""
+    """Runs torchrun's command line; hosts tell from the exit code whether starting again would help.
+
+    On SIGTERM the ranks checkpoint and end, with those of the other nodes; see `rlhf_trainer.roles.trainer`.
+    """
+    # Before the seconds that importing takes: the first process of a container has no handlers but its own.
+    pass_on_sigterm()
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
-        run.main(arguments)
+        run.main(["--signals-to-handle", HANDLED, *arguments])
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     return 0
+
+
+def pass_on_sigterm() -> None:
+    """From now on SIGTERM goes to this process's children; while there are none, it ends this process."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+    # In a thread: where the main one waits in C++ for the other nodes, no handler in Python would run.
+    def listen() -> None:
+        while number := os.read(reading, 1):
+            if number[0] == signal.SIGTERM:
+                ranks = psutil.Process().children()
+                for rank in ranks:
+                    with suppress(psutil.NoSuchProcess):
+                        rank.terminate()
+                if not ranks:
+                    os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=listen, name="sigterm", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from .entry import run_role
 from .settings import listen_host, longest, policy_path, tokenizer_path
 
 EXTENSION = "rlhf_trainer.weights.extension.WeightStatus"
-GUARD = "rlhf_trainer.weights.guard.TokenGuard"
+MIDDLEWARE = ("rlhf_trainer.weights.probes.Probes", "rlhf_trainer.weights.guard.TokenGuard")
+"""The last one sees requests first."""
 CPU_OPTIONS: dict[str, JsonValue] = {"enforce-eager": True, "kv-cache-memory-bytes": 256 << 20}
 """vLLM would compile for half a minute, and take half of the machine's memory as cache at once."""
 
@@ -41,14 +42,16 @@ def arguments(config: RunConfig, host: str, port: int, cpu: bool) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         "weight-transfer-config": json.dumps({"backend": "rlhf"}),
         "worker-extension-cls": EXTENSION,
-        "middleware": GUARD,
+        # A line for each prompt and probe would bury all others.
+        "disable-uvicorn-access-log": True,
     }
     if cpu:
         options |= CPU_OPTIONS
         if spec.generator.tensor_parallel_size == 1:
             options |= {"distributed-executor-backend": "uni"}
     options |= dict(spec.generator.engine_arguments)
-    return [text for name, value in options.items() for text in option(name, value)]
+    middleware = [text for name in MIDDLEWARE for text in option("middleware", name)]
+    return middleware + [text for name, value in options.items() for text in option(name, value)]
 
 
 def option(name: str, value: object) -> list[str]:
@@ -64,7 +67,12 @@ def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
     if cpu:
         # Without the first, the CPU platform insists on a worker process beside the engine's: 10 s and 600 MB more.
         # Without the second, its sampler compiles C++ at the first request, with a compiler that may not be there.
-        settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
+        # Without the third, the engine's process imports all anew that the server's has imported, for 6 s of CPU.
+        settings |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "TORCH_COMPILE_DISABLE": "1",
+            "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+        }
     return {**settings, **environ, "VLLM_SERVER_DEV_MODE": "1"}
 
 

@@ -2,13 +2,14 @@
 
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import distributed
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import Algorithm, Row, read_rows
 from rlhf_api.run import EXIT_SUSPENDED, RunConfig, Surroundings
 
@@ -35,7 +36,8 @@ def run(around: Surroundings) -> int:
     seed_generators(ranks, around.config.spec.seed)
     services = connect(around) if ranks.first else None
     try:
-        return work(around.config, ranks, services)
+        with ranks.together():
+            return work(around.config, ranks, services)
     except Stopped as error:
         log.warning("%s", error)  # nothing is lost: the newest checkpoint holds all that was trained on
         return EXIT_SUSPENDED
@@ -47,23 +49,33 @@ def run(around: Surroundings) -> int:
 
 def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     """The whole run, on one rank."""
-    spec = config.spec
-    # torchrun passes SIGTERM on to every rank: rank 0 stops at the next safe point, the others follow it.
-    on_sigterm(services.control.stop_requested.set if services else lambda: None)
+    spec, stop = config.spec, services.control.stop_requested if services else threading.Event()
+    # A node's ranks get it when their node is to end; at the next safe point all ranks stop.
+    on_sigterm(stop.set)
     rows = read_all(spec.data.train, spec.algorithm)
     held_out = read_all(spec.evaluation.data, "ppo") if spec.evaluation else []
     cuts = Cuts(config.store)
     if ranks.first:
+        make_workdir(Path(config.workdir))
         cuts.check_writable()
         if not config.resume:
             cuts.check_unused()
     tokenizer = prepare_model(config, ranks, rows)
-    job = Run(config.job, spec, Path(config.workdir), ranks, tokenizer, services)
+    job = Run(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
     task = make_task(job, config, rows, held_out)
     code = train(job, task, cuts, resume=config.resume)
     # A rank that ends first, suspended, makes torchrun end the others: not before rank 0 has saved everything.
     distributed.barrier()
     return code
+
+
+def make_workdir(folder: Path) -> None:
+    """Raises InvalidJob where it is not there and cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"the work directory {folder} cannot be made: {error.strerror}; mount a volume there"
+        raise InvalidJob([Problem("workdir", message)]) from error
 
 
 def connect(around: Surroundings) -> Services:

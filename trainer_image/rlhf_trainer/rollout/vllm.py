@@ -1,21 +1,15 @@
-"""Answers from the generators: each prompt is one request, and goes to another generator if its own dies."""
+"""Answers from vLLM servers: each prompt is one request, with a seed of its own."""
 
-import asyncio
 import hashlib
-import logging
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import aiohttp
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 
-from ..http import Background, HttpError
+from ..http import Background
 from ..records import Prompt, Rollout
-
-log = logging.getLogger(__name__)
+from .dispatch import Current, Dispatch, Outcome
 
 
 def request_seed(seed: int, prompt_id: str) -> int:
@@ -54,49 +48,45 @@ class VllmClient:
         }
 
     def generate(
-        self, prompts: Sequence[Prompt], members: Sequence[Member], version: int
-    ) -> tuple[list[Rollout], list[Prompt], list[Member]]:
-        """The answers, prompt by prompt in the order given; the prompts left over because every member failed;
-        and the members that failed. `version` is the weight version that all members serve."""
-        return self._http.run(self._generate(list(prompts), list(members), version))
+        self,
+        prompts: Sequence[Prompt],
+        members: Sequence[Member],
+        version: int,
+        *,
+        current: Current,
+        left: Callable[[int], None] = lambda _count: None,
+    ) -> Outcome:
+        """Asks `members`, all of which serve weight version `version`; see `Dispatch`."""
 
-    async def _generate(
-        self, prompts: list[Prompt], members: list[Member], version: int
-    ) -> tuple[list[Rollout], list[Prompt], list[Member]]:
-        waiting = deque(enumerate(prompts))
-        answers: dict[int, list[Rollout]] = {}
-        failed: dict[str, Member] = {}
+        async def ask(member: Member, prompt: Prompt) -> list[Rollout]:
+            return await self._answer(member, prompt, version)
 
-        async def work(member: Member) -> None:
-            while waiting and member.uid not in failed:
-                place, prompt = waiting.popleft()
-                try:
-                    answers[place] = await self._answer(member, prompt, version)
-                except (aiohttp.ClientError, TimeoutError, HttpError, OSError) as error:
-                    # Requeued, first in line: no prompt is lost and none is scored as if it had no answer.
-                    waiting.appendleft((place, prompt))
-                    if isinstance(error, HttpError) and 400 <= error.status < 500:
-                        raise
-                    if failed.setdefault(member.uid, member) is member:
-                        log.warning("%s failed (%r); its prompts go to the others", member.name, error)
+        async def run() -> Outcome:
+            return await Dispatch(
+                prompts, members, ask=ask, current=current, concurrent=self._concurrent, left=left
+            ).run()
 
-        while waiting and (alive := [m for m in members if m.uid not in failed]):
-            await asyncio.gather(*(work(m) for m in alive for _ in range(self._concurrent)))
-        done = [rollout for place in sorted(answers) for rollout in answers[place]]
-        return done, [prompt for _, prompt in sorted(waiting, key=lambda w: w[0])], list(failed.values())
+        outcome: Outcome = self._http.run(run())
+        return outcome
 
     async def _answer(self, member: Member, prompt: Prompt, version: int) -> list[Rollout]:
         body = self._body | {"prompt": list(prompt.tokens), "seed": request_seed(self._seed, prompt.id)}
         answer = await self._http.json(
             "POST", f"{member.address}/v1/completions", body, timeout=self._timeout
         )
-        return [
-            rollout(prompt, choice, version) for choice in sorted(answer["choices"], key=lambda c: c["index"])
-        ]
+        choices = sorted(answer["choices"], key=lambda c: c["index"])
+        if len(choices) != body["n"]:
+            raise ValueError(f"vLLM gave {len(choices)} of {body['n']} answers to prompt {prompt.id}")
+        return [rollout(prompt, choice, version) for choice in choices]
 
 
 def rollout(prompt: Prompt, choice: dict[str, Any], version: int) -> Rollout:
-    """One choice of vLLM's answer. Raises ValueError where it lacks tokens or their log-probabilities."""
+    """One choice of vLLM's answer.
+
+    Raises ValueError where it is cut off, as by a server that ends, or lacks tokens or their log-probabilities.
+    """
+    if choice["finish_reason"] not in ("stop", "length"):
+        raise ValueError(f"vLLM did not finish its answer to prompt {prompt.id}: {choice['finish_reason']!r}")
     tokens, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
     if not tokens or not logprobs or len(tokens) != len(logprobs):
         raise ValueError(

@@ -94,7 +94,13 @@ class PPO:
             sums = {key: sums.get(key, 0.0) + value for key, value in named.items()}
             updates += 1
         means = {key: value / updates for key, value in sums.items()}
-        return {**means, "loss": means["policy_loss"], "learning_rate": actor_rate}
+        staleness = float((self._version - experience.versions).double().mean())
+        return {
+            **means,
+            "loss": means["policy_loss"],
+            "learning_rate": actor_rate,
+            "staleness": staleness,
+        }
 
     def publish(self, version: int) -> None:
         self._version = version

@@ -69,6 +69,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         super().__init__(*args, **kwargs)
         self.group: Group | None = None
         self.epoch: str | None = None
+        self.announced: int | None = None
         self.staged: Received | None = None
         self.version: int | None = None  # of the weights that serve; None: those of the checkpoint
         self.digest: str | None = None
@@ -115,6 +116,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: ReceiveInfo) -> None:
+        self.announced = update_info.version
         if self.group is None or update_info.epoch != self.epoch:
             raise RuntimeError(f"asked for weights of epoch {update_info.epoch}, but joined {self.epoch}")
         try:

@@ -6,8 +6,9 @@ class WeightStatus:
     `{"method": "rlhf_status"}`."""
 
     def rlhf_status(self) -> dict[str, object]:
-        """`version` and `digest` of the weights that serve (None: the checkpoint's), `epoch` joined, and of an update
-        under way: whether a session is `open`, the `staged_version` and `staged_digest` received."""
+        """`version` and `digest` of the weights that serve (None: the checkpoint's), `epoch` joined, the
+        `announced_version` that the trainer sent last, whether or not it came; and of an update under way: whether a
+        session is `open`, the `staged_version` and `staged_digest` received."""
         engine = self.weight_transfer_engine
         staged = engine.staged
         return {
@@ -15,6 +16,7 @@ class WeightStatus:
             "version": engine.version,
             "digest": engine.digest,
             "epoch": engine.epoch,
+            "announced_version": engine.announced,
             "open": self._weight_update_active,
             "staged_version": staged.version if staged else None,
             "staged_digest": staged.digest if staged else None,

@@ -8,15 +8,16 @@ from typing import Any
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = ("/health",)  # probes carry no token
+OPEN_PATHS = ("/health", "/ready", "/live", "/drain")  # a kubelet's probes carry no token
 
 
 class TokenGuard:
-    """ASGI middleware (`--middleware rlhf_trainer.weights.guard.TokenGuard`): every path but /health needs
-    `Authorization: Bearer $RLHF_TOKEN`, else 401. Without RLHF_TOKEN in the environment everything is refused."""
+    """ASGI middleware (`--middleware rlhf_trainer.weights.guard.TokenGuard`): every path but OPEN_PATHS needs
+    `Authorization: Bearer $RLHF_TOKEN`, else 401. Without RLHF_TOKEN in the environment all others are refused."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
         token = os.environ.get("RLHF_TOKEN", "")
         self.expected = f"Bearer {token}".encode() if token else None

@@ -1,0 +1,210 @@
+"""The middleware in front of an application that answers as vLLM does; test_serving.py asks a real server."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from rlhf_trainer.weights import probes
+from rlhf_trainer.weights.probes import Probes
+
+NOTHING = {"version": None, "digest": None, "announced_version": None, "open": False}
+
+
+class Server:
+    """What vLLM does with the calls that the middleware makes or lets pass; `hung` workers answer nothing."""
+
+    def __init__(self) -> None:
+        self.worker: dict[str, Any] = dict(NOTHING)
+        self.asked: list[tuple[str, Any]] = []
+        self.running = asyncio.Event()
+        self.running.set()
+        self.finish_reason = "length"
+        self.dead = False
+        self.probes = Probes(self)
+
+    async def __call__(self, scope, receive, send) -> None:
+        body = json.loads((await receive())["body"] or b"null")
+        self.asked.append((scope["path"], body))
+        if self.dead:
+            raise RuntimeError("the engine is dead")
+        await self.running.wait()
+        choices = [{"token_ids": [1], "finish_reason": self.finish_reason}]
+        answer = {"/collective_rpc": {"results": [self.worker]}, "/v1/completions": {"choices": choices}}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(answer.get(scope["path"], {})).encode()})
+
+    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        return await self.request("GET", path)
+
+    async def post(self, path: str) -> None:
+        assert (await self.request("POST", path))[0] == 200
+
+    async def request(self, method: str, path: str) -> tuple[int, dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await self.probes({"type": "http", "method": method, "path": path, "headers": []}, receive, send)
+        return sent[0]["status"], json.loads(sent[1]["body"])
+
+    async def give(self, version: int) -> None:
+        """What the trainer does: all calls of one update."""
+        for path in ("/start_weight_update", "/update_weights", "/pause", "/finish_weight_update"):
+            await self.post(path)
+        self.worker |= {"version": version, "digest": f"of {version}", "announced_version": version}
+        await self.post("/resume")
+
+    async def seconds_until(self, path: str, status: int) -> float:
+        """How long it takes until a probe says so."""
+        began = asyncio.get_running_loop().time()
+        while (await self.get(path))[0] != status:
+            await asyncio.sleep(0.01)
+        return asyncio.get_running_loop().time() - began
+
+    def completions(self) -> int:
+        return sum(path == "/v1/completions" for path, _ in self.asked)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    for name, seconds in {"ANSWER": 0.1, "PROOF": 0.2, "HUNG": 0.4, "CHANGE": 0.8, "QUIET": 0.2}.items():
+        monkeypatch.setattr(probes, f"{name}_SECONDS", seconds)
+
+
+def scenario(test: Callable[[Server], Awaitable[None]]) -> Callable[[], None]:
+    """A test on an event loop of its own that hangs for ten seconds at most."""
+
+    async def body() -> None:
+        await asyncio.wait_for(test(Server()), 10)
+
+    def run() -> None:
+        asyncio.run(body())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@scenario
+async def test_ready_needs_weights_of_the_trainer_and_one_token_made_with_them(server: Server) -> None:
+    assert await server.get("/ready") == (503, {"ok": False, "reason": "holds no weights of the trainer"})
+    assert server.completions() == 0
+    await server.give(0)
+    for _ in range(5):
+        assert await server.get("/ready") == (200, {"ok": True})
+    assert server.completions() == 1, "one for each version, however often it is asked"
+    await server.give(1)
+    assert (await server.get("/ready"))[0] == 200
+    assert server.completions() == 2
+
+
+@scenario
+async def test_an_answer_that_was_cut_off_proves_nothing(server: Server) -> None:
+    server.finish_reason = "abort"
+    await server.give(0)
+    status, answer = await server.get("/ready")
+    assert (status, answer["reason"]) == (503, "has generated nothing with weight version 0")
+    server.finish_reason = "stop"
+    assert (await server.get("/ready"))[0] == 200
+
+
+@scenario
+async def test_older_weights_than_the_trainer_sent_are_not_ready(server: Server) -> None:
+    await server.give(3)
+    assert (await server.get("/ready"))[0] == 200
+    server.worker["announced_version"] = 4  # a broadcast that broke
+    status, answer = await server.get("/ready")
+    assert (status, answer["reason"]) == (503, "holds weight version 3, the trainer sent 4")
+
+
+@scenario
+async def test_an_update_neither_unreadies_nor_is_disturbed(server: Server) -> None:
+    server.running.clear()  # the workers receive: they answer nobody else
+    update = asyncio.create_task(server.post("/update_weights"))
+    await asyncio.sleep(0)
+    assert (await server.get("/ready"))[1]["reason"] == "the first weights are on their way"
+    server.running.set()
+    await update
+    await server.give(0)
+    assert (await server.get("/ready"))[0] == 200
+
+    server.running.clear()
+    update = asyncio.create_task(server.post("/update_weights"))
+    await asyncio.sleep(0)
+    before = len(server.asked)
+    for _ in range(3):
+        assert (await server.get("/ready"))[0] == 200
+        assert (await server.get("/live"))[0] == 200
+    assert [path for path, _ in server.asked[before:]] == ["/collective_rpc"], "one question, from /live"
+    server.running.set()
+    await update
+    server.worker |= {"announced_version": 1, "open": True}
+    await server.post("/pause")
+    before = server.completions()
+    assert (await server.get("/ready"))[0] == 200
+    assert server.completions() == before, "a paused server would queue it"
+
+
+@scenario
+async def test_an_update_that_never_ends_is_found(server: Server) -> None:
+    await server.give(0)
+    assert (await server.get("/ready"))[0] == 200
+    server.running.clear()
+    update = asyncio.create_task(server.post("/update_weights"))
+    await asyncio.sleep(0)
+    assert await server.seconds_until("/live", 503) > probes.CHANGE_SECONDS, "longer than a hung worker gets"
+    assert (await server.get("/ready"))[0] == 503
+    update.cancel()
+
+
+@scenario
+async def test_a_hung_worker_is_unready_at_once_and_dead_after_a_while(server: Server) -> None:
+    await server.give(0)
+    assert (await server.get("/ready"))[0] == 200
+    server.running.clear()
+    before = len(server.asked)
+    status, answer = await server.get("/ready")
+    assert (status, answer["reason"]) == (503, "the workers do not answer")
+    assert await server.seconds_until("/live", 503) > probes.HUNG_SECONDS / 2
+    assert "the workers have not answered for" in (await server.get("/live"))[1]["reason"]
+    assert len(server.asked) == before + 1, "never more than one question"
+    server.running.set()
+    assert (await server.get("/live"))[0] == 200
+    assert (await server.get("/ready"))[0] == 200
+
+
+@scenario
+async def test_a_dead_engine_is_found_too(server: Server) -> None:
+    await server.give(0)
+    server.dead = True
+    assert (await server.get("/ready"))[1]["reason"] == "the workers do not answer"
+    assert await server.seconds_until("/live", 503) > 0
+
+
+@scenario
+async def test_workers_that_disagree_hold_no_weights(server: Server) -> None:
+    await server.give(0)
+    workers = [server.worker, server.worker | {"digest": "another"}]
+    assert probes._held(workers) is None
+    assert probes._held([server.worker] * 2) == (0, "of 0")
+
+
+@scenario
+async def test_drain_waits_for_prompts_under_way_and_for_a_while_of_quiet(server: Server) -> None:
+    server.running.clear()
+    prompt = asyncio.create_task(server.post("/v1/completions"))
+    await asyncio.sleep(0)
+    drained = asyncio.create_task(server.get("/drain"))
+    await asyncio.sleep(0.4)
+    assert not drained.done()
+    server.running.set()
+    await prompt
+    ended = asyncio.get_running_loop().time()
+    assert (await drained)[0] == 200
+    assert asyncio.get_running_loop().time() - ended >= 0.2

@@ -1,0 +1,129 @@
+"""Prompts to generators: each goes to whoever has the least to do, and to another one where that fails."""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from rlhf_api.run import Member
+
+from ..http import HttpError
+from ..records import Prompt, Rollout
+
+log = logging.getLogger(__name__)
+
+MEMBERSHIP_SECONDS = 0.5
+"""How soon it is noticed that a generator is gone: a node that is lost closes no connection."""
+
+Ask = Callable[[Member, Prompt], Awaitable[list[Rollout]]]
+Current = Callable[[], Mapping[str, Member]]
+"""The generators by uid, as the host sees them now."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answers, in the order of their prompts; the prompts that nobody answered; and who failed and why, by uid."""
+
+    answers: list[Rollout]
+    unanswered: list[Prompt]
+    failed: dict[str, str]
+
+
+class Dispatch:
+    """One round of prompts among `members`, at most `concurrent` at once with each.
+
+    Who drains finishes what it has and gets no more. Who fails, or is not in `current` any more, gets no more either,
+    and what it had goes to the others: no prompt is lost, and none is scored as if it had no answer.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        members: Sequence[Member],
+        *,
+        ask: Ask,
+        current: Current,
+        concurrent: int,
+        left: Callable[[int], None] = lambda _count: None,
+    ) -> None:
+        """`left` is told how many prompts have no answer yet."""
+        self._prompts, self._members = prompts, members
+        self._ask, self._current, self._concurrent, self._left = ask, current, concurrent, left
+        self._waiting = deque(range(len(prompts)))
+        self._answers: dict[int, list[Rollout]] = {}
+        self._failed: dict[str, str] = {}
+        self._asked: dict[asyncio.Future[list[Rollout]], tuple[int, Member]] = {}
+        self._load: Counter[str] = Counter()  # prompts that are with each member
+        self._ended: asyncio.Queue[asyncio.Future[list[Rollout]]] = asyncio.Queue()
+        self._looked_at = time.monotonic()
+
+    async def run(self) -> Outcome:
+        """Raises HttpError where a generator refuses a prompt (4xx): so would every other."""
+        self._left(len(self._waiting))
+        try:
+            while self._hand_out():
+                await self._settle()
+        finally:
+            for task in self._asked:
+                task.cancel()
+        places = range(len(self._prompts))
+        return Outcome(
+            [rollout for place in places for rollout in self._answers.get(place, ())],
+            [self._prompts[place] for place in places if place not in self._answers],
+            self._failed,
+        )
+
+    def _hand_out(self) -> bool:
+        """Gives prompts to whoever takes some; whether any prompt is with someone."""
+        present = self._current()
+        able = [m for m in self._members if m.uid not in self._failed and _takes_work(present.get(m.uid))]
+        while self._waiting and able:
+            member = min(able, key=lambda m: self._load[m.uid])
+            if self._load[member.uid] >= self._concurrent:
+                break
+            place = self._waiting.popleft()
+            task = asyncio.ensure_future(self._ask(member, self._prompts[place]))
+            task.add_done_callback(self._ended.put_nowait)
+            self._asked[task] = place, member
+            self._load[member.uid] += 1
+        return bool(self._asked)
+
+    async def _settle(self) -> None:
+        """Waits for an answer, but not longer than until the next look at the membership."""
+        if time.monotonic() > self._looked_at + MEMBERSHIP_SECONDS:
+            self._give_up_on_who_is_gone()
+        try:
+            task = await asyncio.wait_for(self._ended.get(), MEMBERSHIP_SECONDS)
+        except TimeoutError:
+            return
+        place, member = self._asked.pop(task)
+        self._load[member.uid] -= 1
+        try:
+            self._answers[place] = task.result()
+        except (aiohttp.ClientError, OSError, HttpError, ValueError, asyncio.CancelledError) as error:
+            if isinstance(error, HttpError) and 400 <= error.status < 500:
+                raise
+            self._waiting.appendleft(place)  # first in line
+            self._fail(member, repr(error))
+        self._left(len(self._prompts) - len(self._answers))
+
+    def _give_up_on_who_is_gone(self) -> None:
+        self._looked_at = time.monotonic()
+        present = self._current()
+        for task, (_, member) in self._asked.items():
+            if member.uid not in present:
+                self._fail(member, "it is gone")
+                task.cancel()
+
+    def _fail(self, member: Member, why: str) -> None:
+        if member.uid not in self._failed:
+            self._failed[member.uid] = why
+            log.warning("%s failed (%s); its prompts go to the others", member.name, why)
+
+
+def _takes_work(member: Member | None) -> bool:
+    return member is not None and not member.draining
