@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test lint clean
+.PHONY: install demo test e2e cluster images cluster-down lint clean
 
 install: $(STAMP)
 
@@ -25,8 +25,28 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
-test: lint $(VENV)-operator
+# What the cluster of the tests is made of is built before them: no test's time limit has room for it.
+test: lint $(VENV)-operator $(BIN)/helm
+	-$(BIN)/python -m tests.cluster build
 	$(BIN)/python -m pytest
+
+# On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one KUBECONFIG names.
+e2e: install $(BIN)/helm
+	-$(BIN)/python -m tests.cluster build
+	$(BIN)/python -m pytest tests/cluster_e2e
+
+# A real Kubernetes with one node on this machine; then our images in it; then no trace of it.
+cluster: install
+	$(BIN)/python -m tests.cluster up
+
+images: install
+	$(BIN)/python -m tests.cluster images
+
+cluster-down: install
+	$(BIN)/python -m tests.cluster down
+
+$(BIN)/helm: tools/helm | $(STAMP)
+	$(BIN)/python tools/helm $@
 
 lint: install
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ ARGUMENTS = (
     *("--enforce-eager", "--dtype", "float32", "--max-model-len", "128"),
     *("--weight-transfer-config", '{"backend": "rlhf"}'),
     *("--worker-extension-cls", "rlhf_trainer.weights.extension.WeightStatus"),
+    *("--middleware", "rlhf_trainer.weights.probes.Probes"),
     *("--middleware", "rlhf_trainer.weights.guard.TokenGuard"),
     *("--logprobs-mode", "processed_logprobs", "--served-model-name", "policy"),
     # Without these the engine's worker is a process more (10 s of imports, 600 MB) and 1 GiB of cache is touched.
@@ -29,6 +30,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
     "OMP_NUM_THREADS": "1",
 }
 

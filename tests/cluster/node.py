@@ -1,0 +1,160 @@
+"""The one node of the test cluster: where it lives on this machine, and its servers' files and command lines."""
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.credentials import NODE
+
+PODS = "10.244.0.0/16"
+DNS_SERVICE = "10.96.0.10"
+PAUSE = "localhost/pause:1"
+API_PORT = 6443
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cluster's folder, and the names and addresses on the host that follow from it: two never share any."""
+
+    state: Path
+
+    @property
+    def number(self) -> int:
+        return zlib.crc32(str(self.state).encode()) % 254 + 1
+
+    @property
+    def host_address(self) -> str:
+        return f"10.77.{self.number}.1"
+
+    @property
+    def address(self) -> str:
+        """Of the node, with everything on it; the host reaches nothing else of the cluster."""
+        return f"10.77.{self.number}.2"
+
+    @property
+    def subnet(self) -> str:
+        return f"10.77.{self.number}.0/24"
+
+    @property
+    def link(self) -> str:
+        """The host's end of the one cable to the node."""
+        return f"rlhf{self.number}"
+
+    @property
+    def cgroup(self) -> str:
+        return f"rlhf-{self.number}"
+
+    @property
+    def files(self) -> Path:
+        return self.state / "files"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.files / "admin.kubeconfig"
+
+    @property
+    def containerd(self) -> Path:
+        return self.state / "containerd" / "containerd.sock"
+
+
+def write_files(place: Place) -> None:
+    """The configuration of kubelet, containerd and the pod network."""
+    (place.files / "kubelet.json").write_text(json.dumps(_kubelet(place), indent=1))
+    (place.files / "containerd.toml").write_text(_CONTAINERD.format(place=place, pause=PAUSE))
+    (place.files / "cni").mkdir()
+    (place.files / "cni" / "10-bridge.conflist").write_text(json.dumps(_NETWORK, indent=1))
+
+
+def containerd(place: Place) -> list[str]:
+    return ["containerd", "--config", str(place.files / "containerd.toml")]
+
+
+def kubelet(binaries: Path, place: Place) -> list[str]:
+    return [
+        str(binaries / "kubelet"),
+        *(f"--kubeconfig={place.files / 'kubelet.kubeconfig'}", f"--config={place.files / 'kubelet.json'}"),
+        *("--container-runtime=remote", f"--container-runtime-endpoint=unix://{place.containerd}"),
+        *(f"--root-dir={place.state / 'kubelet'}", f"--cert-dir={place.state / 'kubelet' / 'pki'}"),
+        *(f"--hostname-override={NODE}", f"--node-ip={place.address}"),
+    ]
+
+
+def proxy(binaries: Path, place: Place) -> list[str]:
+    return [
+        str(binaries / "kube-proxy"),
+        *(f"--kubeconfig={place.files / 'proxy.kubeconfig'}", f"--hostname-override={NODE}"),
+        *(f"--cluster-cidr={PODS}", "--proxy-mode=iptables", "--conntrack-max-per-core=0"),
+    ]
+
+
+def _kubelet(place: Place) -> dict:
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{place.cgroup}",
+        "failSwapOn": False,
+        # Only the API server and the host reach it.
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "clusterDNS": [DNS_SERVICE],
+        "clusterDomain": "cluster.local",
+        "nodeStatusUpdateFrequency": "4s",
+        "syncFrequency": "10s",
+        # The disk and the memory are the machine's, and others fill them.
+        "evictionHard": {
+            "memory.available": "50Mi",
+            "nodefs.available": "1%",
+            "imagefs.available": "1%",
+            "nodefs.inodesFree": "1%",
+        },
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+    }
+
+
+# restrict_oom_score_adj: lowering it is not permitted everywhere, a container's root among others.
+_CONTAINERD = """\
+version = 2
+root = "{place.state}/containerd/root"
+state = "{place.state}/containerd/state"
+[grpc]
+  address = "{place.containerd}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = "overlayfs"
+  default_runtime_name = "runc"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  BinaryName = "/usr/sbin/runc"
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "/usr/lib/cni"
+  conf_dir = "{place.files}/cni"
+"""
+
+_NETWORK = {
+    "cniVersion": "0.3.1",
+    "name": "pods",
+    "plugins": [
+        {
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": True,
+            "ipMasq": True,
+            "hairpinMode": True,
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": "10.244.0.0/24"}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        }
+    ],
+}

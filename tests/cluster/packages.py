@@ -1,0 +1,63 @@
+"""What the test cluster takes from the machine: Debian's packages, and a folder to keep built things in."""
+
+import os
+import subprocess
+from pathlib import Path
+
+CONTROL_PLANE = ("etcd-server", "openssl")
+BUILD = ("golang-go", "golang-github-modern-go-reflect2-dev", "gcc", "libc6-dev", "dpkg-dev")
+NODE = ("containerd", "runc", "containernetworking-plugins", "iptables", "iproute2")
+IMAGES = ("mmdebstrap", "buildah")
+_INSTALL_S = 900
+
+
+class Unavailable(Exception):
+    """This machine cannot have the test cluster; one line says why and what to do instead."""
+
+
+def cache() -> Path:
+    """Where built things stay between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "rlhf-operator"
+
+
+def require(packages: tuple[str, ...]) -> None:
+    """Installs what is missing of `packages`."""
+    system = _system()
+    if "VERSION_CODENAME=bookworm" not in system:
+        name = next((line for line in system if line.startswith("PRETTY_NAME=")), "no Linux").split("=")[-1]
+        raise Unavailable(
+            f"the test cluster is made of Debian 12's packages and this is {name}: "
+            "set KUBECONFIG to a cluster, or run in a debian:12 container as root"
+        )
+    if not (missing := [package for package in packages if not _installed(package)]):
+        return
+    command = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *missing]
+    if os.geteuid() != 0:
+        raise Unavailable(
+            f"the test cluster needs packages: as root `{' '.join(command)}`, or set KUBECONFIG to a cluster"
+        )
+    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for step in (["apt-get", "update", "-qq"], command):
+        done = subprocess.run(
+            step, env=quiet, capture_output=True, text=True, timeout=_INSTALL_S, check=False
+        )
+        if done.returncode != 0:
+            raise Unavailable(f"`{' '.join(step)}` failed: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def require_root() -> None:
+    """The node's namespaces, cgroups and containers are root's."""
+    if os.geteuid() != 0:
+        raise Unavailable("the test cluster with a node needs root: use sudo, or set KUBECONFIG to a cluster")
+
+
+def _system() -> list[str]:
+    try:
+        return Path("/etc/os-release").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _installed(package: str) -> bool:
+    status = Path(f"/var/lib/dpkg/info/{package}.list")
+    return status.exists() or Path(f"/var/lib/dpkg/info/{package}:amd64.list").exists()

@@ -1,0 +1,173 @@
+"""The cluster and the images themselves, before anything of ours runs on them."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.cluster import images
+from tests.cluster.down import down
+from tests.cluster.node import Place
+from tests.cluster.up import up
+from tests.support.cluster import Cluster, existing
+from tests.support.kube import eventually, get, kubectl
+
+READY_S = 120
+SEAWEEDFS = Path(images.__file__).with_name("seaweedfs.yaml")
+
+
+def pod(name: str, image: str, *command: str, **spec: object) -> dict:
+    """One that the restricted Pod Security Standard accepts, with a root filesystem that nobody can write to."""
+    container = {
+        "name": "main",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": list(command),
+        "envFrom": [{"secretRef": {"name": "seaweedfs", "optional": True}}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container],
+            "volumes": [{"name": "tmp", "emptyDir": {}}],
+            **spec,
+        },
+    }
+
+
+def output(cluster: Cluster, namespace: str, manifest: dict) -> str:
+    """What a pod prints until it ends, which must be well."""
+    kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(manifest))
+    where = (manifest["metadata"]["name"], "-n", namespace)
+
+    def phase() -> str:
+        now = get(cluster.kubeconfig, "pod", *where)["status"]["phase"]
+        return now if now in ("Succeeded", "Failed") else ""
+
+    ended = eventually(phase, f"the end of pod {where[0]}", READY_S)
+    log = kubectl(cluster.kubeconfig, "logs", *where)
+    assert ended == "Succeeded", log
+    return log
+
+
+def test_pods_find_each_other_by_name_and_nothing_else(cluster: Cluster, namespace: str) -> None:
+    web = pod(
+        "web", images.OPERATOR, "python3", "-m", "http.server", "8000", hostname="web-0", subdomain="all"
+    )
+    services = [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name},
+            "spec": {"selector": {"app": "web"}, "ports": [{"name": "http", "port": 8000}], **spec},
+        }
+        for name, spec in {"one": {}, "all": {"clusterIP": "None"}}.items()
+    ]
+    content = {"apiVersion": "v1", "kind": "List", "items": [web, *services]}
+    kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(content))
+    kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    look = f"""
+import time, urllib.request
+def reach(url):
+    try:
+        return urllib.request.urlopen(url, timeout=5).status
+    except OSError as error:
+        return error
+for host in ("one", "all", "web-0.all", "one.{namespace}.svc.cluster.local"):
+    deadline = time.monotonic() + 30  # kube-proxy learns of a service a moment later
+    while reach(f"http://{{host}}:8000/") != 200 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    print(host, reach(f"http://{{host}}:8000/"))
+begin = time.monotonic()
+print(reach("http://192.0.2.1/"), time.monotonic() - begin < 3)
+"""
+    lines = output(cluster, namespace, pod("look", images.OPERATOR, "python3", "-c", look)).splitlines()
+    assert [line.split()[-1] for line in lines[:-1]] == ["200"] * 4, lines
+    if existing() is None:
+        assert lines[-1].endswith("No route to host> True")
+    said = kubectl(cluster.kubeconfig, "exec", "web", "-n", namespace, "--", "id", "-u")
+    assert said.strip() == "65532"
+
+
+@pytest.mark.parametrize(
+    ("image", "modules"),
+    [
+        (images.OPERATOR, "rlhf_operator.cli, kopf"),
+        (images.TRAINER, "rlhf_trainer.wire, deepspeed, vllm.config"),
+    ],
+)
+def test_an_image_works_under_the_restricted_standard(
+    cluster: Cluster, namespace: str, image: str, modules: str
+) -> None:
+    code = f"import getpass, os, {modules}; print(getpass.getuser(), os.getuid(), os.access('/', os.W_OK))"
+    said = output(cluster, namespace, pod("imports", image, "python3", "-c", code)).splitlines()
+    assert said[-1] == "rlhf 65532 False"
+
+
+def test_the_store_takes_an_object_once(cluster: Cluster, namespace: str) -> None:
+    kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", str(SEAWEEDFS))
+    kubectl(
+        cluster.kubeconfig, "wait", "pod/seaweedfs", "-n", namespace, "--for=condition=Ready", "--timeout=60s"
+    )
+    code = """
+import obstore
+from obstore.store import from_url
+store = from_url("s3://checkpoints/test")
+obstore.put(store, "a", b"first", mode="create")
+try:
+    obstore.put(store, "a", b"second", mode="create")
+except obstore.exceptions.AlreadyExistsError:
+    print(obstore.get(store, "a").bytes().to_bytes().decode())
+"""
+    assert output(cluster, namespace, pod("put", images.TRAINER, "python3", "-c", code)).strip() == "first"
+
+
+def test_a_cluster_leaves_no_trace_on_the_machine(cluster: Cluster, tmp_path: Path) -> None:
+    if existing() is not None:
+        pytest.skip("brings a second cluster up on this machine: unset KUBECONFIG and RLHF_TEST_KUBECONFIG")
+    place = Place(tmp_path / "second")
+    before = traces()
+    try:
+        assert up(place)
+        assert not up(place), "one that is well is left as it is"
+        assert traces() != before
+    finally:
+        down(place)
+    assert traces() == before
+    assert not place.state.exists()
+    # The other one goes on.
+    assert "node1" in kubectl(cluster.kubeconfig, "get", "nodes")
+
+
+def traces() -> dict[str, list[str]]:
+    """What a cluster could leave behind: mounts, links, routes, control groups, folders, and the machine's settings."""
+    looks = {
+        "mounts": ["cat", "/proc/self/mounts"],
+        "links": ["ip", "-o", "link"],
+        "routes": ["ip", "route"],
+        "rules": ["ip", "rule"],
+        "settings": [
+            "sh",
+            "-c",
+            "sysctl -n vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops",
+        ],
+        "groups": ["find", "/sys/fs/cgroup", "-maxdepth", "2", "-name", "rlhf-*"],
+        "folders": ["find", "/var/lib", "/var/log", "/run", "-maxdepth", "1"],
+    }
+    return {
+        what: sorted(
+            subprocess.run(look, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
+        )
+        for what, look in looks.items()
+    }

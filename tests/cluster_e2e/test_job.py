@@ -1,0 +1,185 @@
+"""The whole thing as its user does it, all real: helm, kubectl apply, pods with vLLM and DeepSpeed, an S3 server.
+
+The shipped manifests run with fewer steps. What they share lies in a workspace that all pods mount.
+"""
+
+import base64
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster import images
+from tests.support.cluster import Cluster, existing
+from tests.support.helm import CHART, helm
+from tests.support.kube import eventually, get, kubectl
+from tests.support.operator import Jobs
+
+from rlhf_operator.cluster.pod import USER
+
+ROOT = Path(__file__).parents[2]
+SYSTEM, JOBS, CLAIM = "rlhf-system", "team", "rlhf-workspace"
+START_S, RUN_S = 240.0, 420.0
+ONE_THREAD = {"environment": {"OMP_NUM_THREADS": "1"}}
+"""Four roles share two cores here."""
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """A cluster with the chart installed, an S3 server, and a namespace that admits only restricted pods."""
+    if existing() is not None:
+        pytest.skip(
+            "needs a directory of this machine in its pods: unset KUBECONFIG and RLHF_TEST_KUBECONFIG"
+        )
+    kubeconfig = cluster.kubeconfig
+    workspace = tmp_path_factory.mktemp("workspace")
+    shutil.copytree(ROOT / "examples", workspace / "examples")
+    for path in (workspace, *workspace.parents[:3]):
+        path.chmod(0o755)
+    shutil.chown(workspace, USER, USER)
+    kubectl(kubeconfig, "create", "namespace", JOBS)
+    kubectl(kubeconfig, "label", "namespace", JOBS, "pod-security.kubernetes.io/enforce=restricted")
+    kubectl(kubeconfig, "apply", "-n", JOBS, "-f", "-", input=yaml.safe_dump_all(volume(workspace)))
+    kubectl(kubeconfig, "apply", "-n", JOBS, "-f", str(Path(images.__file__).with_name("seaweedfs.yaml")))
+    helm(
+        *("install", "rlhf", str(CHART), "-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "100s"),
+        *("--set", "image.repository=localhost/rlhf-operator", "--set", "image.tag=dev"),
+        *("--set", f"jobs.trainerImage={images.TRAINER}", "--set", f"jobs.workspaceClaim={CLAIM}"),
+        kubeconfig=kubeconfig,
+    )
+    yield Jobs(kubeconfig, JOBS)
+    kubectl(kubeconfig, "delete", "rlhfjobs", "--all", "-n", JOBS)
+    helm("uninstall", "rlhf", "-n", SYSTEM, "--wait", kubeconfig=kubeconfig)
+    kubectl(kubeconfig, "delete", "namespace", JOBS, SYSTEM, timeout=180)
+    kubectl(kubeconfig, "delete", "pv,crd", CLAIM, "rlhfjobs.rlhf.dev", "--ignore-not-found")
+
+
+def volume(directory: Path) -> list[dict[str, Any]]:
+    """A workspace that all pods of this one node can mount."""
+    size = {"storage": "1Gi"}
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    spec = {**common, "capacity": size, "hostPath": {"path": str(directory)}}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": CLAIM}, "spec": spec},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": CLAIM},
+            "spec": {**common, "resources": {"requests": size}, "volumeName": CLAIM},
+        },
+    ]
+
+
+def manifest(name: str, **spec: Any) -> dict[str, Any]:
+    """A shipped example with parts of its spec set."""
+    document = yaml.safe_load((ROOT / "examples" / "sentiment" / f"{name}.yaml").read_text())
+    return {**document, "spec": {**document["spec"], **ONE_THREAD, **spec}}
+
+
+@pytest.fixture(scope="module")
+def models(jobs: Jobs) -> Jobs:
+    """What PPO starts from: a fine-tuned policy and a reward model, trained on the cluster too."""
+    for name, steps in (("sft", 200), ("reward", 80)):
+        jobs.apply(manifest(name, steps=steps))
+        status = jobs.until(name, "Succeeded", timeout=RUN_S)
+        assert status["progress"] == f"{steps}/{steps}"
+        jobs.kubectl("delete", "rlhfjob", name)
+    return jobs
+
+
+def ppo(**spec: Any) -> dict[str, Any]:
+    store = {"store": "s3://checkpoints/ppo", "everySteps": 4}
+    settings = {"steps": 12, "checkpoint": store, "pods": {"secrets": ["seaweedfs"]}}
+    return manifest("ppo", **settings, **spec)
+
+
+def test_ppo_runs_learns_and_survives_all_of_it(models: Jobs) -> None:
+    """One run, from apply to delete: columns, logs, scale up and down, the operator's death, suspend and resume."""
+    jobs = models
+    jobs.apply(ppo())
+    jobs.until("ppo", "Running", timeout=START_S)
+    step_reached(jobs, 1)
+    check_columns(jobs)
+    check_logs(jobs)
+    check_secrets(jobs)
+
+    operators = get(jobs.kubeconfig, "pods", "-n", SYSTEM)["items"]
+    before = jobs.pods()
+    jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=2")
+    eventually(lambda: jobs.status("ppo")["generatorsReady"] == "2/2", "two generators serve", START_S)
+    assert before.items() <= jobs.pods().items()
+    for pod in operators:
+        kubectl(
+            jobs.kubeconfig,
+            "delete",
+            "pod",
+            pod["metadata"]["name"],
+            "-n",
+            SYSTEM,
+            "--force",
+            "--grace-period=0",
+        )
+    step_reached(jobs, jobs.status("ppo")["step"] + 1)
+    assert before.items() <= jobs.pods().items()
+    jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=1")
+    eventually(lambda: "ppo-generator-1" not in jobs.pods(), "the second generator has gone")
+
+    jobs.patch("ppo", suspend=True)
+    status = jobs.until("ppo", "Suspended", timeout=120)
+    assert status["lastCheckpoint"]["step"] == status["step"] > 0
+    eventually(lambda: not jobs.pods(), "all pods are given back")
+    jobs.patch("ppo", suspend=False)
+    step_reached(jobs, status["step"] + 1, START_S)
+    assert "resumed from the checkpoint" in jobs.kubectl("logs", "ppo-trainer-0")
+
+    status = jobs.until("ppo", "Succeeded", timeout=RUN_S)
+    assert (status["progress"], status["restarts"]) == ("12/12", 0)
+    log = jobs.kubectl("logs", "ppo-trainer-0")
+    assert token_of(jobs) not in log
+    check_reward_rose(jobs)
+
+    jobs.kubectl("delete", "rlhfjob", "ppo")
+    kinds = "pods,services,configmaps,secrets,networkpolicies"
+    eventually(lambda: not jobs.get(kinds, "-l", "rlhf.dev/job=ppo")["items"], "nothing is left")
+
+
+def step_reached(jobs: Jobs, step: int, timeout: float = 180) -> None:
+    eventually(lambda: jobs.status("ppo").get("step", 0) >= step, f"step {step}", timeout)
+
+
+def check_columns(jobs: Jobs) -> None:
+    header, row = (line.split() for line in jobs.kubectl("get", "rlhfjobs").splitlines())
+    shown = dict(zip(header, row, strict=True))
+    print(jobs.kubectl("get", "rlhfjobs", "-o", "wide"))
+    assert (shown["NAME"], shown["PHASE"], shown["GEN"], shown["RESTARTS"]) == ("ppo", "Running", "1/1", "0")
+    assert int(shown["STEP"].partition("/")[0]) >= 1
+    assert float(shown["REWARD"]) is not None
+    assert abs(float(shown["KL"])) < 1
+    assert int(shown["WEIGHTS"]) >= 1
+
+
+def check_logs(jobs: Jobs) -> None:
+    for role in ("trainer", "generator", "reward", "reference"):
+        assert jobs.kubectl("logs", f"ppo-{role}-0", "--tail=5").strip(), role
+
+
+def check_secrets(jobs: Jobs) -> None:
+    """The token is in the Secret and nowhere else."""
+    told = jobs.kubectl("get", "rlhfjobs,pods,configmaps,events,services", "-o", "yaml")
+    assert token_of(jobs) not in told
+
+
+def token_of(jobs: Jobs) -> str:
+    return base64.b64decode(jobs.get("secret", "ppo-rlhf-token")["data"]["token"]).decode()
+
+
+def check_reward_rose(jobs: Jobs) -> None:
+    """By the metrics that the trainer wrote to the workspace."""
+    claim = get(jobs.kubeconfig, "pv", CLAIM)["spec"]["hostPath"]["path"]
+    lines = Path(claim, "runs", "ppo", "metrics.jsonl").read_text().splitlines()
+    rewards = [yaml.safe_load(line)["reward_mean"] for line in lines]
+    print(rewards)
+    assert len(rewards) == 12
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5

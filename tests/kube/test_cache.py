@@ -1,0 +1,226 @@
+"""What the operator remembers of the cluster: the newest of each object, little of it, and nothing that is gone."""
+
+import json
+import tracemalloc
+
+import pytest
+
+from rlhf_operator.cluster.cache import Cache, trimmed
+from rlhf_operator.cluster.observed import Pod
+
+KEY = ("team", "ppo")
+
+
+def job(version: int = 5, uid: str = "job-1", **more) -> dict:
+    return {
+        "apiVersion": "rlhf.dev/v1alpha1",
+        "kind": "RLHFJob",
+        "metadata": {
+            "name": "ppo",
+            "namespace": "team",
+            "uid": uid,
+            "resourceVersion": str(version),
+            "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}],
+        },
+        "spec": {"task": "ppo"},
+        **more,
+    }
+
+
+def pod(version: int = 10, uid: str = "pod-1", index: int = 0, name: str = "ppo", **status) -> dict:
+    """As an API server returns it, with a status of a running one."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{name}-generator-{index}",
+            "namespace": "team",
+            "uid": uid,
+            "resourceVersion": str(version),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {
+                "app.kubernetes.io/managed-by": "rlhf-operator",
+                "rlhf.dev/job": name,
+                "rlhf.dev/role": "generator",
+                "rlhf.dev/index": str(index),
+                "rlhf.dev/attempt": "0",
+            },
+            "annotations": {"big": "x" * 500},
+            "ownerReferences": [{"kind": "RLHFJob", "name": name, "uid": "job-1", "controller": True}],
+            "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}],
+        },
+        "spec": {
+            "nodeName": "node1",
+            "containers": [{"name": "role", "image": "trainer", "env": [{"name": "A", "value": "b" * 2000}]}],
+        },
+        "status": {
+            "phase": "Running",
+            "podIP": "10.0.0.7",
+            "startTime": "2026-01-01T00:00:01Z",
+            "conditions": [
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:01Z"},
+                {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:09Z"},
+            ],
+            "containerStatuses": [
+                {
+                    "name": "role",
+                    "ready": True,
+                    "started": True,
+                    "restartCount": 0,
+                    "image": "trainer:1",
+                    "imageID": "sha256:" + "a" * 64,
+                    "containerID": "containerd://" + "b" * 64,
+                    "state": {"running": {"startedAt": "2026-01-01T00:00:02Z"}},
+                }
+            ],
+            **status,
+        },
+    }
+
+
+@pytest.fixture
+def cache() -> Cache:
+    return Cache()
+
+
+def test_objects_are_found_under_their_job(cache):
+    assert cache.put(job()) == KEY
+    assert cache.put(pod(index=0, uid="a")) == KEY
+    assert cache.put(pod(index=1, uid="b")) == KEY
+    assert cache.put(pod(index=0, uid="c", name="other")) == ("team", "other")
+    assert cache.keys() == [KEY]
+    assert [p["metadata"]["uid"] for p in cache.pods(KEY)] == ["a", "b"]
+    assert cache.workload(KEY) is None
+
+
+def test_a_pod_of_nobody_is_not_kept(cache):
+    stranger = pod()
+    del stranger["metadata"]["labels"]
+    assert cache.put(stranger) is None
+    assert cache.uids("Pod") == set()
+
+
+def test_the_newest_stays_whatever_comes_last(cache):
+    answer = pod(version=8, phase="Running")
+    assert cache.put(answer) == KEY  # the answer to our own write
+    assert cache.put(answer) is None  # the watch tells the same
+    assert cache.put(pod(version=7, phase="Pending")) is None  # and what was before
+    assert cache.pods(KEY)[0]["status"]["phase"] == "Running"
+    assert cache.put(pod(version=9, phase="Failed")) == KEY
+    assert cache.pods(KEY)[0]["status"]["phase"] == "Failed"
+
+
+def test_a_status_is_kept_but_no_news(cache):
+    """We wrote it. A watch may tell so before the server's answer to us comes."""
+    cache.put(job(version=5))
+    assert cache.put(job(version=6, status={"phase": "Running"})) is None
+    assert cache.job(KEY)["status"] == {"phase": "Running"}
+    asked = job(version=7, status={"phase": "Running"})
+    asked["metadata"]["annotations"] = {"rlhf.dev/checkpoint": "now"}
+    assert cache.put(asked) == KEY
+    assert cache.put({**asked, "metadata": {**asked["metadata"], "resourceVersion": "8"}, "spec": {}}) == KEY
+    assert cache.put(job(version=9, uid="another", status={"phase": "Running"})) == KEY
+
+
+def test_versions_are_numbers(cache):
+    cache.put(pod(version=9))
+    assert cache.put(pod(version=10)) == KEY
+
+
+def test_what_was_deleted_does_not_come_back(cache):
+    cache.put(pod())
+    assert cache.drop(pod(version=20)) == KEY
+    assert cache.put(pod(version=15)) is None  # a late answer
+    assert cache.pods(KEY) == []
+
+
+def test_a_deletion_seen_before_the_object_counts(cache):
+    assert cache.drop(pod(version=20)) is None
+    assert cache.put(pod(version=15)) is None
+
+
+def test_a_new_object_of_the_same_name_replaces_the_old(cache):
+    cache.put(job(version=5, uid="old"))
+    cache.put(job(version=9, uid="new"))
+    assert cache.drop(job(version=8, uid="old")) is None
+    assert cache.job(KEY)["metadata"]["uid"] == "new"
+    assert cache.drop(job(version=12, uid="new")) == KEY
+    assert cache.job(KEY) is None
+
+
+def test_what_a_listing_does_not_show_is_dropped(cache):
+    cache.put(job())
+    for index in range(3):
+        cache.put(pod(uid=f"pod-{index}", index=index))
+    assert cache.drop_uids("Pod", {"pod-0", "pod-2", "never-seen"}) == {KEY}
+    assert cache.uids("Pod") == {"pod-1"}
+    assert cache.drop_uids("RLHFJob", {"job-1"}) == {KEY}
+    assert cache.keys() == []
+
+
+def test_readers_cannot_change_what_is_kept(cache):
+    cache.put(job())
+    cache.job(KEY)["spec"]["task"] = "sft"
+    assert cache.job(KEY)["spec"] == {"task": "ppo"}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"phase": "Pending", "containerStatuses": [], "podIP": ""},
+        {"phase": "Failed", "reason": "Evicted", "message": "low on memory", "containerStatuses": []},
+        {
+            "phase": "Failed",
+            "containerStatuses": [
+                {
+                    "name": "role",
+                    "state": {
+                        "terminated": {
+                            "exitCode": 137,
+                            "reason": "OOMKilled",
+                            "message": "x",
+                            "finishedAt": "2026-01-01T01:00:00Z",
+                        }
+                    },
+                }
+            ],
+        },
+        {
+            "phase": "Pending",
+            "conditions": [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+            ],
+        },
+    ],
+)
+def test_nothing_is_left_out_that_is_looked_at(status):
+    full = pod(**status)
+    assert Pod.of(trimmed(full)) == Pod.of(full)
+
+
+def test_what_is_not_looked_at_is_left_out(cache):
+    cache.put(job())
+    cache.put(pod())
+    assert "managedFields" not in cache.job(KEY)["metadata"]
+    kept = cache.pods(KEY)[0]
+    assert kept["spec"] == {"nodeName": "node1"}
+    assert kept["metadata"]["ownerReferences"]
+    assert len(json.dumps(kept)) < 1200 < len(json.dumps(pod()))
+
+
+def test_a_thousand_jobs_are_small(cache):
+    """The whole operator is to stay below 150 MiB then."""
+    status = {"conditions": [{"type": t, "message": "m" * 100} for t in "ABCDE"], "message": "x" * 500}
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(1000):
+        body = job(uid=f"job-{number}", status=status)
+        body["metadata"]["name"] = f"job-{number}"
+        cache.put(body)
+        for index in range(5):
+            cache.put(pod(uid=f"pod-{number}-{index}", index=index, name=f"job-{number}"))
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(cache.keys()) == 1000
+    assert (after - before) / 2**20 < 16

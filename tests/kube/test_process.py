@@ -1,0 +1,373 @@
+"""One operator process with a reconcile that only takes notes, on a real API server."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.kube.jobs import PPO
+from tests.support.cluster import Cluster
+from tests.support.kube import kubectl
+
+from rlhf_operator.cluster import logs
+from rlhf_operator.cluster import process as module
+from rlhf_operator.cluster.api import Api, ApiError, Key
+from rlhf_operator.cluster.cache import Cache
+from rlhf_operator.cluster.lease import NAME, LeaseLost
+from rlhf_operator.cluster.process import Process
+from rlhf_operator.cluster.recorder import Recorder
+from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.telemetry import Telemetry
+
+pytestmark = pytest.mark.usefixtures("crd")
+LABELS = {"app.kubernetes.io/managed-by": "rlhf-operator", "rlhf.dev/job": "ppo"}
+
+
+class Operator:
+    """A process at work in one namespace, and what its reconcile saw."""
+
+    def __init__(self, api: Api, namespace: str, identity: str) -> None:
+        self.api, self.cache, self.telemetry = api, Cache(), Telemetry()
+        settings = Settings(
+            trainer_image="x",
+            token_key=b"k" * 32,
+            namespace=namespace,
+            own_namespace=namespace,
+            identity=identity,
+        )
+        self.process = Process(settings, api, self.cache, self.telemetry, self._reconcile)
+        self.looks: list[tuple[str, tuple[str, ...]]] = []
+        """Of each reconcile the job's name, and its pods'."""
+        self.act: Callable[[str], Awaitable[float | None]] = self._nothing
+        self._more = asyncio.Event()
+
+    async def _reconcile(self, key: Key) -> float | None:
+        pods = tuple(sorted(pod["metadata"]["name"] for pod in self.cache.pods(key)))
+        self.looks.append((key[1], pods))
+        self._more.set()
+        return await self.act(key[1])
+
+    async def _nothing(self, _: str) -> float | None:
+        return None
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                self._more.clear()
+                try:
+                    async with asyncio.timeout(0.2):
+                        await self._more.wait()
+                except TimeoutError:
+                    pass
+
+    def looks_at(self, name: str) -> int:
+        return [look[0] for look in self.looks].count(name)
+
+    def reconciles(self, outcome: str) -> float:
+        registry: CollectorRegistry = self.telemetry.registry
+        return registry.get_sample_value("rlhf_operator_reconcile_seconds_count", {"outcome": outcome}) or 0.0
+
+
+@pytest.fixture
+def talk(
+    control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], Awaitable]], None]:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+
+    def run(body: Callable[[], Awaitable]) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(90):
+                await body()
+
+        asyncio.run(main())
+
+    return run
+
+
+@asynccontextmanager
+async def operator(namespace: str, identity: str = "only") -> AsyncIterator[tuple[Operator, asyncio.Task]]:
+    async with await Api.connect() as api:
+        made = Operator(api, namespace, identity)
+        running = asyncio.create_task(made.process.run())
+        try:
+            yield made, running
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+
+def job(namespace: str, name: str = "ppo") -> dict:
+    return {**PPO, "metadata": {"name": name, "namespace": namespace}}
+
+
+def pod(namespace: str, name: str) -> dict:
+    metadata = {"name": name, "namespace": namespace, "labels": LABELS}
+    spec = {"containers": [{"name": "role", "image": "x"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+async def leads(made: Operator) -> None:
+    await made.until(lambda: made.process._leading and made.process.ready())
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_what_is_there_is_known_before_the_first_look(talk, namespace):
+    async def body() -> None:
+        async with await Api.connect() as api:
+            await api.create(job(namespace))
+            for name in ("a", "b"):
+                await api.create(pod(namespace, name))
+        async with operator(namespace) as (made, _):
+            await made.until(lambda: made.looks)
+            assert made.looks[0] == ("ppo", ("a", "b"))
+
+    talk(body)
+
+
+def test_what_happens_is_looked_at_and_our_own_writing_is_not(talk, namespace):
+    async def body() -> None:
+        async with operator(namespace) as (made, _):
+            await leads(made)
+            body = await made.api.create(job(namespace))
+            await made.until(lambda: ("ppo", ()) in made.looks)
+            await made.api.create(pod(namespace, "a"))
+            await made.until(lambda: ("ppo", ("a",)) in made.looks)
+            await asyncio.sleep(0.5)
+            before = len(made.looks)
+            keep = ("apiVersion", "kind")
+            metadata = {"name": "ppo", "namespace": namespace}
+            status = {"phase": "Running", "step": 3, "totalSteps": 9}
+            written = {**{k: body[k] for k in keep}, "metadata": metadata, "status": status}
+            made.cache.put(await made.api.apply_status(written))
+            await asyncio.sleep(1)
+            assert len(made.looks) == before
+            await made.api.delete("Pod", namespace, "a", grace=0)
+            await made.until(lambda: len(made.looks) > before and made.looks[-1] == ("ppo", ()))
+            await made.api.delete("RLHFJob", namespace, "ppo")
+            await made.until(lambda: not made.cache.keys() and len(made.looks) > before + 1)
+
+    talk(body)
+
+
+def test_a_job_whose_reconcile_fails_harms_no_other(talk, namespace, caplog):
+    async def body() -> None:
+        async with operator(namespace) as (made, running):
+
+            async def act(name: str) -> float | None:
+                if name == "bad":
+                    raise KeyError("a fault of ours")
+                if name == "refused":
+                    raise ApiError(429, "TooManyRequests", "slow down", retry_after=60.0)
+                return None
+
+            made.act = act
+            await leads(made)
+            for name in ("bad", "refused", "good"):
+                await made.api.create(job(namespace, name))
+            await made.until(lambda: made.looks_at("bad") >= 3 and made.looks_at("good"))
+            await made.api.delete("RLHFJob", namespace, "refused")  # an event
+            await asyncio.sleep(0.5)
+            assert made.looks_at("refused") == 1  # the server said when
+            assert made.reconciles("error") >= 4
+            assert made.reconciles("done") >= 1
+            assert not running.done()
+
+    talk(body)
+    assert "a fault of ours" in caplog.text
+    assert "slow down; again in 60.0 s" in caplog.text
+
+
+def test_a_job_is_looked_at_again_when_it_wants(talk, namespace):
+    async def body() -> None:
+        async with operator(namespace) as (made, _):
+
+            async def act(_: str) -> float | None:
+                return 0.2
+
+            made.act = act
+            await made.api.create(job(namespace))
+            await made.until(lambda: made.looks_at("ppo") >= 4)
+
+    talk(body)
+
+
+def test_a_stop_lets_a_reconcile_end_and_gives_the_lease_back(talk, namespace):
+    async def body() -> None:
+        async with operator(namespace) as (made, running):
+            finished = []
+
+            async def act(name: str) -> float | None:
+                await asyncio.sleep(1)
+                finished.append(name)
+                return 0.0
+
+            made.act = act
+            await leads(made)
+            await made.api.create(job(namespace))
+            await made.until(lambda: made.looks)
+            stop()
+            async with asyncio.timeout(8):
+                await running
+            assert finished == ["ppo"]
+            assert len(made.looks) == 1
+            assert not made.process.ready()
+            assert (await made.api.get("Lease", namespace, NAME))["spec"]["holderIdentity"] == ""
+
+    talk(body)
+
+
+def test_a_reconcile_that_does_not_end_is_cut_short(talk, namespace, monkeypatch):
+    monkeypatch.setattr(module, "_STOP_SECONDS", 0.5)
+
+    async def body() -> None:
+        async with operator(namespace) as (made, running):
+            await leads(made)
+            made.act = lambda _: asyncio.sleep(100)
+            await made.api.create(job(namespace))
+            await made.until(lambda: made.looks)
+            stop()
+            async with asyncio.timeout(8):
+                await running
+
+    talk(body)
+
+
+def test_a_reconcile_has_a_deadline(talk, namespace, monkeypatch):
+    monkeypatch.setattr(module, "_RECONCILE_SECONDS", 0.2)
+
+    async def body() -> None:
+        async with operator(namespace) as (made, _):
+            made.act = lambda _: asyncio.sleep(100)
+            await made.api.create(job(namespace))
+            await made.until(lambda: made.looks_at("ppo") >= 2)
+            assert made.process.alive()
+
+    talk(body)
+
+
+def test_a_standby_is_ready_and_stops_at_once(talk, namespace):
+    async def body() -> None:
+        async with operator(namespace, "first") as (first, _):
+            await leads(first)
+            async with operator(namespace, "second") as (second, running):
+                assert not second.process.ready()
+                await second.until(second.process.ready)
+                await second.api.create(job(namespace))
+                await first.until(lambda: first.looks)
+                assert second.looks == []
+                stop()  # the signal is the second's, who asked for it last
+                async with asyncio.timeout(3):
+                    await running
+
+    talk(body)
+
+
+def test_who_loses_the_lease_ends_and_changes_nothing_more(talk, namespace, control_plane):
+    async def body() -> None:
+        async with operator(namespace) as (made, running):
+            cut = []
+
+            async def act(_: str) -> float | None:
+                try:
+                    await asyncio.sleep(100)
+                except asyncio.CancelledError:
+                    with pytest.raises(ApiError, match="no longer leads"):
+                        await made.api.create(pod(namespace, "too-late"))
+                    cut.append(True)
+                    raise
+                return None
+
+            made.act = act
+            await leads(made)
+            await made.api.create(job(namespace))
+            await made.until(lambda: made.looks)
+            thief = json.dumps({"spec": {"holderIdentity": "thief"}})
+            lease = ("lease", NAME, "-n", namespace)
+            kubectl(control_plane.kubeconfig, "patch", *lease, "--type=merge", "-p", thief)
+            with pytest.raises(ExceptionGroup) as ended:
+                async with asyncio.timeout(20):
+                    await running
+            assert isinstance(ended.value.exceptions[0], LeaseLost)
+            assert cut == [True]
+
+    talk(body)
+
+
+def test_events_are_counted_not_repeated(talk, namespace):
+    async def body() -> None:
+        async with await Api.connect() as api:
+            recorder, made = Recorder(api), await api.create(job(namespace))
+            for _ in range(3):
+                await recorder.record(made, "Normal", "Started", "all pods run")
+            await recorder.record(made, "Warning", "Long", "x" * 5000)
+            await recorder.record(
+                {**made, "metadata": {**made["metadata"], "namespace": "none"}}, "Normal", "A", "b"
+            )
+            events = [event async for event in api.list("Event", namespace)]
+            told = {event["reason"]: event for event in events}
+            assert set(told) == {"Started", "Long"}
+            assert told["Started"]["involvedObject"]["uid"] == made["metadata"]["uid"]
+            assert told["Started"]["count"] == 1  # written again when ten seconds are over
+            assert len(told["Long"]["message"]) == 1024
+
+    talk(body)
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({}, "RLHF_TOKEN_KEY is not set"),
+        ({"RLHF_TOKEN_KEY": "short", "RLHF_TRAINER_IMAGE": "x"}, "at least 32 characters"),
+        ({"RLHF_TOKEN_KEY": "k" * 32, "RLHF_TRAINER_IMAGE": "x", "KUBECONFIG": "/none"}, "found no cluster"),
+    ],
+)
+def test_wrong_settings_are_one_line_and_exit_status_2(environ, says):
+    command = [sys.executable, "-m", "rlhf_operator.cluster"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "k" * 32 not in done.stderr
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_line_of_the_log_names_its_job(log_format, capfd):
+    root = logging.getLogger()
+    before, level, root.handlers = root.handlers, root.level, []
+    try:
+        logs.set_up(log_format)
+        with logs.about(("team", "ppo")):
+            try:
+                raise RuntimeError("boom")
+            except RuntimeError:
+                logging.getLogger("a.b").exception("it failed")
+        logging.getLogger("a.b").info("elsewhere", extra={"settings": object()})
+    finally:
+        root.handlers = before
+        root.setLevel(level)
+    first, *rest = capfd.readouterr().err.splitlines()
+    if log_format == "text":
+        assert first.endswith("ERROR [team/ppo] it failed")
+        assert rest[-1].endswith("INFO elsewhere")
+        return
+    line, last = json.loads(first), json.loads(rest[0])
+    assert line.pop("time").startswith("20")
+    assert "RuntimeError: boom" in line.pop("exception")
+    assert line == {
+        "level": "ERROR",
+        "logger": "a.b",
+        "message": "it failed",
+        "namespace": "team",
+        "job": "ppo",
+    }
+    assert set(last) == {"time", "level", "logger", "message"}

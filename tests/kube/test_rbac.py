@@ -1,0 +1,178 @@
+"""The chart's rights and what the operator does with them: none is missing, and none is left over."""
+
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.kube.jobs import ADDRESS, ppo
+from tests.support.cluster import Cluster
+from tests.support.fake_nodes import FakeNodes
+from tests.support.helm import CHART, helm
+from tests.support.kube import eventually, kubectl
+from tests.support.operator import Jobs, Operator, operator, talking_trainer
+from tests.support.proxy import Proxy, proxied
+
+from rlhf_api.run import EXIT_SUSPENDED
+
+ELSEWHERE = {
+    # Other projects' kinds, as far as this needs them.
+    "scheduling.volcano.sh": ("v1beta1", "PodGroup"),
+    "scheduling.x-k8s.io": ("v1alpha1", "PodGroup"),
+    "kueue.x-k8s.io": ("v1beta1", "Workload"),
+}
+VERBS = {
+    "POST": {"create"},
+    "PUT": {"update"},
+    "DELETE": {"delete"},
+    "WATCH": {"watch"},
+    # Server-side apply: the API server asks for both where the object is new.
+    "PATCH": {"create", "patch"},
+}
+PATH = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/v[^/]+(?:/namespaces/[^/]+)?/(?P<resource>[a-z]+)"
+    r"(?:/(?P<name>[^/]+)(?:/(?P<subresource>[^/]+))?)?"
+)
+
+Right = tuple[str, str, str]
+"""Group, resource, verb."""
+
+
+def definition(group: str) -> dict[str, Any]:
+    version, kind = ELSEWHERE[group]
+    plural = f"{kind.lower()}s"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            # What the API server asks for where a name ends in k8s.io.
+            "annotations": {"api-approved.kubernetes.io": "https://example.org/1"},
+        },
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural},
+            "versions": [
+                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+            ],
+        },
+    }
+
+
+@pytest.fixture
+def elsewhere(control_plane: Cluster) -> Iterator[None]:
+    """Volcano, coscheduling and Kueue, as far as the API server knows."""
+    admin, made = control_plane.kubeconfig, []
+    for group in ELSEWHERE:
+        body = definition(group)
+        name = body["metadata"]["name"]
+        if kubectl(admin, "get", "crd", name, "--ignore-not-found") == "":
+            kubectl(admin, "create", "--filename=-", input=yaml.safe_dump(body))
+            made.append(name)
+        kubectl(admin, "wait", "--for=condition=Established", f"crd/{name}")
+    yield
+    for name in made:
+        kubectl(admin, "delete", "crd", name)
+
+
+@pytest.fixture
+def account(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[tuple[Proxy, Path]]:
+    """The operator's ServiceAccount as the chart makes it, through a proxy that writes down what it does."""
+    admin = control_plane.kubeconfig
+    values = f"--set=watchNamespace={namespace},fullnameOverride=operator,replicaCount=0,crds.install=false"
+    helm("install", namespace, str(CHART), f"--namespace={namespace}", values, kubeconfig=admin)
+    token = kubectl(admin, "create", "token", "operator", f"--namespace={namespace}").strip()
+    try:
+        with proxied(control_plane, tmp_path) as (proxy, kubeconfig):
+            document = yaml.safe_load(kubeconfig.read_text())
+            document["users"][0]["user"]["token"] = token
+            kubeconfig.write_text(yaml.safe_dump(document))
+            yield proxy, kubeconfig
+    finally:
+        helm("uninstall", namespace, f"--namespace={namespace}", kubeconfig=admin)
+
+
+def granted(namespace: str) -> set[Right]:
+    where = f"--namespace={namespace}"
+    command = ("template", namespace, str(CHART), where, f"--set=watchNamespace={namespace}")
+    objects = yaml.safe_load_all(helm(*command, "--show-only=templates/rbac.yaml"))
+    return {
+        (group, resource, verb)
+        for role in objects
+        if role["kind"] == "Role"
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used(requests: list[str]) -> set[Right]:
+    rights = set[Right]()
+    for request in requests:
+        method, path = request.split()
+        if found := PATH.fullmatch(path):
+            resource, subresource = found["resource"], found["subresource"]
+            verbs = VERBS.get(method) or ({"get"} if found["name"] else {"list"})
+            if subresource:
+                resource, verbs = f"{resource}/{subresource}", verbs - {"create"}
+            rights |= {(found["group"] or "", resource, verb) for verb in verbs}
+    return rights
+
+
+def answers(running: Operator) -> set[str]:
+    """The codes that the API server answered the operator with."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{running.metrics_port}/metrics", timeout=10) as page:
+        return set(re.findall(r'rlhf_operator_api_calls_total\{code="(\d+)"', page.read().decode()))
+
+
+def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
+    """Everything that the operator does for jobs: gangs, queues, scaling, a changed spec, suspension, time to live."""
+    for gang in ("volcano", "coscheduling"):
+        ganged = ppo(scheduling={"gang": gang})
+        ganged["metadata"]["name"] = gang
+        jobs.apply(ganged)
+        eventually(lambda gang=gang: jobs.status(gang).get("phase"), f"{gang}'s job is seen")
+    queued = ppo()
+    queued["metadata"] |= {"name": "queued", "labels": {"kueue.x-k8s.io/queue-name": "team"}}
+    jobs.apply(queued)
+    eventually(lambda: jobs.get("workloads.kueue.x-k8s.io")["items"], "the job lines up")
+    jobs.patch("queued", suspend=True)
+    eventually(lambda: not jobs.get("workloads.kueue.x-k8s.io")["items"], "the job leaves the queue")
+
+    jobs.apply(ppo())
+    jobs.until("ppo", "Running")
+    jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=2")
+    eventually(lambda: "ppo-generator-1" in jobs.pods(), "one generator more")
+    jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=1")
+    eventually(lambda: "ppo-generator-1" not in jobs.pods(), "one generator less")
+    jobs.patch("ppo", suspend=True)
+    jobs.patch("ppo", ppo={"klCoefficient": 0.5})  # while the pods still run what was before
+    eventually(lambda: jobs.reason("ppo", "SpecChanged"), "the change is seen")
+    nodes.end(jobs.namespace, "ppo-trainer-0", EXIT_SUSPENDED)
+    jobs.until("ppo", "Suspended")
+    jobs.patch("ppo", suspend=False, ttlSecondsAfterFinished=1)
+    jobs.until("ppo", "Running")
+    nodes.end(jobs.namespace, "ppo-trainer-0", 0)
+    left = ("rlhfjobs", "--field-selector=metadata.name=ppo")
+    eventually(lambda: not jobs.get(*left)["items"], "its time is over")
+
+
+@pytest.mark.usefixtures("crd", "elsewhere")
+def test_every_right_is_used_and_none_is_missing(control_plane, namespace, account, tmp_path):
+    proxy, kubeconfig = account
+    jobs = Jobs(control_plane.kubeconfig, namespace)
+    with (
+        FakeNodes(control_plane, address=ADDRESS) as nodes,
+        talking_trainer(ADDRESS),
+        operator(kubeconfig, tmp_path / "operator", namespace) as running,
+    ):
+        a_full_life(jobs, nodes)
+        assert "403" not in answers(running)
+        assert running.stop() == 0  # gives its Lease back
+    assert used(proxy.requests) == granted(namespace)

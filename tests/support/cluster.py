@@ -1,0 +1,134 @@
+"""Kubernetes for tests: one that runs already, or a control plane (no node) as plain processes on loopback."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.cluster import credentials, servers
+from tests.cluster.binaries import binaries
+from tests.cluster.packages import CONTROL_PLANE, require
+from tests.support.kube import eventually, kubectl
+
+from rlhf_operator.local.ports import HOST, assign
+
+_READY_S = 60
+_STOP_S = 10
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a cluster is, and what its administrator uses."""
+
+    kubeconfig: Path
+
+    @property
+    def server(self) -> str:
+        return self._view()["clusters"][0]["cluster"]["server"]
+
+    @property
+    def token(self) -> str:
+        """Empty where its administrator uses something else."""
+        return self._view()["users"][0]["user"].get("token", "")
+
+    @property
+    def ca(self) -> str:
+        """The certificate authority of its server, as PEM."""
+        return base64.b64decode(self._view()["clusters"][0]["cluster"]["certificate-authority-data"]).decode()
+
+    def _view(self) -> dict:
+        arguments = ("config", "view", "--raw", "--minify", "--flatten", "--output=json")
+        return json.loads(kubectl(self.kubeconfig, *arguments))
+
+
+def existing() -> Cluster | None:
+    """The cluster that the user names, if any."""
+    named = os.environ.get("RLHF_TEST_KUBECONFIG") or os.environ.get("KUBECONFIG")
+    return Cluster(Path(named)) if named else None
+
+
+@dataclass(frozen=True)
+class ControlPlane(Cluster):
+    """etcd, the API server and the controller manager, of these tests alone."""
+
+    folder: Path
+    binaries: Path
+    _apiserver_command: list[str]
+    _group: int
+    _processes: dict[str, subprocess.Popen] = field(default_factory=dict)
+
+    def start_apiserver(self) -> None:
+        """On the port that it has always had; returns when it answers."""
+        self.launch("apiserver", self._apiserver_command)
+        self.wait_ready()
+
+    def stop_apiserver(self) -> None:
+        """At once, as when its machine is gone: connections are cut, and new ones refused."""
+        self.signal_apiserver(signal.SIGKILL)
+        self._processes.pop("apiserver").wait(_STOP_S)
+
+    def signal_apiserver(self, number: signal.Signals) -> None:
+        """SIGSTOP, for one that takes connections and never answers, until SIGCONT."""
+        self._processes["apiserver"].send_signal(number)
+
+    def launch(self, name: str, command: list[str]) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=self._group,
+            )
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    raise RuntimeError(f"{name} has ended: {_tail(self.folder / f'{name}.log')}")
+            return kubectl(self.kubeconfig, "get", "--raw=/readyz", timeout=5) == "ok"
+
+        eventually(ready, "the API server's readiness", _READY_S)
+
+    def wait_ended(self) -> None:
+        for process in self._processes.values():
+            process.wait(_STOP_S)
+
+
+@contextmanager
+def control_plane(folder: Path) -> Iterator[ControlPlane]:
+    """A new control plane with its state and logs in `folder`; ended afterwards, or when this process dies.
+
+    Raises:
+        Unavailable: this machine cannot have one.
+    """
+    programs = binaries()
+    require(CONTROL_PLANE)
+    port, etcd_port, peer_port = assign(["API server", "etcd", "etcd's peers"], None).values()
+    files = folder / "files"
+    credentials.make(files, f"https://{HOST}:{port}", (HOST, servers.API_SERVICE))
+    command = servers.apiserver(programs, files, etcd_port, port, HOST, HOST)
+    # No node, so nobody needs the address of the API server as a service; loopback is refused as one.
+    command.append("--endpoint-reconciler-type=none")
+    # The group's first process kills the group when its pipe from here closes, whatever this process died of.
+    keeper = subprocess.Popen(["sh", "-c", "read _; kill -KILL 0"], stdin=subprocess.PIPE, process_group=0)
+    plane = ControlPlane(files / "admin.kubeconfig", folder, programs, command, keeper.pid)
+    try:
+        plane.launch("etcd", servers.etcd(folder / "etcd", etcd_port, peer_port))
+        plane.launch("apiserver", command)
+        plane.wait_ready()  # the controller manager gives up after ten seconds without
+        plane.launch("controller-manager", servers.controller_manager(programs, files))
+        yield plane
+    finally:
+        keeper.stdin.close()
+        keeper.wait(_STOP_S)
+        plane.wait_ended()
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-2000:]

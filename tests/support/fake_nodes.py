@@ -1,0 +1,143 @@
+"""Nodes that exist on paper: pods bound to them "run" because this says so. For tests and benchmarks without kubelets.
+
+Only the job's own pods are taken. What a kubelet would report is written to their status, and a pod that is being
+deleted is let go at once.
+"""
+
+import asyncio
+import datetime
+import json
+import ssl
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from tests.support.cluster import Cluster
+
+LABELS = "app.kubernetes.io/managed-by=rlhf-operator"
+NODE = "fake-node"
+_MERGE = {"Content-Type": "application/strategic-merge-patch+json"}
+_HEARTBEAT_S = 8.0
+
+
+class FakeNodes:
+    """Runs beside the test, in a thread of its own. `address` is every pod's IP."""
+
+    def __init__(self, cluster: Cluster, *, address: str = "127.0.0.1", concurrent: int = 16) -> None:
+        self._server, self._address = cluster.server, address
+        self._headers = {"Authorization": f"Bearer {cluster.token}"}
+        self._ca = cluster.ca
+        self._limit = concurrent
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._run(self._open())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def end(self, namespace: str, name: str, code: int = 1, message: str = "") -> None:
+        """The pod's container has ended."""
+        state = {
+            "terminated": {"exitCode": code, "finishedAt": _now(), "startedAt": _now(), "message": message}
+        }
+        self._run(self._report(namespace, name, "Failed" if code else "Succeeded", state, ready=False))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def _open(self) -> None:
+        context = ssl.create_default_context(cadata=self._ca)
+        connector = aiohttp.TCPConnector(ssl=context, limit=self._limit)
+        self._session = aiohttp.ClientSession(self._server, headers=self._headers, connector=connector)
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"fake": "yes"}}}
+        await self._call("POST", "/api/v1/nodes", node)
+        await self._heartbeat()
+        for work in (self._beat(), self._watch()):
+            self._keep(work)
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._call("DELETE", f"/api/v1/nodes/{NODE}")
+        await self._session.close()
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            await self._heartbeat()
+
+    async def _heartbeat(self) -> None:
+        ready = {"type": "Ready", "status": "True", "reason": "OnPaper", "lastHeartbeatTime": _now()}
+        await self._call("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": {"conditions": [ready]}}, _MERGE)
+
+    async def _watch(self) -> None:
+        """What a list shows and what a watch adds to it, again and again."""
+        path = f"/api/v1/pods?labelSelector={LABELS}"
+        while True:
+            try:
+                found = await self._call("GET", path)
+                for pod in found["items"]:
+                    self._keep(self._see(pod))
+                version = found["metadata"]["resourceVersion"]
+                timeout = aiohttp.ClientTimeout(total=None, sock_read=60)
+                watch = f"{path}&watch=1&resourceVersion={version}&timeoutSeconds=50"
+                async with self._session.get(watch, timeout=timeout) as stream:
+                    async for line in stream.content:
+                        self._keep(self._see(json.loads(line)["object"]))
+            except (aiohttp.ClientError, TimeoutError, KeyError, ValueError):
+                await asyncio.sleep(0.2)
+
+    async def _see(self, pod: dict[str, Any]) -> None:
+        meta, spec, status = pod["metadata"], pod["spec"], pod["status"]
+        namespace, name = meta["namespace"], meta["name"]
+        if "deletionTimestamp" in meta:
+            options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
+            await self._call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", options)
+        elif not spec.get("nodeName") and not spec.get("nodeSelector"):
+            target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+            await self._call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", binding)
+        elif spec.get("nodeName") == NODE and status.get("phase") == "Pending":
+            await self._report(namespace, name, "Running", {"running": {"startedAt": _now()}}, ready=True)
+
+    async def _report(
+        self, namespace: str, name: str, phase: str, state: dict[str, Any], *, ready: bool
+    ) -> None:
+        container = {"name": "role", "image": "x", "imageID": "x", "restartCount": 0}
+        status = {
+            "phase": phase,
+            "podIP": self._address,
+            "podIPs": [{"ip": self._address}],
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "containerStatuses": [{**container, "ready": ready, "started": ready, "state": state}],
+        }
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
+        await self._call("PATCH", path, {"status": status}, _MERGE)
+
+    async def _call(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Any:
+        """The answer; a refusal (a pod that is gone by now) is an ordinary one."""
+        async with self._session.request(method, path, json=body, headers=headers) as answer:
+            return await answer.json()
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

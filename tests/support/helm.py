@@ -1,0 +1,45 @@
+"""The chart, through the real helm."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).parents[2] / "charts" / "rlhf-operator"
+_HELM = Path(sys.executable).with_name("helm")
+_TIMEOUT_S = 120
+
+
+class HelmError(Exception):
+    """helm failed; the text is what it said."""
+
+
+def helm(*arguments: str, kubeconfig: Path | None = None, input: str | None = None) -> str:
+    """What helm prints. Raises HelmError with what it complains about."""
+    cluster = [f"--kubeconfig={kubeconfig}"] if kubeconfig else []
+    done = subprocess.run(
+        [str(_HELM), *arguments, *cluster],
+        input=input,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise HelmError(f"helm {' '.join(arguments)}: {done.stderr.strip()}{done.stdout.strip()}")
+    return done.stdout
+
+
+def render(values: dict[str, Any] | None = None, *arguments: str) -> list[dict[str, Any]]:
+    """Every object of release `rlhf` in namespace `rlhf-system`, `helm test`'s pod among them."""
+    command = ("template", "rlhf", str(CHART), "--namespace=rlhf-system", "--values=-", *arguments)
+    text = helm(*command, input=yaml.safe_dump(values or {}))
+    return [body for body in yaml.load_all(text, yaml.CSafeLoader) if body]
+
+
+def the(objects: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
+    """The one object of a kind, or of a kind and name."""
+    (found,) = (o for o in objects if o["kind"] == kind and name in ("", o["metadata"]["name"]))
+    return found
