@@ -1,0 +1,48 @@
+{{/* The release's name and the chart's; once where one begins the other: release `rlhf` gives `rlhf-operator`. */}}
+{{- define "rlhf-operator.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else if hasPrefix (printf "%s-" .Release.Name) .Chart.Name -}}
+{{- .Chart.Name -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{/* What the operator's pods are found by. The network policies of jobs know the name: no value changes it. */}}
+{{- define "rlhf-operator.selectorLabels" -}}
+app.kubernetes.io/name: rlhf-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "rlhf-operator.labels" -}}
+app.kubernetes.io/name: rlhf-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "rlhf-operator.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "rlhf-operator.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "rlhf-operator.fullname" .) -}}
+{{- else -}}
+{{- .Values.serviceAccount.name | default "default" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "rlhf-operator.tokenSecret" -}}
+{{- .Values.tokenKey.existingSecret | default (printf "%s-token-key" (include "rlhf-operator.fullname" .)) -}}
+{{- end }}
+
+{{/* The Secret with the webhook's certificate: ours, or the one that cert-manager writes. */}}
+{{- define "rlhf-operator.webhookSecret" -}}
+{{- include "rlhf-operator.fullname" . -}}-webhook-{{ ternary "issued" "certificate" .Values.webhook.certManager.enabled }}
+{{- end }}

@@ -1,0 +1,46 @@
+{{/* What the operator may do, and nothing else: tests/kube/test_rbac.py compares it with what the operator does. */}}
+
+{{/* Where jobs are: in all namespaces, or in `watchNamespace`. Server-side apply of a new object needs create and patch. */}}
+{{- define "rlhf-operator.jobRules" -}}
+- apiGroups: [rlhf.dev]
+  resources: [rlhfjobs]
+  verbs: [list, watch, delete]
+- apiGroups: [rlhf.dev]
+  resources: [rlhfjobs/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch, create, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, patch]
+- apiGroups: [""]
+  resources: [services, events]
+  verbs: [create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, patch]
+# Written, never read.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+# Gangs of Volcano and of scheduler-plugins' coscheduling.
+- apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
+  resources: [podgroups]
+  verbs: [create, patch]
+# Queues of Kueue.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list, watch, create, patch, delete]
+{{- end }}
+
+{{/* In the operator's own namespace: its Lease. A name cannot limit `create`. */}}
+{{- define "rlhf-operator.ownRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [rlhf-operator]
+  verbs: [get, update]
+{{- end }}

@@ -1,0 +1,65 @@
+"""Writes the chart's README from the comments in its values.yaml: every value, its default and meaning.
+
+.venv/bin/python docs/make_chart_reference.py
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+CHART = Path(__file__).parents[1] / "charts" / "rlhf-operator"
+PAGE = CHART / "README.md"
+HEAD = """# The chart of the RLHF operator
+
+<!-- Made from values.yaml by docs/make_chart_reference.py; a test keeps it in step. -->
+
+```
+helm install rlhf charts/rlhf-operator -n rlhf-system --create-namespace \\
+  --set image.repository=REGISTRY/rlhf-operator --set jobs.trainerImage=REGISTRY/rlhf-trainer:0.1.0
+```
+
+[docs/cluster.md](../../docs/cluster.md) tells how to install, upgrade, observe and remove it. Helm refuses values that
+are not in this table, and values of the wrong type.
+
+| value | default | meaning |
+| --- | --- | --- |
+"""
+
+
+def rows(text: str) -> Iterator[tuple[str, str, str]]:
+    """Name, default and meaning of every value; what is not given for one is in the comment of its parent."""
+    lines = text.splitlines()
+
+    def walk(node: yaml.MappingNode, where: str) -> Iterator[tuple[str, str, str]]:
+        for key, value in node.value:
+            name, meaning = where + key.value, _comment(lines, key.start_mark.line)
+            if isinstance(value, yaml.MappingNode) and value.value and not value.flow_style:
+                if meaning:
+                    yield name, "", meaning
+                yield from walk(value, f"{name}.")
+            else:
+                default = yaml.SafeLoader("").construct_object(value, deep=True)
+                yield name, f"`{json.dumps(default)}`", meaning
+
+    root = yaml.compose(text, yaml.SafeLoader)
+    yield from walk(root, "")
+
+
+def _comment(lines: list[str], line: int) -> str:
+    """The comment directly above a line."""
+    words: list[str] = []
+    while line and lines[line - 1].lstrip().startswith("# "):
+        line -= 1
+        words.insert(0, lines[line].lstrip()[2:])
+    return " ".join(words)
+
+
+def page() -> str:
+    values = rows((CHART / "values.yaml").read_text())
+    return HEAD + "".join(f"| `{name}` | {default} | {meaning} |\n" for name, default, meaning in values)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

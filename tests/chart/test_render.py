@@ -1,0 +1,292 @@
+"""What the chart makes of its values, as helm renders it: valid, consistent, and what the operator reads."""
+
+import base64
+import ssl
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from tests.chart.shapes import SHAPES
+from tests.support.helm import CHART, helm, render, the
+
+from rlhf_api.crd import crd
+from rlhf_api.manifest import parse
+from rlhf_api.run import RunConfig
+from rlhf_operator.cluster.names import common_labels
+from rlhf_operator.cluster.objects import companions
+from rlhf_operator.cluster.settings import Settings
+
+SYSTEM = "rlhf-system"
+OPERATOR = {"app.kubernetes.io/name": "rlhf-operator", "app.kubernetes.io/component": "operator"}
+EVERYTHING: dict[str, Any] = {
+    "replicaCount": 3,
+    "logFormat": "text",
+    "image": {"repository": "registry.example/rlhf-operator", "tag": "1@sha256:0f", "pullPolicy": "Always"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "jobs": {"trainerImage": "registry.example/t:2", "imagePullPolicy": "Never", "workspaceClaim": "shared"},
+    "nodeSelector": {"disk": "ssd"},
+    "tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}],
+    "affinity": {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+    },
+    "topologySpreadConstraints": [
+        {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+    ],
+    "priorityClassName": "system-cluster-critical",
+    "podAnnotations": {"example/one": "1"},
+    "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+    "networkPolicy": {
+        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"monitoring": "yes"}}}],
+        "restrictEgress": True,
+    },
+    "metrics": {
+        "port": 9000,
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "alerts": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True, "annotations": {"folder": "RLHF"}},
+    },
+    "webhook": {"enabled": True, "port": 9999, "failurePolicy": "Fail"},
+}
+NAMESPACED: dict[str, Any] = {"watchNamespace": "training", "webhook": {"enabled": True}, "replicaCount": 1}
+ISSUED: dict[str, Any] = {
+    "tokenKey": {"existingSecret": "mine", "key": "k"},
+    "webhook": {"enabled": True, "certManager": {"enabled": True}},
+    "serviceAccount": {"create": False, "name": "given"},
+    "fullnameOverride": "short",
+    "crds": {"install": False},
+}
+ALL = {"default": {}, "everything": EVERYTHING, "namespaced": NAMESPACED, "issued": ISSUED}
+
+
+@pytest.fixture(scope="module", params=ALL)
+def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return render(ALL[request.param])
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[dict[str, Any]]:
+    return render(EVERYTHING)
+
+
+def pod_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return the(objects, "Deployment")["spec"]["template"]["spec"]
+
+
+def environment(objects: list[dict[str, Any]]) -> dict[str, str]:
+    """The operator's, with what only a cluster knows made up."""
+    (container,) = pod_of(objects)["containers"]
+    return {entry["name"]: entry.get("value", "x" * 32) for entry in container["env"]}
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_lint_finds_nothing(values):
+    helm("lint", "--strict", str(CHART), "--values=-", input=yaml.safe_dump(values))
+
+
+def test_every_object_is_valid_on_kubernetes_1_37(objects):
+    for body in objects:
+        if shape := SHAPES.get((body["apiVersion"], body["kind"])):
+            jsonschema.validate(body["spec"], shape)
+        else:
+            kubernetes_validate.validate(body, "1.37", strict=True)
+
+
+def test_every_object_is_named_once_and_in_the_releases_namespace_unless_it_must_be_elsewhere(objects):
+    names = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
+    assert len(set(names)) == len(names)
+    wide = {
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "CustomResourceDefinition",
+        "ValidatingWebhookConfiguration",
+    }
+    assert {kind for kind, namespace, _ in names if namespace is None} <= wide
+    assert {kind for kind, namespace, _ in names if namespace not in (None, SYSTEM)} <= {
+        "Role",
+        "RoleBinding",
+    }
+
+
+def test_an_old_server_gets_what_it_knows():
+    old = render(EVERYTHING, "--kube-version=1.20.2")
+    assert the(old, "PodDisruptionBudget")["apiVersion"] == "policy/v1beta1"
+    for version, cel in (("1.24.9", False), ("1.25.0", True)):
+        rendered = the(render({}, f"--kube-version={version}"), "CustomResourceDefinition")
+        assert rendered["spec"] == crd(cel=cel)["spec"]
+
+
+def test_the_crd_is_the_generated_one_and_stays_when_the_release_goes():
+    made, copy = (
+        CHART.parents[1] / "crds" / "rlhfjobs.rlhf.dev.yaml",
+        CHART / "files" / "rlhfjobs.rlhf.dev.yaml",
+    )
+    assert copy.read_text() == made.read_text(), (
+        "run: cp crds/rlhfjobs.rlhf.dev.yaml charts/rlhf-operator/files/"
+    )
+    rendered = the(render(), "CustomResourceDefinition")
+    assert rendered["metadata"]["name"] == yaml.safe_load(made.read_text())["metadata"]["name"]
+    assert rendered["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    loose = the(render({"crds": {"keep": False}}), "CustomResourceDefinition")
+    assert "helm.sh/resource-policy" not in loose["metadata"].get("annotations", {})
+
+
+def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_gives(everything):
+    assert Settings.read(environment(everything)) == Settings(
+        trainer_image="registry.example/t:2",
+        token_key=b"x" * 32,
+        own_namespace="x" * 32,
+        identity="x" * 32,
+        workspace_claim="shared",
+        image_pull_policy="Never",
+        metrics_port=9000,
+        webhook_port=9999,
+        log_format="text",
+    )
+    default = Settings.read(environment(render()))
+    assert (default.namespace, default.webhook_port, default.metrics_port) == (None, None, 8080)
+    assert default.trainer_image == "rlhf-trainer:0.1.0"
+    assert Settings.read(environment(render(NAMESPACED))).namespace == "training"
+
+
+def test_what_selects_the_operator_finds_its_pods(everything):
+    pod = the(everything, "Deployment")["spec"]["template"]
+    labels = pod["metadata"]["labels"]
+    assert labels.items() >= OPERATOR.items()
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert ports == {"metrics": 9000, "webhook": 9999}
+    for service in (o for o in everything if o["kind"] == "Service"):
+        assert service["spec"]["selector"].items() <= labels.items()
+        assert service["spec"]["ports"][0]["targetPort"] in ports
+    for kind, key in (("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
+        assert the(everything, kind)["spec"][key]["matchLabels"].items() <= labels.items()
+    assert the(everything, "Deployment")["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert not the(everything, "Pod")["metadata"]["labels"].items() >= OPERATOR.items()
+
+
+def test_prometheus_finds_the_metrics_service(everything):
+    monitor = the(everything, "ServiceMonitor")
+    service = the(everything, "Service", "rlhf-operator-metrics")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    # The namespace of a job's series is the job's, not the operator's.
+    assert monitor["spec"]["endpoints"][0]["honorLabels"] is True
+
+
+def test_network_policies_let_through_what_must_pass(everything):
+    """Metrics and `helm test` in, the API server and jobs out; and jobs let the operator in."""
+    policy, ports = the(everything, "NetworkPolicy")["spec"], {}
+    for rule in policy["ingress"]:
+        ports[rule["ports"][0]["port"]] = rule.get("from")
+    own = ports["metrics"][-1]["podSelector"]["matchLabels"]
+    assert own.items() <= the(everything, "Pod")["metadata"]["labels"].items()
+    assert ports["webhook"] is None  # anyone
+    dns, server, jobs = policy["egress"]
+    assert {port["port"] for port in dns["ports"] + server["ports"]} == {53, 443, 6443}
+    assert jobs["to"][0]["podSelector"]["matchLabels"].items() <= common_labels("ppo").items()
+    spec = parse(yaml.safe_load((CHART.parents[1] / "examples" / "sentiment" / "ppo.yaml").read_text())).spec
+    config = RunConfig(job="ppo", spec=spec, workdir="/workspace")
+    peer = the(companions(config, "c", SYSTEM), "NetworkPolicy")["spec"]["ingress"][1]["from"][0]
+    labels = the(everything, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_pods_pass_the_restricted_pod_security_standard(objects):
+    for pod in (pod_of(objects), the(objects, "Pod")["spec"]):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] != 0
+        assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        assert {*pod.get("volumes", [{}])[0]} <= {"name", "emptyDir", "secret"}
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_openshift_chooses_the_user_where_values_ask_for_it():
+    pod = pod_of(render({"podSecurityContext": {"runAsUser": None, "runAsGroup": None}}))
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def test_a_namespaced_operator_has_no_right_beyond_its_namespaces():
+    objects = render(NAMESPACED)
+    assert not [o for o in objects if o["kind"] == "ClusterRoleBinding"]
+    bound = {o["metadata"]["namespace"]: o["roleRef"] for o in objects if o["kind"] == "RoleBinding"}
+    assert {namespace: role["kind"] for namespace, role in bound.items()} == {
+        "training": "Role",
+        SYSTEM: "Role",
+    }
+    wide, narrow = the(render(), "ClusterRole", "rlhf-operator"), the(objects, "Role", "rlhf-operator")
+    assert narrow["rules"] == wide["rules"]
+
+
+def test_no_right_is_a_wildcard(objects):
+    for role in (o for o in objects if o["kind"] in ("Role", "ClusterRole")):
+        for rule in role["rules"]:
+            assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
+
+
+def test_every_subject_is_the_account_of_the_operators_pods(objects):
+    account = {"kind": "ServiceAccount", "name": pod_of(objects)["serviceAccountName"], "namespace": SYSTEM}
+    for binding in (o for o in objects if o["kind"].endswith("Binding")):
+        assert binding["subjects"] == [account]
+
+
+def test_the_token_key_is_long_and_given_ones_are_used():
+    secret = the(render(), "Secret", "rlhf-operator-token-key")
+    assert len(base64.b64decode(secret["data"]["token-key"])) == 48
+    issued = render(ISSUED)
+    assert not [o for o in issued if o["kind"] == "Secret"]
+    (entry,) = (e for e in pod_of(issued)["containers"][0]["env"] if e["name"] == "RLHF_TOKEN_KEY")
+    assert entry["valueFrom"]["secretKeyRef"] == {"name": "mine", "key": "k"}
+
+
+def test_one_replica_may_be_drained():
+    assert not [o for o in render(NAMESPACED) if o["kind"] == "PodDisruptionBudget"]
+
+
+def test_the_api_server_can_verify_the_webhook(everything, tmp_path):
+    """A TLS handshake with what helm made."""
+    files = the(everything, "Secret", "rlhf-operator-webhook-certificate")["data"]
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).write_bytes(base64.b64decode(files[name]))
+    (webhook,) = the(everything, "ValidatingWebhookConfiguration")["webhooks"]
+    where = webhook["clientConfig"]["service"]
+    assert where["path"] == "/validate"
+    assert where["name"] == the(everything, "Service", "rlhf-operator-webhook")["metadata"]["name"]
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    calling = ssl.create_default_context(
+        cadata=base64.b64decode(webhook["clientConfig"]["caBundle"]).decode()
+    )
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = calling.wrap_bio(back, there, server_hostname=f"{where['name']}.{where['namespace']}.svc")
+    server = serving.wrap_bio(there, back, server_side=True)
+    for side in (client, server, client, server):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    assert client.getpeercert()["subjectAltName"] == (("DNS", f"rlhf-operator-webhook.{SYSTEM}.svc"),)
+
+
+def test_cert_manager_makes_the_secret_that_the_operator_mounts():
+    issued = render(ISSUED)
+    certificate = the(issued, "Certificate")
+    assert certificate["spec"]["dnsNames"] == [f"short-webhook.{SYSTEM}.svc"]
+    (volume,) = (v for v in pod_of(issued)["volumes"] if v["name"] == "webhook")
+    assert volume["secret"]["secretName"] == certificate["spec"]["secretName"]
+    webhook = the(issued, "ValidatingWebhookConfiguration")
+    assert webhook["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == f"{SYSTEM}/short-webhook"
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [("rlhf", "rlhf-operator"), ("rlhf-operator", "rlhf-operator"), ("a", "a-rlhf-operator")],
+)
+def test_names_come_from_the_release(release, name):
+    text = helm("template", release, str(CHART), "--show-only=templates/deployment.yaml")
+    assert yaml.safe_load(text)["metadata"]["name"] == name

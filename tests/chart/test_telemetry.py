@@ -1,0 +1,128 @@
+"""/metrics, /healthz and /readyz of the operator."""
+
+import asyncio
+import math
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.chart.running import JOB, KEY, RUNNING, samples
+
+from rlhf_operator.cluster import probes
+from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.telemetry import Telemetry
+from rlhf_operator.local.ports import HOST, assign
+
+
+def test_a_job_has_a_series_for_each_figure_and_its_phase():
+    telemetry = Telemetry()
+    telemetry.job(KEY, {**RUNNING, "phase": "Provisioning"})
+    telemetry.job(KEY, RUNNING)
+    assert samples(telemetry) == {
+        ("rlhf_job_phase", "Running"): 1,
+        ("rlhf_job_step",): 3,
+        ("rlhf_job_total_steps",): 40,
+        ("rlhf_job_reward",): 0.5,
+        ("rlhf_job_kl",): 0.01,
+        ("rlhf_job_loss",): 1.5,
+        ("rlhf_job_tokens_per_second",): 1200,
+        ("rlhf_job_weight_version",): 3,
+        ("rlhf_job_staleness",): 0.25,
+        ("rlhf_job_generators_desired",): 2,
+        ("rlhf_job_generators_ready",): 1,
+        ("rlhf_job_restarts_total",): 2,
+        ("rlhf_job_last_checkpoint_step",): 2,
+        ("rlhf_job_last_checkpoint_timestamp_seconds",): 1767225600,
+    }
+    labels = [s.labels for f in telemetry.registry.collect() for s in f.samples if s.name == "rlhf_job_step"]
+    assert labels == [JOB]
+
+
+def test_a_job_that_is_gone_leaves_no_series():
+    telemetry = Telemetry()
+    telemetry.job(KEY, RUNNING)
+    telemetry.job(KEY, None)
+    telemetry.job(("team", "never-seen"), None)
+    assert samples(telemetry) == {}
+
+
+def test_a_reward_that_should_be_there_is_nan_and_one_that_should_not_is_absent():
+    telemetry = Telemetry()
+    telemetry.job(KEY, {**RUNNING, "reward": None, "kl": None})
+    assert math.isnan(samples(telemetry)["rlhf_job_reward",])
+    assert math.isnan(samples(telemetry)["rlhf_job_kl",])
+    telemetry.job(KEY, {**RUNNING, "reward": None, "step": 0})
+    assert ("rlhf_job_reward",) not in samples(telemetry)
+    telemetry.job(KEY, {**RUNNING, "reward": None, "roles": {"trainer": {"desired": 1}}})
+    assert ("rlhf_job_reward",) not in samples(telemetry)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"phase": 3, "step": "many", "roles": [], "lastCheckpoint": "yesterday", "restarts": True},
+        {"roles": {"generator": None, "reward": 1}, "lastCheckpoint": {"time": "yesterday", "step": []}},
+    ],
+)
+def test_a_status_that_somebody_else_wrote_does_no_harm(status):
+    telemetry = Telemetry()
+    telemetry.job(KEY, status)
+    assert samples(telemetry) == {}
+
+
+def test_the_operators_own_work_is_counted():
+    telemetry = Telemetry()
+    telemetry.reconciled(0.02, "done")
+    telemetry.reconciled(3.0, "error")
+    telemetry.api_call("create", "Pod", 201, 0.01)
+    telemetry.api_call("create", "Pod", 0, 10.0)
+    telemetry.queue_depth(7)
+    telemetry.leading(True)
+    seen = samples(telemetry, "rlhf_operator_")
+    assert seen["rlhf_operator_reconcile_seconds_count", "error"] == 1
+    assert seen["rlhf_operator_reconcile_seconds_sum", "done"] == 0.02
+    assert seen["rlhf_operator_api_calls_total", "create", "Pod", "0"] == 1
+    assert seen["rlhf_operator_api_call_seconds_count", "create"] == 2
+    assert seen["rlhf_operator_queue_depth",] == 7
+    assert seen["rlhf_operator_leading",] == 1
+
+
+def test_errors_have_a_series_before_the_first_one():
+    """A rate sees no rise where the series begins with it."""
+    assert samples(Telemetry(), "rlhf_operator_")["rlhf_operator_reconcile_seconds_count", "error"] == 0
+
+
+async def _answers(path: str, *, ready: bool = True, alive: bool = True) -> tuple[int, str, str]:
+    telemetry = Telemetry()
+    telemetry.job(KEY, RUNNING)
+    port = assign(["metrics"], None)["metrics"]
+    settings = Settings(trainer_image="t", token_key=b"k", metrics_port=port)
+    runner = await probes.serve(settings, telemetry, lambda: ready, lambda: alive)
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{HOST}:{port}{path}") as answer:
+            return answer.status, answer.headers["Content-Type"], await answer.text()
+    finally:
+        await runner.cleanup()
+
+
+def test_prometheus_can_read_metrics():
+    status, kind, text = asyncio.run(_answers("/metrics"))
+    assert (status, kind.split(";")[0]) == (200, "text/plain")
+    steps = [s for f in text_string_to_metric_families(text) for s in f.samples if s.name == "rlhf_job_step"]
+    assert [(s.labels, s.value) for s in steps] == [(JOB, 3)]
+
+
+@pytest.mark.parametrize(
+    ("path", "state", "status"),
+    [
+        ("/readyz", {}, 200),
+        ("/readyz", {"ready": False}, 503),
+        ("/readyz", {"alive": False}, 200),
+        ("/healthz", {}, 200),
+        ("/healthz", {"alive": False}, 503),
+        ("/healthz", {"ready": False}, 200),
+    ],
+)
+def test_probes(path, state, status):
+    assert asyncio.run(_answers(path, **state))[0] == status

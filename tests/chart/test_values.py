@@ -1,0 +1,66 @@
+"""Values: what the schema refuses, and that schema, README and versions are in step with the rest."""
+
+import importlib.util
+import json
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.helm import CHART, HelmError, render
+
+ROOT = CHART.parents[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"replicas": 3}, "'replicas' not allowed"),
+        ({"replicaCount": "3"}, "at '/replicaCount': got string, want integer"),
+        ({"image": {"repository": ""}}, "at '/image/repository'"),
+        ({"image": {"registry": "r"}}, "'registry' not allowed"),
+        ({"jobs": {"imagePullPolicy": "Sometimes"}}, "at '/jobs/imagePullPolicy'"),
+        ({"watchNamespace": "Training"}, "at '/watchNamespace'"),
+        ({"imagePullSecrets": ["registry"]}, "at '/imagePullSecrets/0': got string, want object"),
+        ({"metrics": {"port": 99999}}, "at '/metrics/port'"),
+        ({"metrics": {"alerts": {"stuckAfter": "half an hour"}}}, "at '/metrics/alerts/stuckAfter'"),
+        ({"webhook": {"failurePolicy": "ignore"}}, "at '/webhook/failurePolicy'"),
+        ({"resources": {"request": {}}}, "'request' not allowed"),
+        ({"fullnameOverride": "x" * 41}, "at '/fullnameOverride'"),
+        ({"extraEnv": [{"value": "v"}]}, "missing property 'name'"),
+    ],
+    ids=lambda part: json.dumps(part)[:40] if isinstance(part, dict) else "",
+)
+def test_a_wrong_value_is_refused_by_name(wrong, complaint):
+    with pytest.raises(HelmError) as refused:
+        render(wrong)
+    assert complaint in str(refused.value)
+
+
+def test_the_schema_knows_every_value_and_no_other():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def compare(schema: dict[str, Any], values: dict[str, Any], where: str) -> None:
+        for name, inner in schema["properties"].items():
+            if "properties" in inner and values[name]:
+                compare(inner, values[name], f"{where}{name}.")
+        assert set(schema["properties"]) - {"global"} == set(values), where
+
+    compare(schema, values, "")
+
+
+def test_the_readme_is_current():
+    script = ROOT / "docs" / "make_chart_reference.py"
+    spec = importlib.util.spec_from_file_location("make_chart_reference", script)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert (CHART / "README.md").read_text() == made.page(), f"run {script.relative_to(ROOT)}"
+
+
+def test_chart_and_package_have_one_version():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert chart["version"] == chart["appVersion"] == project["version"]
