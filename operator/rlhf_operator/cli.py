@@ -1,4 +1,4 @@
-"""The command line: `rlhf validate` and `rlhf run`."""
+"""The command line: `rlhf validate`, `rlhf run`, and the verbs for jobs on a cluster."""
 
 import argparse
 import asyncio
@@ -18,6 +18,7 @@ from .local.ports import place
 from .local.preflight import check_files
 from .local.processes import Command
 from .local.progress import display, say
+from .verbs.arguments import VERBS, add_verbs
 
 EXIT_CODES = {"Succeeded": 0, "Failed": 1, "Suspended": 130}
 EXIT_USAGE = 2
@@ -26,6 +27,12 @@ EXIT_USAGE = 2
 def main(arguments: Sequence[str] | None = None, make: Command = command) -> int:
     """Run the command line; returns the exit code. `make` builds the processes' command lines."""
     options = _parser().parse_args(arguments)
+    if options.command in VERBS:
+        from .verbs.main import (
+            run,
+        )  # its Kubernetes client takes a while to load, which `rlhf run` need not wait for
+
+        return run(options)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a log's line must not end a run
     try:
@@ -76,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--base-port", type=int, metavar="N", help="use ports N, N+1 ... instead of any free ones"
     )
+    add_verbs(commands, parser.prog)
     return parser
 
 

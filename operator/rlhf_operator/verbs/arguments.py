@@ -1,0 +1,131 @@
+"""The verbs' arguments. Imports nothing heavy: `rlhf run` has them too."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_api.roles import Role
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+VERBS = ("status", "logs", "checkpoint", "suspend", "resume", "scale", "submit")
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def add_verbs(commands: "Commands", program: str) -> None:
+    """Adds a parser for each verb; `program` is what the user types before one."""
+    where = _cluster_options()
+
+    def verb(name: str, help: str) -> argparse.ArgumentParser:
+        parser = commands.add_parser(name, help=help, parents=[where])
+        parser.set_defaults(program=program)
+        return parser
+
+    status = verb("status", "show a job on the cluster, or list all of a namespace")
+    status.add_argument(
+        "name",
+        nargs="?",
+        type=_object_name,
+        metavar="NAME",
+        help="the job; all of the namespace unless given",
+    )
+    how = status.add_mutually_exclusive_group()
+    how.add_argument("-w", "--watch", action="store_true", help="follow the job to its end")
+    how.add_argument("-o", "--output", choices=["json"], help="the object as the API server has it")
+
+    logs = verb("logs", "print the logs of a job's pods")
+    _add_name(logs)
+    logs.add_argument(
+        "--role", choices=[*Role, "all"], default=Role.TRAINER.value, help="whose; the trainer's unless given"
+    )
+    logs.add_argument("--index", type=_count, metavar="N", help="only pod N of the role")
+    logs.add_argument("-f", "--follow", action="store_true", help="follow them until the job is over")
+    logs.add_argument("--tail", type=_count, metavar="N", help="only the last N lines of each pod so far")
+
+    checkpoint = verb("checkpoint", "have a running job save a checkpoint now")
+    _add_name(checkpoint)
+    _add_timeout(checkpoint, "10m", "until the checkpoint is made")
+
+    for name, help, until in (
+        ("suspend", "have a job save a checkpoint and give its pods back", "until the job is suspended"),
+        ("resume", "let a suspended job go on from its checkpoint", "until the job runs"),
+    ):
+        parser = verb(name, help)
+        _add_name(parser)
+        waiting = parser.add_mutually_exclusive_group()
+        waiting.add_argument("--no-wait", dest="wait", action="store_false", help=f"do not wait {until}")
+        _add_timeout(waiting, "20m", until)
+
+    scale = verb("scale", "change how many generators a job has, while it runs")
+    _add_name(scale)
+    scale.add_argument("--generators", type=_replicas, required=True, metavar="N", help="how many")
+
+    submit = verb("submit", "check a manifest and hand it to the cluster")
+    submit.add_argument("file", type=Path, metavar="FILE", help="the manifest, in YAML")
+    submit.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="spec.path=value",
+        help="override a field, such as spec.ppo.klCoefficient=0.1; may be repeated",
+    )
+    submit.add_argument(
+        "--force-conflicts", action="store_true", help="take fields over that others have changed"
+    )
+
+
+def duration(text: str) -> float:
+    """Seconds of `90s`, `10m`, `1h30m`, or a bare number of seconds."""
+    if re.fullmatch(r"\d+", text):
+        return float(text)
+    if not re.fullmatch(r"(\d+[hms])+", text):
+        raise argparse.ArgumentTypeError(f"must be a duration such as 90s, 10m or 1h30m; got {text!r}")
+    return float(sum(int(n) * _UNITS[unit] for n, unit in re.findall(r"(\d+)([hms])", text)))
+
+
+def _cluster_options() -> argparse.ArgumentParser:
+    """As kubectl has them."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "-n", "--namespace", type=_object_name, metavar="NAME", help="the job's; the context's unless given"
+    )
+    parser.add_argument(
+        "--context", metavar="NAME", help="a context of the kubeconfig; its current one unless given"
+    )
+    parser.add_argument("--kubeconfig", metavar="FILE", help="$KUBECONFIG or ~/.kube/config unless given")
+    return parser
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", type=_object_name, metavar="NAME", help="the job")
+
+
+def _add_timeout(parser: argparse._ActionsContainer, default: str, until: str) -> None:
+    parser.add_argument(
+        "--timeout",
+        type=duration,
+        default=default,
+        metavar="TIME",
+        help=f"how long to wait {until}; {default}",
+    )
+
+
+def _object_name(text: str) -> str:
+    """It becomes part of a URL."""
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"must be the name of an object: a-z, 0-9, - and .; got {text!r}")
+    return text
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d+", text):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 on; got {text!r}")
+    return int(text)
+
+
+def _replicas(text: str) -> int:
+    if not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 on; got {text!r}")
+    return int(text)

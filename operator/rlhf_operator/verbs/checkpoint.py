@@ -1,0 +1,65 @@
+"""`rlhf checkpoint`."""
+
+import argparse
+import datetime
+import sys
+
+from rich.text import Text
+
+from rlhf_api.status import CheckpointStatus, JobStatus
+
+from ..cluster.names import CHECKPOINT
+from .failures import Failure
+from .jobs import find, looks, over, status_of
+from .session import Session
+from .terminal import Changing, put
+from .words import span, state
+
+
+async def checkpoint(session: Session, options: argparse.Namespace) -> int:
+    name = options.name
+    before = status_of(await find(session, name))
+    if before is not None and (over(before) or before.phase == "Suspended"):
+        raise Failure(f"{name} is {before.phase} and saves nothing now; {_newest(before)}")
+    request = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    patched = await session.merge_patch("RLHFJob", name, {"metadata": {"annotations": {CHECKPOINT: request}}})
+    earlier, status = _saved(status_of(patched)), before
+    with Changing(sys.stderr, spinner=True) as shown:
+        async for look in looks(session, name, shown.say, options.timeout):
+            status = status_of(look)
+            made = _saved(status)
+            if made is not None and made != earlier and _taken(status, request):
+                break
+            if over(status) or (status is not None and status.phase == "Suspended"):
+                raise Failure(f"{name} has ended before it could save a checkpoint ({state(status)})")
+            waiting = "saves at the end of its step" if _taken(status, request) else "is to be asked"
+            shown.show(Text(f"{name}  the trainer {waiting}"), f"{state(status)}; the trainer {waiting}")
+        else:
+            raise Failure(
+                f"{name} has no new checkpoint after {span(options.timeout)}: {_why(status, request)}"
+            )
+    put(f"{name}: checkpoint of step {made.step} in {made.uri}", sys.stdout)
+    return 0
+
+
+def _saved(status: JobStatus | None) -> CheckpointStatus | None:
+    return status.last_checkpoint if status else None
+
+
+def _taken(status: JobStatus | None, request: str) -> bool:
+    """Whether the trainer knows of the request, or of a later one; their values are times."""
+    taken = status.cluster.checkpoint_requested if status and status.cluster else None
+    return taken is not None and taken >= request
+
+
+def _newest(status: JobStatus) -> str:
+    saved = status.last_checkpoint
+    return (
+        f"its newest checkpoint is of step {saved.step}, in {saved.uri}" if saved else "it has no checkpoint"
+    )
+
+
+def _why(status: JobStatus | None, request: str) -> str:
+    if _taken(status, request):
+        return "the trainer has been asked and saves at the end of its step; give it more time with --timeout"
+    return f"the trainer has not been asked yet ({state(status)}); does the operator run, and the trainer answer?"

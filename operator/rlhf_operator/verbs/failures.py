@@ -1,0 +1,39 @@
+"""What went wrong on the way to the cluster, in one line: what, where, what to do."""
+
+from ..cluster.api import ApiError
+
+
+class Failure(Exception):
+    """The verb could not do what it was asked to; the text says all that the user needs."""
+
+
+class Misuse(Failure):
+    """The arguments do not go together."""
+
+
+def explain(error: ApiError, where: str) -> str:
+    """An API server's refusal, or its silence; `where` names the cluster."""
+    _, _, said = error.message.partition(": ")  # without the call
+    said = " ".join(said.split()) or error.reason
+    match error.status:
+        case 0:
+            return f"cannot reach {where}: {said}; is it up, and is that the cluster you mean?"
+        case 401:
+            return f"{where} does not accept your credentials ({said}); log in again"
+        case 403:
+            return f"{said}; ask for the role that allows it (whoever may edit a namespace may edit its jobs)"
+        case 409:
+            return said
+        case 415:
+            return f"{where} is too old: it does not know server-side apply ({said}); Kubernetes 1.20 does"
+        case 429:
+            return f"{where} has too much to do ({said}); try again"
+        case status if status >= 500:
+            return f"{where} has failed: {status} {said}; try again, or look at the API server's logs"
+        case status:
+            return f"{where} refused it: {status} {said}"
+
+
+def passing(error: ApiError) -> bool:
+    """Whether the same call may well succeed a little later."""
+    return error.status in (0, 429) or error.status >= 500

@@ -1,0 +1,99 @@
+"""One job, found and followed."""
+
+import asyncio
+import difflib
+import time
+from collections.abc import AsyncIterator, Callable
+
+from rlhf_api.status import JobStatus
+
+from ..cluster.api import ApiError, Body
+from ..cluster.observed import Job
+from .failures import Failure, passing
+from .session import Session
+
+POLL_SECONDS = 1.0
+_OUTAGE_SECONDS = 300.0
+"""How long the API server may be away while a job is followed."""
+_LISTED = 10
+
+Say = Callable[[str], None]
+
+
+async def find(session: Session, name: str) -> Body:
+    """The job as it is stored. Raises Failure where there is none, with those of similar names."""
+    try:
+        return await session.get("RLHFJob", session.namespace, name)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+    await check_served(session)
+    names = sorted(
+        [
+            body["metadata"]["name"]
+            async for body in session.list("RLHFJob", session.namespace, metadata_only=True)
+        ]
+    )
+    raise Failure(f"there is no job {name!r} in namespace {session.namespace}; {_hint(name, names)}")
+
+
+async def check_served(session: Session) -> None:
+    """Raises Failure where the cluster does not know jobs."""
+    if not await session.serves("RLHFJob"):
+        raise Failure(
+            f"{session.words} does not know RLHFJob (rlhf.dev/v1alpha1): install the operator, by "
+            "`helm install rlhf charts/rlhf-operator -n rlhf-system --create-namespace`"
+        )
+
+
+async def looks(session: Session, name: str, say: Say, seconds: float | None = None) -> AsyncIterator[Body]:
+    """The job about once a second; for so many seconds, or until the user has enough.
+
+    The API server may be away in between, which is told by `say`. Raises Failure where the job is gone.
+    """
+    started = answered = time.monotonic()
+    away = False
+    while seconds is None or time.monotonic() < started + seconds:
+        try:
+            body = await session.get("RLHFJob", session.namespace, name)
+        except ApiError as error:
+            if error.status == 404:
+                raise Failure(f"{name} was deleted") from None
+            if not passing(error) or time.monotonic() > answered + _OUTAGE_SECONDS:
+                raise
+            if not away:
+                say(f"{session.words} does not answer; trying again for {_OUTAGE_SECONDS / 60:g} minutes")
+            away = True
+        else:
+            if away:
+                say("it answers again")
+            away, answered = False, time.monotonic()
+            yield body
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def status_of(body: Body) -> JobStatus | None:
+    """None before an operator has seen the job. Raises Failure where it is of another version."""
+    status = Job.of(body).status
+    if status is None and body.get("status"):
+        name = body["metadata"]["name"]
+        raise Failure(
+            f"{name}: its status is of another version of the operator than this program; take the program of "
+            f"that version, or `kubectl get rlhfjob {name} -o yaml`"
+        )
+    return status
+
+
+def over(status: JobStatus | None) -> bool:
+    """Whether the job has ended for good."""
+    return status is not None and status.phase in ("Succeeded", "Failed")
+
+
+def _hint(name: str, names: list[str]) -> str:
+    if not names:
+        return "there is none at all; is it in another namespace (-n)?"
+    close = difflib.get_close_matches(name, names, n=3)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"there are: {', '.join(names[:_LISTED])}{more}"

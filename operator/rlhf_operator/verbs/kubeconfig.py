@@ -1,0 +1,94 @@
+"""Which cluster and namespace a verb is about: from the same places as kubectl's."""
+
+import difflib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes.aio import config
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.kube_config import KubeConfigMerger
+
+from .failures import Failure
+
+_HOME = "~/.kube/config"
+_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A cluster and a namespace in it."""
+
+    configuration: Configuration
+    namespace: str
+    words: str
+    """The cluster, as messages name it."""
+
+
+async def locate(kubeconfig: str | None, context: str | None, namespace: str | None) -> Target:
+    """Raises Failure where these name no cluster."""
+    named = kubeconfig or os.environ.get("KUBECONFIG")
+    paths = named or _HOME
+    if not any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path):
+        if named is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            return _own_pod(namespace)
+        raise Failure(f"{paths}: there is no such kubeconfig; name one by --kubeconfig or KUBECONFIG")
+    configuration = Configuration()
+    try:
+        chosen = _context(paths, context)
+        loader = await config.load_kube_config(
+            paths, chosen["name"], client_configuration=configuration, persist_config=False
+        )
+    except yaml.YAMLError as error:
+        raise Failure(f"{paths}: the kubeconfig is no YAML: {' '.join(str(error).split())}") from None
+    except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Failure(f"{paths}: the kubeconfig cannot be used: {error}") from None
+    if hasattr(loader, "exec_plugin_expiry"):
+        configuration.refresh_api_key_hook = _refresh(loader)
+    configuration.connection_pool_maxsize = 0  # one for each log that is followed
+    space = namespace or (chosen.get("context") or {}).get("namespace") or "default"
+    return Target(configuration, space, f"{configuration.host} (context {chosen['name']} of {paths})")
+
+
+def _context(paths: str, name: str | None) -> dict[str, Any]:
+    merged = KubeConfigMerger(paths).config.value
+    contexts: dict[str, dict[str, Any]] = {
+        node.value["name"]: node.value for node in merged.get("contexts") or ()
+    }
+    name = name or merged.get("current-context")
+    if name in contexts:
+        return contexts[name]
+    if not name:
+        raise Failure(f"{paths}: has no current context; choose one by --context: {_names(contexts)}")
+    close = difflib.get_close_matches(name, contexts, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are: {_names(contexts)}"
+    raise Failure(f"{paths}: has no context {name!r}; {hint}")
+
+
+def _names(contexts: dict[str, dict[str, Any]]) -> str:
+    return ", ".join(sorted(contexts)) or "none"
+
+
+def _refresh(loader: Any) -> Any:
+    """Keeps a token of the user's credential plugin fresh, through hours of following a job."""
+
+    async def refresh(configuration: Configuration) -> None:
+        await loader.load_from_exec_plugin()
+        configuration.api_key["BearerToken"] = loader.token
+
+    return refresh
+
+
+def _own_pod(namespace: str | None) -> Target:
+    configuration = Configuration()
+    try:
+        config.load_incluster_config(configuration)
+    except config.ConfigException as error:
+        raise Failure(
+            f"this pod has no credentials for its cluster, and there is no kubeconfig: {error}"
+        ) from None
+    configuration.connection_pool_maxsize = 0
+    own = _POD_NAMESPACE.read_text().strip() if _POD_NAMESPACE.exists() else "default"
+    return Target(configuration, namespace or own, f"{configuration.host} (the cluster of this pod)")

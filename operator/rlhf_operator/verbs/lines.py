@@ -1,0 +1,66 @@
+"""The lines of a container's log as the kubelet gives them; pure."""
+
+import datetime
+import re
+
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
+_LONGEST = 1 << 20
+
+
+class Reading:
+    """One log, read through any number of connections: every line once."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._newest: str | None = None
+        self._at_newest = 0
+        """Lines that came with the newest time; a log may have several."""
+        self._known = 0
+        """How many of these the present connection sends again."""
+        self._skipping = False
+
+    def connect(self) -> str | None:
+        """A new connection begins; the time to ask the log from."""
+        self._rest, self._known, self._skipping = b"", self._at_newest, self._newest is not None
+        return self._newest
+
+    def take(self, piece: bytes) -> list[str]:
+        """The texts of the new lines that end in this piece."""
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > _LONGEST:
+            whole, self._rest = [*whole, self._rest], b""
+        return [text for raw in whole for text in self._line(raw)]
+
+    def end(self) -> list[str]:
+        """What is left where the log's last line has no end."""
+        rest, self._rest = self._rest, b""
+        return self._line(rest) if rest else []
+
+    def _line(self, raw: bytes) -> list[str]:
+        whole = raw.decode(errors="replace")
+        stamp, _, text = whole.partition(" ")
+        if not _STAMP.fullmatch(stamp):
+            return [_shown(whole)]
+        if self._skipping and self._newest is not None:
+            if _time(stamp) < _time(self._newest):
+                return []
+            if _time(stamp) == _time(self._newest) and self._known:
+                self._known -= 1
+                return []
+            self._skipping = False  # for good: clocks may go back
+        self._at_newest = self._at_newest + 1 if stamp == self._newest else 1
+        self._newest = stamp
+        return [_shown(text)]
+
+
+def _time(stamp: str) -> tuple[float, int]:
+    """Seconds, and nanoseconds on top: more digits than a float has."""
+    match = _STAMP.fullmatch(stamp)
+    assert match is not None
+    second = datetime.datetime.fromisoformat(match[1] + match[3]).timestamp()
+    return (second, int((match[2] or "0").ljust(9, "0")))
+
+
+def _shown(text: str) -> str:
+    """What a terminal would show in the end of a line that was written over, as progress bars do."""
+    return text.rstrip("\r").rpartition("\r")[2]

@@ -1,0 +1,164 @@
+"""`rlhf logs`."""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from rlhf_api.roles import Role
+
+from ..cluster.api import ApiError, Body
+from ..cluster.names import INDEX, JOB, ROLE
+from .failures import Failure, passing
+from .jobs import POLL_SECONDS, find, looks, over, status_of
+from .lines import Reading
+from .session import Session
+from .terminal import put
+from .words import state
+
+CONTAINER = "role"
+_COLOURS = (36, 33, 32, 35, 34, 31)
+_DRAIN_SECONDS = 15.0
+"""How long the last lines may take after the job is over."""
+
+Emit = Callable[[str], None]
+
+
+async def logs(session: Session, options: argparse.Namespace) -> int:
+    body = await find(session, options.name)
+    if options.follow:
+        await _follow(session, options)
+        return 0
+    pods = [pod for pod in await _pods(session, options) if _begun(pod)]
+    if not pods:
+        raise Failure(_none(options, state(status_of(body))))
+    for pod in pods:
+        await _Log(session, pod, options.tail).read(follow=False)
+    return 0
+
+
+async def _follow(session: Session, options: argparse.Namespace) -> None:
+    """Every pod from its start to its end, those that replace others too, until the job is over."""
+    reading: dict[str, asyncio.Task[None]] = {}
+    ended: float | None = None
+    told, tail = "", options.tail
+    try:
+        async for body in looks(session, options.name, _note):
+            for pod in await _pods(session, options, patient=True):
+                uid = pod["metadata"]["uid"]
+                if uid not in reading and _begun(pod):
+                    reading[uid] = asyncio.create_task(_Log(session, pod, tail).follow())
+            tail = None  # of a pod that starts from now on, everything is new
+            for task in reading.values():
+                if task.done():
+                    task.result()  # raises what it failed by
+            status = status_of(body)
+            running = any(not task.done() for task in reading.values())
+            if over(status):
+                ended = ended or time.monotonic()
+                if not running or time.monotonic() > ended + _DRAIN_SECONDS:
+                    return
+            elif not running and state(status) != told:
+                told = state(status)
+                _note(f"{_none(options, told)}; waiting for one")
+    finally:
+        for task in reading.values():
+            task.cancel()
+        await asyncio.gather(*reading.values(), return_exceptions=True)
+
+
+class _Log:
+    """The log of one pod."""
+
+    def __init__(self, session: Session, pod: Body, tail: int | None) -> None:
+        self._session, self._tail = session, tail
+        self._name, self._uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        self._emit = _emitter(pod)
+        self._reading = Reading()
+
+    async def follow(self) -> None:
+        """To the pod's end."""
+        while True:
+            # Looked at before: what is read after a pod's end is all there is.
+            ended = await self._ended()
+            try:
+                await self.read(follow=not ended)
+            except ApiError as error:
+                if error.status == 404:
+                    return
+                if not passing(error):
+                    raise
+            else:
+                if ended:
+                    return
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def read(self, *, follow: bool) -> None:
+        """What there is, after what was read before."""
+        since = self._reading.connect()
+        tail = self._tail if since is None else None
+        async for piece in self._session.log(self._name, CONTAINER, follow=follow, tail=tail, since=since):
+            for text in self._reading.take(piece):
+                self._emit(text)
+        if not follow:
+            for text in self._reading.end():
+                self._emit(text)
+
+    async def _ended(self) -> bool:
+        try:
+            pod = await self._session.get("Pod", self._session.namespace, self._name)
+        except ApiError as error:
+            if error.status != 404 and not passing(error):
+                raise
+            return error.status == 404
+        return pod["metadata"]["uid"] != self._uid or "terminated" in _container_state(pod)
+
+
+async def _pods(session: Session, options: argparse.Namespace, *, patient: bool = False) -> list[Body]:
+    """The pods that are asked for, in order. `patient`: none while the API server is away."""
+    role = f"{ROLE}={options.role}" if options.role != "all" else ROLE
+    index = f"{INDEX}={options.index}" if options.index is not None else INDEX
+    labels = f"{JOB}={options.name},{role},{index}"
+    try:
+        found = [pod async for pod in session.list("Pod", session.namespace, labels=labels)]
+    except ApiError as error:
+        if not (patient and passing(error)):
+            raise
+        return []
+    roles = [role.value for role in Role]
+    return sorted(found, key=lambda pod: (roles.index(_label(pod, ROLE)), int(_label(pod, INDEX))))
+
+
+def _begun(pod: Body) -> bool:
+    """Whether it has a log."""
+    return "running" in _container_state(pod) or "terminated" in _container_state(pod)
+
+
+def _container_state(pod: Body) -> Body:
+    containers: list[Body] = pod.get("status", {}).get("containerStatuses") or []
+    return next((c.get("state", {}) for c in containers if c["name"] == CONTAINER), {})
+
+
+def _label(pod: Body, name: str) -> str:
+    return str(pod["metadata"]["labels"][name])
+
+
+def _emitter(pod: Body) -> Emit:
+    role, index = _label(pod, ROLE), int(_label(pod, INDEX))
+    prefix = f"{role}-{index} | "
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        colour = _COLOURS[(list(Role).index(Role(role)) + index) % len(_COLOURS)]
+        prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
+    return lambda text: put(prefix + text, sys.stdout)
+
+
+def _none(options: argparse.Namespace, standing: str) -> str:
+    role = "" if options.role == "all" else f"{options.role} "
+    index = "" if options.index is None else f" of index {options.index}"
+    return f"{options.name} has no {role}pod{index} with a log now ({standing})"
+
+
+def _note(text: str) -> None:
+    put(text, sys.stderr)

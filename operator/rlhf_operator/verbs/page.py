@@ -1,0 +1,170 @@
+"""Everything about one job at a glance; pure."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from rlhf_api.roles import Role
+from rlhf_api.status import Condition, JobStatus
+
+from ..cluster.observed import Job
+from ..local.figures import time_left
+from .words import age, checkpoint_words, columns, figures, one_line, state
+
+Event = Mapping[str, Any]
+"""A core/v1 Event."""
+
+_COLOURS = {"Running": "green", "Succeeded": "green", "Failed": "red", "Suspended": "yellow"}
+_BAR = 40
+_EVENTS = 8
+_GOOD = {"RolesReady": "True", "PodsScheduled": "True", "Complete": "True"}
+"""How conditions should be; what is not named here should not be."""
+
+
+def page(job: Job, status: JobStatus | None, events: Sequence[Event], now: datetime.datetime) -> Text:
+    """`status` is the job's, read; None before an operator has seen it."""
+    parts = [_head(job, status, now)]
+    if status is not None:
+        parts += [_progress(status, now), _roles(status), _plan(status), _generators(status, now)]
+        parts.append(_conditions(status, now))
+    parts.append(_events(events, now))
+    return Text("\n\n").join(part for part in parts if part)
+
+
+def _head(job: Job, status: JobStatus | None, now: datetime.datetime) -> Text:
+    about = [f"namespace {job.namespace}", f"made {age(job.body['metadata']['creationTimestamp'], now)} ago"]
+    if job.queue:
+        about.append(f"queue {job.queue}")
+    if status is None:
+        doing = f"{state(None)}; is one installed, and running?"
+        return Text.assemble((job.name, "bold"), "  ", (doing, "yellow"), (f"  ({', '.join(about)})", "dim"))
+    if status.start_time and status.completion_time:
+        about.append(f"ended {age(status.completion_time, now)} ago")
+    doing = one_line(status.activity or "") if not status.completion_time else ""
+    words = Text.assemble(
+        (job.name, "bold"),
+        "  ",
+        (status.phase, f"bold {_COLOURS.get(status.phase, 'cyan')}"),
+        f"  {doing}" if doing else "",
+        (f"  ({', '.join(about)})", "dim"),
+    )
+    if status.message:
+        words.append(f"\n{one_line(status.message)}", "red" if status.phase == "Failed" else "")
+    return words
+
+
+def _progress(status: JobStatus, now: datetime.datetime) -> Text:
+    if not status.total_steps:
+        return Text()
+    full = round(_BAR * min(status.step / status.total_steps, 1))
+    left = time_left(status, now)
+    until = f", {left} left (until {status.estimated_end})" if left else ""
+    lines = [
+        Text.assemble(
+            "[",
+            ("#" * full, _COLOURS.get(status.phase, "cyan")),
+            "-" * (_BAR - full),
+            f"]  step {status.step}/{status.total_steps}{until}",
+        )
+    ]
+    if known := figures(status):
+        pairs = [Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in known]
+        lines.append(Text("  ").join(pairs))
+    if status.last_checkpoint:
+        words = one_line(checkpoint_words(status.last_checkpoint, now))
+        lines.append(Text.assemble(("checkpoint ", "dim"), words))
+    return Text("\n").join(lines)
+
+
+def _roles(status: JobStatus) -> Text:
+    rows = [
+        (role.value, f"{s.ready}/{s.desired}", str(s.restarts), _gpus(status, role))
+        for role in Role
+        if (s := status.roles.get(role))
+    ]
+    return _table([("ROLE", "READY", "RESTARTS", "GPUS"), *rows]) if rows else Text()
+
+
+def _gpus(status: JobStatus, role: Role) -> str:
+    """Of all its pods."""
+    plan = status.plan.get(role)
+    return str(plan.gpus) if plan else ""
+
+
+def _plan(status: JobStatus) -> Text:
+    """What each GPU must hold, for roles that say enough to work it out."""
+    lines = [f"{role.value}: {one_line(plan.memory)}" for role, plan in status.plan.items() if plan.memory]
+    return _section("Memory of one GPU", lines)
+
+
+def _generators(status: JobStatus, now: datetime.datetime) -> Text:
+    rows = [
+        (
+            one_line(member.name),
+            "yes" if member.ready else "no",
+            _number(member.weight_version),
+            _number(member.epoch),
+            f"{age(member.last_sync_time, now)} ago" if member.last_sync_time else "-",
+        )
+        for member in status.generators
+    ]
+    return _table([("GENERATOR", "READY", "WEIGHTS", "EPOCH", "LAST SYNC"), *rows]) if rows else Text()
+
+
+def _conditions(status: JobStatus, now: datetime.datetime) -> Text:
+    rows = [
+        (
+            c.type,
+            c.status,
+            f"{age(c.last_transition_time, now)} ago",
+            one_line(f"{c.reason}: {c.message}").rstrip(": "),
+        )
+        for c in status.conditions
+        if not _as_it_should_be(c)
+    ]
+    return _section("Conditions that are not as they should be", columns(rows) if rows else [])
+
+
+def _as_it_should_be(condition: Condition) -> bool:
+    ended = condition.reason == "JobEnded"  # it says of no role that something is wrong
+    return ended or condition.status == _GOOD.get(condition.type, "False")
+
+
+def _events(events: Sequence[Event], now: datetime.datetime) -> Text:
+    newest = sorted(events, key=_time)[-_EVENTS:]
+    rows = [
+        (
+            f"{age(_time(event), now)} ago",
+            str(event.get("type", "")),
+            str(event.get("reason", "")),
+            _message(event),
+        )
+        for event in newest
+    ]
+    return _section("Events", columns(rows) if rows else [])
+
+
+def _time(event: Event) -> str:
+    """Of the newest of its kind."""
+    found = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp")
+    return str(found or event.get("eventTime") or event["metadata"]["creationTimestamp"])
+
+
+def _message(event: Event) -> str:
+    times = (event.get("series") or {}).get("count") or event.get("count") or 1
+    return one_line(event.get("message") or "") + (f" ({times} times)" if times > 1 else "")
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Text:
+    head, *lines = columns(rows)
+    return Text.assemble((head, "dim"), *(f"\n{line}" for line in lines))
+
+
+def _section(title: str, lines: Sequence[str]) -> Text:
+    return Text.assemble((title, "dim"), *(f"\n  {line}" for line in lines)) if lines else Text()

@@ -1,0 +1,29 @@
+"""`rlhf scale`."""
+
+import argparse
+import sys
+
+from rlhf_api.manifest import from_cluster
+from rlhf_api.roles import Role
+from rlhf_api.run import roles_of
+
+from .failures import Failure
+from .jobs import find, over, status_of
+from .session import Session
+from .terminal import put
+
+
+async def scale(session: Session, options: argparse.Namespace) -> int:
+    name = options.name
+    body = await find(session, name)
+    status = status_of(body)
+    if status is not None and over(status):
+        raise Failure(f"{name} has {status.phase.lower()} already; there is nothing to scale")
+    spec = from_cluster(body).spec
+    if Role.GENERATOR not in roles_of(spec):
+        why = "generates in its trainer" if spec.algorithm == "ppo" else f"is a job of {spec.algorithm}"
+        raise Failure(f"{name} {why} and has no generators")
+    patch = {"spec": {"replicas": options.generators}}
+    await session.merge_patch("RLHFJob", name, patch, subresource="scale")
+    put(f"{name}: generators {spec.generator.replicas} -> {options.generators}", sys.stdout)
+    return 0

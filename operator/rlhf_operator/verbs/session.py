@@ -1,0 +1,114 @@
+"""The API server as people use it: what the operator's own client does not need."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+
+from ..cluster.api import KINDS, Api, ApiError, Body
+from .kubeconfig import Target
+
+FIELD_MANAGER = "rlhf"
+
+_TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+_PAGE = "500"
+_CONNECT_SECONDS = 10.0
+_SILENCE_SECONDS = 60.0
+"""How long a log may be silent before its connection is taken for dead and made anew."""
+
+
+class Session(Api):
+    """One cluster and one namespace in it. Every method raises ApiError where the call fails."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.configuration)
+        self.namespace, self.words = target.namespace, target.words
+
+    def names(self, name: str) -> str:
+        """A job as messages name it."""
+        return f"{self.namespace}/{name}"
+
+    async def merge_patch(self, kind: str, name: str, patch: Body, subresource: str = "") -> Body:
+        """Sets the fields that the patch names (RFC 7386), and nothing else."""
+        path = self._path(kind, name, *([subresource] if subresource else []))
+        return await self._call(
+            "patch",
+            "PATCH",
+            kind,
+            path,
+            query={"fieldManager": FIELD_MANAGER},
+            body=patch,
+            content="application/merge-patch+json",
+        )
+
+    async def submit(self, body: Body, *, force: bool) -> Body:
+        """Server-side apply, in the name of whoever uses the command line."""
+        path = self._path(body["kind"], body["metadata"]["name"], namespace=body["metadata"]["namespace"])
+        query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
+        content = "application/apply-patch+yaml"
+        return await self._call("apply", "PATCH", body["kind"], path, query=query, body=body, content=content)
+
+    async def table(self, kind: str) -> tuple[list[Body], list[Body]]:
+        """All objects of a kind as `kubectl get` shows them: definitions of columns, and rows."""
+        columns, rows = list[Body](), list[Body]()
+        query = {"limit": _PAGE}
+        while True:
+            page = await self._call("list", "GET", kind, self._path(kind), query=query, accept=_TABLE)
+            columns = page.get("columnDefinitions") or columns
+            rows += page.get("rows") or ()
+            more = page.get("metadata", {}).get("continue")
+            if not more:
+                return columns, rows
+            query["continue"] = more
+
+    async def events(self, uid: str) -> list[Body]:
+        """All that is still kept about an object, in no order."""
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": _PAGE}
+        found = await self._call("list", "GET", "Event", self._path("Event"), query=query)
+        return list(found.get("items") or ())
+
+    async def log(
+        self, pod: str, container: str, *, follow: bool, tail: int | None, since: str | None
+    ) -> AsyncIterator[bytes]:
+        """A container's log, each line with its time, in pieces as they come; followed, until it ends or falls
+        silent."""
+        query = {"container": container, "timestamps": "true"}
+        query |= {"follow": "true"} if follow else {}
+        query |= {"tailLines": str(tail)} if tail is not None else {}
+        query |= {"sinceTime": since} if since else {}
+        path = self._path("Pod", pod, "log")
+        headers: dict[str, str] = {"User-Agent": FIELD_MANAGER}
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
+        url = f"{self.configuration.host}{path}?{urlencode(query)}"
+        timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
+        try:
+            answer = await self._client.rest_client.request(
+                "GET", url, headers=headers, _request_timeout=timeout
+            )
+            response: aiohttp.ClientResponse = answer.response
+            try:
+                if response.status != 200:
+                    raise _refusal(response.status, await response.text(errors="replace"), path)
+                async for piece in response.content.iter_any():
+                    yield piece
+            finally:
+                response.close()
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, type(error).__name__, f"GET {path}: {error or 'silent'}") from None
+
+    def _path(self, kind: str, *rest: str, namespace: str | None = None) -> str:
+        version, plural = KINDS[kind]
+        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        return "/".join([root, "namespaces", namespace or self.namespace, plural, *rest])
+
+
+def _refusal(status: int, text: str, path: str) -> ApiError:
+    """A refused log is said in plain text or as a Status."""
+    try:
+        answer: Any = json.loads(text)
+        message = str(answer["message"])
+    except (ValueError, KeyError, TypeError):
+        message = text[:200]
+    return ApiError(status, "", f"GET {path}: {message}")

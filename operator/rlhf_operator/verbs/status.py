@@ -1,0 +1,74 @@
+"""`rlhf status`."""
+
+import argparse
+import datetime
+import json
+import sys
+
+from rich.text import Text
+
+from ..cluster.api import ApiError, Body
+from ..cluster.observed import Job
+from .failures import passing
+from .jobs import check_served, find, looks, over, status_of
+from .page import page
+from .session import Session
+from .terminal import Changing, put
+from .words import change, columns, one_line
+
+
+async def status(session: Session, options: argparse.Namespace) -> int:
+    if options.name is None:
+        return await _all(session, options)
+    body = await find(session, options.name)
+    if options.output == "json":
+        put(json.dumps(body, indent=2), sys.stdout)
+        return 0
+    if not options.watch:
+        put(await _page(session, body), sys.stdout)
+        return 0
+    with Changing(sys.stdout) as shown:
+        async for look in looks(session, options.name, shown.say):
+            now = status_of(look)
+            shown.show(await _page(session, look) if sys.stdout.isatty() else Text(), change(now))
+            if now is not None and over(now):
+                return 0 if now.phase == "Succeeded" else 1
+    raise AssertionError  # looks has no end of its own
+
+
+async def _page(session: Session, body: Body) -> Text:
+    try:
+        events = await session.events(body["metadata"]["uid"])
+    except ApiError as error:
+        if error.status != 403 and not passing(error):
+            raise
+        events = []  # who may see jobs need not be allowed to see events; and all else is known
+    return page(Job.of(body), status_of(body), events, datetime.datetime.now(datetime.UTC))
+
+
+async def _all(session: Session, options: argparse.Namespace) -> int:
+    try:
+        if options.output == "json":
+            items = [body async for body in session.list("RLHFJob", session.namespace)]
+            put(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2), sys.stdout)
+            return 0
+        definitions, rows = await session.table("RLHFJob")
+    except ApiError as error:
+        if error.status == 404:
+            await check_served(session)
+        raise
+    if rows:
+        put("\n".join(table(definitions, rows)), sys.stdout)
+    else:
+        put(f"There are no jobs in namespace {session.namespace}.", sys.stderr)
+    return 0
+
+
+def table(definitions: list[Body], rows: list[Body]) -> list[str]:
+    """The columns that `kubectl get rlhfjobs` has, as lines."""
+    shown = [i for i, column in enumerate(definitions) if not column.get("priority")]
+    head = [definitions[i]["name"].upper() for i in shown]
+    cells = [
+        ["" if row["cells"][i] is None else one_line(str(row["cells"][i])) for i in shown] for row in rows
+    ]
+    return columns([head, *cells])

@@ -1,0 +1,92 @@
+"""`rlhf submit`."""
+
+import argparse
+import sys
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlhf_api.manifest import RLHFJob
+from rlhf_api.status import JobStatus
+
+from ..cluster.api import ApiError, Body
+from .failures import Failure, Misuse
+from .jobs import check_served, over, status_of
+from .session import Session
+from .terminal import put
+
+
+async def submit(session: Session, options: argparse.Namespace) -> int:
+    """`options.job` is the manifest, checked."""
+    job: RLHFJob = options.job
+    name, namespace = job.metadata.name, job.metadata.namespace or session.namespace
+    if options.namespace and namespace != options.namespace:
+        raise Misuse(
+            f"{options.file} is for namespace {namespace}, and -n says {options.namespace}; leave one out"
+        )
+    before = await _stored(session, namespace, name)
+    try:
+        after = await session.submit(as_written(job, namespace), force=options.force_conflicts)
+    except ApiError as error:
+        if error.status == 409:
+            said = " ".join(error.message.partition(": ")[2].split())
+            raise Failure(f"{name}: {said}; take these fields over with --force-conflicts") from None
+        if error.status == 404:
+            await check_served(session)
+        raise
+    put(f"{namespace}/{name} {_what(before, after)}", sys.stdout)
+    elsewhere = options.namespace or namespace != session.namespace
+    put(_next(before, options.program, name, f" -n {namespace}" if elsewhere else ""), sys.stdout)
+    return 0
+
+
+def as_written(job: RLHFJob, namespace: str) -> Body:
+    """What the manifest says and no more: a field left out stays what the cluster, or somebody else, makes it."""
+    body: Body = _said(job)
+    return {**body, "metadata": {**body["metadata"], "namespace": namespace}}
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        return {
+            fields[name].alias or name: _said(getattr(value, name))
+            for name in fields
+            # null where it is the default says nothing, and an API server may refuse it
+            if name in value.model_fields_set
+            and not (getattr(value, name) is None and fields[name].default is None)
+        }
+    if isinstance(value, tuple | list):
+        return [_said(item) for item in value]
+    return value
+
+
+async def _stored(session: Session, namespace: str, name: str) -> Body | None:
+    try:
+        return await session.get("RLHFJob", namespace, name)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
+
+
+def _what(before: Body | None, after: Body) -> str:
+    if before is None:
+        return "created"
+    same = before["metadata"]["resourceVersion"] == after["metadata"]["resourceVersion"]
+    return "unchanged" if same else "changed"
+
+
+def _next(before: Body | None, program: str, name: str, where: str) -> str:
+    status = status_of(before) if before else None
+    if status is not None and over(status) and not _correctable(status):
+        return f"it has {status.phase.lower()} already and is not run again; delete it first, or take another name"
+    return (
+        f"follow it with `{program} status {name} --watch{where}`, its trainer with "
+        f"`{program} logs {name} -f{where}`"
+    )
+
+
+def _correctable(status: JobStatus) -> bool:
+    """Whether the job ended because its spec was not valid: the operator looks at a corrected one again."""
+    return any(c.type == "Failed" and c.reason == "ValidationFailed" for c in status.conditions)

@@ -1,0 +1,60 @@
+"""`rlhf suspend` and `rlhf resume`."""
+
+import argparse
+import sys
+
+from rich.text import Text
+
+from rlhf_api.status import JobStatus, Phase
+
+from .failures import Failure
+from .jobs import find, looks, over, status_of
+from .session import Session
+from .terminal import Changing, put
+from .words import span, state
+
+
+async def suspend(session: Session, options: argparse.Namespace) -> int:
+    return await _set(session, options, True)
+
+
+async def resume(session: Session, options: argparse.Namespace) -> int:
+    return await _set(session, options, False)
+
+
+async def _set(session: Session, options: argparse.Namespace, suspended: bool) -> int:
+    name, done = options.name, "suspended" if suspended else "resumed"
+    target: Phase = "Suspended" if suspended else "Running"
+    before = status_of(await find(session, name))
+    if before is not None and over(before):
+        raise Failure(f"{name} has {before.phase.lower()} already; what is over cannot be {done}")
+    asked = await session.merge_patch("RLHFJob", name, {"spec": {"suspend": suspended}})
+    if not options.wait:
+        put(f"{name} is to be {done}; follow it with `{options.program} status {name} --watch`", sys.stdout)
+        return 0
+    generation, status = asked["metadata"]["generation"], before
+    with Changing(sys.stderr, spinner=True) as shown:
+        async for look in looks(session, name, shown.say, options.timeout):
+            status = status_of(look)
+            if status is not None and status.observed_generation >= generation:
+                if status.phase == target:
+                    break
+                if over(status):
+                    raise Failure(f"{name} has {status.phase.lower()} before it was {done}: {status.message}")
+            shown.show(Text(f"{name}  {state(status)}"), state(status))
+        else:
+            raise Failure(
+                f"{name} is not {done} after {span(options.timeout)} ({state(status)}); it goes on by itself: look "
+                f"at it with `{options.program} status {name}`"
+            )
+    put(_result(name, status, options.program), sys.stdout)
+    return 0
+
+
+def _result(name: str, status: JobStatus, program: str) -> str:
+    at = f"{name} is {status.phase} at step {status.step} of {status.total_steps}"
+    if status.phase == "Running":
+        return at
+    saved = status.last_checkpoint
+    kept = f"; its checkpoint of step {saved.step} is in {saved.uri}" if saved else "; it has no checkpoint"
+    return f"{at}{kept}; let it go on with `{program} resume {name}`"

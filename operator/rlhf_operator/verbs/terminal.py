@@ -1,0 +1,60 @@
+"""Output: on a terminal in colour and redrawn, elsewhere plain lines."""
+
+import datetime
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+
+def put(text: str | Text, out: TextIO) -> None:
+    """Print at once. Raises BrokenPipeError where nobody reads any more."""
+    if isinstance(text, Text) and out.isatty():
+        Console(file=out).print(text, soft_wrap=True)
+    else:
+        print(text, file=out)  # a Text as its plain letters
+    out.flush()
+
+
+class Changing:
+    """A text that changes while something is waited for: redrawn in place, or printed at each change with its time."""
+
+    def __init__(self, out: TextIO, *, spinner: bool = False) -> None:
+        self._out, self._last = out, ""
+        self._spinner = Spinner("dots") if spinner else None
+        console = Console(file=out)
+        self._live = Live(console=console, auto_refresh=spinner, transient=spinner) if out.isatty() else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, drawn: Text, line: str) -> None:
+        """`drawn` where it can be redrawn, `line` elsewhere."""
+        if self._live is None:
+            if line != self._last:
+                self.say(line)
+            self._last = line
+        elif self._spinner is not None:
+            self._spinner.update(text=drawn)
+            self._live.update(self._spinner)
+        else:
+            self._live.update(drawn, refresh=True)
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        stamped = f"{datetime.datetime.now():%H:%M:%S} {line}"
+        if self._live is not None:
+            self._live.console.print(Text(stamped))
+        else:
+            put(stamped, self._out)

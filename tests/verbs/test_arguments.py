@@ -1,0 +1,158 @@
+"""What the verbs are told, and what they say when they can't."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from tests.api.manifests import document, job
+
+from rlhf_operator import cli
+from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.verbs.arguments import VERBS, duration
+from rlhf_operator.verbs.failures import explain, passing
+from rlhf_operator.verbs.main import kubectl_main
+from rlhf_operator.verbs.submit import as_written
+
+CONTEXT = {"context": {"cluster": "c", "user": "u"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("1h2m3s", 3723)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-5", "1.5h", "10 m", "5d"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="must be a duration such as 90s, 10m or 1h30m; got"):
+        duration(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("status ../../x", "must be the name of an object: a-z, 0-9, - and .; got '../../x'"),
+        ("status ppo -n A", "must be the name of an object"),
+        ("status ppo --watch -o json", "not allowed with"),
+        ("logs", "the following arguments are required: NAME"),
+        ("logs ppo --role cook", "invalid choice: 'cook'"),
+        ("logs ppo --tail -1", "must be a number from 0 on; got '-1'"),
+        ("suspend ppo --no-wait --timeout 5m", "not allowed with"),
+        ("scale ppo", "the following arguments are required: --generators"),
+        ("scale ppo --generators 0", "must be a number from 1 on; got '0'"),
+        ("checkpoint ppo --timeout soon", "must be a duration"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for main in (cli.main, kubectl_main):
+        with pytest.raises(SystemExit) as end:
+            main(arguments.split())
+        assert end.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_certificates_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = {"server": "https://127.0.0.1:9", "certificate-authority-data": "bm9uc2Vuc2U="}
+    config = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "prod", **CONTEXT}],
+    }
+    file = tmp_path / "config"
+    file.write_text(json.dumps(config))
+    assert cli.main(["status", "ppo", f"--kubeconfig={file}", "--context=prod"]) == 1
+    assert f"(context prod of {file}): its certificates cannot be used: " in capsys.readouterr().err
+
+
+def test_a_whole_namespace_cannot_be_watched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--watch"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --watch needs the NAME of a job; `kubectl get rlhfjobs --watch` follows them all\n"
+    )
+
+
+def test_both_programs_have_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    for main, name in ((cli.main, "rlhf"), (kubectl_main, "kubectl rlhf")):
+        for verb in VERBS:
+            with pytest.raises(SystemExit) as end:
+                main([verb, "--help"])
+            assert end.value.code == 0
+            assert f"usage: {name} {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "said"),
+    [
+        (None, [], "there is no such kubeconfig; name one by --kubeconfig or KUBECONFIG"),
+        ("{", [], "the kubeconfig is no YAML"),
+        ("[]", [], "the kubeconfig cannot be used"),
+        ({"contexts": []}, [], "has no current context; choose one by --context: none"),
+        ({"contexts": [{"name": "prod", **CONTEXT}]}, [], "choose one by --context: prod"),
+        (
+            {"contexts": [{"name": "prod", **CONTEXT}]},
+            ["--context=prd"],
+            "no context 'prd'; did you mean prod?",
+        ),
+        ({"contexts": [{"name": "prod", **CONTEXT}]}, ["--context=x"], "no context 'x'; there are: prod"),
+        (
+            {"contexts": [{"name": "prod", **CONTEXT}], "current-context": "prod"},
+            [],
+            "Expected object with name c in",
+        ),
+    ],
+)
+def test_a_kubeconfig_that_names_no_cluster(
+    content: object, options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config"
+    if content is not None:
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+    assert cli.main(["status", "ppo", f"--kubeconfig={file}", *options]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {file}: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "said", "again"),
+    [
+        (0, "GET /x: Cannot connect", "cannot reach CLUSTER: Cannot connect; is it up", True),
+        (
+            401,
+            "GET /x: Unauthorized",
+            "CLUSTER does not accept your credentials (Unauthorized); log in again",
+            False,
+        ),
+        (
+            403,
+            'GET /x: User "a" cannot patch rlhfjobs',
+            'User "a" cannot patch rlhfjobs; ask for the role',
+            False,
+        ),
+        (409, "PATCH /x: conflict", "conflict", False),
+        (415, "PATCH /x: no", "CLUSTER is too old: it does not know server-side apply", False),
+        (422, "PATCH /x: spec.steps:\n must", "CLUSTER refused it: 422 spec.steps: must", False),
+        (429, "GET /x: slow", "CLUSTER has too much to do (slow); try again", True),
+        (503, "GET /x: etcd", "CLUSTER has failed: 503 etcd; try again", True),
+    ],
+)
+def test_refusals_in_one_line(status: int, message: str, said: str, again: bool) -> None:
+    error = ApiError(status, "Reason", message)
+    assert explain(error, "CLUSTER").startswith(said)
+    assert "\n" not in explain(error, "CLUSTER")
+    assert passing(error) is again
+
+
+def test_what_is_submitted_is_what_was_written() -> None:
+    said = (
+        "spec.trainer.backoffLimit=3",  # its default
+        "spec.generator.engineArguments={hf-overrides: {a: null, b: [1, {c: x}]}}",
+        "metadata.labels={team: red}",
+    )
+    written = document(*said)
+    metadata = {"name": "job", "namespace": "team", "labels": {"team": "red"}}
+    assert as_written(job(*said), "team") == {**written, "metadata": metadata}
+    assert as_written(job(*said, "spec.model.reference=null"), "team")["spec"] == written["spec"]
