@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rlhf_api.deepspeed import DeepSpeedConfig
+from rlhf_api.pods import PodSettings
 from rlhf_api.spec import Spec
 
 PAGE = Path(__file__).with_name("manifest.md")
@@ -27,6 +28,11 @@ An `RLHFJob` is one YAML document: `apiVersion: rlhf.dev/v1alpha1`, `kind: RLHFJ
 most 40 characters) and the `spec` below. `rlhf validate FILE` checks one without running it. Unknown keys are errors,
 and the message names the key that was likely meant. Relative paths, and the modules of `module:function`, are looked
 for in the directory in which the job runs.
+
+On a cluster the same document goes to `kubectl apply`, and `kubectl explain rlhfjob.spec.ppo` tells what stands here.
+kubectl refuses an unknown key; the server drops it for clients that do not ask for validation. While a job runs, only
+`suspend`, `generator.replicas`, `activeDeadlineSeconds` and `ttlSecondsAfterFinished` may change; a suspended job may
+change in everything. A null is a field left out.
 """
 
 
@@ -82,6 +88,8 @@ def sections(model: type[BaseModel], where: str) -> Iterator[str]:
         models = inner_models(field.annotation)
         if models and models[0] is DeepSpeedConfig:
             meaning = "DeepSpeed's own configuration, spelled as DeepSpeed spells it; every key is checked"
+        elif models and models[0] is PodSettings and where != "spec":
+            meaning = "On a cluster: added to `spec.pods`, with the same fields"
         elif models:
             many = "[]" if typing.get_origin(field.annotation) is tuple else ""
             deeper.append((models[0], f"{where}.{key}{many}"))
