@@ -21,7 +21,7 @@ def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
     """What each role of the job wants; `found`: what a host found of the models' sizes."""
     sizes, made = Sizes.of(spec, found), dict[Role, RolePlan]()
     for role in roles_of(spec):
-        gpu, pods = _gpu(spec, role), replicas(spec, role)
+        gpu, pods = gpu_of(spec, role), replicas(spec, role)
         memory = _memory(spec, role, sizes, gpu)
         made[role] = RolePlan(pods=pods, gpus=pods * gpu.count if gpu else 0, memory=memory)
     return made
@@ -31,7 +31,7 @@ def problems(spec: Spec, found: Found = NOTHING) -> Iterator[Problem]:
     """GPUs that do not suit the processes of a pod, and models that cannot fit the GPUs they are given."""
     sizes = Sizes.of(spec, found).certain
     for role in roles_of(spec):
-        gpu = _gpu(spec, role)
+        gpu = gpu_of(spec, role)
         if gpu is None:
             continue
         yield from _count(spec, role, gpu)
@@ -39,7 +39,8 @@ def problems(spec: Spec, found: Found = NOTHING) -> Iterator[Problem]:
             yield from _fit(spec, role, sizes, gpu.memory_gigabytes * 1e9)
 
 
-def _gpu(spec: Spec, role: Role) -> Gpu | None:
+def gpu_of(spec: Spec, role: Role) -> Gpu | None:
+    """What the job and the role say together about the GPUs of the role's pods."""
     return combine(spec.pods, _section(spec, role).pods).gpu
 
 

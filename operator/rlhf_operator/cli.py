@@ -14,10 +14,12 @@ from rlhf_api.status import JobStatus
 
 from .local import workdir
 from .local.host import Host
+from .local.model_files import model_sizes
 from .local.ports import place
 from .local.preflight import check_files
 from .local.processes import Command
 from .local.progress import display, say
+from .plan_table import plan_lines
 from .verbs.arguments import VERBS, add_verbs
 
 EXIT_CODES = {"Succeeded": 0, "Failed": 1, "Suspended": 130}
@@ -28,9 +30,8 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
     """Run the command line; returns the exit code. `make` builds the processes' command lines."""
     options = _parser().parse_args(arguments)
     if options.command in VERBS:
-        from .verbs.main import (
-            run,
-        )  # its Kubernetes client takes a while to load, which `rlhf run` need not wait for
+        # Its Kubernetes client takes a while to load, which `rlhf run` need not wait for.
+        from .verbs.main import run
 
         return run(options)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
             raise InvalidJob(problems)
         if options.command == "validate":
             say(f"{options.file} is valid: {_summary(job)}", sys.stdout)
+            for line in plan_lines(job.spec, model_sizes(job.spec) if options.files else {}):
+                say(line, sys.stdout)
             return 0
         return _run(job, options, make)
     except InvalidJob as error:
@@ -95,7 +98,10 @@ def _summary(job: RLHFJob) -> str:
 def _run(job: RLHFJob, options: argparse.Namespace, make: Command) -> int:
     folder: Path = options.workdir or Path("runs", job.metadata.name)
     config = RunConfig(
-        job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()), resume=options.resume
+        job=job.metadata.name,
+        spec=job.spec,
+        workdir=str(folder.resolve()),
+        resume=options.resume or job.spec.checkpoint.resume,
     )
     with workdir.locked(folder):
         places = place(config, options.base_port)

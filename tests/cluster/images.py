@@ -75,7 +75,7 @@ def build() -> None:
                 label,
             )
             _buildah(*command, *pip_settings.mounts(Path(folder)), *arguments, f"--tag={name}", ".")
-            _buildah("push", "--quiet", "--disable-compression", name, f"oci:{layout.FOLDER}:{name}")
+            _buildah("push", "--quiet", name, f"oci:{layout.FOLDER}:{name}")
         _buildah("rmi", "--prune")
         layout.prune()
 

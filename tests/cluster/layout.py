@@ -11,6 +11,7 @@ from tests.cluster.node import Place
 from tests.cluster.packages import cache
 
 FOLDER = cache() / "images-oci"
+_INDEX = FOLDER / "index.json"
 _BLOBS = FOLDER / "blobs" / "sha256"
 _NAME = "org.opencontainers.image.ref.name"
 _SEND_S = 1800
@@ -18,7 +19,7 @@ _SEND_S = 1800
 
 def send(place: Place, names: list[str]) -> None:
     """Makes containerd have these images."""
-    images = [image for image in _index()["manifests"] if image["annotations"][_NAME] in names]
+    images = [image for image in _named() if image["annotations"][_NAME] in names]
     ctr = ["ctr", "--address", str(place.containerd), "--namespace", "k8s.io"]
     listed = subprocess.run(
         [*ctr, "content", "ls", "--quiet"], capture_output=True, text=True, timeout=60, check=True
@@ -43,7 +44,7 @@ def send(place: Place, names: list[str]) -> None:
 
 def labels(name: str) -> dict[str, str]:
     """Of the image with this name; empty where there is none."""
-    for image in _index()["manifests"]:
+    for image in _named():
         if image["annotations"][_NAME] == name:
             config = _blob(_blob(image["digest"])["config"]["digest"])
             return config["config"].get("Labels", {})
@@ -51,8 +52,10 @@ def labels(name: str) -> dict[str, str]:
 
 
 def prune() -> None:
-    """Deletes what no image refers to any more."""
-    used = _blobs(_index()["manifests"])
+    """Deletes images that lost their name to newer ones, and what only they referred to."""
+    images = _named()
+    _INDEX.write_text(json.dumps({"schemaVersion": 2, "manifests": images}))
+    used = _blobs(images)
     for blob in _BLOBS.iterdir():
         if blob.name not in used:
             blob.unlink()
@@ -73,9 +76,14 @@ def _write(stream: IO[bytes], images: list[dict], blobs: Iterable[str]) -> None:
             tar.add(_BLOBS / blob, f"blobs/sha256/{blob}")
 
 
-def _index() -> dict:
-    file = FOLDER / "index.json"
-    return json.loads(file.read_text()) if file.exists() else {"manifests": []}
+def _named() -> list[dict]:
+    if not _INDEX.exists():
+        return []
+    return [
+        image
+        for image in json.loads(_INDEX.read_text())["manifests"]
+        if _NAME in image.get("annotations", {})
+    ]
 
 
 def _blobs(images: list[dict]) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.kube.jobs import ADDRESS, ppo
+from tests.kube.jobs import ADDRESS, ROOT, ppo
 from tests.support.cluster import Cluster
 from tests.support.fake_nodes import FakeNodes
 from tests.support.helm import CHART, helm
@@ -131,16 +131,19 @@ def answers(running: Operator) -> set[str]:
         return set(re.findall(r'rlhf_operator_api_calls_total\{code="(\d+)"', page.read().decode()))
 
 
+def one_pod(name: str, *, spec: dict[str, Any] = {}, metadata: dict[str, Any] = {}) -> dict[str, Any]:
+    """A job with a trainer and nothing else."""
+    job = yaml.safe_load((ROOT / "examples" / "sentiment" / "sft.yaml").read_text())
+    return {**job, "metadata": {"name": name, **metadata}, "spec": {**job["spec"], **spec}}
+
+
 def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     """Everything that the operator does for jobs: gangs, queues, scaling, a changed spec, suspension, time to live."""
     for gang in ("volcano", "coscheduling"):
-        ganged = ppo(scheduling={"gang": gang})
-        ganged["metadata"]["name"] = gang
-        jobs.apply(ganged)
-        eventually(lambda gang=gang: jobs.status(gang).get("phase"), f"{gang}'s job is seen")
-    queued = ppo()
-    queued["metadata"] |= {"name": "queued", "labels": {"kueue.x-k8s.io/queue-name": "team"}}
-    jobs.apply(queued)
+        jobs.apply(one_pod(gang, spec={"scheduling": {"gang": gang}}))
+        eventually(lambda gang=gang: jobs.pods().get(f"{gang}-trainer-0"), f"a pod of {gang}'s")
+        jobs.kubectl("delete", "rlhfjob", gang)
+    jobs.apply(one_pod("queued", metadata={"labels": {"kueue.x-k8s.io/queue-name": "team"}}))
     eventually(lambda: jobs.get("workloads.kueue.x-k8s.io")["items"], "the job lines up")
     jobs.patch("queued", suspend=True)
     eventually(lambda: not jobs.get("workloads.kueue.x-k8s.io")["items"], "the job leaves the queue")

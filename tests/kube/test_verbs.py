@@ -114,6 +114,9 @@ def test_a_manifest_is_checked_and_submitted_as_it_was_written(jobs: Jobs, verbs
     assert refused.code == 1
     assert ".spec.steps; take these fields over with --force-conflicts\n" in refused.err
     assert verbs.run("submit", str(SFT), "--force-conflicts").code == 0
+    verbs.run("submit", str(SFT), "--set", "spec.weights.bucketMegabytes=8")
+    removed = verbs.run("submit", str(SFT))  # of a whole section, which 1.20 cannot do
+    assert removed.code == 0 or "set that field to its default instead of leaving it out" in removed.err
     elsewhere = verbs.run("submit", str(SFT), "--set", "metadata.namespace=other")
     assert elsewhere.code == 2
     assert "is for namespace other, and -n says" in elsewhere.err

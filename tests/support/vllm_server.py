@@ -18,8 +18,7 @@ ARGUMENTS = (
     *("--enforce-eager", "--dtype", "float32", "--max-model-len", "128"),
     *("--weight-transfer-config", '{"backend": "rlhf"}'),
     *("--worker-extension-cls", "rlhf_trainer.weights.extension.WeightStatus"),
-    *("--middleware", "rlhf_trainer.weights.probes.Probes"),
-    *("--middleware", "rlhf_trainer.weights.guard.TokenGuard"),
+    *("--middleware", "rlhf_trainer.weights.front.Front"),
     *("--logprobs-mode", "processed_logprobs", "--served-model-name", "policy"),
     # Without these the engine's worker is a process more (10 s of imports, 600 MB) and 1 GiB of cache is touched.
     *("--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(64 << 20)),

@@ -129,7 +129,7 @@ def test_a_kubeconfig_that_names_no_cluster(
         (
             403,
             'GET /x: User "a" cannot patch rlhfjobs',
-            'User "a" cannot patch rlhfjobs; ask for the role',
+            'User "a" cannot patch rlhfjobs; ask for the cluster\'s role',
             False,
         ),
         (409, "PATCH /x: conflict", "conflict", False),

@@ -126,8 +126,8 @@ class Process:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
-            if self._stopping.is_set():
-                return
+            if self._stopping.is_set() or not self._lease.held():
+                return  # a process that was frozen may wake up here before it learns that its lease is lost
             self._telemetry.queue_depth(len(self._queue))
             self._busy[key] = started = time.monotonic()
             try:

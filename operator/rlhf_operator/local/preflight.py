@@ -6,13 +6,17 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.resources import problems
 from rlhf_api.rows import Algorithm, read_rows
 from rlhf_api.spec import Spec
 
+from .model_files import model_sizes
+
 
 def check_files(spec: Spec) -> list[Problem]:
-    """Problems of the data files' rows, of local model directories, and of Python functions' modules."""
-    return [*_data(spec), *_models(spec), *_functions(spec)]
+    """Problems of the data files' rows, of local model directories, of Python functions' modules, and of models too
+    large for the GPUs."""
+    return [*_data(spec), *_models(spec), *_functions(spec), *problems(spec, model_sizes(spec))]
 
 
 def _data(spec: Spec) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ def explain(error: ApiError, where: str) -> str:
         case 401:
             return f"{where} does not accept your credentials ({said}); log in again"
         case 403:
-            return f"{said}; ask for the role that allows it (whoever may edit a namespace may edit its jobs)"
+            return f"{said}; ask for the cluster's role `view` (to look) or `edit` in that namespace"
         case 409:
             return said
         case 415:

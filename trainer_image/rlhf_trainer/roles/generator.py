@@ -18,8 +18,7 @@ from .entry import run_role
 from .settings import listen_host, longest, policy_path, tokenizer_path
 
 EXTENSION = "rlhf_trainer.weights.extension.WeightStatus"
-MIDDLEWARE = ("rlhf_trainer.weights.probes.Probes", "rlhf_trainer.weights.guard.TokenGuard")
-"""The last one sees requests first."""
+FRONT = "rlhf_trainer.weights.front.Front"
 CPU_OPTIONS: dict[str, JsonValue] = {"enforce-eager": True, "kv-cache-memory-bytes": 256 << 20}
 """vLLM would compile for half a minute, and take half of the machine's memory as cache at once."""
 
@@ -42,6 +41,7 @@ def arguments(config: RunConfig, host: str, port: int, cpu: bool) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         "weight-transfer-config": json.dumps({"backend": "rlhf"}),
         "worker-extension-cls": EXTENSION,
+        "middleware": FRONT,
         # A line for each prompt and probe would bury all others.
         "disable-uvicorn-access-log": True,
     }
@@ -50,8 +50,7 @@ def arguments(config: RunConfig, host: str, port: int, cpu: bool) -> list[str]:
         if spec.generator.tensor_parallel_size == 1:
             options |= {"distributed-executor-backend": "uni"}
     options |= dict(spec.generator.engine_arguments)
-    middleware = [text for name in MIDDLEWARE for text in option("middleware", name)]
-    return middleware + [text for name, value in options.items() for text in option(name, value)]
+    return [text for name, value in options.items() for text in option(name, value)]
 
 
 def option(name: str, value: object) -> list[str]:

@@ -36,7 +36,7 @@ Proof = tuple[int, str]
 
 
 class Probes:
-    """ASGI middleware (`--middleware rlhf_trainer.weights.probes.Probes`, inside TokenGuard, which lets them pass):
+    """ASGI middleware, behind the token check, which lets these pass:
 
     GET /ready: 200 once every worker holds the newest weights that the trainer sent it, and has generated with them;
     else 503. One token is generated for each weight version. During an update what was proven before stands.

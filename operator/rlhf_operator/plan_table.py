@@ -1,0 +1,31 @@
+"""The plan of a job, as people read it before a run; pure."""
+
+from collections.abc import Iterator
+
+from rlhf_api.resources import gpu_of, plan
+from rlhf_api.run import roles_of
+from rlhf_api.sizes import NOTHING, Found
+from rlhf_api.spec import Spec
+
+_HEAD = ("role", "pods", "GPUs", "memory of one GPU")
+
+
+def plan_lines(spec: Spec, found: Found = NOTHING) -> list[str]:
+    """An aligned table, then what to set to learn more; nothing where the job says neither GPUs nor sizes."""
+    plans = plan(spec, found)
+    if not any(each.gpus or each.memory for each in plans.values()):
+        return []
+    rows = [(role.value, str(each.pods), str(each.gpus), each.memory or "-") for role, each in plans.items()]
+    widths = [max(len(row[i]) for row in (_HEAD, *rows)) for i in range(3)]
+    return [
+        *(f"{r:{widths[0]}}  {p:>{widths[1]}}  {g:>{widths[2]}}  {m}" for r, p, g, m in (_HEAD, *rows)),
+        *_advice(spec, worked_out=any(each.memory for each in plans.values())),
+    ]
+
+
+def _advice(spec: Spec, *, worked_out: bool) -> Iterator[str]:
+    gpus = [gpu for role in roles_of(spec) if (gpu := gpu_of(spec, role))]
+    if not worked_out:
+        yield "set spec.model.parameters, such as 7.6e9, to have the memory worked out"
+    if any(gpu.memory_gigabytes is None for gpu in gpus):
+        yield "set memoryGigabytes beside gpu.count to have it compared with what a GPU has"

@@ -1,0 +1,82 @@
+"""Runs under torchrun: prints, as JSON, the bytes of each parameter that a trained model keeps on rank 0."""
+
+import gc
+import json
+import os
+import warnings
+
+import torch
+from torch import distributed
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rlhf_trainer.batches import answer_logprobs
+from rlhf_trainer.policy.engine import Engine
+from rlhf_trainer.records import Sequences
+
+# name: (dtype, ZeRO stage)
+CASES = {
+    "bfloat16-1": ("bfloat16", 1),
+    "bfloat16-2": ("bfloat16", 2),
+    "bfloat16-3": ("bfloat16", 3),
+    "float32-0": ("float32", 0),
+    "float32-1": ("float32", 1),
+    "float32-3": ("float32", 3),
+}
+ADAM = {
+    "learning_rate": 1e-6,
+    "betas": (0.9, 0.95),
+    "epsilon": 1e-8,
+    "weight_decay": 0.0,
+    "gradient_clip": 1.0,
+}
+
+
+def alive() -> int:
+    """Bytes of all tensors, each storage once."""
+    gc.collect()
+    sizes = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor):
+            storage = thing.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def kept(dtype: str, stage: int, engines: list[Engine]) -> float:
+    """The engines stay, so that nothing but the new one's tensors comes or goes."""
+    zero = {"stage": stage, "reduce_bucket_size": 1000, "stage3_param_persistence_threshold": 0}
+    settings = {"zero_optimization": zero}
+    if dtype == "bfloat16":
+        settings["bf16"] = {"enabled": True}
+    shape = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    config = Qwen2Config(**shape, num_attention_heads=4, num_key_value_heads=4)
+    sequences = Sequences.pack([([1, 2, 3], [4, 5])] * 2)
+    before = alive()
+    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    parameters = sum(p.numel() for p in model.parameters())
+    engine = Engine(model, deepspeed=settings, **ADAM, micro_batch_tokens=64, pad_token_id=0)
+    engines.append(engine)
+    del model
+    engine.update(
+        sequences,
+        lambda out, micro: answer_logprobs(out, micro, temperature=1.0),
+        lambda out, _: (out.sum(), {}),
+        0.0,
+    )
+    return (alive() - before) / parameters
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    engines: list[Engine] = []
+    found = {name: kept(*case, engines) for name, case in CASES.items()}
+    if distributed.get_rank() == 0:
+        print(json.dumps(found), flush=True)
+    distributed.barrier()
+    os._exit(0)  # as the trainer role ends
+
+
+if __name__ == "__main__":
+    main()
