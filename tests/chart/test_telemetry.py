@@ -2,11 +2,16 @@
 
 import asyncio
 import math
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.chart.running import JOB, KEY, RUNNING, samples
+from tests.support.helm import render, the
 
 from rlhf_operator.cluster import probes
 from rlhf_operator.cluster.settings import Settings
@@ -93,17 +98,27 @@ def test_errors_have_a_series_before_the_first_one():
     assert samples(Telemetry(), "rlhf_operator_")["rlhf_operator_reconcile_seconds_count", "error"] == 0
 
 
-async def _answers(path: str, *, ready: bool = True, alive: bool = True) -> tuple[int, str, str]:
-    telemetry = Telemetry()
-    telemetry.job(KEY, RUNNING)
+@asynccontextmanager
+async def served(telemetry: Telemetry, *, ready: bool = True, alive: bool = True) -> AsyncIterator[str]:
+    """The address of an operator's server."""
     port = assign(["metrics"], None)["metrics"]
     settings = Settings(trainer_image="t", token_key=b"k", metrics_port=port)
     runner = await probes.serve(settings, telemetry, lambda: ready, lambda: alive)
     try:
-        async with aiohttp.ClientSession() as session, session.get(f"http://{HOST}:{port}{path}") as answer:
-            return answer.status, answer.headers["Content-Type"], await answer.text()
+        yield f"http://{HOST}:{port}"
     finally:
         await runner.cleanup()
+
+
+async def _answers(path: str, **state: bool) -> tuple[int, str, str]:
+    telemetry = Telemetry()
+    telemetry.job(KEY, RUNNING)
+    async with (
+        served(telemetry, **state) as address,
+        aiohttp.ClientSession() as session,
+        session.get(address + path) as answer,
+    ):
+        return answer.status, answer.headers["Content-Type"], await answer.text()
 
 
 def test_prometheus_can_read_metrics():
@@ -126,3 +141,23 @@ def test_prometheus_can_read_metrics():
 )
 def test_probes(path, state, status):
     assert asyncio.run(_answers(path, **state))[0] == status
+
+
+async def _helm_test(*, leads: bool, ready: bool) -> int:
+    """The exit code of `helm test`'s pod."""
+    telemetry = Telemetry()
+    telemetry.leading(leads)
+    (container,) = the(render(), "Pod")["spec"]["containers"]
+    _, *arguments = container["command"]
+    impatient = [argument.replace("+ 60", "+ 1") for argument in arguments]
+    async with served(telemetry, ready=ready) as address:
+        environment = {**os.environ, "OPERATOR": address}
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, *impatient, env=environment, stderr=asyncio.subprocess.DEVNULL
+        )
+        return await asyncio.wait_for(program.wait(), 60)
+
+
+@pytest.mark.parametrize(("leads", "ready", "code"), [(True, True, 0), (False, True, 1), (True, False, 1)])
+def test_helm_test_passes_where_an_operator_is_ready_and_leads(leads, ready, code):
+    assert asyncio.run(_helm_test(leads=leads, ready=ready)) == code

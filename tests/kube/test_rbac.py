@@ -131,19 +131,21 @@ def answers(running: Operator) -> set[str]:
         return set(re.findall(r'rlhf_operator_api_calls_total\{code="(\d+)"', page.read().decode()))
 
 
-def one_pod(name: str, *, spec: dict[str, Any] = {}, metadata: dict[str, Any] = {}) -> dict[str, Any]:
+def one_pod(name: str, **spec: Any) -> dict[str, Any]:
     """A job with a trainer and nothing else."""
     job = yaml.safe_load((ROOT / "examples" / "sentiment" / "sft.yaml").read_text())
-    return {**job, "metadata": {"name": name, **metadata}, "spec": {**job["spec"], **spec}}
+    return {**job, "metadata": {"name": name}, "spec": {**job["spec"], **spec}}
 
 
 def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     """Everything that the operator does for jobs: gangs, queues, scaling, a changed spec, suspension, time to live."""
     for gang in ("volcano", "coscheduling"):
-        jobs.apply(one_pod(gang, spec={"scheduling": {"gang": gang}}))
+        jobs.apply(one_pod(gang, scheduling={"gang": gang}))
         eventually(lambda gang=gang: jobs.pods().get(f"{gang}-trainer-0"), f"a pod of {gang}'s")
         jobs.kubectl("delete", "rlhfjob", gang)
-    jobs.apply(one_pod("queued", metadata={"labels": {"kueue.x-k8s.io/queue-name": "team"}}))
+    queued = one_pod("queued")
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    jobs.apply(queued)
     eventually(lambda: jobs.get("workloads.kueue.x-k8s.io")["items"], "the job lines up")
     jobs.patch("queued", suspend=True)
     eventually(lambda: not jobs.get("workloads.kueue.x-k8s.io")["items"], "the job leaves the queue")
