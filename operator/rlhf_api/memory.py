@@ -11,7 +11,8 @@ from .spec import Spec
 
 BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _BUCKET = 500_000_000
-"""DeepSpeed's `reduce_bucket_size` unless given, in elements."""
+_GROUP = 1_000_000_000
+"""DeepSpeed's `reduce_bucket_size` and `sub_group_size` unless given, in elements."""
 
 Part = tuple[int, str]
 """Bytes of each parameter, and what they are."""
@@ -40,6 +41,7 @@ class Zero:
     work: int = 4
     """What torch's AdamW takes while it works; DeepSpeed's own takes nothing worth counting."""
     bucket: int = _BUCKET
+    group: int = _GROUP
     gathers: bool = False
     """Whole weights are needed to generate with."""
 
@@ -62,6 +64,7 @@ class Zero:
             moments=4 if bf16 and bf16.bf16_optimizer_states else 8,
             work=0 if config.optimizer else master,
             bucket=_BUCKET if zero.reduce_bucket_size is None else zero.reduce_bucket_size,
+            group=_GROUP if zero.sub_group_size is None else zero.sub_group_size,
             gathers=spec.algorithm == "ppo" and spec.generator.shared_with_trainer,
         )
 
@@ -152,40 +155,40 @@ def weights(parameters: float, dtype: DType, gpus: int = 1) -> Need:
 def count(parameters: float) -> str:
     """`7.62e9`."""
     for power in (12, 9, 6):
-        if parameters >= 10**power:
+        if 10**power <= parameters < 1e15:
             return f"{parameters / 10**power:.4g}e{power}"
-    return f"{parameters:.0f}"
+    return f"{parameters:.6g}"
 
 
 def gigabytes(size: float) -> str:
     """Three digits of 10^9 bytes: `91.2`."""
-    return f"{size / 1e9:.0f}" if size >= 1e11 else f"{size / 1e9:.3g}"
+    return f"{size / 1e9:.0f}" if 1e11 <= size < 1e15 else f"{size / 1e9:.3g}"
 
 
 def _training(zero: Zero, models: Sequence[float]) -> Need:
-    always, busy = kept(zero), updating(zero)
-    buckets = len(models) * zero.bucket * zero.weights if zero.stage == 3 else 0
-    total = sum(models) * always.bytes(zero.ranks) + max(models) * busy.bytes(zero.ranks) + buckets
+    always, busy, at_once = kept(zero), updating(zero), max(models)
+    buckets = 0
+    if zero.stage == 3:
+        buckets = len(models) * zero.bucket * zero.weights
+        # A rank updates its part group by group.
+        at_once = min(at_once, zero.group * zero.ranks)
+    total = sum(models) * always.bytes(zero.ranks) + at_once * busy.bytes(zero.ranks) + buckets
     words = [f"{_parameters(models)} x {always.words(zero.ranks)}"] if always.bytes(zero.ranks) else []
     if busy.bytes(zero.ranks):
-        words.append(f"{count(max(models))} x {busy.words(zero.ranks)} in an update")
+        words.append(f"{count(at_once)} x {busy.words(zero.ranks)} in an update")
     if buckets:
         words.append(f"{gigabytes(buckets)} GB of reduce buckets")
     return Need(total, " + ".join(words))
 
 
 def _loading(zero: Zero, models: Sequence[float]) -> Need:
-    """Every rank has a model whole before DeepSpeed divides it."""
-    before = _before_last(zero, models)
+    """Every rank has a model whole before DeepSpeed divides it; those before it have no moments yet."""
+    fresh = Share(divided=tuple(part for part in kept(zero).divided if part[1] != "moments"))
+    before = sum(models[:-1]) * fresh.bytes(zero.ranks)
     words = f"{count(models[-1])} parameters x {zero.weights} B, whole on every rank while it is loaded"
     if before:
         words += f", + {gigabytes(before)} GB of the model before it"
     return Need(models[-1] * zero.weights + before, words)
-
-
-def _before_last(zero: Zero, models: Sequence[float]) -> float:
-    fresh = Share(divided=tuple(part for part in kept(zero).divided if part[1] != "moments"))
-    return sum(models[:-1]) * fresh.bytes(zero.ranks)
 
 
 def _generating(zero: Zero, models: Sequence[float]) -> Need:

@@ -14,7 +14,8 @@ from .sizes import NOTHING, Found, Sizes
 from .spec import Spec
 from .status import RolePlan
 
-_MOST_RANKS = 4096
+_MOST_PODS = 1000
+"""`replicas` takes no more."""
 
 
 def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
@@ -127,7 +128,7 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
 
 def _remedy(zero: Zero, models: Sequence[float], memory: float, per_pod: int) -> str:
     """The fewest ranks, for each stage that needs fewer than those before it; or the optimizer on the CPU."""
-    found, fewest = list[str](), _MOST_RANKS + 1
+    found, fewest = list[str](), _MOST_PODS * per_pod + 1
     for stage in range(zero.stage, 4):
         ranks = _ranks(replace(zero, stage=stage), models, memory, per_pod)
         if ranks is not None and ranks < fewest:
@@ -143,12 +144,12 @@ def _remedy(zero: Zero, models: Sequence[float], memory: float, per_pod: int) ->
             break
     if found:
         return f"use {', or '.join(found)} (ranks are spec.trainer.replicas x processesPerReplica)"
-    least = trainer(replace(zero, stage=3, ranks=_MOST_RANKS, optimizer_away=True), models).total
+    least = trainer(replace(zero, stage=3, ranks=_MOST_PODS * per_pod, optimizer_away=True), models).total
     return f"no number of ranks is enough: use GPUs of at least {gigabytes(least)} GB or a smaller model"
 
 
 def _ranks(zero: Zero, models: Sequence[float], memory: float, per_pod: int) -> int | None:
     """The fewest ranks, in whole pods and no fewer than there are, of which each can hold its part."""
-    choices = range(zero.ranks, _MOST_RANKS + 1, per_pod)
+    choices = range(zero.ranks, _MOST_PODS * per_pod + 1, per_pod)
     at = bisect_left(choices, True, key=lambda n: trainer(replace(zero, ranks=n), models).total <= memory)
     return choices[at] if at < len(choices) else None

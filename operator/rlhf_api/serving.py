@@ -88,7 +88,7 @@ class Serving:
                 f"got {self.utilization:g}",
             )
         elif self.utilization is not None and self.utilization * memory <= self.served.total:
-            least = math.floor(100 * self.served.total / memory) / 100
+            least = _hundredths(self.served.total / memory)
             yield Problem(
                 where + _UTILIZATION,
                 f"vLLM may fill {gigabytes(self.utilization * memory)} of {has}, and the weights alone are "
@@ -97,7 +97,7 @@ class Serving:
             )
 
     def _less(self, memory: float) -> str:
-        most = math.floor(100 * (memory - self.received.total - _BESIDE) / memory) / 100
+        most = _hundredths((memory - self.received.total - _BESIDE) / memory)
         if most * memory > self.served.total:
             return f"use at most {most:g}"
         return self._more_gpus(memory)
@@ -111,6 +111,11 @@ class Serving:
                 return f"use spec.generator.tensorParallelSize {parallel}"
         least = gigabytes(self.received.total + _BESIDE)
         return f"use GPUs of more than {least} GB: new weights come whole to every GPU"
+
+
+def _hundredths(part: float) -> float:
+    """Rounded down, and never below 0."""
+    return math.floor(100 * max(0.0, part)) / 100
 
 
 def _size(value: JsonValue) -> int:

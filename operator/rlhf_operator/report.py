@@ -30,7 +30,9 @@ def job_status(
     finish: Finish | None = None,
 ) -> JobStatus:
     """The status now. `before` is the last one: times and figures that still hold come from there."""
-    roles = {role: _role_status(spec, role, seen, restarts) for role in roles_of(spec)}
+    roles = {
+        role: _role_status(spec, role, seen, restarts, over=finish is not None) for role in roles_of(spec)
+    }
     phase: Phase = finish.phase if finish else _phase(seen, trainer)
     stamp = time_text(now)
     message = finish.message if finish else _waiting_for(roles)
@@ -113,8 +115,10 @@ def _phase(seen: Sequence[Seen], trainer: TrainerStatus | None) -> Phase:
     return "Running" if trainer is not None and trainer.activity != STARTING else "Provisioning"
 
 
-def _role_status(spec: Spec, role: Role, seen: Sequence[Seen], restarts: Mapping[Role, int]) -> RoleStatus:
-    ready = sum(s.role is role and s.ready and s.ended is None for s in seen)
+def _role_status(
+    spec: Spec, role: Role, seen: Sequence[Seen], restarts: Mapping[Role, int], *, over: bool
+) -> RoleStatus:
+    ready = 0 if over else sum(s.role is role and s.ready and s.ended is None for s in seen)
     return RoleStatus(desired=replicas(spec, role), ready=ready, restarts=restarts.get(role, 0))
 
 

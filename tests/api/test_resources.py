@@ -172,6 +172,10 @@ PLANS = [
         (SEVEN, ALONE, "spec.trainer.replicas=64", STAGE + "3", "spec.generator.sharedWithTrainer=true"),
         *("trainer", 64, 0, "19.5 GB", "7.6e9 x 2 B gathered to generate with"),
     ),
+    (
+        (SEVEN, ALONE, STAGE + "3", "spec.trainer.deepspeed.zero_optimization.sub_group_size=1e8"),
+        *("trainer", 1, 0, "276 GB", "100e6 x (4 gradient copy + 4 AdamW work) B in an update"),
+    ),
     ((SEVEN, "spec.algorithm=sft"), "trainer", 1, 0, "182 GB", ""),
     ((SEVEN, "spec.model.dtype=float32", "spec.trainer.deepspeed={}", ALONE), "trainer", 1, 0, "243 GB", ""),
     (
@@ -246,9 +250,10 @@ REFUSED = [
         "spec.trainer",
         "one GPU must hold 319 GB: 7.6e9 parameters x 2 models x (2 weights + 4 gradients + 4 master weights + "
         "8 moments) B + 7.6e9 x (2 bfloat16 gradients + 4 AdamW work) B in an update; it has 80 GB; use at least 5 "
-        "ranks with zero_optimization.stage 2, or zero_optimization.stage 2 with offload_optimizer.device cpu",
+        "ranks with zero_optimization.stage 2, or at least 4 ranks with zero_optimization.stage 3, or "
+        "zero_optimization.stage 2 with offload_optimizer.device cpu",
     ),
-    ((SEVEN, GPU, ALONE, "spec.trainer.replicas=4", STAGE + "3"), "spec.trainer", "use at least 5 ranks, or offload_"),
+    ((SEVEN, GPU, ALONE, "spec.trainer.replicas=3", STAGE + "3"), "spec.trainer", "use at least 4 ranks, or offload_"),
     (
         (SEVEN, GPU, "spec.trainer.replicas=3"),
         *("spec.trainer", "use at least 7 ranks, or zero_optimization.stage 2 (ranks"),
@@ -256,7 +261,7 @@ REFUSED = [
     (
         (SEVEN, "spec.trainer.pods.gpu={count: 4, memoryGigabytes: 80}", "spec.trainer.processesPerReplica=4", ALONE,
          STAGE + "2"),
-        *("spec.trainer", "use at least 8 ranks, or offload_optimizer.device cpu"),
+        *("spec.trainer", "use at least 8 ranks, or zero_optimization.stage 3 (ranks"),
     ),
     (
         ("spec.model.parameters=70e9", GPU, ALONE, STAGE + "3", "spec.trainer.replicas=256"),
@@ -343,10 +348,37 @@ def test_remedies_are_remedies_and_the_smallest(parameters, stage, dtype, per_po
         found = problems(unchecked(*base, STAGE + str(stage), *overrides))
         return next((p.message for p in found if p.where == "spec.trainer"), "")
 
-    for ranks, other in re.findall(r"at least (\d+) ranks(?: with zero_optimization.stage (\d))?", refused()):
+    message = refused()
+    for ranks, other in re.findall(r"at least (\d+) ranks(?: with zero_optimization.stage (\d))?", message):
         pods, higher = divmod(int(ranks), per_pod)[0], STAGE + (other or str(stage))
         assert not refused(f"spec.trainer.replicas={pods}", higher)
         assert pods == 1 or refused(f"spec.trainer.replicas={pods - 1}", higher)
+    if away := re.search(r"(?:zero_optimization.stage (\d) with )?offload_optimizer.device cpu", message):
+        on_cpu = "spec.trainer.deepspeed.zero_optimization.offload_optimizer={device: cpu}"
+        assert not refused(STAGE + (away[1] or str(stage)), on_cpu)
+
+
+@given(
+    parameters=st.floats(1e9, 1e11),
+    memory=st.sampled_from([24, 80, 141]),
+    parallel=st.sampled_from([1, 2, 8]),
+)
+def test_remedies_of_generators(parameters, memory, parallel) -> None:
+    def refused(*overrides: str) -> str:
+        gpu = f"spec.generator.pods.gpu={{count: 1, memoryGigabytes: {memory}}}"
+        base = (f"spec.model.parameters={parameters}", gpu, "spec.generator.engineArguments={}")
+        spec = unchecked(*base, f"spec.generator.tensorParallelSize={parallel}", *overrides)
+        return next((p.message for p in problems(spec) if "gpu.count" not in p.where), "")
+
+    # One piece of advice may lead to the next, and then there is none left.
+    overrides: list[str] = []
+    for _ in range(3):
+        message = refused(*overrides)
+        if at_most := re.search(r"use at most ([\d.]+);", message):
+            overrides.append(f"spec.generator.engineArguments.gpu-memory-utilization={at_most[1]}")
+        elif size := re.search(r"tensorParallelSize (\d+)", message):
+            overrides.append(f"spec.generator.tensorParallelSize={size[1]}")
+    assert not refused(*overrides) or "use GPUs of more than" in refused(*overrides)
 
 
 STRANGE = st.sampled_from([0, -1, 1, 10**400, 1e308, 5e-324, "9G", True, [], {"a": 1}])
@@ -412,13 +444,13 @@ def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "job.yaml is valid: x, sft, 3 steps on trainer x 1"
     assert out[2].startswith(
-        "trainer     1     0  0.00215 GB without activations: 89664 parameters x (2 weights +"
+        "trainer     1     0  0.00218 GB without activations: 90816 parameters x (2 weights +"
     )
     assert main(["validate", "job.yaml", "--no-files"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
     tight = ["--set", "spec.trainer.pods.gpu={count: 1, memoryGigabytes: 0.002}"]
     assert main(["validate", "job.yaml", *tight]) == 2
-    assert "error: spec.trainer: one GPU must hold 0.00215 GB: 89664 parameters" in capsys.readouterr().err
+    assert "error: spec.trainer: one GPU must hold 0.00218 GB: 90816 parameters" in capsys.readouterr().err
 
 
 def test_the_page_about_memory_is_what_the_code_does() -> None:

@@ -1,6 +1,6 @@
 """The images of the tests, built from Debian's packages and pip's alone: no registry and no daemon.
 
-What has not changed is not built again: an image carries the hash of its inputs as a label.
+What has not changed is not built again: the hash of an image's inputs is kept with it.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster import layout, pip_settings
+from tests.cluster import pip_settings, transfer
 from tests.cluster.node import Place
 from tests.cluster.packages import IMAGES, cache, require, require_root
 
@@ -44,7 +44,10 @@ _DEBIAN = (
     '--customize-hook=rm "$1"/usr/lib/python3*/EXTERNALLY-MANAGED; ln -s python3 "$1"/usr/bin/python',
     "bookworm",
 )
-_LABEL = "dev.rlhf.inputs"
+# A store of its own: nobody else's images are touched.
+_FOLDER = cache() / "images"
+_STORE = ("buildah", "--root", str(_FOLDER), "--runroot", f"{_FOLDER}-run", "--storage-driver=overlay")
+_NOTES = cache() / "images.json"
 _BUILD_S, _LOCK_S = 3600, 3600
 
 
@@ -57,51 +60,59 @@ def build() -> None:
     require_root()
     require(IMAGES)
     with _lock(), tempfile.TemporaryDirectory(prefix="rlhf-images-") as folder:
-        base = _digest(text.encode() for text in _DEBIAN)
-        if _base_inputs() != base:
-            _build_base(Path(folder) / "base.tar", base)
+        made, base = _made(), _digest(text.encode() for text in _DEBIAN)
+        if made.get(_BASE) != f"{_id(_BASE)} {base}":
+            _build_base(Path(folder) / "base.tar")
+            _note(_BASE, base)
         for name, (sources, arguments) in _BUILDS.items():
             inputs = _digest([base.encode(), *_contents(sources)])
-            if layout.labels(name).get(_LABEL) == inputs:
+            if made.get(name) == f"{_id(name)} {inputs}":
                 continue
             _say(f"building {name}")
-            label = f"--label={_LABEL}={inputs}"
-            command = (
-                "bud",
-                "--quiet",
-                "--isolation=chroot",
-                "--layers",
-                f"--build-arg=BASE_IMAGE={_BASE}",
-                label,
-            )
+            command = ("bud", "--quiet", "--isolation=chroot", "--layers", f"--build-arg=BASE_IMAGE={_BASE}")
             _buildah(*command, *pip_settings.mounts(Path(folder)), *arguments, f"--tag={name}", ".")
-            _buildah("push", "--quiet", name, f"oci:{layout.FOLDER}:{name}")
+            _note(name, inputs)
         _buildah("rmi", "--prune")
-        layout.prune()
 
 
 def load(place: Place) -> None:
     """Into a cluster that is up: what it does not have yet."""
     with _lock():
-        layout.send(place, list(_BUILDS))
+        have = transfer.contents(place)
+        for name in _BUILDS:
+            if _id(name) in have:
+                continue
+            _say(f"loading {name}")
+            push = [*_STORE, "push", "--quiet", name, f"docker-archive:/dev/stdout:{name}"]
+            with subprocess.Popen(push, stdout=subprocess.PIPE) as archive:
+                transfer.send(place, name, archive.stdout, have)
 
 
-def _build_base(tar: Path, inputs: str) -> None:
+def _build_base(tar: Path) -> None:
     """A stand-in for Docker's image of that name."""
     _say(f"building {_BASE}")
     _run(*_DEBIAN, str(tar))
     container = _buildah("from", "scratch").strip()
     _buildah("add", "--quiet", container, str(tar))
-    _buildah("config", f"--label={_LABEL}={inputs}", container)
     _buildah("commit", "--quiet", "--rm", container, _BASE)
 
 
-def _base_inputs() -> str:
-    """What the base was made from; empty where there is none."""
-    if json.loads(_buildah("images", "--json", "--filter", f"reference={_BASE}") or "null"):
-        config = json.loads(_buildah("inspect", "--type=image", _BASE))["OCIv1"]["config"]
-        return config.get("Labels", {}).get(_LABEL, "")
-    return ""
+def _id(name: str) -> str:
+    """The digest of an image's configuration; empty where there is no such image."""
+    listed = json.loads(_buildah("images", "--json", "--no-trunc", "--filter", f"reference={name}") or "null")
+    return listed[0]["id"].removeprefix("sha256:") if listed else ""
+
+
+def _made() -> dict[str, str]:
+    """By name, an image and the hash of what it was made from.
+
+    Not a label: an older build's, whose layers are all still right, would stay.
+    """
+    return json.loads(_NOTES.read_text()) if _NOTES.exists() else {}
+
+
+def _note(name: str, inputs: str) -> None:
+    _NOTES.write_text(json.dumps(_made() | {name: f"{_id(name)} {inputs}"}, indent=1))
 
 
 def _contents(sources: Iterable[str]) -> Iterator[bytes]:
@@ -121,9 +132,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _buildah(*arguments: str) -> str:
-    """With a store of its own: nobody else's images are touched."""
-    root = ("--root", str(cache() / "images"), "--runroot", str(cache() / "images-run"))
-    return _run("buildah", *root, "--storage-driver=overlay", *arguments)
+    return _run(*_STORE, *arguments)
 
 
 def _run(*command: str) -> str:

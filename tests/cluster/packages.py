@@ -29,7 +29,7 @@ def require(packages: tuple[str, ...]) -> None:
             f"the test cluster is made of Debian 12's packages and this is {name}: "
             "set KUBECONFIG to a cluster, or run in a debian:12 container as root"
         )
-    if not (missing := [package for package in packages if not _installed(package)]):
+    if not (missing := _missing(packages)):
         return
     command = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *missing]
     if os.geteuid() != 0:
@@ -58,6 +58,7 @@ def _system() -> list[str]:
         return []
 
 
-def _installed(package: str) -> bool:
-    status = Path(f"/var/lib/dpkg/info/{package}.list")
-    return status.exists() or Path(f"/var/lib/dpkg/info/{package}:amd64.list").exists()
+def _missing(packages: tuple[str, ...]) -> list[str]:
+    show = ["dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *packages]
+    known = subprocess.run(show, capture_output=True, text=True, timeout=60, check=False).stdout.splitlines()
+    return [package for package in packages if f"{package} installed" not in known]

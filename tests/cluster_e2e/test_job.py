@@ -22,6 +22,9 @@ from rlhf_operator.cluster.pod import USER
 ROOT = Path(__file__).parents[2]
 SYSTEM, JOBS, CLAIM = "rlhf-system", "team", "rlhf-workspace"
 START_S, RUN_S = 240.0, 420.0
+pytestmark = pytest.mark.timeout(2400)
+MANY_STEPS = 400
+"""More than are ever made: the run is told its end while it is suspended."""
 ONE_THREAD = {"environment": {"OMP_NUM_THREADS": "1"}}
 """Four roles share two cores here."""
 
@@ -90,8 +93,8 @@ def models(jobs: Jobs) -> Jobs:
 
 
 def ppo(**spec: Any) -> dict[str, Any]:
-    store = {"store": "s3://checkpoints/ppo", "everySteps": 4}
-    settings = {"steps": 12, "checkpoint": store, "pods": {"secrets": ["seaweedfs"]}}
+    store = {"store": "s3://checkpoints/ppo", "everySteps": 5}
+    settings = {"steps": MANY_STEPS, "checkpoint": store, "pods": {"secrets": ["seaweedfs"]}}
     return manifest("ppo", **settings, **spec)
 
 
@@ -130,15 +133,16 @@ def test_ppo_runs_learns_and_survives_all_of_it(models: Jobs) -> None:
     status = jobs.until("ppo", "Suspended", timeout=120)
     assert status["lastCheckpoint"]["step"] == status["step"] > 0
     eventually(lambda: not jobs.pods(), "all pods are given back")
-    jobs.patch("ppo", suspend=False)
+    last = status["step"] + 5
+    jobs.patch("ppo", suspend=False, steps=last)
     step_reached(jobs, status["step"] + 1, START_S)
     assert "resumed from the checkpoint" in jobs.kubectl("logs", "ppo-trainer-0")
 
     status = jobs.until("ppo", "Succeeded", timeout=RUN_S)
-    assert (status["progress"], status["restarts"]) == ("12/12", 0)
+    assert (status["progress"], status["restarts"]) == (f"{last}/{last}", 0)
     log = jobs.kubectl("logs", "ppo-trainer-0")
     assert token_of(jobs) not in log
-    check_reward_rose(jobs)
+    check_reward_rose(jobs, last)
 
     jobs.kubectl("delete", "rlhfjob", "ppo")
     kinds = "pods,services,configmaps,secrets,networkpolicies"
@@ -175,11 +179,11 @@ def token_of(jobs: Jobs) -> str:
     return base64.b64decode(jobs.get("secret", "ppo-rlhf-token")["data"]["token"]).decode()
 
 
-def check_reward_rose(jobs: Jobs) -> None:
+def check_reward_rose(jobs: Jobs, steps: int) -> None:
     """By the metrics that the trainer wrote to the workspace."""
     claim = get(jobs.kubeconfig, "pv", CLAIM)["spec"]["hostPath"]["path"]
     lines = Path(claim, "runs", "ppo", "metrics.jsonl").read_text().splitlines()
     rewards = [yaml.safe_load(line)["reward_mean"] for line in lines]
     print(rewards)
-    assert len(rewards) == 12
+    assert len(rewards) == steps
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5

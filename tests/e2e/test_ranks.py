@@ -12,6 +12,7 @@ def test_two_ranks_of_zero_3_feed_a_generator(chain, tmp_path):
     finished = succeed(SENTIMENT / "ppo.yaml", tmp_path / "two", *overrides, *small, *two)
     assert [line["step"] for line in finished.steps] == [1, 2]
     assert all(line["logprob_difference"] < 1e-4 for line in finished.steps), "vLLM has the gathered weights"
+    assert all(line["staleness"] == 0 for line in finished.steps), "generation waits for the weights"
 
 
 def test_bfloat16_on_both_sides_is_measured_every_step(chain, tmp_path):

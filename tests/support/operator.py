@@ -172,8 +172,8 @@ class Jobs:
         return kubectl(self.kubeconfig, *arguments, "-n", self.namespace, input=input)
 
     def pods(self) -> dict[str, str]:
-        """Uids by name, of pods that are not being deleted."""
-        found = self.get("pods")["items"]
+        """Uids by name, of jobs' pods that are not being deleted."""
+        found = self.get("pods", "-l", "rlhf.dev/job")["items"]
         return {
             p["metadata"]["name"]: p["metadata"]["uid"]
             for p in found

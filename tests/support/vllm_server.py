@@ -29,7 +29,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_WORKER_MULTIPROC_METHOD": os.environ.get("XX","fork"),
     "OMP_NUM_THREADS": "1",
 }
 

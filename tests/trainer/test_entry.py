@@ -72,6 +72,15 @@ def test_the_first_message_stands(tmp_path):
     assert end.read_text() == "out of memory\n"
 
 
+def test_a_message_that_cannot_be_left_changes_no_exit_code(tmp_path):
+    nowhere = str(tmp_path / "missing" / "role.end")
+    ended, _ = run(
+        tmp_path, "raise InvalidJob([Problem('spec.a', 'is wrong')])", RLHF_TERMINATION_LOG=nowhere
+    )
+    assert ended.returncode == EXIT_INVALID
+    assert "spec.a: is wrong" in ended.stderr
+
+
 def test_a_role_that_nobody_started(tmp_path):
     ended, _ = run(tmp_path, "return 0", RLHF_RUN_CONFIG=None)
     assert ended.returncode == 1

@@ -45,6 +45,8 @@ def test_what_the_job_says_reaches_vllm(tmp_path):
     assert json.loads(found["weight-transfer-config"]) == {"backend": "rlhf"}
     assert found["logprobs-mode"] == "processed_logprobs", "of what is sampled, not of what is sampled from"
     assert found["generation-config"] == "vllm", "the model repository has no say in sampling"
+    assert found["middleware"] == "rlhf_trainer.weights.front.Front"
+    assert found["disable-uvicorn-access-log"] is True, "a line for each prompt and probe"
 
 
 def test_a_tokenizer_or_a_policy_of_the_jobs_own(tmp_path):

@@ -28,13 +28,14 @@ def knock(path: str, authorization: bytes | None, kind: str = "http") -> list[di
     ("path", "authorization", "status"),
     [
         ("/v1/completions", b"Bearer right", None),
-        ("/health", None, None),
+        *((path, None, None) for path in ("/health", "/ready", "/live", "/drain")),
         ("/v1/completions", None, 401),
         ("/v1/completions", b"Bearer wrong", 401),
         ("/v1/completions", b"Bearer right ", 401),
         ("/v1/completions", b"right", 401),
         ("/v1/completions", "Bearer rïght".encode(), 401),
         ("/health/", None, 401),
+        ("/ready/../pause", None, 401),
         ("/health/../pause", None, 401),
     ],
 )

@@ -3,7 +3,8 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +17,15 @@ class HttpError(RuntimeError):
     def __init__(self, url: str, status: int, body: str) -> None:
         super().__init__(f"{url}: HTTP {status}: {body}")
         self.status, self.body = status, body
+
+
+@contextmanager
+def _without_headers(url: str) -> Iterator[None]:
+    """What is no HTTP becomes an error that can be logged: aiohttp's own shows the request's headers, token and all."""
+    try:
+        yield
+    except aiohttp.ClientResponseError as error:
+        raise aiohttp.ClientPayloadError(f"{url}: {error.message}") from None
 
 
 class Background:
@@ -53,18 +63,20 @@ class Background:
             TimeoutError, aiohttp.ClientError: no answer within `timeout` seconds, or no connection.
         """
         limit = aiohttp.ClientTimeout(total=timeout)
-        async with self.session.request(method, url, json=body, timeout=limit) as response:
-            if response.status != 200:
-                raise HttpError(url, response.status, (await response.text())[:2000])
-            return await response.json(content_type=None) if (await response.read()) else None
+        with _without_headers(url):
+            async with self.session.request(method, url, json=body, timeout=limit) as response:
+                if response.status != 200:
+                    raise HttpError(url, response.status, (await response.text())[:2000])
+                return await response.json(content_type=None) if (await response.read()) else None
 
     async def post_bytes(self, url: str, body: bytes, *, timeout: float) -> bytes:
         """POST raw bytes, return raw bytes; raises as `json` does."""
         limit = aiohttp.ClientTimeout(total=timeout)
-        async with self.session.post(url, data=body, timeout=limit) as response:
-            if response.status != 200:
-                raise HttpError(url, response.status, (await response.text())[:2000])
-            return await response.read()
+        with _without_headers(url):
+            async with self.session.post(url, data=body, timeout=limit) as response:
+                if response.status != 200:
+                    raise HttpError(url, response.status, (await response.text())[:2000])
+                return await response.read()
 
     def close(self) -> None:
         self.run(self.session.close())

@@ -89,6 +89,9 @@ class Api:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         await self._client.close()
 
     async def get(self, kind: str, namespace: str, name: str) -> Body:

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_api.resources import plan as resource_plan
-
 from rlhf_api.problems import InvalidJob
+from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, TrainerStatus
@@ -55,7 +54,7 @@ def describe(
     phase = finish.phase if finish else _phase(status.phase, before, processes, trainer, creating)
     trouble = _trouble(pods, refused)
     message = "suspending: waits for a checkpoint" if suspending else _join(status.message, trouble)
-    generators = sum(pod.role is Role.GENERATOR and pod.ended is None for pod in pods)
+    generators = 0 if finish else sum(pod.role is Role.GENERATOR and pod.ended is None for pod in pods)
     has_generators = Role.GENERATOR in roles_of(spec)
     stamp = time_text(now)
     conditions = [

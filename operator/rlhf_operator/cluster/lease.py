@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 NAME = "rlhf-operator"
 LEASE_SECONDS = 10.0
 """Nobody takes the lease within this time of its last renewal."""
-_LEAD_SECONDS = 8.0
+_LEAD_SECONDS = 9.0
 """Without a renewal its holder gives up after this time: earlier, so that two never work at once."""
 _RENEW_SECONDS = 2.0
 _POLL_SECONDS = 1.5
 _RETRY_SECONDS = 0.5
-_CALL_SECONDS = 3.0
+_CALL_SECONDS = 4.0
 
 
 class LeaseLost(RuntimeError):
@@ -75,11 +75,13 @@ class Lease:
     async def release(self) -> None:
         """Let the next one take over at once. This process must have stopped working before."""
         held, self._renewed = self.held(), float("-inf")
-        if not held or self._stored is None:
+        if not held:
             return
         try:
-            async with asyncio.timeout(_RENEW_SECONDS):
-                await self._api.replace(self._body(self._stored, holder=""))
+            async with asyncio.timeout(_CALL_SECONDS):
+                await self._read()  # a renewal that was cut short may have been stored
+                if self._stored is not None and self._holder == self.identity:
+                    await self._api.replace(self._body(self._stored, holder=""))
         except (ApiError, TimeoutError) as error:
             logger.warning("could not give the lease back; it runs out in %g s: %s", LEASE_SECONDS, error)
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from . import resync
 from .api import Api, ApiError, Body, Key
+from .aside import Aside
 from .cache import Cache
 from .lease import Lease
 from .logs import about
@@ -40,7 +41,8 @@ class Process:
     ) -> None:
         self._namespace = settings.namespace
         self._api, self._cache, self._telemetry, self._reconcile = api, cache, telemetry, reconcile
-        self._lease = Lease(api, settings.own_namespace, settings.identity)
+        self._lease_api = Api(api.configuration, telemetry.api_call)
+        self._lease = Lease(self._lease_api, settings.own_namespace, settings.identity)
         self._queue = Queue()
         self._stopping = asyncio.Event()
         self._leading = self._filled = False
@@ -57,17 +59,22 @@ class Process:
     async def run(self) -> None:
         """Until SIGTERM; raises an ExceptionGroup with whatever else it ends of."""
         self._listen_to_signals()
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._until_stopped())
-                await self._lease.acquire()
-                group.create_task(self._lease.keep())
-                await self._lead(group)
-        except* _Stopped:
-            pass
-        finally:
-            self._telemetry.leading(False)
-            await self._lease.release()
+        async with Aside() as aside:
+            try:
+                await self._lead_until_stopped(aside)
+            except* _Stopped:
+                pass
+            finally:
+                self._telemetry.leading(False)
+                await aside.run(self._lease.release())
+                await aside.run(self._lease_api.close())
+
+    async def _lead_until_stopped(self, aside: Aside) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._until_stopped())
+            await aside.run(self._lease.acquire())
+            group.create_task(aside.run(self._lease.keep()))
+            await self._lead(group)
 
     async def _lead(self, group: asyncio.TaskGroup) -> None:
         logger.info("leads as %s", self._lease.identity)

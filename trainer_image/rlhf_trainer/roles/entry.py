@@ -43,8 +43,11 @@ def end(surroundings: Surroundings, message: str) -> None:
     """Leaves the termination message where the host looks for it; the first one stands."""
     log.error("%s", message)
     file = Path(surroundings.termination_log)
-    if not file.exists() or not file.stat().st_size:
-        file.write_text(" ".join(message.split("\n"))[:4000] + "\n")
+    try:
+        if not file.exists() or not file.stat().st_size:
+            file.write_text(" ".join(message.split("\n"))[:4000] + "\n")
+    except OSError as error:  # the exit code says as much, and the log more
+        log.error("%s cannot be written: %s", file, error.strerror)
 
 
 def on_sigterm(act: Callable[[], None]) -> None:

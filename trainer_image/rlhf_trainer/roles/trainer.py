@@ -33,6 +33,7 @@ LAST_WORDS_SECONDS = 2.0
 
 def run(around: Surroundings) -> int:
     ranks = Ranks.join(int(os.environ["LOCAL_RANK"]))
+    log.info("rank %d of %d of %s, on %s", ranks.rank, ranks.world, around.config.job, ranks.device)
     seed_generators(ranks, around.config.spec.seed)
     services = connect(around) if ranks.first else None
     try:

@@ -48,4 +48,5 @@ def application(route: str, answer: Answer, token: str) -> web.Application:
 
 def serve(app: web.Application, host: str, port: int) -> None:
     """Serves until SIGTERM. Raises OSError where the port is taken."""
+    log.info("loaded; answering on %s:%d", host, port)
     web.run_app(app, host=host, port=port, print=None, access_log=None, shutdown_timeout=2)

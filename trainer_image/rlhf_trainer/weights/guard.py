@@ -14,8 +14,8 @@ OPEN_PATHS = ("/health", "/ready", "/live", "/drain")  # a kubelet's probes carr
 
 
 class TokenGuard:
-    """ASGI middleware: every path but OPEN_PATHS needs
-    `Authorization: Bearer $RLHF_TOKEN`, else 401. Without RLHF_TOKEN in the environment all others are refused."""
+    """ASGI middleware: every path but OPEN_PATHS needs `Authorization: Bearer $RLHF_TOKEN`, else 401. Without
+    RLHF_TOKEN in the environment all others are refused."""
 
     def __init__(self, app: App) -> None:
         self.app = app

@@ -26,7 +26,7 @@ HUNG_SECONDS = 120.0
 """Longer than any single step of an engine, such as a long prefill on a CPU."""
 CHANGE_SECONDS = 600.0
 """Longer than any broadcast, in which the workers answer nothing else."""
-QUIET_SECONDS = 5.0
+QUIET_SECONDS = 3.0
 """How long there must have been nothing to do: until the trainer knows that this server is to end."""
 DRAIN_SECONDS = 600.0
 _POLL_SECONDS = 0.1

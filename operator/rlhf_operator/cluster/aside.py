@@ -1,0 +1,35 @@
+"""A second event loop, for what must not wait while the first has much to do."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+_STOP_SECONDS = 5.0
+
+
+class Aside:
+    """An event loop in a thread of its own, while this is entered."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    async def __aenter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join, _STOP_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait here for what is done there; who cancels this cancels that."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

@@ -1,0 +1,120 @@
+"""Prompts among generators that come, drain and fail, with a weight broadcast that always works."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.trainer.servers import Generator
+
+from rlhf_api.run import Membership, RunConfig
+from rlhf_trainer.control import Control
+from rlhf_trainer.fleet import REFUSALS, Fleet
+from rlhf_trainer.http import Background
+from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.records import Prompt
+from rlhf_trainer.rollout.vllm import VllmClient
+from rlhf_trainer.roster import Roster, Unavailable
+from rlhf_trainer.run import Run, Services
+from rlhf_trainer.weights.sync import SyncReport
+
+PROMPTS = [Prompt(f"0/{i}", (i,), {}) for i in range(8)]
+CONFIG = {
+    "job": "job",
+    "workdir": "/",
+    "spec": {
+        "algorithm": "ppo",
+        "steps": 1,
+        "model": {"policy": "some/policy"},
+        "data": {"train": ["x.jsonl"]},
+        "generator": {"startupTimeoutSeconds": 5},
+        "reward": {"functions": [{"function": "a:b"}]},
+    },
+}
+
+
+class Sent:
+    """In place of the broadcast: whom the weights went to, each time."""
+
+    def __init__(self) -> None:
+        self.members: list[list[str]] = []
+
+    def send(self, members, _tensors, version) -> SyncReport:
+        self.members.append([member.name for member in members])
+        return SyncReport(version, len(self.members), "", tuple(members), {}, 0, 0.0, 1)
+
+
+class World:
+    """A fleet with its host: `announce` tells it who is there."""
+
+    def __init__(self, http: Background) -> None:
+        config = RunConfig.model_validate_json(json.dumps(CONFIG))
+        self.control, self.sent = Control(1), Sent()
+        services = Services(self.control, http, Roster(self.control, http), "127.0.0.1")
+        ranks = Ranks(0, 1, torch.device("cpu"))
+        run = Run("job", config.spec, Path(), ranks, None, services, threading.Event())
+        client = VllmClient(
+            http, model="job", sampling=config.spec.sampling, seed=0, eos=9, concurrent=2, timeout=10
+        )
+        self.fleet = Fleet(run, None, self.sent, client)
+
+    def announce(self, *generators: Generator, draining: tuple[Generator, ...] = ()) -> None:
+        leaving = [g.member.model_copy(update={"draining": True}) for g in draining]
+        self.control._members = Membership(members=(*(g.member for g in generators), *leaving)).members
+
+
+@pytest.fixture
+def http() -> Iterator[Background]:
+    with Background("token") as http:
+        yield http
+
+
+@pytest.fixture
+def world(http) -> World:
+    return World(http)
+
+
+def test_the_queue_is_told_and_ends_empty(world, http):
+    world.announce(Generator(http, "a"))
+    world.fleet.publish(0)
+    assert world.control.status.queue is None
+    assert [r.prompt for r in world.fleet.answer(PROMPTS)] == PROMPTS
+    assert world.control.status.queue == 0
+
+
+def test_who_drains_is_asked_nothing_more_and_who_comes_gets_weights_first(world, http):
+    first, second = Generator(http, "first"), Generator(http, "second")
+    world.announce(first)
+    world.fleet.publish(0)
+    world.announce(second, draining=(first,))
+    assert len(world.fleet.answer(PROMPTS)) == len(PROMPTS)
+    assert world.sent.members == [["first"], ["second"]]
+    assert (len(first.asked), len(second.asked)) == (0, len(PROMPTS))
+
+
+def test_prompts_of_one_that_is_drained_midway_wait_for_the_next(world, http):
+    first, second = Generator(http, "first"), Generator(http, "second")
+    first.open.clear()
+    world.announce(first)
+    world.fleet.publish(0)
+    found: list[int] = []
+    asking = threading.Thread(target=lambda: found.append(len(world.fleet.answer(PROMPTS))))
+    asking.start()
+    while len(first.asked) < 2:
+        assert asking.is_alive()
+    world.announce(second, draining=(first,))
+    first.open.set()
+    asking.join(20)
+    assert found == [len(PROMPTS)]
+    assert (len(first.asked), len(second.asked)) == (2, len(PROMPTS) - 2)
+
+
+def test_generators_that_live_and_fail_at_everything_fail_the_run(world, http):
+    bad = Generator(http, "bad", fails=0, status=500)
+    world.announce(bad)
+    world.fleet.publish(0)
+    with pytest.raises(Unavailable, match=r"no generator answers: 3 times in a row, all failed: .*HTTP 500"):
+        world.fleet.answer(PROMPTS)
+    assert len(world.sent.members) == REFUSALS
