@@ -87,12 +87,12 @@ def _with_progress(
             "estimated_end": end,
             "step": trainer.step,
             "total_steps": trainer.total_steps,
-            "reward": _figure(trainer.reward_mean),
-            "kl": _figure(trainer.kl_mean),
-            "loss": _figure(trainer.loss),
-            "tokens_per_second": _figure(trainer.tokens_per_second),
+            "reward": _figure(trainer.reward_mean, status.reward),
+            "kl": _figure(trainer.kl_mean, status.kl),
+            "loss": _figure(trainer.loss, status.loss),
+            "tokens_per_second": _figure(trainer.tokens_per_second, status.tokens_per_second),
             "weight_version": trainer.weight_version,
-            "staleness": _figure(trainer.staleness),
+            "staleness": _figure(trainer.staleness, status.staleness),
             "queue": trainer.queue,
             "last_checkpoint": trainer.last_checkpoint or status.last_checkpoint,
             "generators": tuple(m for m in trainer.members if m.role is Role.GENERATOR)[:_MEMBERS],
@@ -100,9 +100,12 @@ def _with_progress(
     )
 
 
-def _figure(value: float | None) -> float | None:
-    """Four digits, as people and columns read it; what is no number is none in JSON either."""
-    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
+def _figure(value: float | None, before: float | None) -> float | None:
+    """Four digits, as people and columns read it; what is no number is none in JSON either. A trainer that has just
+    resumed has made no step yet: what was before stands."""
+    if value is None:
+        return before
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def _ready_text(role: RoleStatus | None) -> str:

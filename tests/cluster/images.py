@@ -72,6 +72,7 @@ def build() -> None:
             command = ("bud", "--quiet", "--isolation=chroot", "--layers", f"--build-arg=BASE_IMAGE={_BASE}")
             _buildah(*command, *pip_settings.mounts(Path(folder)), *arguments, f"--tag={name}", ".")
             _note(name, inputs)
+        _buildah("rm", "--all")  # a build that was killed leaves its container, whose image cannot go
         _buildah("rmi", "--prune")
 
 

@@ -196,6 +196,27 @@ def test_a_resumed_job_goes_on_as_a_new_attempt():
     assert reasons(world)["Suspended"] == "NotSuspended"
 
 
+def test_pods_that_end_because_they_are_deleted_are_no_failures():
+    """A job that is resumed before the last of its pods is gone."""
+    world = running()
+    world.overrides = ("spec.suspend=true",)
+    world.step()
+    world.end("job-trainer-0", 79)
+    world.step()
+    for name in world.pods:
+        if name != "job-trainer-0":
+            assert "deletionTimestamp" in world.pods[name]["metadata"]
+            world.end(name, 143)
+    world.step()
+    assert status(world).phase == "Suspended"
+    world.overrides = ()
+    world.trainer = None
+    world.settle()
+    assert status(world).restarts == 0
+    assert status(world).reward == 0.1235  # until the resumed trainer has made a step
+    assert len([name for name in world.pods if world.runs(name)]) == 4
+
+
 def test_a_trainer_that_does_not_stop_in_time_is_taken_away():
     world = running()
     world.overrides = ("spec.suspend=true",)

@@ -111,7 +111,7 @@ class Pod:
             started=seconds(running["startedAt"]) if running else seconds(meta["creationTimestamp"]),
             up=bool(role_container.get("started")),
             ready=conditions.get("Ready", {}).get("status") == "True",
-            ended=_ended(meta["name"], status, role_container, conditions),
+            ended=_ended(meta, status, role_container, conditions),
             gone_by=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
             trouble=_trouble(containers, conditions),
             placed=placed,
@@ -131,12 +131,14 @@ def _status(body: Any) -> JobStatus | None:
         return None
 
 
-def _ended(name: str, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
+def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
     end = container.get("state", {}).get("terminated")
     if status.get("phase") not in ("Failed", "Succeeded") and end is None:
         return None
     disrupted = (
-        status.get("reason") in _DISRUPTED or conditions.get("DisruptionTarget", {}).get("status") == "True"
+        "deletionTimestamp" in meta  # told to end, by whomever
+        or status.get("reason") in _DISRUPTED
+        or conditions.get("DisruptionTarget", {}).get("status") == "True"
     )
     if end is None:  # evicted before it ran, or its node's kubelet lost sight of it
         said = f"{status.get('reason') or 'failed'}: {status.get('message') or 'no container was run'}"
@@ -150,7 +152,7 @@ def _ended(name: str, status: Body, container: Body, conditions: Mapping[str, Bo
     return Ended(
         seconds(end["finishedAt"]) if end.get("finishedAt") else 0.0,
         code,
-        f"{why}; see `kubectl logs {name}`",
+        f"{why}; see `kubectl logs {meta['name']}`",
         disrupted,
     )
 
