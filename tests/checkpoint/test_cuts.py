@@ -164,10 +164,8 @@ def test_saving_goes_on_beside_a_damaged_manifest(place):
 def test_a_new_run_does_not_touch_an_earlier_one(place):
     place.cuts.check_unused()
     write(place.cuts, 1)
-    with pytest.raises(
-        InvalidJob,
-        match=r"spec.checkpoint.store: .* up to step 1; go on from them with --resume or `spec.checkpoint.resume: true`",
-    ):
+    ways = "go on from them with --resume or `spec.checkpoint.resume: true`"
+    with pytest.raises(InvalidJob, match=rf"spec.checkpoint.store: .* up to step 1; {ways}"):
         place.cuts.check_unused()
     assert place.cuts.newest().step == 1
 

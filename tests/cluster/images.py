@@ -73,6 +73,8 @@ def build() -> None:
             _buildah(*command, *pip_settings.mounts(Path(folder)), *arguments, f"--tag={name}", ".")
             _note(name, inputs)
         _buildah("rm", "--all")  # a build that was killed leaves its container, whose image cannot go
+        # Containers that interrupted builds left, which hold their images; there is no other builder here.
+        _buildah("rm", "--all")
         _buildah("rmi", "--prune")
 
 

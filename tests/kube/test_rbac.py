@@ -150,6 +150,12 @@ def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     jobs.patch("queued", suspend=True)
     eventually(lambda: not jobs.get("workloads.kueue.x-k8s.io")["items"], "the job leaves the queue")
 
+    jobs.kubectl("run", "taken-trainer-0", "--image=somebody-elses")
+    jobs.apply(one_pod("taken"))
+    eventually(lambda: "already exists" in jobs.status("taken").get("message", ""), "the name is taken")
+    jobs.kubectl("delete", "pod", "taken-trainer-0", "--grace-period=0", "--force")
+    eventually(lambda: jobs.pods().get("taken-trainer-0"), "the name is free")
+
     jobs.apply(ppo())
     jobs.until("ppo", "Running")
     jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=2")
