@@ -44,6 +44,7 @@ class Reconciler:
         self._settings, self._api, self._cache = settings, api, cache
         self._recorder, self._telemetry = recorder, telemetry
         self._trainers = Trainers(settings.token_key)
+        self._kept: dict[Key, tuple[tuple[str, int, str | None], Wanted]] = {}
         self._applied: dict[Key, str] = {}
         self._refused: dict[Key, Finish | str] = {}
 
@@ -63,7 +64,7 @@ class Reconciler:
         job = Job.of(body)
         pods = [Pod.of(pod) for pod in self._cache.pods(key) if _owned_by(pod, job)]
         try:
-            want = wanted(job, await self._running_config(job))
+            want = await self._wanted(key, job)
         except InvalidJob as error:
             return await self._refuse(job, error)
         if refused_before(job.status) and job.status and job.status.observed_generation != job.generation:
@@ -109,6 +110,14 @@ class Reconciler:
         for event in events:
             await self._record(job, event)
         return None
+
+    async def _wanted(self, key: Key, job: Job) -> Wanted:
+        """Worked out once for each change of the spec: checking one takes longer than all else that is decided."""
+        basis = (job.uid, job.generation, active_config(job))
+        kept = self._kept.get(key)
+        if kept is None or kept[0] != basis:
+            kept = self._kept[key] = (basis, wanted(job, await self._running_config(job)))
+        return kept[1]
 
     async def _running_config(self, job: Job) -> RunConfig | None:
         """What the job's pods run. Only asked for where its spec is another by now."""
@@ -219,8 +228,8 @@ class Reconciler:
         if body is not None:
             self._trainers.forget(body["metadata"]["uid"])
         self._telemetry.job(key, None)
-        self._applied.pop(key, None)
-        self._refused.pop(key, None)
+        for kept in (self._kept, self._applied, self._refused):
+            kept.pop(key, None)
 
 
 def _owned_by(pod: dict[str, Any], job: Job) -> bool:
