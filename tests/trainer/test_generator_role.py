@@ -7,6 +7,7 @@ import pytest
 from rlhf_api.checks import OWNED_ENGINE_ARGUMENTS, check
 from rlhf_api.run import RunConfig
 from rlhf_trainer.roles.generator import arguments, engine_environment, option
+from rlhf_trainer.roles.settings import listen_host
 
 
 def config(tmp_path, model: dict | None = None, **generator) -> RunConfig:
@@ -110,3 +111,11 @@ def test_what_users_set_in_the_environment_stands_but_for_what_weights_need():
     assert found["DO_NOT_TRACK"] == "1"
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment({}, cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("host", "bound"),
+    [("127.0.0.1", "127.0.0.1"), ("10.1.2.3", "0.0.0.0"), ("fd00::7", "::"), ("pod-0", "0.0.0.0")],
+)
+def test_only_loopback_hides_from_other_machines(host, bound):
+    assert listen_host(host) == bound

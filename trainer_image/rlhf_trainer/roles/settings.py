@@ -21,4 +21,6 @@ def longest(spec: Spec) -> int:
 
 def listen_host(host: str) -> str:
     """What to bind to: loopback where only this machine connects, every interface of a pod otherwise."""
-    return host if host.startswith("127.") else "0.0.0.0"
+    if host.startswith("127."):
+        return host
+    return "::" if ":" in host else "0.0.0.0"

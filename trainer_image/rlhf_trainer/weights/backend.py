@@ -50,7 +50,7 @@ def _gloo(
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 2
     # Our address on the way to the trainer; gloo would take the host name's, which others may not reach.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         options._devices = [ProcessGroupGloo.create_device(hostname=probe.getsockname()[0])]
     return ProcessGroupGloo(store, rank, size, options)
