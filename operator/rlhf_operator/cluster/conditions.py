@@ -52,6 +52,8 @@ def describe(
         before = before.model_copy(update={"start_time": None})
     status = job_status(spec, processes, restarts, trainer, before=before, now=now, finish=finish)
     phase = finish.phase if finish else _phase(status.phase, before, processes, trainer, creating)
+    if suspending:
+        phase = before.phase  # its trainer may have ended already, and starts nothing
     trouble = _trouble(pods, refused)
     message = "suspending: waits for a checkpoint" if suspending else _join(status.message, trouble)
     generators = 0 if finish else sum(pod.role is Role.GENERATOR and pod.ended is None for pod in pods)
