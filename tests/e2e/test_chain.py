@@ -44,7 +44,7 @@ def test_the_work_directory_holds_what_was_promised(ppo):
     }
     status = ppo.status
     assert (status["phase"], status["step"], status["weightVersion"]) == ("Succeeded", 40, 40)
-    assert status["reward"] == pytest.approx(ppo.steps[-1]["reward_mean"])
+    assert status["reward"] == float(f"{ppo.steps[-1]['reward_mean']:.4g}")  # what a column has room for
     token = "RLHF_TOKEN"
     assert token not in json.dumps(status)
 

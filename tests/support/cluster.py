@@ -59,18 +59,25 @@ class ControlPlane(Cluster):
     folder: Path
     binaries: Path
     _apiserver_command: list[str]
+    _controller_manager_command: list[str]
     _group: int
     _processes: dict[str, subprocess.Popen] = field(default_factory=dict)
 
     def start_apiserver(self) -> None:
         """On the port that it has always had; returns when it answers."""
         self.launch("apiserver", self._apiserver_command)
-        self.wait_ready()
+        self.wait_ready()  # the controller manager gives up after ten seconds without
+        self.launch("controller-manager", self._controller_manager_command)
 
     def stop_apiserver(self) -> None:
-        """At once, as when its machine is gone: connections are cut, and new ones refused."""
-        self.signal_apiserver(signal.SIGKILL)
-        self._processes.pop("apiserver").wait(_STOP_S)
+        """At once, as when its machine is gone: connections are cut, and new ones refused.
+
+        The controller manager goes with it: one that stayed would look again only after up to a minute.
+        """
+        for name in ("controller-manager", "apiserver"):
+            process = self._processes.pop(name)
+            process.kill()
+            process.wait(_STOP_S)
 
     def signal_apiserver(self, number: signal.Signals) -> None:
         """SIGSTOP, for one that takes connections and never answers, until SIGCONT."""
@@ -117,12 +124,11 @@ def control_plane(folder: Path) -> Iterator[ControlPlane]:
     command.append("--endpoint-reconciler-type=none")
     # The group's first process kills the group when its pipe from here closes, whatever this process died of.
     keeper = subprocess.Popen(["sh", "-c", "read _; kill -KILL 0"], stdin=subprocess.PIPE, process_group=0)
-    plane = ControlPlane(files / "admin.kubeconfig", folder, programs, command, keeper.pid)
+    manager = servers.controller_manager(programs, files)
+    plane = ControlPlane(files / "admin.kubeconfig", folder, programs, command, manager, keeper.pid)
     try:
         plane.launch("etcd", servers.etcd(folder / "etcd", etcd_port, peer_port))
-        plane.launch("apiserver", command)
-        plane.wait_ready()  # the controller manager gives up after ten seconds without
-        plane.launch("controller-manager", servers.controller_manager(programs, files))
+        plane.start_apiserver()
         yield plane
     finally:
         keeper.stdin.close()
