@@ -52,6 +52,7 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         *("--set", f"jobs.trainerImage={images.TRAINER}", "--set", f"jobs.workspaceClaim={CLAIM}"),
         kubeconfig=kubeconfig,
     )
+    helm("test", "rlhf", "-n", SYSTEM, kubeconfig=kubeconfig)
     yield Jobs(kubeconfig, JOBS)
     kubectl(kubeconfig, "delete", "rlhfjobs", "--all", "-n", JOBS)
     helm("uninstall", "rlhf", "-n", SYSTEM, "--wait", kubeconfig=kubeconfig)

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from tests.support.rlhf import lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import config
@@ -81,6 +82,9 @@ class Api:
             raise ValueError(
                 f"found no cluster to talk to: set KUBECONFIG or run in a pod ({error})"
             ) from None
+        configuration.proxy = configuration.proxy or _proxy(configuration.host)
+        # Else every call would read ~/.netrc, and the environment's proxies again.
+        configuration.client_session_kwargs = {"trust_env": False}
         return cls(configuration, observe)
 
     async def __aenter__(self) -> Self:
@@ -201,6 +205,12 @@ class Api:
             return answer
         said = answer or {"message": text[:200].decode(errors="replace")}
         raise _refusal(status, said, f"{method} {path}", response.headers.get("Retry-After"))
+
+
+def _proxy(host: str) -> str | None:
+    """What the environment says for it: HTTPS_PROXY and NO_PROXY."""
+    url = urlsplit(host)
+    return None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
 
 
 def _root(version: str) -> str:
