@@ -28,6 +28,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 # Written so that Rust's, Go's and Python's regular expressions agree: no \w and \d, which differ on letters like é.
 _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
+_SAMPLER = r"^(uniform|newest|prioritized|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 _STORE_URL = r"^(file|s3|gs|az)://.+$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
@@ -36,6 +37,7 @@ _PATH = r"^(/\.?[A-Za-z0-9_-][^/:]*)+$"
 _SUB_PATH = r"^\.?[A-Za-z0-9_-][^/:]*(/\.?[A-Za-z0-9_-][^/:]*)*$"
 PATTERNS = {
     _IMPORT_PATH: "must name a Python object as package.module:name",
+    _SAMPLER: "must be uniform, newest, prioritized, or name a Python function as package.module:name",
     _LABEL: "must be at most 40 of a-z, 0-9 and -, with no - at either end",
     _STORE_URL: "must be a URL that begins with file://, s3://, gs:// or az://",
     _QUANTITY: 'must be a Kubernetes quantity, such as "500m" or "16Gi"',
@@ -47,6 +49,8 @@ PATTERNS = {
 
 ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH)]
 """A Python object as `package.module:name`."""
+Sampler = Annotated[str, Field(pattern=_SAMPLER)]
+"""A built-in sampler of the replay buffer, or one's own as `package.module:name`."""
 Label = Annotated[str, Field(pattern=_LABEL)]
 """A DNS label of at most 40 characters, so that names made from it stay within 63."""
 StoreUrl = Annotated[str, Field(pattern=_STORE_URL)]

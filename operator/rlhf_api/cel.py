@@ -9,8 +9,9 @@ be: a list whose items have rules has a maximum.
 from dataclasses import dataclass
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 
-from .checks import CHANGEABLE
+from .checks import CHANGEABLE, RELAY
 from .pod_checks import CONFIG_DIRECTORY, MOUNTS, NOT_OVER, SOURCES, VOLUMES
 from .pods import Gpu
 from .roles import Generator, Trainer
@@ -111,6 +112,11 @@ _SPEC = (
         "spec.trainer.microBatchTokens must be at least one answer's tokens (data.maxPromptLength + "
         "sampling.maxNewTokens)",
     ),
+    Rule(
+        f"!({_has('replay.streamDataLoaderType')} && self.replay.streamDataLoaderType == 'dynamic') || "
+        f"!({_has('generator.sharedWithTrainer')} && self.generator.sharedWithTrainer)",
+        "spec.replay.streamDataLoaderType: dynamic needs generators; use fixed with spec.generator.sharedWithTrainer",
+    ),
     _precision("bf16", "bfloat16"),
     _precision("fp16", "float16"),
     Rule(
@@ -126,6 +132,20 @@ _SAMPLING = (
     Rule(
         f"!has(self.minNewTokens) || self.minNewTokens <= {_or_default(Sampling, 'max_new_tokens', '')}",
         "spec.sampling.minNewTokens must not exceed maxNewTokens",
+    ),
+)
+_REPLAY = (
+    *(
+        Rule(
+            f"!has(self.{to_camel(name)}) || !has(self.{to_camel(relay)})",
+            f"spec.replay.{to_camel(relay)} means the same as {to_camel(name)}; remove one of them",
+        )
+        for name, relay in RELAY.items()
+    ),
+    Rule(
+        "!has(self.samplesPerStep) || !((has(self.replaySampleFn) && self.replaySampleFn.contains(':')) || "
+        "(has(self.relaySampleFn) && self.relaySampleFn.contains(':')))",
+        "spec.replay.samplesPerStep is for the built-in samplers; a function itself says how many it returns",
     ),
 )
 _POD_SETTINGS = (
@@ -180,6 +200,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Spec": (*_SPEC, *_CHANGES),
     "Model": _POLICY,
     "Sampling": _SAMPLING,
+    "Replay": _REPLAY,
     "PodSettings": _POD_SETTINGS,
     "Volume": _VOLUME,
     "Toleration": _TOLERATION,

@@ -71,6 +71,46 @@ def _batches(spec: Spec) -> Iterator[Problem]:
         )
 
 
+RELAY = {
+    "max_replay_episode": "max_relay_episode",
+    "replay_episode_offset": "relay_episode_offset",
+    "replay_sample_fn": "relay_sample_fn",
+}
+"""The two spellings of each field of spec.replay."""
+
+
+def _replay(spec: Spec) -> Iterator[Problem]:
+    replay = spec.replay
+    keys = {name: f"spec.replay.{field.alias}" for name, field in type(replay).model_fields.items()}
+    for name, relay in RELAY.items():
+        if getattr(replay, name) is not None and getattr(replay, relay) is not None:
+            yield Problem(keys[relay], f"means the same as {keys[name]}; remove one of them")
+    if spec.algorithm != "ppo" and replay != type(replay)():
+        yield Problem(
+            "spec.replay", f"is for ppo, whose answers are generated; algorithm is {spec.algorithm}"
+        )
+    if replay.dynamic and spec.generator.shared_with_trainer:
+        yield Problem(
+            "spec.replay.streamDataLoaderType",
+            "dynamic trains while generators answer, and with spec.generator.sharedWithTrainer there are none; "
+            "use fixed; got 'dynamic'",
+        )
+    if replay.samples_per_step is not None and replay.sampler_is_import:
+        yield Problem(
+            "spec.replay.samplesPerStep",
+            f"is for the built-in samplers; {replay.sampler} itself says how many it returns; remove it; "
+            f"got {replay.samples_per_step}",
+        )
+
+
+def _checkpoint(spec: Spec) -> Iterator[Problem]:
+    if spec.checkpoint.keep_best and spec.evaluation is None:
+        yield Problem(
+            "spec.checkpoint.keepBest",
+            f"nothing says which are best: set spec.evaluation, or 0; got {spec.checkpoint.keep_best}",
+        )
+
+
 def _precision(spec: Spec) -> Iterator[Problem]:
     dtype, deepspeed = spec.trainer.dtype or spec.model.dtype, spec.trainer.deepspeed
     for key, wanted in (("bf16", "bfloat16"), ("fp16", "float16")):
@@ -125,7 +165,7 @@ OWNED_ENGINE_ARGUMENTS = {
 }
 
 RULES: tuple[Rule, ...] = (
-    *(_policy, _reward, _sampling, _batches, _precision, _owned_arguments, _environment),
+    *(_policy, _reward, _sampling, _batches, _replay, _precision, _owned_arguments, _environment),
     *(pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
 

@@ -6,6 +6,7 @@ from pydantic import Field, JsonValue
 
 from .base import DType, Fraction, Frozen, ImportPath, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
 from .pods import PodSettings, Scheduling, Workspace
+from .replay import Replay
 from .roles import Generator, Reference, Reward, Trainer
 
 
@@ -138,7 +139,13 @@ class Checkpoint(Frozen):
     resume: bool = False
     """Go on from what an earlier run left in the store; where that is nothing, start anew."""
     keep_last: Positive = 2
-    """Older ones are deleted."""
+    """So many of the newest stay; older ones are deleted, but for those that `keepEvery` and `keepBest` name."""
+    keep_every: int = Field(0, ge=0)
+    """Those of every so many steps stay too; 0 names none."""
+    keep_best: int = Field(0, ge=0)
+    """So many of those with the highest evaluation at their step stay too."""
+    timeout_seconds: Positive = 600
+    """How long a store that does not answer is waited for; training goes on meanwhile until the next checkpoint."""
 
 
 class Spec(Frozen):
@@ -154,6 +161,7 @@ class Spec(Frozen):
     data: Data
     sampling: Sampling = Sampling()
     ppo: PPO = PPO()
+    replay: Replay = Replay()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation | None = None
     trainer: Trainer = Trainer()

@@ -32,6 +32,22 @@ class CheckpointStatus(Report):
     uri: str
 
 
+class LedgerStatus(Report):
+    """What became of the prompts of the present epoch; each is trained on exactly once."""
+
+    epoch: int
+    issued: int
+    returned: int
+    """Answered."""
+    trained: int
+    requeued: int
+    """Asked again, because whoever had them failed."""
+    dropped: int
+    """Given up for a reason that the log names, in the whole run."""
+    lost: int
+    """Issued in the whole run, and neither trained on nor dropped nor being worked on: 0."""
+
+
 class TrainerStatus(Report):
     """What the trainer's control API answers."""
 
@@ -52,6 +68,7 @@ class TrainerStatus(Report):
     queue: int | None = None
     """Prompts of the step that have no answer yet."""
     last_checkpoint: CheckpointStatus | None = None
+    ledger: LedgerStatus | None = None
     members: tuple[MemberStatus, ...] = ()
 
 
@@ -123,6 +140,7 @@ class JobStatus(Report):
     restarts: int = 0
     """Of all roles."""
     last_checkpoint: CheckpointStatus | None = None
+    ledger: LedgerStatus | None = None
     roles: dict[Role, RoleStatus] = {}
     generator_replicas: int = 0
     """Generator processes that exist, for `kubectl scale` and autoscalers."""

@@ -31,6 +31,29 @@ CASES = [
     ("spec.environment.A=x", "spec.environment.RLHF_A=x", "begin with RLHF_"),
     ("spec.sampling.topK=-1", "spec.sampling.topK=0", "spec.sampling.topK"),
     ("spec.sampling.minNewTokens=256", "spec.sampling.minNewTokens=257", "minNewTokens"),
+    *(
+        (
+            f"spec.replay={{{name}: {value}}}",
+            f"spec.replay={{{name}: {value}, {relay}: {value}}}",
+            f"{relay} means",
+        )
+        for name, relay, value in (
+            ("maxReplayEpisode", "maxRelayEpisode", 2),
+            ("replayEpisodeOffset", "relayEpisodeOffset", 0),
+            ("replaySampleFn", "relaySampleFn", "newest"),
+        )
+    ),
+    (
+        "spec.replay={replaySampleFn: newest, samplesPerStep: 4}",
+        "spec.replay={relaySampleFn: 'a:b', samplesPerStep: 4}",
+        "samplesPerStep is for the built-in samplers",
+    ),
+    (
+        "spec.replay.streamDataLoaderType=dynamic",
+        "spec={algorithm: ppo, steps: 1, model: {policy: p, reward: r}, data: {train: [x]}, "
+        "replay: {streamDataLoaderType: dynamic}, generator: {sharedWithTrainer: true}}",
+        "dynamic needs generators",
+    ),
     ("spec.scheduling={gang: volcano, queue: q}", "spec.scheduling={queue: q}", "scheduling.queue"),
     (
         f"spec.pods.volumes=[{VOLUME}]",
@@ -104,6 +127,7 @@ CHANGES = [
     ("spec.sampling.topK=6", "spec.sampling"),
     ("spec.ppo.klCoefficient=0.1", "spec.ppo"),
     ("spec.ppo.clipValue=0.1", "spec.ppo"),
+    ("spec.replay.maxReplayEpisode=2", "spec.replay"),
     ("spec.optimizer.betas=[0.8, 0.9]", "spec.optimizer"),
     ("spec.evaluation={data: [x], function: 'a:b'}", "spec.evaluation"),
     ("spec.trainer.replicas=2", "spec.trainer"),

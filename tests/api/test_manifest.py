@@ -42,6 +42,19 @@ BAD = [
     ("spec.ppo.gamma=1.5", "spec.ppo.gamma", "must be less than or equal to 1; got 1.5"),
     ("spec.ppo.minibatchSize=9", "spec.ppo.minibatchSize", "a step has 8 answers"),
     ("spec.ppo.kl_coefficient=0.1", "spec.ppo.kl_coefficient", 'did you mean "klCoefficient"?'),
+    (
+        "spec.replay.maxReplayEpisode=-2",
+        "spec.replay.maxReplayEpisode",
+        "must be greater than or equal to -1",
+    ),
+    ("spec.replay.max_replay_episode=1", "spec.replay.max_replay_episode", '"maxReplayEpisode"'),
+    ("spec.replay.replaySampleFn=best", "spec.replay.replaySampleFn", "uniform, newest, prioritized, or"),
+    (
+        "spec.replay={maxReplayEpisode: 1, maxRelayEpisode: 1}",
+        "maxRelayEpisode",
+        "as spec.replay.maxReplayEp",
+    ),
+    ("spec.replay={relaySampleFn: 'a:b', samplesPerStep: 9}", "samplesPerStep", "remove it; got 9"),
     ("spec.optimizer.betas=[0.9]", "spec.optimizer.betas[1]", "is required and missing"),
     ("spec.optimizer.betas=[0.9, .nan]", "spec.optimizer.betas[1]", "must be finite; got nan"),
     (
@@ -234,3 +247,22 @@ def test_the_contract_needs_nothing_but_pydantic_and_yaml() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_both_spellings_of_the_replay_buffer_mean_the_same() -> None:
+    for kind in ("replay", "relay"):
+        Kind = kind.capitalize()
+        replay = job(
+            f"spec.replay={{max{Kind}Episode: 3, {kind}EpisodeOffset: 2, {kind}SampleFn: 'a.b:c'}}"
+        ).spec.replay
+        assert (replay.window, replay.offset, replay.sampler) == (3, 2, "a.b:c")
+        assert replay.sampler_field == f"spec.replay.{kind}SampleFn"
+    assert job("spec.replay.maxRelayEpisode=-1").spec.replay.window == -1
+    assert (job().spec.replay.window, job().spec.replay.sampler) == (0, "uniform")
+
+
+def test_the_replay_buffer_is_for_answers_that_are_generated() -> None:
+    with pytest.raises(InvalidJob, match=r"spec.replay: is for ppo, .* algorithm is sft"):
+        job("spec.algorithm=sft", "spec.replay.maxReplayEpisode=1")
+    with pytest.raises(InvalidJob, match=r"streamDataLoaderType: dynamic trains while generators answer"):
+        job("spec.generator.sharedWithTrainer=true", "spec.replay.streamDataLoaderType=dynamic")

@@ -4,12 +4,10 @@ import random
 
 import numpy as np
 import torch
+from tests.checkpoint.conftest import ALONE
 
-from rlhf_trainer.checkpoint.cuts import Cuts
 from rlhf_trainer.checkpoint.generators import restore_generators, save_generators, seed_generators
 from rlhf_trainer.ranks import Ranks
-
-ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 def draw() -> list[float]:
@@ -23,15 +21,14 @@ def draw() -> list[float]:
     ]
 
 
-def test_saved_and_restored_through_a_checkpoint(tmp_path):
+def test_saved_and_restored_through_a_checkpoint(directory):
     seed_generators(ALONE, 5)
     draw()
-    cuts = Cuts(f"file://{tmp_path}")
-    cuts.write(1, {}, {"generators": save_generators(ALONE).items()})
+    directory.trainer().save(1, groups={"generators": save_generators(ALONE).items()})
     expected = draw()
     seed_generators(ALONE, 99)
     assert draw() != expected
-    restore_generators(ALONE, cuts.newest().tensors("generators"))
+    restore_generators(ALONE, directory.cut(1).tensors("generators"))
     assert draw() == expected
 
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.checkpoint.cuts import Cuts
+from rlhf_store.archive import Archive
 
 SECONDS = 15
 
@@ -32,7 +32,7 @@ def test_s3(seaweed, monkeypatch, case):
         monkeypatch.setenv(name, value)
     began = time.monotonic()
     with pytest.raises(InvalidJob, match=expected) as caught:
-        Cuts(url)
+        Archive(url)
     assert time.monotonic() - began < SECONDS
     (problem,) = caught.value.problems
     assert problem.where == "spec.checkpoint.store"
@@ -47,9 +47,9 @@ def test_s3(seaweed, monkeypatch, case):
 def test_a_file_where_the_directory_should_be(tmp_path):
     (tmp_path / "checkpoints").write_text("not a directory")
     with pytest.raises(InvalidJob, match=r"spec\.checkpoint\.store: cannot use file://.*File exists"):
-        Cuts(f"file://{tmp_path / 'checkpoints'}")
+        Archive(f"file://{tmp_path / 'checkpoints'}")
 
 
 def test_a_store_without_an_account():
     with pytest.raises(InvalidJob, match=r"Account must be specified; set AZURE_STORAGE_ACCOUNT_NAME"):
-        Cuts("az://container/run")
+        Archive("az://container/run")

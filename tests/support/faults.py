@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -33,6 +34,19 @@ def kill_trainer_after_two_steps(point: str) -> None:
     if point == "step:2" and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), 9)
+
+
+def kill_as_told(point: str) -> None:
+    """KILL_AT is `<n>:<point>` for the n-th time that a point is reached, or `<seconds>:` after the first step began.
+
+    Points are compared up to their number: `segment` is any segment.
+    """
+    when, _, wanted = os.environ["KILL_AT"].partition(":")
+    _seen.append(point.partition(":")[0])
+    if wanted and _seen[-1] == wanted and _seen.count(wanted) == int(when):
+        os.kill(os.getpid(), 9)
+    if not wanted and _seen.count("step") == 1 and _seen[-1] == "step":
+        threading.Timer(float(when), os.kill, (os.getpid(), 9)).start()
 
 
 def _ours(name: str) -> list[psutil.Process]:

@@ -15,7 +15,7 @@ from tests.support.vllm_server import free_port
 
 from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_INVALID, EXIT_SUSPENDED, Process, RunConfig, command, environment
-from rlhf_trainer.checkpoint.cuts import Cuts
+from rlhf_store.archive import Archive
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +110,7 @@ def test_two_nodes_train_stop_together_when_one_is_drained_and_go_on(start, tmp_
     wait_for_step(tmp_path, nodes, 2)
     nodes[1].process.send_signal(signal.SIGTERM)  # not the one of rank 0
     assert [node.wait() for node in nodes] == [EXIT_SUSPENDED] * 2, nodes[1].log.read_text()
-    (saved,) = Cuts(f"file://{tmp_path}/work/checkpoints").steps()
+    (saved,) = [cut.step for cut in Archive(f"file://{tmp_path}/work/checkpoints").entries()]
     assert saved >= 2
     nodes = start(steps=saved + 1, resume=True)
     assert [node.wait() for node in nodes] == [0, 0], nodes[0].log.read_text()

@@ -2,15 +2,19 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import EXIT_SUSPENDED
 from rlhf_api.status import CheckpointStatus
+from rlhf_store.manifest import DamagedCut, Entry
 
 from . import faults
-from .checkpoint.cuts import Cut, Cuts, Group
 from .checkpoint.generators import restore_generators, save_generators
+from .checkpoint.reading import Cut
+from .checkpoint.saver import Saver
+from .checkpoint.segments import Group
 from .metrics import Metrics
 from .run import Run
 
@@ -41,17 +45,23 @@ class Task(Protocol):
     def groups(self) -> Mapping[str, Group]:
         """What a checkpoint holds of the task as tensors; a collective while it is iterated."""
 
+    def blobs(self) -> Mapping[str, bytes]:
+        """What a checkpoint holds of the task as files, by name; those of rank 0 are stored."""
+
     def restore(self, cut: Cut) -> None:
-        """The inverse of `state` and `groups`."""
+        """The inverse of `state`, `groups` and `blobs`. Called again with an older cut where one is damaged."""
 
     def export(self) -> None:
         """Writes the trained model to the work directory."""
 
 
-def train(run: Run, task: Task, cuts: Cuts, *, resume: bool) -> int:
-    """Runs the job to its end, or to a request to stop; returns the exit code."""
+def train(run: Run, task: Task, saver: Saver, earlier: Sequence[Entry]) -> int:
+    """Runs the job to its end, or to a request to stop; returns the exit code.
+
+    It goes on from the newest of the `earlier` checkpoints that is whole.
+    """
     spec = run.spec
-    step = _restore(run, task, cuts) if resume else 0
+    step = _restore(run, task, saver, earlier)
     metrics = Metrics(run.workdir, step) if run.ranks.first else None
     run.report(step=step, activity="waiting for the other roles")
     task.publish(step)
@@ -61,77 +71,93 @@ def train(run: Run, task: Task, cuts: Cuts, *, resume: bool) -> int:
     while step < spec.steps:
         faults.point(f"step:{step}")
         if run.stop_requested():
-            return _suspend(run, task, cuts, step)
+            return _suspend(run, task, saver, step)
         began = time.perf_counter()
         figures = task.collect(step)
         if run.stop_requested():  # what was collected is saved with the rest and trained on after `--resume`
-            return _suspend(run, task, cuts, step)
+            return _suspend(run, task, saver, step)
+        saver.advance()
         run.report(activity="training")
         trained = time.perf_counter()
         figures |= task.train(step)
         figures["train_seconds"] = time.perf_counter() - trained
         step += 1
+        saver.advance()
         run.report(activity="publishing weights")
         published = time.perf_counter()
         task.publish(step)
         figures["broadcast_seconds"] = time.perf_counter() - published
         figures["seconds"] = time.perf_counter() - began
         _record(run, metrics, step, figures)
+        reward = None
         if spec.evaluation and (step % spec.evaluation.every_steps == 0 or step == spec.steps):
-            _evaluate(run, task, metrics, step)
+            reward = _evaluate(run, task, metrics, step)
         if step % spec.checkpoint.every_steps == 0 or step == spec.steps or run.checkpoint_requested():
-            _save(run, task, cuts, step)
+            _save(run, task, saver, step, reward)
             if metrics is not None:
                 metrics.draw(run.job)
 
+    _finish(run, saver)
     run.report(activity="exporting")
     task.export()
     run.report(activity="done")
     return 0
 
 
-def _restore(run: Run, task: Task, cuts: Cuts) -> int:
-    """Back to the newest cut; without one, the start."""
+def _restore(run: Run, task: Task, saver: Saver, earlier: Sequence[Entry]) -> int:
+    """Back to the newest checkpoint that is whole; without any, the start."""
     run.report(activity="restoring")
-    newest = run.ranks.share(lambda: ({}, {"step": cut.step if (cut := cuts.newest()) else None}))[1]["step"]
-    if newest is None:
-        log.warning("no checkpoint in %s: starting from step 0", cuts.url)
-        return 0
-    cut = cuts.open(newest)
-    task.restore(cut)
-    restore_generators(run.ranks, cut.tensors("generators"))
-    run.report(last_checkpoint=CheckpointStatus(step=cut.step, time=cut.time, uri=cuts.url))
-    log.info("resumed from the checkpoint of step %d in %s", cut.step, cuts.url)
-    return cut.step
+    url = saver.archive.store.url
+    for entry in reversed(earlier):
+        try:
+            cut = Cut.open(run.ranks, saver.archive, entry)
+            task.restore(cut)
+            restore_generators(run.ranks, cut.tensors("generators"))
+        except DamagedCut as error:
+            log.error("DAMAGED CHECKPOINT of step %d, falling back to the one before: %s", entry.step, error)
+            continue
+        saver.knows(cut.stored)
+        run.report(last_checkpoint=CheckpointStatus(step=cut.step, time=cut.time, uri=url))
+        log.info("resumed from the checkpoint of step %d in %s", cut.step, url)
+        return cut.step
+    if earlier:
+        steps = ", ".join(str(entry.step) for entry in earlier)
+        message = f"every checkpoint in {url} is damaged (of steps {steps}), see the log; start anew in another place"
+        raise InvalidJob([Problem("spec.checkpoint.store", message)])
+    return 0
 
 
-def _suspend(run: Run, task: Task, cuts: Cuts, step: int) -> int:
-    _save(run, task, cuts, step)
+def _suspend(run: Run, task: Task, saver: Saver, step: int) -> int:
+    _save(run, task, saver, step, None)
+    _finish(run, saver)
     return EXIT_SUSPENDED
 
 
-def _save(run: Run, task: Task, cuts: Cuts, step: int) -> None:
+def _save(run: Run, task: Task, saver: Saver, step: int, reward: float | None) -> None:
+    """Training goes on when all is copied; the upload goes on behind it."""
+    if saver.busy:
+        _finish(run, saver)
     run.report(activity="saving")
     groups = {**task.groups(), "generators": save_generators(run.ranks).items()}
-    if not run.ranks.first:
-        for tensors in groups.values():
-            for _ in tensors:  # gathering the weights is a collective
-                pass
-        return
-    cut = cuts.write(step, task.state(), groups)
-    cuts.retain(run.spec.checkpoint.keep_last)
-    run.report(last_checkpoint=CheckpointStatus(step=step, time=cut.time, uri=cuts.url))
-    log.info("saved the checkpoint of step %d to %s", step, cuts.url)
+    saver.begin(step, task.state(), groups, task.blobs() if run.ranks.first else {}, reward)
 
 
-def _evaluate(run: Run, task: Task, metrics: Metrics | None, step: int) -> None:
+def _finish(run: Run, saver: Saver) -> None:
+    run.report(activity="waiting for the checkpoint store")
+    saver.finish()
+
+
+def _evaluate(run: Run, task: Task, metrics: Metrics | None, step: int) -> float | None:
+    """The mean, on rank 0."""
     if run.spec.evaluation is None:
-        return
+        return None
     run.report(activity="evaluating")
     found = task.evaluate(step)
-    if metrics is not None and found is not None:
-        metrics.evaluation({"step": step, **found})
-        log.info("evaluation after step %d: %.4f over %d answers", step, found["mean"], found["count"])
+    if metrics is None or found is None:
+        return None
+    metrics.evaluation({"step": step, **found})
+    log.info("evaluation after step %d: %.4f over %d answers", step, found["mean"], found["count"])
+    return float(found["mean"])
 
 
 def _record(run: Run, metrics: Metrics | None, step: int, figures: dict[str, float]) -> None:

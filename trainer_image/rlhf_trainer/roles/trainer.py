@@ -4,6 +4,8 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,9 +14,15 @@ from torch import distributed
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import Algorithm, Row, read_rows
 from rlhf_api.run import EXIT_SUSPENDED, RunConfig, Surroundings
+from rlhf_api.status import CheckpointStatus
+from rlhf_store.archive import Archive, Cut
+from rlhf_store.committing import Committer
+from rlhf_store.manifest import Entry
+from rlhf_store.retention import Retention
 
-from ..checkpoint.cuts import Cuts
+from .. import faults
 from ..checkpoint.generators import seed_generators
+from ..checkpoint.saver import Saver
 from ..control import Control
 from ..http import Background
 from ..loop import train
@@ -55,19 +63,56 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     on_sigterm(stop.set)
     rows = read_all(spec.data.train, spec.algorithm)
     held_out = read_all(spec.evaluation.data, "ppo") if spec.evaluation else []
-    cuts = Cuts(config.store)
     if ranks.first:
         make_workdir(Path(config.workdir))
-        cuts.check_writable()
-        if not config.resume:
-            cuts.check_unused()
+    archive = Archive(config.store, patience=timedelta(seconds=spec.checkpoint.timeout_seconds))
+    committer, earlier = take_over(archive, config) if ranks.first else (None, [])
     tokenizer = prepare_model(config, ranks, rows)
     job = Run(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
     task = make_task(job, config, rows, held_out)
-    code = train(job, task, cuts, resume=config.resume)
+    saver = Saver(
+        ranks, archive, committer, committed=partial(committed, job, config.store), reached=faults.point
+    )
+    code = train(job, task, saver, shared(ranks, earlier))
     # A rank that ends first, suspended, makes torchrun end the others: not before rank 0 has saved everything.
     distributed.barrier()
     return code
+
+
+def take_over(archive: Archive, config: RunConfig) -> tuple[Committer, list[Entry]]:
+    """The right to add checkpoints to the store, and those to go on from; see `Committer.take_over`.
+
+    Raises InvalidJob where the store cannot be written, or holds an earlier run's and this one is to start anew.
+    """
+    store, wanted = archive.store, config.spec.checkpoint
+    store.check_writable()
+    if not store.conditional:
+        log.warning(
+            "%s has no conditional writes: of two trainers that write there at once one may go unnoticed",
+            store.url,
+        )
+    earlier = archive.entries()
+    if earlier and not config.resume:
+        message = (
+            f"{store.url} holds the checkpoints of an earlier run, up to step {earlier[-1].step}; "
+            "go on from them with --resume or `spec.checkpoint.resume: true`, or name another place"
+        )
+        raise InvalidJob([Problem("spec.checkpoint.store", message)])
+    if config.resume and not earlier:
+        log.warning("no checkpoint in %s: starting from step 0", store.url)
+    kept = Retention(last=wanted.keep_last, every=wanted.keep_every, best=wanted.keep_best)
+    return Committer.take_over(archive, kept, reached=faults.point), earlier
+
+
+def shared(ranks: Ranks, entries: Sequence[Entry]) -> list[Entry]:
+    """Rank 0's entries, on every rank."""
+    _, header = ranks.share(lambda: ({}, {"entries": [entry.model_dump(mode="json") for entry in entries]}))
+    return [Entry.model_validate(fields) for fields in header["entries"]]
+
+
+def committed(job: Run, url: str, cut: Cut) -> None:
+    """Tells the host of a checkpoint that it can count on."""
+    job.report(last_checkpoint=CheckpointStatus(step=cut.step, time=cut.time, uri=url))
 
 
 def make_workdir(folder: Path) -> None:

@@ -13,7 +13,8 @@ from rlhf_api.rows import Row
 
 from ..algorithms.ppo import build_experience, critic_loss, figures, minibatches, policy_loss
 from ..batches import answer_logprobs, answer_values
-from ..checkpoint.cuts import Cut, Group
+from ..checkpoint.reading import Cut
+from ..checkpoint.segments import Group
 from ..data import RowStream, prompts
 from ..fleet import Fleet
 from ..policy.engine import Engine
@@ -135,10 +136,12 @@ class PPO:
             "experience": pending.items(),
         }
 
+    def blobs(self) -> Mapping[str, bytes]:
+        return {}
+
     def restore(self, cut: Cut) -> None:
         self._stream.position = cut.state["position"]
-        if cut.state["pending"]:
-            self._pending = Experience.from_arrays(cut.tensors("experience"))
+        self._pending = Experience.from_arrays(cut.tensors("experience")) if cut.state["pending"] else None
         load_training_state(self._policy, partial(cut.tensor, "policy"))
         load_training_state(self._critic, partial(cut.tensor, "critic"))
 

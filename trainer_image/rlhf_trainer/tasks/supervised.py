@@ -13,7 +13,8 @@ from rlhf_api.spec import Data
 
 from ..algorithms.supervised import answer_loss, answer_sequences, pair_sequences, preference_loss
 from ..batches import Loss, Read, answer_logprobs, sequence_scores
-from ..checkpoint.cuts import Cut, Group
+from ..checkpoint.reading import Cut
+from ..checkpoint.segments import Group
 from ..data import RowStream
 from ..policy.engine import Engine
 from ..policy.export import save_model
@@ -74,6 +75,9 @@ class Supervised:
 
     def groups(self) -> Mapping[str, Group]:
         return {"model": training_state(self._engine)}
+
+    def blobs(self) -> Mapping[str, bytes]:
+        return {}
 
     def restore(self, cut: Cut) -> None:
         self._stream.position = cut.state["position"]

@@ -1,0 +1,138 @@
+"""The committed cuts of a store, for whoever wants to read them."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+
+from pydantic import JsonValue
+
+from .failures import Missing
+from .manifest import (
+    CUTS,
+    ROOT,
+    SEGMENTS,
+    DamagedCut,
+    Entry,
+    Manifest,
+    Root,
+    Segment,
+    decode_manifest,
+    decode_root,
+    digest_of,
+)
+from .store import PATIENCE, Store, Version
+
+log = logging.getLogger(__name__)
+
+
+class Cut:
+    """One cut as its manifest describes it; segments are read, and their hashes checked, on demand."""
+
+    def __init__(self, store: Store, entry: Entry, manifest: Manifest) -> None:
+        self._store, self.entry, self.manifest = store, entry, manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def time(self) -> str:
+        return self.manifest.time
+
+    @property
+    def state(self) -> Mapping[str, JsonValue]:
+        return self.manifest.state
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The names of its blobs, sorted."""
+        return tuple(sorted(self.manifest.blobs))
+
+    def blob(self, name: str) -> bytes:
+        """Raises DamagedCut where it is not there or not intact."""
+        try:
+            segment = self.manifest.blobs[name]
+        except KeyError:
+            raise DamagedCut(f"the cut of step {self.step} has no {name!r}") from None
+        return self.read(segment)
+
+    def read(self, segment: Segment) -> bytes:
+        """Raises DamagedCut where it is not there or not intact."""
+        what = f"segment {segment.digest[:12]} of step {self.step}"
+        try:
+            data = self._store.get(segment.key)
+        except Missing:
+            raise DamagedCut(f"{what} is missing") from None
+        if digest_of(data) != segment.digest:
+            raise DamagedCut(f"{what} is not what its hash says")
+        return data
+
+    def verify(self) -> Iterator[Segment]:
+        """Reads every segment, and gives each that is intact. Raises DamagedCut."""
+        for segment in self.manifest.segments():
+            self.read(segment)
+            yield segment
+
+
+class Archive:
+    """All that was committed to a store."""
+
+    def __init__(self, url: str, *, patience: timedelta = PATIENCE) -> None:
+        """Raises InvalidJob where the URL names no store that can be opened; see `Store`."""
+        self.store = Store(url, patience=patience)
+
+    def read_root(self) -> tuple[Root, Version | None]:
+        """The root and its version to be replaced; empty where there is none yet.
+
+        Where LATEST is damaged or gone, what the manifests themselves say: every cut that was ever written whole.
+        """
+        version = None
+        try:
+            version = self.store.read(ROOT)
+            return decode_root(version.data), version
+        except Missing:
+            why = f"{ROOT} is missing"
+        except DamagedCut as error:
+            why = str(error)
+        if not (keys := self.store.list(CUTS)):
+            return Root(), version
+        log.error("DAMAGED STORE, going by the manifests that are there: %s", why)
+        return self._recovered(keys), version
+
+    def entries(self) -> list[Entry]:
+        """The committed cuts, oldest first."""
+        return list(self.read_root()[0].cuts)
+
+    def open(self, entry: Entry) -> Cut:
+        """Raises DamagedCut where the manifest is not there or not intact."""
+        try:
+            data = self.store.get(entry.key)
+        except Missing:
+            raise DamagedCut(f"the manifest of step {entry.step} is missing") from None
+        return Cut(self.store, entry, decode_manifest(data, entry))
+
+    def garbage(self) -> list[str]:
+        """The objects that no committed cut refers to. Those of a cut that is being written now are among them."""
+        root, _ = self.read_root()
+        used = {entry.key for entry in root.cuts}
+        for entry in root.cuts:
+            try:
+                used |= {segment.key for segment in self.open(entry).manifest.segments()}
+            except DamagedCut as error:
+                log.error("DAMAGED CHECKPOINT: %s", error)
+        return [key for kind in (CUTS, SEGMENTS) for key in self.store.list(kind) if key not in used]
+
+    def _recovered(self, keys: Sequence[str]) -> Root:
+        newest: dict[int, Entry] = {}
+        found = [entry for key in keys if (entry := Entry.of_key(key)) is not None]
+        for entry in sorted(found, key=lambda e: (e.epoch, e.step)):
+            try:
+                cut = self.open(entry)
+            except DamagedCut as error:
+                log.error("DAMAGED CHECKPOINT, passed over: %s", error)
+                continue
+            # A trainer that went back to an earlier step has put away what came after it.
+            newest = {step: older for step, older in newest.items() if step < entry.step}
+            newest[entry.step] = entry.model_copy(update={"time": cut.time})
+        epoch = max((entry.epoch for entry in newest.values()), default=0)
+        return Root(epoch=epoch, cuts=tuple(newest[step] for step in sorted(newest)))

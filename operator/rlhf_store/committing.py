@@ -1,0 +1,134 @@
+"""Adding cuts to a store: manifest last, LATEST by compare-and-swap, fenced against an earlier trainer."""
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from pydantic import JsonValue
+
+from rlhf_api.problems import InvalidJob, Problem
+
+from .archive import Archive, Cut
+from .failures import Conflict, StoreError
+from .manifest import (
+    ROOT,
+    DamagedCut,
+    Entry,
+    Manifest,
+    Root,
+    Segment,
+    digest_of,
+    encode_manifest,
+    encode_root,
+)
+from .retention import Retention
+from .store import Store, Version
+
+log = logging.getLogger(__name__)
+
+_TRIES = 10
+
+
+class Committer:
+    """The one trainer that may add cuts to a store: until another one takes over."""
+
+    def __init__(
+        self, store: Store, retention: Retention, root: Root, version: Version, reached: Callable[[str], None]
+    ) -> None:
+        self._store, self._retention, self._reached = store, retention, reached
+        self._root, self._version = root, version
+        self._manifests: dict[str, Manifest] = {}
+        self._unwanted: set[str] = set()
+
+    @classmethod
+    def take_over(
+        cls, archive: Archive, retention: Retention, reached: Callable[[str], None] = lambda _point: None
+    ) -> "Committer":
+        """From now on nobody who took over before can commit; what they left unfinished is deleted.
+
+        `reached` is told of each point between two writes.
+
+        Raises:
+            InvalidJob: others take over all the time.
+        """
+        for _ in range(_TRIES):
+            root, version = archive.read_root()
+            root = root.model_copy(update={"epoch": root.epoch + 1, "owner": uuid.uuid4().hex})
+            try:
+                version = archive.store.swap(ROOT, encode_root(root), version)
+            except Conflict:
+                continue  # another trainer starts at the same time: whoever comes last leads
+            committer = cls(archive.store, retention, root, version, reached)
+            committer._read_manifests(archive)
+            archive.store.delete(archive.garbage())
+            return committer
+        raise _fenced(archive.store.url)
+
+    @property
+    def epoch(self) -> int:
+        return self._root.epoch
+
+    def commit(
+        self,
+        step: int,
+        state: Mapping[str, JsonValue],
+        groups: Mapping[str, tuple[Segment, ...]],
+        blobs: Mapping[str, Segment],
+        reward: float | None = None,
+    ) -> Cut:
+        """Makes a cut of segments that are in the store already, and lets go of those that need not stay.
+
+        Cuts of this step and later ones, left by a run that went further before it fell back, are put away.
+
+        Raises:
+            InvalidJob: another trainer has taken over.
+        """
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = Manifest(
+            step=step, epoch=self.epoch, time=time, state=dict(state), groups=dict(groups), blobs=dict(blobs)
+        )
+        data = encode_manifest(manifest)
+        entry = Entry(step=step, epoch=self.epoch, digest=digest_of(data), time=time, reward=reward)
+        self._reached("manifest")
+        self._store.put_new(entry.key, data)
+        before = self._root
+        earlier = [cut for cut in before.cuts if cut.step < step]
+        kept = self._retention.keep([*earlier, entry])
+        root = before.model_copy(update={"cuts": kept})
+        self._reached("latest")
+        try:
+            self._version = self._store.swap(ROOT, encode_root(root), self._version)
+        except Conflict:
+            raise _fenced(self._store.url) from None
+        self._root, self._manifests[entry.key] = root, manifest
+        self._reached("committed")
+        self._delete({cut.key for cut in before.cuts} - {cut.key for cut in kept})
+        return Cut(self._store, entry, manifest)
+
+    def _read_manifests(self, archive: Archive) -> None:
+        for entry in self._root.cuts:
+            try:
+                self._manifests[entry.key] = archive.open(entry).manifest
+            except DamagedCut as error:
+                log.error("DAMAGED CHECKPOINT: %s", error)
+
+    def _delete(self, gone: set[str]) -> None:
+        """After LATEST has forgotten them; a crash in here leaves what the next trainer collects."""
+        old = [manifest for key in gone if (manifest := self._manifests.pop(key, None))]
+        used = {segment.key for manifest in self._manifests.values() for segment in manifest.segments()}
+        self._unwanted |= gone | {segment.key for manifest in old for segment in manifest.segments()}
+        self._unwanted -= used
+        try:
+            self._store.delete(sorted(self._unwanted))
+            self._unwanted.clear()
+        except StoreError as error:
+            log.warning("old checkpoints are deleted later: %s", error)
+
+
+def _fenced(url: str) -> InvalidJob:
+    message = (
+        f"another trainer has taken over {url}, and this one may not write there any more: "
+        "each run needs a store of its own; if both are the same run, the newer one goes on"
+    )
+    return InvalidJob([Problem("spec.checkpoint.store", message)])

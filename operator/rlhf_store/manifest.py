@@ -1,0 +1,138 @@
+"""The format of a store: what is written is named by its content's sha256, but for one small root, LATEST.
+
+    segments/<sha256>                       tensors (safetensors) or a blob, such as an episode (Parquet)
+    cuts/<step>.<epoch>.<sha256>.json       the manifest of one cut: its state, and which segments it is made of
+    LATEST                                  the root: the committed cuts, and the fencing epoch of who may add to them
+
+A cut exists once LATEST names it. A crash before that leaves objects that nobody refers to, never half a cut.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, JsonValue, ValidationError
+
+from rlhf_api.base import Frozen, Report
+
+ROOT = "LATEST"
+SEGMENTS = "segments"
+CUTS = "cuts"
+FORMAT: Literal[2] = 2
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+_CUT = re.compile(rf"^{CUTS}/([0-9]{{8,}})\.([0-9]+)\.([0-9a-f]{{64}})\.json$")
+T = TypeVar("T", bound=Frozen)
+
+
+class DamagedCut(RuntimeError):
+    """A part of a cut that is missing or is not what its hash says."""
+
+
+class Segment(Report):
+    """An immutable object; `names` are those of its tensors."""
+
+    digest: Digest
+    size: Count
+    names: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"{SEGMENTS}/{self.digest}"
+
+
+class Manifest(Report):
+    """One cut. `epoch` is that of the trainer which wrote it."""
+
+    format: Literal[2] = FORMAT
+    step: Count
+    epoch: Count
+    time: str
+    state: dict[str, JsonValue]
+    groups: dict[str, tuple[Segment, ...]]
+    blobs: dict[str, Segment]
+
+    def segments(self) -> Iterator[Segment]:
+        for segments in self.groups.values():
+            yield from segments
+        yield from self.blobs.values()
+
+
+class Entry(Report):
+    """A committed cut in the root; `reward` is the mean of the evaluation at its step, where there was one."""
+
+    step: Count
+    epoch: Count
+    digest: Digest
+    time: str
+    reward: float | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{CUTS}/{self.step:08d}.{self.epoch}.{self.digest}.json"
+
+    @classmethod
+    def of_key(cls, key: str) -> "Entry | None":
+        """What the name of a manifest says; None for what is none."""
+        found = _CUT.match(key)
+        return found and cls(step=int(found[1]), epoch=int(found[2]), digest=found[3], time="")
+
+
+class Root(Report):
+    """What LATEST holds: the committed cuts by ascending step; whoever writes it with a higher epoch fences others."""
+
+    format: Literal[2] = FORMAT
+    epoch: Count = 0
+    owner: str = ""
+    """A random name of the trainer with this epoch: no two trainers ever write the same root."""
+    cuts: tuple[Entry, ...] = ()
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return manifest.model_dump_json(by_alias=True).encode()
+
+
+def decode_manifest(data: bytes, entry: Entry) -> Manifest:
+    """Raises DamagedCut."""
+    where = f"the manifest of step {entry.step}"
+    if digest_of(data) != entry.digest:
+        raise DamagedCut(f"{where} is not what its hash says")
+    return _parse(Manifest, data, where)
+
+
+def encode_root(root: Root) -> bytes:
+    return json.dumps(_signed(root.model_dump(mode="json", by_alias=True))).encode()
+
+
+def decode_root(data: bytes) -> Root:
+    """Raises DamagedCut."""
+    try:
+        content = json.loads(data)
+        if content != _signed(content):
+            raise DamagedCut(f"{ROOT} is not what its hash says")
+        del content["sha256"]
+        return _parse(Root, json.dumps(content).encode(), ROOT)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedCut(f"{ROOT} cannot be read: {error!r:.200}") from error
+
+
+def _parse(model: type[T], data: bytes, where: str) -> T:
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        at = ".".join(map(str, first["loc"])) or "its content"
+        raise DamagedCut(f"{where} cannot be read: {at}: {first['msg']}") from None
+
+
+def _signed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with the sha256 of all its other fields."""
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    return {**rest, "sha256": digest_of(json.dumps(rest, sort_keys=True).encode())}

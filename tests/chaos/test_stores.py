@@ -1,0 +1,89 @@
+"""A store that goes away, and two trainers with one: what was committed stays, and everybody is told."""
+
+import threading
+import time
+
+import pytest
+from tests.chaos.conftest import Store, Stores
+from tests.support.outage import Mode, proxy
+from tests.support.roles import Job
+
+from rlhf_api.run import EXIT_INVALID
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 3
+STEPS = 14
+
+
+def in_background(train, codes: list[int]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: codes.extend(train()))
+    thread.start()
+    return thread
+
+
+def wait_for_cuts(store: Store, step: int) -> None:
+    deadline = time.monotonic() + 90
+    while not (steps := store.steps()) or steps[-1] < step:
+        assert time.monotonic() < deadline, steps
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job: Job, stores: Stores) -> Store:
+    store = stores.named("calm", steps=STEPS)
+    assert job.train("calm", overrides=store.overrides) == [0]
+    return store
+
+
+@pytest.mark.parametrize("mode", ["refused", "slow"])
+def test_a_short_outage_costs_nothing_but_time(job: Job, stores: Stores, undisturbed: Store, mode: Mode):
+    store = stores.named(f"short-{mode}", steps=STEPS, timeout=60)
+    with proxy(stores.port) as way:
+        codes: list[int] = []
+        through = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{way.port}"}
+        name = f"short-{mode}"
+        thread = in_background(lambda: job.train(name, overrides=store.overrides, environ=through), codes)
+        wait_for_cuts(store, 3)
+        way.set(mode)
+        time.sleep(2)
+        way.set("open")
+        thread.join(100)
+    assert codes == [0], job.log(name)[-3000:]
+    store.assert_same(undisturbed)
+
+
+@pytest.mark.parametrize("mode", ["refused", "silent"])
+def test_a_long_outage_ends_in_a_reason_and_loses_nothing(
+    job: Job, stores: Stores, undisturbed: Store, mode: Mode
+):
+    name = f"long-{mode}"
+    store = stores.named(name, steps=STEPS, timeout=PATIENCE_S)
+    with proxy(stores.port) as way:
+        codes: list[int] = []
+        through = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{way.port}"}
+        thread = in_background(lambda: job.train(name, overrides=store.overrides, environ=through), codes)
+        wait_for_cuts(store, 3)
+        way.set(mode)
+        gone = time.monotonic()
+        thread.join(100)
+        took = time.monotonic() - gone
+    assert codes == [1]
+    assert took < 30
+    assert "the checkpoint store fails" in job.end(name)
+    kept = store.steps()
+    assert kept
+    assert job.train(name, overrides=store.overrides, resume=True) == [0]
+    assert f"resumed from the checkpoint of step {kept[-1]} " in job.log(name)
+    store.assert_same(undisturbed)
+
+
+def test_of_two_trainers_with_one_store_the_earlier_one_is_told(job: Job, stores: Stores, undisturbed: Store):
+    store, endless = stores.named("shared", steps=STEPS), stores.named("shared", steps=100_000)
+    codes: list[int] = []
+    zombie = in_background(lambda: job.train("zombie", overrides=endless.overrides), codes)
+    wait_for_cuts(store, 2)
+    assert job.train("newer", overrides=store.overrides, resume=True) == [0]
+    zombie.join(60)
+    assert codes == [EXIT_INVALID]
+    assert f"spec.checkpoint.store: another trainer has taken over {store.url}" in job.end("zombie")
+    store.assert_same(undisturbed)

@@ -1,0 +1,148 @@
+"""Who may add to a store, and what a crash between two writes leaves."""
+
+import threading
+
+import pytest
+from tests.checkpoint.conftest import assert_is
+
+from rlhf_api.problems import InvalidJob
+from rlhf_store.archive import Archive
+from rlhf_store.committing import Committer
+from rlhf_store.failures import Conflict
+from rlhf_store.manifest import Entry
+from rlhf_store.retention import Retention
+from rlhf_store.store import Store
+
+
+class Crash(BaseException):
+    """What a kill does to the code that runs."""
+
+
+def crash_at(point: str):
+    def reached(name: str) -> None:
+        if name == point:
+            raise Crash
+
+    return reached
+
+
+@pytest.mark.parametrize("point", ["segment:1", "manifest", "latest"])
+def test_before_the_root_names_it_a_cut_is_not_there(place, point):
+    place.trainer().save(1)
+    before = place.keys("")
+    with pytest.raises(Crash):
+        place.trainer(reached=crash_at(point)).save(2)
+    assert place.steps() == [1]
+    assert_is(place.cut(1), 1)
+    again = place.trainer()
+    assert place.keys("") == before, "what the crash left is collected"
+    again.save(2)
+    assert_is(place.cut(2), 2)
+
+
+def test_a_crash_before_old_cuts_are_deleted_leaves_garbage_alone(place):
+    one = Retention(last=1)
+    place.trainer(one).save(1)
+    with pytest.raises(Crash):
+        place.trainer(one, crash_at("committed")).save(2)
+    assert place.steps() == [2]
+    assert_is(place.cut(2), 2)
+    garbage = Archive(place.url).garbage()
+    assert len(garbage) == 3  # a manifest, a model and an episode
+    place.trainer(one)
+    assert Archive(place.url).garbage() == []
+    assert_is(place.cut(2), 2)
+
+
+def test_who_was_taken_over_cannot_commit(place):
+    zombie = place.trainer()
+    zombie.save(1)
+    newer = place.trainer()
+    with pytest.raises(InvalidJob, match=r"spec.checkpoint.store: another trainer has taken over .*own"):
+        zombie.save(9)
+    newer.save(2)
+    with pytest.raises(InvalidJob):
+        zombie.save(10)
+    assert place.steps() == [1, 2]
+    assert_is(place.cut(2), 2)
+    assert (zombie.committer.epoch, newer.committer.epoch) == (1, 2)
+
+
+def test_of_two_that_start_at_once_one_leads(place):
+    """Both may begin; only the later can commit."""
+    started = []
+
+    def start() -> None:
+        started.append(Committer.take_over(Archive(place.url), Retention()))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(committer.epoch for committer in started) == [1, 2, 3, 4]
+    outcomes = []
+    for committer in sorted(started, key=lambda c: c.epoch):
+        try:
+            committer.commit(1, {}, {}, {})
+            outcomes.append("committed")
+        except InvalidJob:
+            outcomes.append("refused")
+    assert outcomes == ["refused"] * 3 + ["committed"]
+
+
+def test_an_answer_that_was_lost_is_no_conflict(place):
+    """The client sends again what the store has done already."""
+    store = Store(place.url)
+    first = store.swap("LATEST", b"1", None)
+    second = store.swap("LATEST", b"2", first)
+    if store.url.startswith("s3"):
+        assert store.swap("LATEST", b"2", first).data == b"2"
+    with pytest.raises(Conflict):
+        store.swap("LATEST", b"3", first)
+    with pytest.raises(Conflict):
+        store.swap("LATEST", b"3", None)
+    store.swap("LATEST", b"3", second)
+    store.put_new("cut", b"x")
+    store.put_new("cut", b"x")
+    with pytest.raises(Conflict):
+        store.put_new("cut", b"y")
+
+
+def test_conditional_writes_are_found_out(place):
+    store = Store(place.url)
+    store.check_writable()
+    assert store.conditional
+    assert place.keys("") == set(), "a check leaves nothing behind"
+
+
+def test_a_store_without_them_still_compares(place):
+    """The documented fallback: it notices everybody but those who write in the same milliseconds."""
+    store = Store(place.url)
+    store.conditional = False
+    first = store.swap("LATEST", b"1", None)
+    store.swap("LATEST", b"2", first)
+    with pytest.raises(Conflict):
+        store.swap("LATEST", b"3", first)
+
+
+@pytest.mark.parametrize(
+    ("retention", "kept"),
+    [
+        (Retention(last=1), [8]),
+        (Retention(last=3), [6, 7, 8]),
+        (Retention(last=20), [1, 2, 3, 4, 5, 6, 7, 8]),
+        (Retention(last=1, every=3), [3, 6, 8]),
+        (Retention(last=1, best=2), [2, 5, 8]),
+        (Retention(last=2, every=4, best=1), [4, 5, 7, 8]),
+        (Retention(last=0), [8]),
+    ],
+)
+def test_retention(retention, kept):
+    rewards = {2: 0.7, 3: 0.1, 5: 0.9, 6: -1.0}
+    cuts = [
+        Entry(step=step, epoch=1, digest=f"{step:064x}", time="", reward=rewards.get(step))
+        for step in range(1, 9)
+    ]
+    assert [cut.step for cut in retention.keep(cuts)] == kept
+    assert retention.keep([]) == ()

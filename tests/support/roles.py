@@ -1,0 +1,161 @@
+"""A job's roles as processes that start in a moment: forked from one that has imported everything already."""
+
+import importlib
+import json
+import multiprocessing
+import os
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from tests.support.vllm_server import free_port
+
+from rlhf_api.roles import Role
+from rlhf_api.run import CONTROL_MEMBERS, HEALTH, Process, RunConfig, environment
+
+TOKEN = "token-of-tests"
+READY_S = 120
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([f"rlhf_trainer.roles.{name}" for name in ("trainer", "reward", "reference")])
+
+
+@dataclass
+class Job:
+    """A PPO job without generators: reward and reference stay, trainers come and go. `environ` is for the trainers."""
+
+    folder: Path
+    spec: Mapping[str, Any]
+    environ: Mapping[str, str] = field(default_factory=dict)
+    _servers: list[tuple[Process, BaseProcess]] = field(default_factory=list)
+
+    @contextmanager
+    def serving(self) -> Iterator["Job"]:
+        """Reward and reference answer; they end with the block."""
+        file = self._config(self.spec, self.folder / "servers", resume=False)
+        try:
+            for role in (Role.REWARD, Role.REFERENCE):
+                place = Process(role, 0, free_port(), "127.0.0.1", "127.0.0.1:1")
+                log = self.folder / f"{place.name}.log"
+                self._servers.append((place, start(place, file, log)))
+            for place, process in self._servers:
+                _wait_for(f"http://127.0.0.1:{place.port}{HEALTH}", process)
+            yield self
+        finally:
+            for _, process in self._servers:
+                process.kill()
+                process.join(10)
+
+    def train(
+        self,
+        name: str,
+        *,
+        ranks: int = 1,
+        resume: bool = False,
+        overrides: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 120,
+    ) -> list[int]:
+        """One gang from start to end in the work directory `name`; the exit codes of its ranks.
+
+        As under torchrun: when one rank fails, the others are killed. A rank killed by a signal has minus its number.
+        """
+        spec = {**self.spec, **(overrides or {})}
+        file = self._config(spec, self.folder / name, resume=resume)
+        master, control = free_port(), free_port()
+        place = Process(Role.TRAINER, 0, control, "127.0.0.1", f"127.0.0.1:{master}")
+        gang, log = [], self.folder / f"{name}.log"
+        for rank in range(ranks):
+            torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master}
+            more = {key: str(value) for key, value in {**torchrun, **where}.items()}
+            gang.append(start(place, file, log, **{**self.environ, **more, **(environ or {})}))
+        over = threading.Event()
+        teller = threading.Thread(target=self._tell, args=(control, over))
+        teller.start()
+        try:
+            return _ended(gang, timeout, log)
+        finally:
+            over.set()
+            teller.join(10)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def end(self, name: str) -> str:
+        """The termination message of a trainer."""
+        return (self.folder / f"{name}.end").read_text()
+
+    def _tell(self, port: int, over: threading.Event) -> None:
+        """The membership, once the trainer listens."""
+        members = [
+            {"role": p.role.value, "name": p.name, "uid": p.name, "address": f"http://127.0.0.1:{p.port}"}
+            for p, _ in self._servers
+        ]
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}{CONTROL_MEMBERS}",
+            json.dumps({"members": members}).encode(),
+            {"Authorization": f"Bearer {TOKEN}"},
+            method="PUT",
+        )
+        while not over.is_set():
+            with suppress(OSError), urllib.request.urlopen(request, timeout=5):
+                return
+            over.wait(0.05)
+
+    def _config(self, spec: Mapping[str, Any], workdir: Path, *, resume: bool) -> Path:
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = workdir / "run.json"
+        file.write_text(json.dumps({"job": "chaos", "workdir": str(workdir), "resume": resume, "spec": spec}))
+        return file
+
+
+def start(place: Process, config_file: Path, log: Path, **environ: str) -> BaseProcess:
+    config = RunConfig.model_validate_json(config_file.read_bytes())
+    end = str(log.with_suffix(".end"))
+    variables = environment(config, place, config_file=str(config_file), termination_log=end)
+    process = _CONTEXT.Process(target=_run, args=(place.role.value, {**variables, **environ}, str(log)))
+    process.start()
+    return process
+
+
+def _run(role: str, environ: Mapping[str, str], log: str) -> None:
+    """In the new process."""
+    os.environ.update(environ, RLHF_TOKEN=TOKEN)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    import torch
+
+    torch.set_num_threads(1)
+    from rlhf_trainer.roles.entry import run_role
+
+    run_role(importlib.import_module(f"rlhf_trainer.roles.{role}").run)
+
+
+def _ended(gang: Sequence[BaseProcess], timeout: float, log: Path) -> list[int]:
+    deadline = time.monotonic() + timeout
+    try:
+        while any(rank.exitcode is None for rank in gang) and not any(rank.exitcode for rank in gang):
+            assert time.monotonic() < deadline, f"no end after {timeout:g} s: {log.read_text()[-3000:]}"
+            multiprocessing.connection.wait([r.sentinel for r in gang if r.exitcode is None], 1)
+    finally:
+        for rank in gang:
+            if rank.exitcode is None:
+                rank.kill()
+                rank.join(10)
+    return [rank.exitcode for rank in gang]
+
+
+def _wait_for(url: str, process: BaseProcess) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and process.exitcode is None:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"{url} does not answer within {READY_S} s")

@@ -1,0 +1,41 @@
+"""Tensors as segments of a bounded size: copied out of a model that goes on training."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+SEGMENT_BYTES = 64 << 20
+"""Four are on their way at once, each of them in memory three times for a moment."""
+
+Group = Iterable[tuple[str, Tensor]]
+Batch = dict[str, Tensor]
+
+
+def copied(groups: Mapping[str, Group], rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, str, Batch]]:
+    """This rank's share of all tensors, as (number of the segment, group, copies on the CPU); a collective.
+
+    All ranks iterate over all tensors, which gathers them; each copies every `ranks`-th segment.
+    """
+    number = 0
+    for group, tensors in groups.items():
+        batch, size = Batch(), 0
+        for name, tensor in tensors:
+            if number % ranks == rank:
+                batch[name] = _copy(tensor)
+            size += tensor.nbytes
+            if size >= SEGMENT_BYTES:
+                if batch:
+                    yield number, group, batch
+                number, batch, size = number + 1, Batch(), 0
+        if batch:
+            yield number, group, batch
+        number += size > 0
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """What training does to the tensor afterwards does not reach the copy."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        return tensor.cpu().contiguous()
+    return tensor.clone(memory_format=torch.contiguous_format)
