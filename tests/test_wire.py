@@ -1,13 +1,15 @@
 """The wire format: what goes in comes out, and what is no message is a WireError whatever the bytes."""
 
 import json
+import random
 
 import pytest
 import torch
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_trainer.wire import WireError, decode, encode
+from rlhf_trainer.wire import LARGEST, WireError, decode, encode
 
 repeatable = settings(derandomize=True, deadline=None)
 
@@ -42,10 +44,11 @@ def array(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
 @given(
     st.dictionaries(names, st.tuples(shapes, st.sampled_from(DTYPES)), max_size=4),
     st.dictionaries(st.text(), json_values, max_size=3),
+    st.booleans(),
 )
-def test_round_trip(layout, header):
+def test_round_trip(layout, header, compress):
     sent = {name: array(shape, dtype) for name, (shape, dtype) in layout.items()}
-    arrays, received = decode(encode(sent, header))
+    arrays, received = decode(encode(sent, header, compress=compress))
     assert received == header
     assert arrays.keys() == sent.keys()
     for name, x in sent.items():
@@ -71,9 +74,9 @@ def test_views_gradients_and_one_tensor_under_two_names():
     assert {name: a.tolist() for name, a in arrays.items()} == {name: a.tolist() for name, a in sent.items()}
 
 
-MESSAGE = encode(
-    {"tokens": torch.arange(5), "scores": torch.tensor([[0.5], [2.0]])}, {"step": 3, "names": ["a", "b"]}
-)
+PARTS = {"tokens": torch.arange(5), "scores": torch.tensor([[0.5], [2.0]])}, {"step": 3, "names": ["a", "b"]}
+MESSAGE = encode(*PARTS)
+COMPRESSED = encode(*PARTS, compress=True)
 
 
 def decodes_or_is_a_wire_error(data: bytes) -> None:
@@ -110,6 +113,59 @@ def test_any_bytes(data):
 def test_truncated(size):
     with pytest.raises(WireError, match=f"not a message of named arrays \\({size} bytes\\)"):
         decode(MESSAGE[:size])
+    with pytest.raises(WireError, match="not a message of named arrays"):
+        decode(COMPRESSED[:size][:-1])
+
+
+def mutated(message: bytes, draw: random.Random) -> bytes:
+    """Bytes changed, cut out, put in, or doubled; the ends of numbers more often than others."""
+    data = bytearray(message)
+    for _ in range(draw.randint(1, 3)):
+        at, length = draw.randrange(len(data) + 1), draw.randint(0, 12)
+        piece = draw.choice((draw.randbytes(length), bytes(length), b"\xff" * length, bytes(data[:length])))
+        match draw.randrange(4):
+            case 0 if at < len(data):
+                data[at] ^= 1 << draw.randrange(8)
+            case 1:
+                data[at : at + length] = piece
+            case 2:
+                data[at:at] = piece
+            case _:
+                del data[at : at + length]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("message", [MESSAGE, COMPRESSED], ids=["plain", "compressed"])
+def test_mutated_messages_by_the_thousand(message):
+    draw, refused = random.Random(0), 0
+    for _ in range(5000):
+        data = mutated(message, draw)
+        try:
+            arrays, header = decode(data)
+        except WireError:
+            refused += 1
+            continue
+        assert isinstance(header, dict)
+        assert all(isinstance(a, torch.Tensor) for a in arrays.values())
+        if message is COMPRESSED:  # its checksum covers every byte of the content
+            assert header == PARTS[1]
+            assert all(torch.equal(arrays[name], array) for name, array in PARTS[0].items())
+    assert refused > 2000
+
+
+def test_a_message_that_shrinks_and_one_that_claims_too_much():
+    tokens = {"tokens": torch.arange(2000) % 97}
+    small = encode(tokens, compress=True)
+    assert len(small) < len(encode(tokens)) / 4
+    assert torch.equal(decode(small)[0]["tokens"], tokens["tokens"])
+    bomb = zstandard.ZstdCompressor().compress(bytes(LARGEST + 1))
+    assert len(bomb) < 200_000
+    with pytest.raises(WireError, match=rf"it claims {LARGEST + 1} bytes when it is decompressed; at most"):
+        decode(bomb)
+    stream = zstandard.ZstdCompressor().compressobj()
+    endless = stream.compress(MESSAGE) + stream.flush()
+    with pytest.raises(WireError, match="it claims no size"):
+        decode(endless)
 
 
 def handmade(layout: object, data: bytes = b"") -> bytes:

@@ -12,6 +12,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig, command, replicas, roles_of
 from rlhf_api.status import JobStatus
 
+from .archive import replay
 from .local import workdir
 from .local.host import Host
 from .local.model_files import model_sizes
@@ -21,6 +22,7 @@ from .local.processes import Command
 from .local.progress import display, say
 from .plan_table import plan_lines
 from .verbs.arguments import VERBS, add_verbs
+from .words import missing_words
 
 EXIT_CODES = {"Succeeded": 0, "Failed": 1, "Suspended": 130}
 EXIT_USAGE = 2
@@ -36,6 +38,8 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
         return run(options)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a log's line must not end a run
+    if options.command == "replay":
+        return replay.run(options)
     try:
         job = load(options.file, options.set)
         if options.files and (problems := check_files(job.spec)):
@@ -87,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "--base-port", type=int, metavar="N", help="use ports N, N+1 ... instead of any free ones"
     )
     add_verbs(commands, parser.prog)
+    replay.add_replay(commands)
     return parser
 
 
@@ -136,6 +141,8 @@ def _conclude(status: JobStatus, message: str, folder: Path) -> None:
         for name in (workdir.POLICY, workdir.METRICS, workdir.CURVE):
             if (folder / name).exists():
                 say(f"  {folder / name}", sys.stdout)
+    if missing := missing_words(status.ledger):
+        say(f"warning: {missing}; see {folder / workdir.LOGS / 'trainer-0.log'}", sys.stderr)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ def _with_progress(
             "staleness": _figure(trainer.staleness, status.staleness),
             "queue": trainer.queue,
             "last_checkpoint": trainer.last_checkpoint or status.last_checkpoint,
+            "ledger": trainer.ledger or status.ledger,
             "generators": tuple(m for m in trainer.members if m.role is Role.GENERATOR)[:_MEMBERS],
         }
     )

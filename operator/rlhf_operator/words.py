@@ -1,7 +1,9 @@
-"""How a process ended, in words for people."""
+"""How a process ended, and what became of a run's prompts, in words for people."""
 
 import re
 import signal
+
+from rlhf_api.status import LedgerStatus
 
 _VLLM = r"(?:\([^)]*\) +)?(?:[A-Z]+ [\d: -]+ \[[^\]]*\] )?"
 """What vLLM puts before a line: `(EngineCore pid=7) ERROR 11-21 11:24:37 [core.py:1512] `."""
@@ -28,3 +30,17 @@ def telling_line(text: str) -> str:
     found = [match["line"] for line in lines if (match := _EXCEPTION.match(line))]
     exceptions = [line for line in found if not _FOLLOWING.search(line)]
     return (exceptions or lines or [""])[-1][:300]
+
+
+def ledger_words(ledger: LedgerStatus) -> str:
+    """Every prompt is trained on once an epoch: how far that is."""
+    counts = ("issued", "returned", "trained", "requeued")
+    told = ", ".join(f"{getattr(ledger, name)} {name}" for name in counts)
+    return f"epoch {ledger.epoch}: {told}; in all {ledger.dropped} dropped, {ledger.lost} lost"
+
+
+def missing_words(ledger: LedgerStatus | None) -> str:
+    """What was not trained on that should have been; empty where all was."""
+    if ledger is None or not (ledger.dropped or ledger.lost):
+        return ""
+    return f"{ledger.dropped} prompts were dropped and {ledger.lost} lost: they were not trained on"

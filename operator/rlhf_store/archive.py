@@ -20,7 +20,7 @@ from .manifest import (
     decode_root,
     digest_of,
 )
-from .store import PATIENCE, Store, Version
+from .store import PATIENCE, Listed, Store, Version
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +77,9 @@ class Cut:
 class Archive:
     """All that was committed to a store."""
 
-    def __init__(self, url: str, *, patience: timedelta = PATIENCE) -> None:
+    def __init__(self, url: str, *, patience: timedelta = PATIENCE, known: bool = False) -> None:
         """Raises InvalidJob where the URL names no store that can be opened; see `Store`."""
-        self.store = Store(url, patience=patience)
+        self.store = Store(url, patience=patience, known=known)
 
     def read_root(self) -> tuple[Root, Version | None]:
         """The root and its version to be replaced; empty where there is none yet.
@@ -94,7 +94,7 @@ class Archive:
             why = f"{ROOT} is missing"
         except DamagedCut as error:
             why = str(error)
-        if not (keys := self.store.list(CUTS)):
+        if not (keys := [found.key for found in self.store.list(CUTS)]):
             return Root(), version
         log.error("DAMAGED STORE, going by the manifests that are there: %s", why)
         return self._recovered(keys), version
@@ -111,7 +111,7 @@ class Archive:
             raise DamagedCut(f"the manifest of step {entry.step} is missing") from None
         return Cut(self.store, entry, decode_manifest(data, entry))
 
-    def garbage(self) -> list[str]:
+    def garbage(self) -> list[Listed]:
         """The objects that no committed cut refers to. Those of a cut that is being written now are among them."""
         root, _ = self.read_root()
         used = {entry.key for entry in root.cuts}
@@ -120,7 +120,9 @@ class Archive:
                 used |= {segment.key for segment in self.open(entry).manifest.segments()}
             except DamagedCut as error:
                 log.error("DAMAGED CHECKPOINT: %s", error)
-        return [key for kind in (CUTS, SEGMENTS) for key in self.store.list(kind) if key not in used]
+        return [
+            found for kind in (CUTS, SEGMENTS) for found in self.store.list(kind) if found.key not in used
+        ]
 
     def _recovered(self, keys: Sequence[str]) -> Root:
         newest: dict[int, Entry] = {}

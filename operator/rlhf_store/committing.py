@@ -61,7 +61,7 @@ class Committer:
                 continue  # another trainer starts at the same time: whoever comes last leads
             committer = cls(archive.store, retention, root, version, reached)
             committer._read_manifests(archive)
-            archive.store.delete(archive.garbage())
+            archive.store.delete([found.key for found in archive.garbage()])
             return committer
         raise _fenced(archive.store.url)
 

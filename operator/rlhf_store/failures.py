@@ -12,6 +12,8 @@ from obstore.exceptions import BaseError, GenericError
 log = logging.getLogger(__name__)
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
+_TOLD_SECONDS = 1.0
+"""A failure that passes sooner is nobody's business."""
 T = TypeVar("T")
 
 
@@ -41,12 +43,13 @@ def patiently(call: Callable[[], T], patience: timedelta) -> T:
             passing = isinstance(error, GenericError | OSError) and time.monotonic() + wait < deadline
             if not passing:
                 raise StoreError(f"the checkpoint store fails: {reason(error)}") from error
-            log.warning("the checkpoint store fails, trying again: %s", reason(error))
+            if wait > _TOLD_SECONDS:
+                log.warning("the checkpoint store fails, trying again: %s", reason(error))
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """The store's message: an XML answer's own words, without the library's timings and debugging."""
     text = str(error).partition("\n\nDebug source")[0]
     head, _, answer = text.partition("<?xml")

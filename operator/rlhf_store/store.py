@@ -5,7 +5,7 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -47,23 +47,33 @@ class Version:
     tag: str
 
 
+@dataclass(frozen=True)
+class Listed:
+    """An object as a listing tells of it: size in bytes, and when it was written."""
+
+    key: str
+    size: int
+    modified: datetime
+
+
 class Store:
     """Objects under one URL. All methods raise StoreError where the store refuses or does not answer."""
 
-    def __init__(self, url: str, *, patience: timedelta = PATIENCE) -> None:
+    def __init__(self, url: str, *, patience: timedelta = PATIENCE, known: bool = False) -> None:
         """Credentials come from the environment, as each store's own tools read them.
+
+        `known`: it has served before, so it is worth waiting for from the first call on.
 
         Raises:
             InvalidJob: the URL names no store that can be opened and listed.
         """
-        self.url = url
+        self.url, self._patience, self._known = url, patience, known
         try:
-            first = _connect(url, FIRST_PATIENCE)
-            next(iter(obstore.list(first, chunk_size=1)), None)
             self._store = _connect(url, patience)
-            self._patience = patience
+            first = self._store if known else _connect(url, FIRST_PATIENCE)
         except (BaseError, ValueError, OSError) as error:
             raise self._unusable(error) from error
+        self._first_ask(lambda: next(iter(obstore.list(first, chunk_size=1)), None))
         self.conditional = True
         """Whether the store itself compares before it replaces an object; see `check_writable`."""
 
@@ -75,14 +85,15 @@ class Store:
         Raises:
             InvalidJob: the store does not take it.
         """
-        key = f"writable-{uuid.uuid4().hex}"
-        try:
-            store = _connect(self.url, FIRST_PATIENCE)
-            obstore.put(store, key, b"", mode="create")
-            self.conditional = _refuses_twice(store, key)
-            obstore.delete(store, key)
-        except (BaseError, OSError) as error:
-            raise self._unusable(error) from error
+
+        def check() -> bool:
+            key = f"writable-{uuid.uuid4().hex}"
+            obstore.put(self._store, key, b"", mode="create")
+            conditional = _refuses_twice(self._store, key)
+            obstore.delete(self._store, key)
+            return conditional
+
+        self.conditional = self._first_ask(check)
 
     def put(self, key: str, data: bytes) -> None:
         """Large objects go up in parts, side by side."""
@@ -137,9 +148,10 @@ class Store:
 
         return self._ask(swap)
 
-    def list(self, prefix: str) -> Sequence[str]:
-        """The keys below `prefix/`."""
-        return self._ask(lambda: [meta["path"] for meta in obstore.list(self._store, prefix).collect()])
+    def list(self, prefix: str) -> Sequence[Listed]:
+        """The objects below `prefix/`."""
+        found = self._ask(lambda: obstore.list(self._store, prefix).collect())
+        return [Listed(meta["path"], meta["size"], meta["last_modified"]) for meta in found]
 
     def delete(self, keys: Sequence[str]) -> None:
         if keys:
@@ -147,6 +159,15 @@ class Store:
 
     def _ask(self, call: Callable[[], T]) -> T:
         return patiently(call, self._patience)
+
+    def _first_ask(self, call: Callable[[], T]) -> T:
+        """Who mistyped a name wants to know at once, and that it is the job which is wrong."""
+        try:
+            return patiently(call, self._patience if self._known else FIRST_PATIENCE)
+        except StoreError as error:
+            if self._known or error.__cause__ is None:
+                raise
+            raise self._unusable(error.__cause__) from error
 
     def _read(self, key: str) -> Version:
         try:
@@ -169,7 +190,7 @@ class Store:
             raise Conflict(key)
         return _version(data, obstore.put(self._store, key, data)["e_tag"])
 
-    def _unusable(self, error: Exception) -> InvalidJob:
+    def _unusable(self, error: BaseException) -> InvalidJob:
         hint = HINTS.get(self.url.partition(":")[0], "")
         message = f"cannot use {self.url}: {reason(error)}; {hint}"
         return InvalidJob([Problem("spec.checkpoint.store", message)])

@@ -16,7 +16,7 @@ from rlhf_store.archive import Archive
 from rlhf_trainer.checkpoint.reading import Cut
 from rlhf_trainer.ranks import Ranks
 
-PROMPTS = 12
+PROMPTS, PROMPTS_PER_STEP = 12, 4
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
@@ -30,17 +30,39 @@ class Store:
     def steps(self) -> list[int]:
         return [entry.step for entry in Archive(self.url).entries()]
 
+    def newest(self) -> Cut:
+        archive = Archive(self.url)
+        return Cut.open(ALONE, archive, archive.entries()[-1])
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of the newest cut."""
-        archive = Archive(self.url)
-        cut = Cut.open(ALONE, archive, archive.entries()[-1])
+        cut = self.newest()
         return {f"{group}/{name}": t for group in cut.groups for name, t in cut.tensors(group).items()}
 
+    def damage(self, group: str, step: int | None = None) -> None:
+        """One byte of the last segment of a group, in the newest cut or that of `step`, is another."""
+        archive = Archive(self.url)
+        entry = next(e for e in reversed(archive.entries()) if step in (None, e.step))
+        key = archive.open(entry).manifest.groups[group][-1].key
+        data = bytearray(archive.store.get(key))
+        data[len(data) // 2] ^= 1
+        archive.store.put(key, bytes(data))
+
     def assert_same(self, expected: "Store") -> None:
-        """Bit for bit."""
+        """Weights, optimizers, random generators, episodes, position and ledger, bit for bit."""
         found, wanted = self.tensors(), expected.tensors()
         assert found.keys() == wanted.keys()
         assert [n for n, t in wanted.items() if t.numpy().tobytes() != found[n].numpy().tobytes()] == []
+        mine, theirs = self.newest(), expected.newest()
+        assert (mine.step, mine.state, mine.blobs) == (theirs.step, theirs.state, theirs.blobs)
+        assert [name for name in mine.blobs if mine.blob(name) != theirs.blob(name)] == []
+
+    def assert_every_prompt_was_trained_once(self) -> None:
+        """In every epoch; the ledger refuses a second time."""
+        cut = self.newest()
+        ledger, taken = cut.state["ledger"], cut.step * PROMPTS_PER_STEP
+        assert (ledger["issued"], ledger["trained"], ledger["dropped"]) == ([[0, taken]], [[0, taken]], {})
+        assert taken % PROMPTS == 0
 
 
 @dataclass(frozen=True)
@@ -89,9 +111,14 @@ def spec(folder: Path, policy: Path) -> dict[str, Any]:
         "steps": 30,
         "seed": 5,
         "model": {"policy": str(policy), "dtype": "float32"},
-        "data": {"train": [str(folder / "prompts.jsonl")], "maxPromptLength": 16, "promptsPerStep": 4},
+        "data": {
+            "train": [str(folder / "prompts.jsonl")],
+            "maxPromptLength": 16,
+            "promptsPerStep": PROMPTS_PER_STEP,
+        },
         "sampling": {"maxNewTokens": 6},
         "ppo": {"minibatchSize": 2},
+        "replay": {"maxReplayEpisode": 2, "samplesPerStep": 2},
         "optimizer": {"learningRate": 0.001},
         "generator": {"sharedWithTrainer": True},
         "reward": {"functions": [{"function": "tests.chaos.conftest:reward"}]},

@@ -1,19 +1,23 @@
 """A trainer that is killed at any moment: it goes on from its last cut as if nothing had happened."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from tests.chaos.conftest import Stores
 from tests.support.roles import Job
+
+from rlhf_api.run import EXIT_INVALID
 
 pytestmark = pytest.mark.slow
 KILLS = 30
 POINTS = ("segment", "manifest", "latest", "committed")
 
 
-def schedule(kills: int) -> list[str]:
+def schedule(seed: int, kills: int) -> list[str]:
     """Half of them between two writes of a cut, half of them anywhere; see `faults.kill_as_told`."""
-    draw = random.Random(4)
+    draw = random.Random(seed)
     named = [f"{draw.randint(1, 3)}:{draw.choice(POINTS)}" for _ in range(kills // 2)]
     anywhere = [f"{draw.uniform(0, 1.5):.3f}:" for _ in range(kills - len(named))]
     return draw.sample([*named, *anywhere], kills)
@@ -24,31 +28,56 @@ def killed(when: str) -> dict[str, str]:
 
 
 def test_thirty_kills_cost_nothing_but_time(job: Job, stores: Stores):
-    steps = 40
-    undisturbed, stricken = stores.named("undisturbed", steps=steps), stores.named("stricken", steps=steps)
+    """Two runs side by side, each killed fifteen times."""
+    steps = 24  # 8 epochs
+    undisturbed = stores.named("undisturbed", steps=steps)
     assert job.train("undisturbed", overrides=undisturbed.overrides) == [0]
-    survived = []
-    for when in schedule(KILLS):
-        codes = job.train(
-            "stricken", overrides=stricken.overrides, resume=bool(survived), environ=killed(when)
-        )
-        survived.append((when, codes, stricken.steps()))
-    assert [codes for _, codes, _ in survived] == [[-9]] * KILLS, survived
-    assert job.train("stricken", overrides=stricken.overrides, resume=True) == [0]
-    stricken.assert_same(undisturbed)
+
+    def strike(seed: int) -> list[list[int]]:
+        name = f"stricken-{seed}"
+        train = partial(job.train, name, overrides=stores.named(name, steps=steps).overrides)
+        struck = [
+            train(resume=i > 0, environ=killed(when)) for i, when in enumerate(schedule(seed, KILLS // 2))
+        ]
+        return [*struck, train(resume=True)]
+
+    seeds = (4, 5)
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        for codes in pool.map(strike, seeds):
+            assert codes == [[-9]] * (KILLS // 2) + [[0]]
+    for seed in seeds:
+        stricken = stores.named(f"stricken-{seed}", steps=steps)
+        stricken.assert_same(undisturbed)
+        stricken.assert_every_prompt_was_trained_once()
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_two_ranks_are_killed_and_go_on(job: Job, stores: Stores, stage: int):
-    more = {"steps": 6, "trainer": {"deepspeed": {"zero_optimization": {"stage": stage}}}}
+@pytest.mark.parametrize(("stage", "when"), [(2, "2:latest"), (3, "3:segment")])
+def test_two_ranks_are_killed_and_go_on(job: Job, stores: Stores, stage: int, when: str):
+    more = {"steps": 4, "trainer": {"deepspeed": {"zero_optimization": {"stage": stage}}}}
     undisturbed, stricken = stores.named(f"whole-{stage}", **more), stores.named(f"struck-{stage}", **more)
     assert job.train(f"whole-{stage}", overrides=undisturbed.overrides, ranks=2) == [0, 0]
     name = f"struck-{stage}"
-    for i, when in enumerate(("2:latest", "3:segment")):
-        codes = job.train(name, overrides=stricken.overrides, ranks=2, resume=i > 0, environ=killed(when))
-        assert -9 in codes
+    assert -9 in job.train(name, overrides=stricken.overrides, ranks=2, environ=killed(when))
     assert job.train(name, overrides=stricken.overrides, ranks=2, resume=True) == [0, 0]
     stricken.assert_same(undisturbed)
+
+
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(job: Job, stores: Stores):
+    """Noticed in the middle of loading, when half of the models have the damaged one's weights."""
+    whole, damaged = stores.named("sound", steps=4), stores.named("damaged", steps=3)
+    assert job.train("sound", overrides=whole.overrides) == [0]
+    assert job.train("damaged", overrides=damaged.overrides) == [0]
+    damaged.damage("critic")
+    longer = stores.named("damaged", steps=4)
+    assert job.train("damaged", overrides=longer.overrides, resume=True) == [0]
+    log = job.log("damaged")
+    assert "DAMAGED CHECKPOINT of step 3, falling back to the one before: segment " in log
+    assert "resumed from the checkpoint of step 2 in " in log
+    longer.assert_same(whole)
+    for step in longer.steps():
+        longer.damage("policy", step)
+    assert job.train("damaged", overrides=longer.overrides, resume=True) == [EXIT_INVALID]
+    assert f"every checkpoint in {longer.url} is damaged (of steps 3, 4)" in job.log("damaged")
 
 
 def test_a_run_of_two_ranks_goes_on_with_one_and_with_three(job: Job, stores: Stores):

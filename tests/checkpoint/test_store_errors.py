@@ -53,3 +53,40 @@ def test_a_file_where_the_directory_should_be(tmp_path):
 def test_a_store_without_an_account():
     with pytest.raises(InvalidJob, match=r"Account must be specified; set AZURE_STORAGE_ACCOUNT_NAME"):
         Archive("az://container/run")
+
+
+@pytest.fixture
+def keys_file(seaweed, tmp_path, monkeypatch):
+    """Nothing in the environment but where the server is, and a file with credentials."""
+    for name, value in seaweed.environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    file = tmp_path / "credentials"
+    keys = f"aws_access_key_id = {seaweed.key}\naws_secret_access_key = {seaweed.secret}\n"
+    file.write_text(f"[default]\naws_access_key_id = x\n[team]\n{keys}")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    return file
+
+
+@pytest.mark.usefixtures("keys_file")
+def test_credentials_come_from_a_file_too(monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    assert Archive("s3://checkpoints/by-file").entries() == []
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ("default", "has no 'aws_secret_access_key' (profile 'default')"),
+        ("nobody", "has no 'nobody' (profile 'nobody')"),
+    ],
+)
+def test_a_file_without_what_it_should_have(keys_file, monkeypatch, profile, said):
+    monkeypatch.setenv("AWS_PROFILE", profile)
+    with pytest.raises(InvalidJob) as caught:
+        Archive("s3://checkpoints/by-file")
+    assert f"AWS_SHARED_CREDENTIALS_FILE {keys_file} {said}" in str(caught.value)
+    keys_file.unlink()
+    with pytest.raises(InvalidJob, match="cannot be read"):
+        Archive("s3://checkpoints/by-file")

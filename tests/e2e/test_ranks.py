@@ -6,13 +6,20 @@ from tests.support.rlhf import SENTIMENT, finish, start, succeed
 
 
 def test_two_ranks_of_zero_3_feed_a_generator(chain, tmp_path):
+    """They train on its answers as they come."""
     overrides = (*chain.overrides, "spec.evaluation=null", "spec.steps=2", "spec.data.promptsPerStep=16")
-    small = ("spec.ppo.minibatchSize=16", "spec.ppo.epochs=1")
+    small = (
+        "spec.ppo.minibatchSize=6",
+        "spec.ppo.epochs=1",
+        "spec.replay.streamDataLoaderType=dynamic",
+    )
     two = ("spec.trainer.processesPerReplica=2", "spec.trainer.deepspeed.zero_optimization.stage=3")
     finished = succeed(SENTIMENT / "ppo.yaml", tmp_path / "two", *overrides, *small, *two)
     assert [line["step"] for line in finished.steps] == [1, 2]
     assert all(line["logprob_difference"] < 1e-4 for line in finished.steps), "vLLM has the gathered weights"
     assert all(line["staleness"] == 0 for line in finished.steps), "generation waits for the weights"
+    ledger = finished.status["ledger"]
+    assert (ledger["issued"], ledger["trained"], ledger["dropped"], ledger["lost"]) == (32, 32, 0, 0)
 
 
 def test_bfloat16_on_both_sides_is_measured_every_step(chain, tmp_path):
@@ -38,7 +45,8 @@ def test_two_ranks_suspend_together_and_go_on(chain, tmp_path):
         "spec.ppo.minibatchSize=16",
     )
     two = ("spec.trainer.processesPerReplica=2", "spec.trainer.deepspeed.zero_optimization.stage=2")
-    job = (*overrides, *two, "spec.generator.sharedWithTrainer=true", "spec.steps=3")
+    replay = ("spec.replay.maxReplayEpisode=1", "spec.replay.replaySampleFn=prioritized")
+    job = (*overrides, *two, *replay, "spec.generator.sharedWithTrainer=true", "spec.steps=3")
     process = start(SENTIMENT / "ppo.yaml", tmp_path / "run", *job)
     assert process.stdout is not None
     for line in process.stdout:
@@ -50,3 +58,5 @@ def test_two_ranks_suspend_together_and_go_on(chain, tmp_path):
     assert stopped.status["phase"] == "Suspended"
     resumed = succeed(SENTIMENT / "ppo.yaml", tmp_path / "run", *job, flags=("--resume",))
     assert [line["step"] for line in resumed.steps] == [1, 2, 3]
+    assert [line["replay_share"] for line in resumed.steps] == [0, 0.5, 0.5]
+    assert (resumed.status["ledger"]["trained"], resumed.status["ledger"]["lost"]) == (48, 0)

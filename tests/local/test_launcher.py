@@ -98,7 +98,16 @@ def test_a_run_from_start_to_end(run: Run) -> None:
         ("Complete", "True", "Completed"),
     ]
     assert status["startTime"] <= status["completionTime"]
+    assert (status["ledger"]["issued"], status["ledger"]["lost"]) == (4, 0)
     assert run.alive() == []
+
+
+def test_prompts_that_were_not_trained_on_are_the_last_word(run: Run) -> None:
+    code, _, err = run(trainer="drops")
+    assert code == 0
+    assert err.splitlines()[-1] == (
+        "warning: 1 prompts were dropped and 0 lost: they were not trained on; see w/logs/trainer-0.log"
+    )
 
 
 def test_an_earlier_run_is_kept_unless_told_otherwise(run: Run) -> None:

@@ -80,7 +80,7 @@ def test_the_queue_is_told_and_ends_empty(world, http):
     world.announce(Generator(http, "a"))
     world.fleet.publish(0)
     assert world.control.status.queue is None
-    assert [r.prompt for r in world.fleet.answer(PROMPTS)] == PROMPTS
+    assert [r.prompt for r in world.fleet.answer(PROMPTS).rollouts] == PROMPTS
     assert world.control.status.queue == 0
 
 
@@ -89,7 +89,7 @@ def test_who_drains_is_asked_nothing_more_and_who_comes_gets_weights_first(world
     world.announce(first)
     world.fleet.publish(0)
     world.announce(second, draining=(first,))
-    assert len(world.fleet.answer(PROMPTS)) == len(PROMPTS)
+    assert len(world.fleet.answer(PROMPTS).rollouts) == len(PROMPTS)
     assert world.sent.members == [["first"], ["second"]]
     assert (len(first.asked), len(second.asked)) == (0, len(PROMPTS))
 
@@ -100,7 +100,7 @@ def test_prompts_of_one_that_is_drained_midway_wait_for_the_next(world, http):
     world.announce(first)
     world.fleet.publish(0)
     found: list[int] = []
-    asking = threading.Thread(target=lambda: found.append(len(world.fleet.answer(PROMPTS))))
+    asking = threading.Thread(target=lambda: found.append(len(world.fleet.answer(PROMPTS).rollouts)))
     asking.start()
     while len(first.asked) < 2:
         assert asking.is_alive()
@@ -118,3 +118,41 @@ def test_generators_that_live_and_fail_at_everything_fail_the_run(world, http):
     with pytest.raises(Unavailable, match=r"no generator answers: 3 times in a row, all failed: .*HTTP 500"):
         world.fleet.answer(PROMPTS)
     assert len(world.sent.members) == REFUSALS
+
+
+def test_answers_come_in_batches_while_others_are_still_asked(world, http):
+    server = Generator(http, "a")
+    world.announce(server)
+    world.fleet.publish(0)
+    batches = world.fleet.stream(PROMPTS, 3)
+    sizes = [len(next(batches).rollouts)]
+    assert len(server.asked) < len(PROMPTS) or server.highest <= 2
+    rest = list(batches)
+    assert sizes + [len(batch.rollouts) for batch in rest] == [3, 5], "a short rest joins the last"
+    ids = [r.prompt.id for batch in rest for r in batch.rollouts]
+    assert ids == sorted(ids)
+
+
+def test_a_stream_goes_on_with_a_replacement(world, http):
+    """The one generator fails after a batch; its prompts are asked of the next, and it is told."""
+    first, second = Generator(http, "first", fails=4), Generator(http, "second")
+    world.announce(first)
+    world.fleet.publish(0)
+    batches = world.fleet.stream(PROMPTS, 2)
+    made = [next(batches)]
+    world.announce(first, second)
+    made += list(batches)
+    assert sorted(r.prompt.id for batch in made for r in batch.rollouts) == [p.id for p in PROMPTS]
+    assert world.sent.members[0] == ["first"]
+    assert "second" in world.sent.members[1]
+    assert made[-1].requeued, "on record"
+
+
+def test_a_refused_prompt_is_told_and_a_job_whose_prompts_all_are_ends(world, http):
+    world.announce(Generator(http, "picky", fails=5, status=400))
+    world.fleet.publish(0)
+    answers = world.fleet.answer(PROMPTS)
+    assert len(answers.rollouts) == 5
+    assert len(answers.refused) == 3
+    with pytest.raises(Unavailable, match="refuse every prompt: HTTP 400"):
+        world.fleet.answer(PROMPTS)

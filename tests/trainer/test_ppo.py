@@ -74,14 +74,14 @@ def test_experience_equals_plain_loops(whiten):
     assert made.returns.tolist() == pytest.approx(returns, abs=2e-6)
 
 
-def test_an_experience_survives_a_checkpoint():
+def test_experience_is_joined_and_picked_from():
     made = experience(PPO())
-    back = Experience.from_arrays(made.arrays())
-    for name, array in made.arrays().items():
-        assert torch.equal(back.arrays()[name], array), name
-    rows = torch.tensor([2, 0])
-    assert torch.equal(back.select(rows).advantages, made.select(rows).advantages)
-    assert back.versions.dtype == torch.int64
+    parts = [made.select(torch.tensor(rows)) for rows in ([0], [1, 2], [3])]
+    whole = Experience.join(parts)
+    assert torch.equal(whole.sequences.tokens, made.sequences.tokens)
+    assert torch.equal(whole.advantages, made.advantages)
+    assert torch.equal(whole.scores, made.scores)
+    assert whole.versions.dtype == torch.int64
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.integers(0, 2**31))

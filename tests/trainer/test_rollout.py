@@ -61,9 +61,9 @@ def ask(
     asker: VllmClient, prompts: list[Prompt], members: list[Member], version: int = 0, **more
 ) -> tuple[list, list[Prompt], set[str]]:
     """Answers, unanswered prompts, and the names of those who failed, with a membership that stays as it is."""
-    outcome = asker.generate(
+    outcome = asker.start(
         prompts, members, version, **({"current": lambda: {m.uid: m for m in members}} | more)
-    )
+    ).result(60)
     return outcome.answers, outcome.unanswered, set(outcome.failed)
 
 
@@ -176,7 +176,27 @@ def test_prompts_wait_when_no_generator_is_left(http):
 
 def test_a_request_that_is_refused_is_not_tried_elsewhere(http):
     """Every generator would refuse it, and each would be taken for dead."""
-    refuses = Generator(http, "a", fails=0, status=400)
-    with pytest.raises(HttpError, match="HTTP 400"):
+    refuses = Generator(http, "a", fails=0, status=403)
+    with pytest.raises(HttpError, match="HTTP 403"):
         ask(client(http), PROMPTS, [refuses.member])
     assert len(refuses.asked) <= 2, "what was in flight, and no more"
+
+
+def test_a_prompt_that_is_refused_is_told_and_the_others_are_answered(http):
+    picky, members = Generator(http, "a", fails=7, status=400), []
+    members.append(picky.member)
+    outcome = client(http).start(PROMPTS, members, 0, current=lambda: {"a": picky.member}).result(60)
+    assert len(outcome.answers) == 7 * 2
+    assert outcome.unanswered == []
+    assert outcome.failed == {}
+    assert len(outcome.refused) == 5
+    assert all(why.startswith("HTTP 400: ") for why in outcome.refused.values())
+    assert len(picky.asked) == len(PROMPTS), "each once"
+
+
+def test_prompts_that_go_to_another_generator_are_told(http):
+    bad, good = Generator(http, "bad", fails=2), Generator(http, "good")
+    members = [bad.member, good.member]
+    outcome = client(http).start(PROMPTS, members, 0, current=lambda: {m.uid: m for m in members}).result(60)
+    assert 1 <= len(outcome.requeued) <= 2, "what was with the one that failed"
+    assert len(bad.asked) - 2 == len(outcome.requeued)

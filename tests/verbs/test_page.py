@@ -30,6 +30,9 @@ RUNNING = {
     "queue": 12,
     "restarts": 1,
     "lastCheckpoint": {"step": 100, "time": "2026-01-01T11:56:50+00:00", "uri": "s3://bucket/ppo"},
+    "ledger": {
+        "epoch": 2, "issued": 640, "returned": 633, "trained": 576, "requeued": 5, "dropped": 1, "lost": 0,
+    },
     "roles": {
         "generator": {"desired": 2, "ready": 1, "restarts": 1},
         "trainer": {"desired": 1, "ready": 1},
@@ -91,6 +94,7 @@ def test_a_running_job_at_a_glance() -> None:
         f"[{'#' * 12}{'-' * 28}]  step 120/400, 2m 40s left (until 2026-01-01T12:02:40Z)",
         "reward 0.5123  KL 0.0123  loss -0.01  tokens/s 12,340  staleness 0.5  queue 12  weights 120",
         "checkpoint step 100, 3m 10s ago, s3://bucket/ppo",
+        "prompts epoch 2: 640 issued, 633 returned, 576 trained, 5 requeued; in all 1 dropped, 0 lost",
         "",
         "ROLE        READY   RESTARTS   GPUS",
         "trainer     1/1     0          8",
@@ -166,7 +170,7 @@ def test_a_line_per_change() -> None:
     read = status_of(body(RUNNING))
     assert change(read) == (
         "Running: waiting for generator 1/2  step 120/400  reward 0.5123  KL 0.0123  loss -0.01  tokens/s 12,340  "
-        "staleness 0.5  weights 120  checkpoint 100  restarts 1"
+        "staleness 0.5  weights 120  checkpoint 100  restarts 1  prompts dropped 1, lost 0"
     )
     later = status_of(
         body(RUNNING | {"queue": 3, "activity": "training", "estimatedEnd": "2026-01-01T13:00:00Z"})

@@ -2,9 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 
 from torch import Tensor
 
@@ -13,7 +12,9 @@ from rlhf_api.run import Member
 from rlhf_api.status import MemberStatus
 
 from .policy.engine import Engine
+from .ranks import Message
 from .records import Prompt, Rollout
+from .rollout.arrivals import Answers, Arrivals
 from .rollout.vllm import VllmClient
 from .roster import Unavailable
 from .run import Run
@@ -53,39 +54,82 @@ class Fleet:
                     pass
         self._version = version
 
-    def answer(self, prompts: Sequence[Prompt]) -> list[Rollout]:
-        """The answers to all prompts, in their order; on rank 0, nothing on the others.
+    def answer(self, prompts: Sequence[Prompt]) -> Answers:
+        """The answers to all prompts, in their order; see `stream`."""
+        (answers,) = self.stream(prompts, None)
+        return answers
 
-        Prompts of a generator that fails go to the others; when none is left they wait for a replacement.
+    def stream(self, prompts: Sequence[Prompt], size: int | None) -> Iterator[Answers]:
+        """The answers to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
+        at once for None.
+
+        On rank 0; on the others as many empty batches. Prompts of a generator that fails go to the others; when none
+        is left they wait for a replacement.
 
         Raises:
-            Unavailable: generators come, and fail at every prompt.
+            Unavailable: generators come, and fail at every prompt, or refuse every one.
         """
-        answers: dict[str, list[Rollout]] = {}
-        waiting, fruitless = list(prompts), 0
         if self._run.ranks.agree(self._someone_is_new):
             self.publish(self._version)
+        batches = iter(()) if self._client is None else self._batches(self._client, prompts, size)
         while True:
-            if self._client is not None:
-                outcome = self._client.generate(
-                    waiting,
-                    list(self._holders.values()),
-                    self._version,
-                    current=self._present,
-                    left=lambda count: self._run.report(queue=count),
-                )
-                waiting = outcome.unanswered
-                for rollout in outcome.answers:
-                    answers.setdefault(rollout.prompt.id, []).append(rollout)
-                for uid in outcome.failed:
-                    self._holders.pop(uid, None)
-                fruitless = fruitless + 1 if outcome.failed and not outcome.answers else 0
-                if fruitless == REFUSALS:
-                    why = "; ".join(outcome.failed.values())
-                    raise Unavailable(f"no generator answers: {REFUSALS} times in a row, all failed: {why}")
-            if not self._run.ranks.agree(partial(bool, waiting)):
-                return [rollout for prompt in prompts for rollout in answers.get(prompt.id, ())]
-            self.publish(self._version)
+            found: Answers | None = None
+
+            def next_of_all() -> Message:
+                nonlocal found
+                try:
+                    found = next(batches)
+                except StopIteration:
+                    return {}, {"next": "end"}
+                return {}, {"next": "publish" if found is None else "answers"}
+
+            happened = self._run.ranks.share(next_of_all)[1]["next"]
+            if happened == "end":
+                return
+            if happened == "publish":
+                self.publish(self._version)
+            else:
+                yield found or Answers()
+
+    def _batches(
+        self, client: VllmClient, prompts: Sequence[Prompt], size: int | None
+    ) -> Iterator[Answers | None]:
+        """On rank 0. None: nobody is left to ask; weights must go out before the next batch is asked for."""
+        places = {prompt.id: place for place, prompt in enumerate(prompts)}
+        whole = 1 if size is None else max(1, len(prompts) // size)
+        arrivals, waiting, fruitless, made = Arrivals(), list(prompts), 0, 0
+        refused: dict[str, str] = {}
+        requeued: list[str] = []
+        while waiting:
+            before = arrivals.count
+            round_ = client.start(
+                waiting,
+                list(self._holders.values()),
+                self._version,
+                current=self._present,
+                left=lambda count: self._run.report(queue=count),
+                arrived=arrivals.put,
+            )
+            arrivals.watch(round_)
+            while size is not None and made < whole - 1 and arrivals.wait(size):
+                yield Answers(_in_order(arrivals.take(size), places))
+                made += 1
+            arrivals.wait(None)
+            outcome = round_.result()
+            waiting = outcome.unanswered
+            refused |= outcome.refused
+            requeued += [prompt.id for prompt in outcome.requeued]
+            for uid in outcome.failed:
+                self._holders.pop(uid, None)
+            fruitless = fruitless + 1 if outcome.failed and arrivals.count == before else 0
+            if fruitless == REFUSALS:
+                why = "; ".join(outcome.failed.values())
+                raise Unavailable(f"no generator answers: {REFUSALS} times in a row, all failed: {why}")
+            if waiting:
+                yield None
+        if refused and len(refused) == len(prompts):
+            raise Unavailable(f"the generators refuse every prompt: {next(iter(refused.values()))}")
+        yield Answers(_in_order(arrivals.take(None), places), requeued, refused)
 
     def _someone_is_new(self) -> bool:
         assert self._run.services is not None
@@ -143,3 +187,8 @@ class Fleet:
                 for member in self._run.services.control.members(Role.GENERATOR)
             )
         )
+
+
+def _in_order(rollouts: Sequence[Rollout], places: Mapping[str, int]) -> list[Rollout]:
+    """By the order of their prompts; the answers to one prompt stay in theirs."""
+    return sorted(rollouts, key=lambda rollout: places[rollout.prompt.id])

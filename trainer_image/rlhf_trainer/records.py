@@ -99,6 +99,11 @@ class Sequences:
         index = ragged_index(self.starts[rows], self.lengths[rows])
         return Sequences(self.tokens[index], self.lengths[rows], self.prompt_lengths[rows])
 
+    @classmethod
+    def join(cls, parts: Sequence["Sequences"]) -> Self:
+        """The sequences of all parts, one after the other."""
+        return cls(**{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
 
 @dataclass(frozen=True)
 class Experience:
@@ -132,15 +137,9 @@ class Experience:
         }
         return replace(self, sequences=self.sequences.select(rows), scores=self.scores[rows], **picked)
 
-    def arrays(self) -> dict[str, Tensor]:
-        """Every array by its name, those of the sequences as `sequences.<name>`: what a checkpoint holds."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sequences"}
-        inner = {f"sequences.{f.name}": getattr(self.sequences, f.name) for f in fields(self.sequences)}
-        return own | inner
-
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Tensor]) -> Self:
-        """The inverse."""
-        inner = {f.name: arrays[f"sequences.{f.name}"] for f in fields(Sequences)}
-        own = {f.name: arrays[f.name] for f in fields(cls) if f.name != "sequences"}
-        return cls(sequences=Sequences(**inner), **own)
+    def join(cls, parts: Sequence["Experience"]) -> Self:
+        """The experience of all parts, one after the other."""
+        own = [f.name for f in fields(cls) if f.name != "sequences"]
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in own}
+        return cls(sequences=Sequences.join([part.sequences for part in parts]), **joined)

@@ -61,6 +61,8 @@ def _functions(spec: Spec) -> Iterator[Problem]:
     ]
     if spec.evaluation is not None:
         named.append(("spec.evaluation.function", spec.evaluation.function))
+    if spec.replay.sampler_is_import:
+        named.append((spec.replay.sampler_field, spec.replay.sampler))
     for where, name in named:
         # Only found, never imported: that would run the user's code here.
         top = name.partition(":")[0].partition(".")[0]

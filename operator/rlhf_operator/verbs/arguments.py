@@ -44,9 +44,20 @@ def add_verbs(commands: "Commands", program: str) -> None:
     logs.add_argument("-f", "--follow", action="store_true", help="follow them until the job is over")
     logs.add_argument("--tail", type=_count, metavar="N", help="only the last N lines of each pod so far")
 
-    checkpoint = verb("checkpoint", "have a running job save a checkpoint now")
-    _add_name(checkpoint)
+    checkpoint = verb("checkpoint", "have a running job save a checkpoint now; or look into a run's store")
+    _add_name(checkpoint, "the job; or ls (list), verify (read and check) or gc (delete garbage), with STORE")
+    checkpoint.add_argument(
+        "store", nargs="?", metavar="STORE", help="a store's URL, or a directory: the store's or the run's"
+    )
     _add_timeout(checkpoint, "10m", "until the checkpoint is made")
+    checkpoint.add_argument(
+        "--older-than",
+        type=duration,
+        default="1h",
+        metavar="TIME",
+        help="gc: leave what is younger, which a running job may be about to use; 1h",
+    )
+    checkpoint.add_argument("--dry-run", action="store_true", help="gc: only say what would be deleted")
 
     for name, help, until in (
         ("suspend", "have a job save a checkpoint and give its pods back", "until the job is suspended"),
@@ -98,8 +109,8 @@ def _cluster_options() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", type=_object_name, metavar="NAME", help="the job")
+def _add_name(parser: argparse.ArgumentParser, help: str = "the job") -> None:
+    parser.add_argument("name", type=_object_name, metavar="NAME", help=help)
 
 
 def _add_timeout(parser: argparse._ActionsContainer, default: str, until: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob
 
+from ..archive import checkpoints
 from ..cluster.api import ApiError
 from .arguments import add_verbs
 from .checkpoint import checkpoint
@@ -47,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
     """Returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    if checkpoints.meant(options):
+        return checkpoints.run(options)
     try:
         return asyncio.run(_run(options))
     except InvalidJob as error:

@@ -11,6 +11,7 @@ from rlhf_api.status import Condition, JobStatus
 
 from ..cluster.observed import Job
 from ..local.figures import time_left
+from ..words import ledger_words
 from .words import age, checkpoint_words, columns, figures, one_line, state
 
 Event = Mapping[str, Any]
@@ -75,6 +76,12 @@ def _progress(status: JobStatus, now: datetime.datetime) -> Text:
     if status.last_checkpoint:
         words = one_line(checkpoint_words(status.last_checkpoint, now))
         lines.append(Text.assemble(("checkpoint ", "dim"), words))
+    if status.ledger:
+        lines.append(
+            Text.assemble(
+                ("prompts ", "dim"), (ledger_words(status.ledger), "red" if status.ledger.lost else "")
+            )
+        )
     return Text("\n").join(lines)
 
 

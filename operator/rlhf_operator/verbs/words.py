@@ -69,6 +69,8 @@ def change(status: JobStatus | None) -> str:
             parts.append(f"checkpoint {status.last_checkpoint.step}")
         if status.restarts:
             parts.append(f"restarts {status.restarts}")
+        if status.ledger and (status.ledger.dropped or status.ledger.lost):
+            parts.append(f"prompts dropped {status.ledger.dropped}, lost {status.ledger.lost}")
     return "  ".join(parts)
 
 

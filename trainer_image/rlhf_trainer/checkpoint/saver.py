@@ -80,7 +80,8 @@ class Saver:
         """
         self.finish()
         saving = _Saving(step, dict(state), reward, time.perf_counter())
-        for number, group, batch in copied(groups, self._ranks.rank, self._ranks.world):
+        # All is copied before anything is sent: training goes on as soon as can be.
+        for number, group, batch in list(copied(groups, self._ranks.rank, self._ranks.world)):
             saving.segments[number] = group, self._uploads.submit(self._send_tensors, number, batch)
         if self._ranks.first:
             saving.blobs = {name: self._uploads.submit(self._send, data, ()) for name, data in blobs.items()}

@@ -30,7 +30,8 @@ from ..rollout.vllm import VllmClient
 from ..run import Run
 from ..scoring.client import Scorer
 from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE
-from ..tasks.ppo import PPO, Scorers
+from ..tasks.experience import Scorers
+from ..tasks.ppo import PPO
 from ..tasks.supervised import KINDS, Supervised
 from ..weights.sync import WeightSync
 from .models import loading, torch_dtype

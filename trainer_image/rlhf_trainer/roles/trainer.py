@@ -65,7 +65,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     held_out = read_all(spec.evaluation.data, "ppo") if spec.evaluation else []
     if ranks.first:
         make_workdir(Path(config.workdir))
-    archive = Archive(config.store, patience=timedelta(seconds=spec.checkpoint.timeout_seconds))
+    patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
+    archive = Archive(config.store, patience=patience, known=config.resume)
     committer, earlier = take_over(archive, config) if ranks.first else (None, [])
     tokenizer = prepare_model(config, ranks, rows)
     job = Run(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)

@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 MEMBERSHIP_SECONDS = 0.5
 """How soon it is noticed that a generator is gone: a node that is lost closes no connection."""
 
+REFUSALS = (400, 413, 422)
+"""HTTP codes by which a generator says that it is the prompt that it cannot answer."""
+
 Ask = Callable[[Member, Prompt], Awaitable[list[Rollout]]]
 Current = Callable[[], Mapping[str, Member]]
 """The generators by uid, as the host sees them now."""
@@ -26,18 +29,22 @@ Current = Callable[[], Mapping[str, Member]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answers, in the order of their prompts; the prompts that nobody answered; and who failed and why, by uid."""
+    """The answers, in the order of their prompts; the prompts that nobody answered; who failed and why, by uid; the
+    prompts that are refused and why, by id; and those whose generator failed, each as often as that happened."""
 
     answers: list[Rollout]
     unanswered: list[Prompt]
     failed: dict[str, str]
+    refused: dict[str, str]
+    requeued: list[Prompt]
 
 
 class Dispatch:
     """One round of prompts among `members`, at most `concurrent` at once with each.
 
     Who drains finishes what it has and gets no more. Who fails, or is not in `current` any more, gets no more either,
-    and what it had goes to the others: no prompt is lost, and none is scored as if it had no answer.
+    and what it had goes to the others: no prompt is lost, and none is scored as if it had no answer. A prompt that is
+    refused is asked of nobody else, who would refuse it too.
     """
 
     def __init__(
@@ -49,20 +56,24 @@ class Dispatch:
         current: Current,
         concurrent: int,
         left: Callable[[int], None] = lambda _count: None,
+        arrived: Callable[[list[Rollout]], None] = lambda _answers: None,
     ) -> None:
-        """`left` is told how many prompts have no answer yet."""
+        """`left` is told how many prompts have no answer yet, `arrived` each prompt's answers as they come."""
         self._prompts, self._members = prompts, members
         self._ask, self._current, self._concurrent, self._left = ask, current, concurrent, left
+        self._arrived = arrived
         self._waiting = deque(range(len(prompts)))
         self._answers: dict[int, list[Rollout]] = {}
         self._failed: dict[str, str] = {}
+        self._refused: dict[int, str] = {}
+        self._requeued: list[Prompt] = []
         self._asked: dict[asyncio.Future[list[Rollout]], tuple[int, Member]] = {}
         self._load: Counter[str] = Counter()  # prompts that are with each member
         self._ended: asyncio.Queue[asyncio.Future[list[Rollout]]] = asyncio.Queue()
         self._looked_at = time.monotonic()
 
     async def run(self) -> Outcome:
-        """Raises HttpError where a generator refuses a prompt (4xx): so would every other."""
+        """Raises HttpError where a generator refuses to be asked (4xx): so would every other."""
         self._left(len(self._waiting))
         try:
             while self._hand_out():
@@ -73,8 +84,10 @@ class Dispatch:
         places = range(len(self._prompts))
         return Outcome(
             [rollout for place in places for rollout in self._answers.get(place, ())],
-            [self._prompts[place] for place in places if place not in self._answers],
+            [self._prompts[p] for p in places if p not in self._answers and p not in self._refused],
             self._failed,
+            {self._prompts[place].id: why for place, why in self._refused.items()},
+            self._requeued,
         )
 
     def _hand_out(self) -> bool:
@@ -104,12 +117,21 @@ class Dispatch:
         self._load[member.uid] -= 1
         try:
             self._answers[place] = task.result()
+            self._arrived(self._answers[place])
         except (aiohttp.ClientError, OSError, HttpError, ValueError, asyncio.CancelledError) as error:
-            if isinstance(error, HttpError) and 400 <= error.status < 500:
+            if isinstance(error, HttpError) and error.status in REFUSALS:
+                self._refuse(place, member, error)
+            elif isinstance(error, HttpError) and 400 <= error.status < 500:
                 raise
-            self._waiting.appendleft(place)  # first in line
-            self._fail(member, repr(error))
-        self._left(len(self._prompts) - len(self._answers))
+            else:
+                self._waiting.appendleft(place)  # first in line
+                self._requeued.append(self._prompts[place])
+                self._fail(member, repr(error))
+        self._left(len(self._prompts) - len(self._answers) - len(self._refused))
+
+    def _refuse(self, place: int, member: Member, error: HttpError) -> None:
+        self._refused[place] = f"HTTP {error.status}: {error.body}"
+        log.warning("%s refuses prompt %s: %s", member.name, self._prompts[place].id, self._refused[place])
 
     def _give_up_on_who_is_gone(self) -> None:
         self._looked_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from rlhf_api.run import Member
@@ -47,7 +48,7 @@ class VllmClient:
             "return_token_ids": True,
         }
 
-    def generate(
+    def start(
         self,
         prompts: Sequence[Prompt],
         members: Sequence[Member],
@@ -55,19 +56,25 @@ class VllmClient:
         *,
         current: Current,
         left: Callable[[int], None] = lambda _count: None,
-    ) -> Outcome:
-        """Asks `members`, all of which serve weight version `version`; see `Dispatch`."""
+        arrived: Callable[[list[Rollout]], None] = lambda _answers: None,
+    ) -> "Future[Outcome]":
+        """Asks `members`, all of which serve weight version `version`, on the thread of `http`; see `Dispatch`."""
 
         async def ask(member: Member, prompt: Prompt) -> list[Rollout]:
             return await self._answer(member, prompt, version)
 
         async def run() -> Outcome:
             return await Dispatch(
-                prompts, members, ask=ask, current=current, concurrent=self._concurrent, left=left
+                prompts,
+                members,
+                ask=ask,
+                current=current,
+                concurrent=self._concurrent,
+                left=left,
+                arrived=arrived,
             ).run()
 
-        outcome: Outcome = self._http.run(run())
-        return outcome
+        return self._http.start(run())
 
     async def _answer(self, member: Member, prompt: Prompt, version: int) -> list[Rollout]:
         body = self._body | {"prompt": list(prompt.tokens), "seed": request_seed(self._seed, prompt.id)}

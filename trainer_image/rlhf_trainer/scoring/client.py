@@ -76,7 +76,7 @@ class Scorer:
             more = {} if rows is None else {"rows": [rows[i] for i in part]}
             message = pack(sequences.select(torch.tensor(part)), **more, **header)
             answer = await self._http.post_bytes(
-                member.address + self._route, encode(*message), timeout=self._timeout
+                member.address + self._route, encode(*message, compress=True), timeout=self._timeout
             )
             return decode(answer)[0][array]
 

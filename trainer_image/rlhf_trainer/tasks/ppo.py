@@ -1,46 +1,47 @@
-"""PPO: prompts -> rollouts -> scores -> experience -> updates -> weights to the generators."""
+"""PPO: prompts -> answers -> scores -> episode -> updates, with replay -> weights to the generators."""
 
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from rlhf_api.rows import Row
+from rlhf_store.manifest import DamagedCut
 
-from ..algorithms.ppo import build_experience, critic_loss, figures, minibatches, policy_loss
-from ..batches import answer_logprobs, answer_values
+from ..algorithms.ppo import figures, minibatches
+from ..batches import answer_logprobs
 from ..checkpoint.reading import Cut
 from ..checkpoint.segments import Group
-from ..data import RowStream, prompts
+from ..data import prompts
 from ..fleet import Fleet
+from ..maths.agreement import mean_abs_difference, ratio_outside
 from ..policy.engine import Engine
 from ..policy.export import save_model
 from ..policy.state import load_training_state, training_state
-from ..ranks import Message
-from ..records import Experience, Prompt, Rollout, Sequences
+from ..records import Experience, Prompt
+from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
+from ..replay.samplers import Sampling
+from ..replay.table import Episode
+from ..rollout.arrivals import Answers
 from ..rollout.shared import generate_shared
 from ..run import Run
-from ..scoring.client import Scorer
-from .rates import rate_at
+from ..scoring.reward import texts
+from .experience import Appraiser, Scorers, joined, pack
+from .intake import Intake
+from .updates import Updates
 
 SAMPLES = 4
 """Answers that each evaluation keeps as text, for people to read."""
 
 
-@dataclass(frozen=True)
-class Scorers:
-    """Rank 0's connections to those who judge and compare."""
-
-    reward: Scorer
-    reference: Scorer
-
-
 class PPO:
-    """Policy and critic. Implements `loop.Task`."""
+    """Policy and critic. Implements `loop.Task`.
+
+    An episode is the answers to one step's prompts. It is collected before the step trains on it (`fixed`), or while
+    it does (`dynamic`).
+    """
 
     def __init__(
         self,
@@ -57,51 +58,50 @@ class PPO:
         self._run, self._spec = run, run.spec
         self._policy, self._critic = policy, critic
         self._fleet, self._scorers = fleet, scorers
-        self._rows, self._held_out = rows, held_out
-        self._stream = RowStream(len(rows), run.spec.seed)
-        self._pending: Experience | None = None
-        self._version = 0
+        self._held_out = held_out
         self._read = partial(answer_logprobs, temperature=run.spec.sampling.temperature)
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="score")
+        self._appraiser = Appraiser(run, policy, critic, scorers, self._read)
+        self._texts = partial(texts, tokenizer=run.tokenizer)
+        self._sampling = Sampling(run.spec.replay, run.spec.seed)
+        self._buffer = ReplayBuffer(run.spec.replay, self._texts)
+        self._intake = Intake(run, rows)
+        self._pending: Episode | None = None
+        self._version = 0
 
-    def collect(self, step: int) -> dict[str, float]:  # noqa: ARG002
-        """The next experience, unless a checkpoint brought one that was not trained on yet."""
+    def collect(self, step: int) -> dict[str, float]:
+        """The next episode, unless a checkpoint brought one that was not trained on yet. `dynamic` collects while it
+        trains."""
         if self._pending is not None:
             return self._figures(self._pending, {})
-        spec, began = self._spec, time.perf_counter()
+        if self._spec.replay.dynamic:
+            return {}
+        began = time.perf_counter()
         self._run.report(activity="generating")
-        places = self._stream.take(spec.data.prompts_per_step)
-        batch = prompts(self._rows, places, self._run.tokenizer, spec.data.max_prompt_length)
-        rollouts = self._answers(batch)
+        answers = self._answers(self._intake.issue())
         generated = time.perf_counter()
         self._run.report(activity="scoring")
-        self._pending = self._experience(rollouts)
+        self._pending = self._appraised(step, answers, sampled=False)
+        assert self._pending is not None, "a fleet that answers nothing raises"
         timings = {"generate_seconds": generated - began, "score_seconds": time.perf_counter() - generated}
         return self._figures(self._pending, timings)
 
     def train(self, step: int) -> dict[str, float]:
-        assert self._pending is not None
-        experience, self._pending = self._pending, None
-        ppo, sums, updates = self._spec.ppo, dict[str, float](), 0
-        optimizer, critic_base = self._spec.optimizer, self._spec.optimizer.critic_learning_rate
-        actor_rate = rate_at(self._spec, step, optimizer.learning_rate)
-        critic_rate = actor_rate if critic_base is None else rate_at(self._spec, step, critic_base)
-        for rows in minibatches(len(experience), ppo, seed=self._spec.seed * 1_000_003 + step):
-            part = experience.select(rows)
-            actor = self._policy.update(part.sequences, self._read, policy_loss(part, ppo), actor_rate)
-            critic = self._critic.update(part.sequences, answer_values, critic_loss(part, ppo), critic_rate)
-            named = {f"policy_{k}": v for k, v in actor.items()}
-            named |= {f"critic_{k}": v for k, v in critic.items()}
-            sums = {key: sums.get(key, 0.0) + value for key, value in named.items()}
-            updates += 1
-        means = {key: value / updates for key, value in sums.items()}
+        updates = Updates(self._spec, self._policy, self._critic, self._read, step)
+        if self._pending is not None:
+            episode, told = self._pending, dict[str, float]()
+            experience, replay_figures = self._with_replay(episode, step)
+            updates.run(experience, self._minibatches(experience, step, self._spec.ppo.epochs))
+            self._pending = None
+        else:
+            episode, told = self._train_as_they_come(step, updates)
+            experience, replay_figures = self._with_replay(episode, step)
+            replayed = experience.select(torch.arange(len(episode), len(experience)))
+            updates.run(replayed, self._minibatches(replayed, step, 1))
+            updates.run(experience, self._minibatches(experience, step, self._spec.ppo.epochs - 1))
+        self._intake.trained(episode)
+        self._buffer.add(episode, step + 1)
         staleness = float((self._version - experience.versions).double().mean())
-        return {
-            **means,
-            "loss": means["policy_loss"],
-            "learning_rate": actor_rate,
-            "staleness": staleness,
-        }
+        return {**told, **updates.figures(), **replay_figures, "staleness": staleness}
 
     def publish(self, version: int) -> None:
         self._version = version
@@ -112,11 +112,11 @@ class PPO:
         """The judge's mean over answers to the held-out prompts, with a few of them as text."""
         places = [(-1, row) for row in range(len(self._held_out))]
         length = self._spec.data.max_prompt_length
-        rollouts = self._answers(prompts(self._held_out, places, self._run.tokenizer, length))
+        rollouts = self._answers(prompts(self._held_out, places, self._run.tokenizer, length)).rollouts
         if self._scorers is None:
             return None
         scores = self._scorers.reward.ask(
-            _pack(rollouts), "scores", [dict(r.prompt.row) for r in rollouts], judge=True
+            pack(rollouts), "scores", [dict(r.prompt.row) for r in rollouts], judge=True
         )
         decode = partial(self._run.tokenizer.decode, skip_special_tokens=True)
         samples = [
@@ -126,22 +126,21 @@ class PPO:
         return {"mean": float(scores.mean()), "count": len(scores), "samples": samples}
 
     def state(self) -> Mapping[str, Any]:
-        return {"position": self._stream.position, "pending": self._pending is not None}
+        return self._intake.state()
 
     def groups(self) -> Mapping[str, Group]:
-        pending = {} if self._pending is None else self._pending.arrays()
-        return {
-            "policy": training_state(self._policy),
-            "critic": training_state(self._critic),
-            "experience": pending.items(),
-        }
+        return {"policy": training_state(self._policy), "critic": training_state(self._critic)}
 
     def blobs(self) -> Mapping[str, bytes]:
-        return {}
+        return self._buffer.blobs(self._pending)
 
     def restore(self, cut: Cut) -> None:
-        self._stream.position = cut.state["position"]
-        self._pending = Experience.from_arrays(cut.tensors("experience")) if cut.state["pending"] else None
+        """Raises InvalidJob where the run's prompts are others now."""
+        try:
+            self._pending = self._buffer.restore({name: cut.blob(name) for name in cut.blobs})
+        except ValueError as error:
+            raise DamagedCut(f"the cut of step {cut.step}: {error}") from error
+        self._intake.restore(cut.state, self._pending)
         load_training_state(self._policy, partial(cut.tensor, "policy"))
         load_training_state(self._critic, partial(cut.tensor, "critic"))
 
@@ -149,61 +148,79 @@ class PPO:
         save_model(self._policy, self._run.tokenizer, self._run.workdir / "policy")
         save_model(self._critic, self._run.tokenizer, self._run.workdir / "critic")
 
-    def _answers(self, batch: list[Prompt]) -> list[Rollout]:
+    def _answers(self, batch: list[Prompt]) -> Answers:
         """The answers to a batch of prompts: on every rank where the trainer generates, else on rank 0."""
         if self._fleet is not None:
             return self._fleet.answer(batch)
         sampling, tokenizer = self._spec.sampling, self._run.tokenizer
-        return generate_shared(self._policy, self._run.ranks, tokenizer, batch, sampling, self._version)
-
-    def _experience(self, rollouts: list[Rollout]) -> Experience:
-        """Reward and reference work while the trainer computes its own log-probabilities and values."""
-        arrays, _ = self._run.ranks.share(lambda: _message(rollouts))
-        sequences = Sequences(arrays["tokens"], arrays["lengths"], arrays["prompt_lengths"])
-        asked = None
-        if self._scorers is not None:
-            rows = [dict(r.prompt.row) for r in rollouts]
-            asked = {
-                "scores": self._pool.submit(self._scorers.reward.ask, sequences, "scores", rows),
-                "logprobs": self._pool.submit(self._scorers.reference.ask, sequences, "logprobs"),
-            }
-        logprobs = self._policy.infer(sequences, self._read, sequences.answer_lengths)
-        values = self._critic.infer(sequences, answer_values, sequences.answer_lengths)
-        scored, _ = self._run.ranks.share(lambda: ({k: f.result() for k, f in (asked or {}).items()}, {}))
-        return build_experience(
-            sequences,
-            sampled_logprobs=arrays["sampled_logprobs"],
-            versions=arrays["versions"],
-            logprobs=logprobs,
-            reference_logprobs=scored["logprobs"],
-            values=values,
-            scores=scored["scores"],
-            ppo=self._spec.ppo,
+        return Answers(
+            generate_shared(self._policy, self._run.ranks, tokenizer, batch, sampling, self._version)
         )
 
-    def _figures(self, experience: Experience, timings: dict[str, float]) -> dict[str, float]:
-        sequences = experience.sequences
-        ends = sequences.tokens[sequences.lengths.cumsum(0) - 1]
-        finished = ends == self._run.tokenizer.eos_token_id
+    def _train_as_they_come(self, step: int, updates: Updates) -> tuple[Episode, dict[str, float]]:
+        """A first pass over the step's answers, a minibatch at a time, while the generators go on.
+
+        The policy moves under them, so the old log-probabilities are the generators' own: those at which the tokens
+        were sampled.
+        """
+        assert self._fleet is not None, "checked with the manifest"
+        self._run.report(activity="generating and training")
+        size = -(-self._spec.ppo.minibatch_size // self._spec.sampling.answers_per_prompt)
+        parts, agreement = list[Episode](), dict[str, float]()
+        waited, scored, began = 0.0, 0.0, time.perf_counter()
+        for answers in self._fleet.stream(self._intake.issue(), size):
+            came = time.perf_counter()
+            part = self._appraised(step, answers, sampled=True)
+            waited, scored = waited + came - began, scored + time.perf_counter() - came
+            if part is not None:
+                if not parts:
+                    agreement = self._agreement(part.experience)
+                parts.append(part)
+                updates.run(part.experience, [torch.arange(len(part))])
+            began = time.perf_counter()
+        episode = joined(parts)
+        told = self._figures(episode, {"generate_seconds": waited, "score_seconds": scored})
+        return episode, told | agreement
+
+    def _agreement(self, experience: Experience) -> dict[str, float]:
+        """Of generators and trainer, while both have the same weights: before the step's first update."""
+        sequences, sampled = experience.sequences, experience.sampled_logprobs
+        own = self._policy.infer(sequences, self._read, sequences.answer_lengths)
         return {
-            **figures(experience, finished),
-            "tokens": int(sequences.answer_lengths.sum()),
+            "logprob_difference": float(mean_abs_difference(own, sampled)),
+            "ratio_outside_share": float(ratio_outside(own, sampled)),
+        }
+
+    def _appraised(self, step: int, answers: Answers, *, sampled: bool) -> Episode | None:
+        """The answers as (a part of) the episode of `step`, entered into the ledger; None where there are none."""
+        places = self._intake.places
+        return self._intake.take(self._appraiser.collected(step + 1, answers, places, sampled=sampled))
+
+    def _with_replay(self, episode: Episode, step: int) -> tuple[Experience, dict[str, float]]:
+        """The step's own experience, then what is trained on again, the same on every rank; and its figures."""
+        if not self._spec.replay.window:
+            return episode.experience, {}
+        window, fresh = self._buffer.replayable(), EpisodeReplayBuffer(episode, self._texts)
+        shared = self._run.ranks.share(lambda: ({}, {"picks": self._sampling.picks(window, fresh, step)}))
+        picks = shared[1]["picks"]
+        if not picks:
+            return episode.experience, {"replay_share": 0.0, "replay_age": 0.0}
+        return Experience.join([episode.experience, self._buffer.experience(picks)]), {
+            "replay_share": len(picks) / (len(picks) + len(episode)),
+            "replay_age": sum(episode.number - number for number, _ in picks) / len(picks),
+        }
+
+    def _minibatches(self, experience: Experience, step: int, epochs: int) -> Iterable[torch.Tensor]:
+        if not len(experience):
+            return ()
+        ppo = self._spec.ppo.model_copy(update={"epochs": epochs})
+        return minibatches(len(experience), ppo, seed=self._spec.seed * 1_000_003 + step)
+
+    def _figures(self, episode: Episode, timings: dict[str, float]) -> dict[str, float]:
+        return {
+            **figures(episode.experience, episode.finished),
+            "tokens": int(episode.experience.sequences.answer_lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
             **timings,
         }
-
-
-def _pack(rollouts: Sequence[Rollout]) -> Sequences:
-    return Sequences.pack([(r.prompt.tokens, r.tokens) for r in rollouts])
-
-
-def _message(rollouts: Sequence[Rollout]) -> Message:
-    sequences = _pack(rollouts)
-    return {
-        "tokens": sequences.tokens,
-        "lengths": sequences.lengths,
-        "prompt_lengths": sequences.prompt_lengths,
-        "sampled_logprobs": torch.tensor([p for r in rollouts for p in r.logprobs], dtype=torch.float32),
-        "versions": torch.tensor([v for r in rollouts for v in r.versions], dtype=torch.int64),
-    }, {}

@@ -1,0 +1,94 @@
+"""`rlhf checkpoint ls|verify|gc STORE`: the checkpoints of a run, wherever they lie."""
+
+import argparse
+import datetime
+import sys
+
+from ..local.progress import say
+from ..verbs.words import columns
+from . import replay
+from .opened import archive, package
+
+FAILED, USAGE = 1, 2
+
+
+def ls(options: argparse.Namespace) -> int:
+    found = archive(options.store)
+    rows = [("STEP", "TIME", "SIZE", "EVALUATION", "EPOCH")]
+    for entry in found.entries():
+        try:
+            size = _size(sum(segment.size for segment in found.open(entry).manifest.segments()))
+        except _damaged():
+            size = "damaged"
+        reward = "" if entry.reward is None else f"{entry.reward:.4g}"
+        rows.append((str(entry.step), entry.time, size, reward, str(entry.epoch)))
+    say("\n".join(columns(rows)) if len(rows) > 1 else f"{options.store} holds no checkpoint", sys.stdout)
+    return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Reads everything; the exit code tells whether all of it is intact."""
+    found, damaged = archive(options.store), 0
+    for entry in found.entries():
+        try:
+            cut = found.open(entry)
+            sizes = [segment.size for segment in cut.verify()]
+            say(f"step {entry.step}: intact, {len(sizes)} segments, {_size(sum(sizes))}", sys.stdout)
+        except _damaged() as error:
+            damaged += 1
+            say(f"step {entry.step}: DAMAGED: {error}", sys.stdout)
+    if damaged:
+        say(f"error: {_of(damaged)} damaged; a run goes on from the newest that is intact", sys.stderr)
+    return FAILED if damaged else 0
+
+
+def gc(options: argparse.Namespace) -> int:
+    """Deletes what no checkpoint refers to, but nothing so young that a running trainer may be about to use it."""
+    found = archive(options.store)
+    before = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=options.older_than)
+    everything = found.garbage()
+    old = [listed for listed in everything if listed.modified < before]
+    if not options.dry_run:
+        found.store.delete([listed.key for listed in old])
+    done = "would delete" if options.dry_run else "deleted"
+    young = f"; left {len(everything) - len(old)} younger" if len(old) < len(everything) else ""
+    count = "1 object" if len(old) == 1 else f"{len(old)} objects"
+    say(f"{done} {count}, {_size(sum(listed.size for listed in old))}{young}", sys.stdout)
+    return 0
+
+
+_VERBS = {"ls": ls, "verify": verify, "gc": gc}
+
+
+def meant(options: argparse.Namespace) -> bool:
+    """Whether `rlhf checkpoint` was asked about a store, and not about a job."""
+    return options.command == "checkpoint" and (options.store is not None or options.name in _VERBS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns the exit code."""
+    if options.store is None or options.name not in _VERBS:
+        say(
+            "error: `checkpoint NAME` asks a job, `checkpoint ls|verify|gc STORE` looks into a store",
+            sys.stderr,
+        )
+        return USAGE
+    options.does = _VERBS[options.name]
+    return replay.run(options)
+
+
+def _damaged() -> type[Exception]:
+    error: type[Exception] = package("rlhf_store.manifest").DamagedCut
+    return error
+
+
+def _of(count: int) -> str:
+    return "1 checkpoint is" if count == 1 else f"{count} checkpoints are"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.4g} TB"

@@ -1,0 +1,46 @@
+"""A store that a user names, opened; its packages are imported here, when a verb runs."""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf_api.problems import InvalidJob, Problem
+
+if TYPE_CHECKING:
+    from rlhf_store.archive import Archive, Cut
+
+
+def package(name: str) -> Any:
+    """The module. Raises InvalidJob where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or name).partition(".")[0]
+        message = f"needs {missing}, which is not installed; pip install 'rlhf-operator[store]'"
+        raise InvalidJob([Problem("this command", message)]) from error
+
+
+def archive(store: str) -> "Archive":
+    """The store of a URL, a directory, or a run's work directory. Raises InvalidJob where there is none."""
+    return package("rlhf_store.archive").Archive(url(store))  # type: ignore[no-any-return]
+
+
+def url(store: str) -> str:
+    """A directory is looked for here: opening a store makes the one that is not there."""
+    scheme, separator, rest = store.partition("://")
+    if separator and scheme != "file":
+        return store
+    folder = Path(rest if separator else store)
+    if not folder.is_dir():
+        raise InvalidJob([Problem(store, "no such directory, and no URL of a store (s3://, gs://, az://)")])
+    inner = folder / "checkpoints"  # the store of a run that names no other
+    return (inner if inner.is_dir() else folder).resolve().as_uri()
+
+
+def newest(store: str) -> "Cut":
+    """The newest checkpoint. Raises InvalidJob where there is none, DamagedCut where it is not intact."""
+    found = archive(store)
+    entries = found.entries()
+    if not entries:
+        raise InvalidJob([Problem(store, "holds no checkpoint")])
+    return found.open(entries[-1])

@@ -1,0 +1,183 @@
+"""`rlhf replay`: the episodes in a run's newest checkpoint, for people to read."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.replay import EPISODES
+
+from ..verbs.words import columns, one_line
+from .opened import newest, package
+
+if TYPE_CHECKING:
+    from rlhf_store.archive import Cut
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+FAILED, USAGE = 1, 2
+SHOWN = 5
+"""Answers that `show` prints unless told."""
+_ABOUT = ("episode", "reward", "kl", "weight_version", "trained")
+_READ = ("prompt_id", "prompt", "response", "finished", "response_tokens", *_ABOUT)
+
+Table = Any
+"""A pyarrow.Table, which has no types."""
+
+
+def add_replay(commands: "Commands") -> None:
+    replay = commands.add_parser("replay", help="read the episodes in a run's checkpoint store")
+    verbs = replay.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, help: str, does: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        parser = verbs.add_parser(name, help=help)
+        parser.add_argument(
+            "store", metavar="STORE", help="its URL, or a directory: the store's or the run's"
+        )
+        parser.set_defaults(does=does)
+        return parser
+
+    verb("ls", "list the episodes", ls)
+    for each in (
+        verb("show", "print answers with their prompts, the newest first", show),
+        verb("export", "write all answers as one table", export),
+    ):
+        each.add_argument("--episode", type=int, metavar="N", help="only this one")
+    verbs.choices["show"].add_argument(
+        "--limit", type=int, default=SHOWN, metavar="N", help=f"how many answers; {SHOWN} unless given"
+    )
+    verbs.choices["export"].add_argument(
+        "path", type=Path, metavar="PATH", help="JSON lines where it ends in .jsonl, else Parquet"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns the exit code."""
+    try:
+        return options.does(options)  # type: ignore[no-any-return]
+    except InvalidJob as error:
+        problems, code = [str(problem) for problem in error.problems], USAGE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        return FAILED
+    except (RuntimeError, OSError) as error:  # a store that fails, a checkpoint that is damaged, a full disk
+        problems, code = [str(error)], FAILED
+    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr)
+    return code
+
+
+def ls(options: argparse.Namespace) -> int:
+    cut = newest(options.store)
+    rows = [("EPISODE", "ANSWERS", "REWARD", "KL", "WEIGHTS", "TRAINED")]
+    for name in names(cut):
+        found = read(cut, name, _ABOUT).to_pylist()
+        mean = {key: sum(row[key] for row in found) / len(found) for key in ("reward", "kl")}
+        weights = sorted({row["weight_version"] for row in found})
+        rows.append(
+            (
+                str(found[0]["episode"]),
+                str(len(found)),
+                f"{mean['reward']:.4g}",
+                f"{mean['kl']:.4g}",
+                str(weights[0]) if len(weights) == 1 else f"{weights[0]}-{weights[-1]}",
+                _trained(found[0]),
+            )
+        )
+    print("\n".join(columns(rows)))
+    return 0
+
+
+def show(options: argparse.Namespace) -> int:
+    cut, left = newest(options.store), options.limit
+    for name in reversed(names(cut, options.episode)):
+        for row in read(cut, name, _READ).slice(0, max(left, 0)).to_pylist():
+            print(trajectory(row))
+            left -= 1
+        if left <= 0:
+            break
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    cut, path = newest(options.store), options.path
+    chosen = names(cut, options.episode)
+    tables = (read(cut, name) for name in chosen)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        count = (_jsonl if path.suffix == ".jsonl" else _parquet)(tables, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"{count} answers of {len(chosen)} episodes of the checkpoint of step {cut.step} in {path}")
+    return 0
+
+
+def names(cut: "Cut", episode: int | None = None) -> list[str]:
+    """The episodes in a checkpoint, oldest first, or the one that is asked for. Raises InvalidJob for none."""
+    found = [name for name in cut.blobs if name.startswith(EPISODES)]
+    if episode is not None:
+        found = [name for name in found if _number(name) == episode]
+    if not found:
+        held = ", ".join(str(_number(name)) for name in cut.blobs if name.startswith(EPISODES))
+        asked = "no episode" if episode is None else f"no episode {episode}; it holds {held or 'none'}"
+        raise InvalidJob([Problem(f"the checkpoint of step {cut.step}", f"holds {asked}")])
+    return found
+
+
+def read(cut: "Cut", name: str, fields: tuple[str, ...] | None = None) -> Table:
+    """An episode's table. Raises DamagedCut, and InvalidJob where it is none that this version knows."""
+    arrow, parquet = package("pyarrow"), package("pyarrow.parquet")
+    try:
+        return parquet.read_table(arrow.BufferReader(cut.blob(name)), columns=fields and list(fields))
+    except (arrow.ArrowException, KeyError) as error:
+        raise InvalidJob([Problem(name, f"is no episode that can be read: {error}")]) from error
+
+
+def trajectory(row: Mapping[str, Any]) -> str:
+    """One answer, as people read it."""
+    cut_off = "" if row["finished"] else ", cut off at the limit"
+    head = (
+        f"episode {row['episode']}  prompt {row['prompt_id']}  reward {row['reward']:.4g}  KL {row['kl']:.4g}  "
+        f"{len(row['response_tokens'])} tokens{cut_off}  weights {row['weight_version']}  trained {_trained(row)}"
+    )
+    return f"{head}\n{_indented(row['prompt'], '  ')}\n{_indented(row['response'], '  > ')}\n"
+
+
+def _trained(row: Mapping[str, Any]) -> str:
+    return "not yet" if row["trained"] is None else f"in step {row['trained']}"
+
+
+def _indented(text: str, by: str) -> str:
+    """A model may write anything, a terminal's control characters too."""
+    return "\n".join(by + one_line(line) for line in (text.splitlines() or [""]))
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix(EPISODES).partition(".")[0])
+
+
+def _parquet(tables: Iterator[Table], path: Path) -> int:
+    parquet, count, writer = package("pyarrow.parquet"), 0, None
+    try:
+        for table in tables:
+            writer = writer or parquet.ParquetWriter(path, table.schema, compression="zstd")
+            writer.write_table(table)
+            count += table.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return count
+
+
+def _jsonl(tables: Iterator[Table], path: Path) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as out:
+        for table in tables:
+            for row in table.to_pylist():
+                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += table.num_rows
+    return count

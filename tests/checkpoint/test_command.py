@@ -1,0 +1,71 @@
+"""`rlhf checkpoint ls|verify|gc`, in a directory and in S3."""
+
+import obstore
+import pytest
+
+from rlhf_operator.cli import main
+from rlhf_store.retention import Retention
+
+
+@pytest.fixture
+def rlhf(capsys):
+    def run(*arguments: str) -> tuple[int, list[str], str]:
+        code = main(["checkpoint", *arguments])
+        said = capsys.readouterr()
+        return code, said.out.splitlines(), said.err
+
+    return run
+
+
+def test_ls(place, rlhf):
+    assert rlhf("ls", place.url) == (0, [f"{place.url} holds no checkpoint"], "")
+    trainer = place.trainer()
+    trainer.save(3)
+    time = trainer.save(12, reward=0.25).time
+    code, (head, three, twelve), _ = rlhf("ls", place.url)
+    assert code == 0
+    assert head.split() == ["STEP", "TIME", "SIZE", "EVALUATION", "EPOCH"]
+    assert three.split()[0] == "3"
+    assert twelve.split() == ["12", time, *three.split()[2:4], "0.25", "1"]
+
+
+def test_verify_reads_everything_and_tells_by_its_exit_code(place, rlhf):
+    trainer = place.trainer()
+    trainer.save(1)
+    damaged = trainer.save(2)
+    code, lines, _ = rlhf("verify", place.url)
+    assert (code, len(lines)) == (0, 2)
+    assert lines[1].startswith("step 2: intact, 4 segments, ")
+    place.damage(damaged.manifest.groups["model"][0].key)
+    code, lines, error = rlhf("verify", place.url)
+    assert code == 1
+    assert lines[0].startswith("step 1: intact")
+    assert lines[1].startswith("step 2: DAMAGED: segment ")
+    assert error == "error: 1 checkpoint is damaged; a run goes on from the newest that is intact\n"
+
+
+def test_gc_deletes_what_nobody_refers_to_and_nothing_young(place, rlhf):
+    place.trainer(Retention(last=1)).save(1)
+    before = place.keys("")
+    obstore.put(place.raw, "segments/" + "0" * 64, b"left by an interrupted upload")
+    assert rlhf("gc", place.url) == (0, ["deleted 0 objects, 0 B; left 1 younger"], "")
+    assert rlhf("gc", place.url, "--older-than=0", "--dry-run")[1] == ["would delete 1 object, 29 B"]
+    assert len(place.keys("")) == len(before) + 1
+    assert rlhf("gc", place.url, "--older-than=0")[1] == ["deleted 1 object, 29 B"]
+    assert place.keys("") == before
+    assert rlhf("verify", place.url)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ls",), "`checkpoint ls|verify|gc STORE` looks into a store"),
+        (("ppo", "s3://bucket/x"), "`checkpoint NAME` asks a job"),
+        (("ls", "nowhere"), "nowhere: no such directory"),
+    ],
+)
+def test_what_does_not_go_together(rlhf, arguments, said):
+    code, lines, error = rlhf(*arguments)
+    assert (code, lines) == (2, [])
+    assert said in error
+    assert len(error.splitlines()) == 1

@@ -1,0 +1,224 @@
+"""PPO with real engines: whole runs, and runs that go on from a checkpoint in the middle.
+
+Each rank: `ppo_worker.py OUT`, with torchrun's environment. Writes figures, ledgers and digests of the weights of each
+case to OUT/<rank>.json; several ranks make whole runs of the cases in SPREAD alone.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tests.api.manifests import job
+from tests.support.models import byte_tokenizer
+from torch import distributed
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
+
+from rlhf_api.rows import PromptRow
+from rlhf_trainer.checkpoint.generators import restore_generators, save_generators
+from rlhf_trainer.policy.engine import Engine
+from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.records import Prompt, Rollout
+from rlhf_trainer.rollout.arrivals import Answers
+from rlhf_trainer.rollout.shared import generate_shared
+from rlhf_trainer.run import Run
+from rlhf_trainer.tasks.experience import Scorers
+from rlhf_trainer.tasks.ppo import PPO
+
+ROWS = [PromptRow(prompt=f"prompt {i} of the data") for i in range(10)]
+SMALL = (
+    *("spec.data.promptsPerStep=4", "spec.ppo.minibatchSize=4", "spec.ppo.epochs=2", "spec.steps=9"),
+    *("spec.sampling={maxNewTokens: 6, answersPerPrompt: 2}", "spec.trainer.deepspeed={}"),
+    *("spec.model.dtype=float32", "spec.optimizer={learningRate: 0.001, criticLearningRate: 0.01}"),
+)
+SHARED = "spec.generator.sharedWithTrainer=true"
+CASES: dict[str, tuple[str, ...]] = {
+    "plain": (SHARED,),
+    "uniform": (SHARED, "spec.replay={maxReplayEpisode: 2}"),
+    "prioritized": (
+        SHARED,
+        "spec.replay={maxRelayEpisode: -1, relaySampleFn: prioritized, samplesPerStep: 3}",
+    ),
+    "dynamic": ("spec.replay={streamDataLoaderType: dynamic, maxReplayEpisode: 1, samplesPerStep: 2}",),
+}
+SPREAD = ("uniform", "dynamic")
+STEPS, STOP = 5, 2
+
+
+class Asked:
+    """In place of reward and reference: numbers that depend on the answer alone."""
+
+    def ask(self, sequences: Any, array: str, *_rows: Any, **_header: Any) -> torch.Tensor:
+        tokens = sequences.tokens.double()
+        if array == "scores":
+            ends = tokens[sequences.lengths.cumsum(0) - 1]
+            return (ends.remainder(7) / 7).float()
+        index = sequences.answer_index(torch.arange(len(sequences)))
+        return -(tokens[index].remainder(5) + 1).float()
+
+
+class Generators:
+    """In place of the fleet: answers of the model as it is when they are asked for, in batches out of order."""
+
+    def __init__(self, run: Run, engine: Engine, refuses: str = "") -> None:
+        self._run, self._engine, self._refuses, self._version = run, engine, refuses, 0
+
+    def publish(self, version: int) -> None:
+        self._version = version
+
+    def stream(self, prompts: list[Prompt], size: int) -> Iterator[Answers]:
+        asked = [prompt for prompt in prompts if prompt.id != self._refuses]
+        sampling, tokenizer = self._run.spec.sampling, self._run.tokenizer
+        rollouts = generate_shared(self._engine, self._run.ranks, tokenizer, asked, sampling, self._version)
+        by_prompt: dict[str, list[Rollout]] = {}
+        for rollout in rollouts:
+            by_prompt.setdefault(rollout.prompt.id, []).append(rollout)
+        came = list(by_prompt.values())[::-1]
+        yield Answers([r for rs in came[:size] for r in rs])
+        refused = {self._refuses: "HTTP 400: too long"} if len(asked) < len(prompts) else {}
+        yield Answers([r for rs in came[size:] for r in rs], [asked[0].id], refused)
+
+
+def engine(kind: type, labels: int, rate: float) -> Engine:
+    torch.manual_seed(3)
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        num_labels=labels,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Engine(
+        kind(config).float(),
+        deepspeed={"zero_optimization": {"stage": 0}},
+        learning_rate=rate,
+        betas=(0.9, 0.95),
+        epsilon=1e-8,
+        weight_decay=0.0,
+        gradient_clip=1.0,
+        micro_batch_tokens=256,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+class Cut:
+    """What a checkpoint holds, through JSON and copies."""
+
+    def __init__(self, task: PPO, ranks: Ranks, step: int) -> None:
+        self.step = step
+        self.state = json.loads(json.dumps(task.state()))
+        self._groups = {
+            group: {name: tensor.clone() for name, tensor in tensors}
+            for group, tensors in task.groups().items()
+        }
+        self._blobs = dict(task.blobs())
+        self.blobs = tuple(sorted(self._blobs))
+        self.generators = save_generators(ranks)
+
+    def blob(self, name: str) -> bytes:
+        return self._blobs[name]
+
+    def tensor(self, group: str, name: str) -> torch.Tensor:
+        return self._groups[group][name]
+
+
+class Job:
+    """One run, that can be put back to a cut."""
+
+    def __init__(self, name: str) -> None:
+        self.ranks = Ranks(distributed.get_rank(), distributed.get_world_size(), torch.device("cpu"))
+        self.told: list[Any] = []
+        control = SimpleNamespace(report=lambda **changes: self.told.append(changes))
+        self.spec = job(*SMALL, *CASES[name]).spec
+        run = Run(
+            "job",
+            self.spec,
+            Path(),
+            self.ranks,
+            byte_tokenizer(),
+            SimpleNamespace(control=control),
+            threading.Event(),
+        )
+        policy = engine(LlamaForCausalLM, 2, 0.001)
+        dynamic = self.spec.replay.dynamic
+        self.task = PPO(
+            run,
+            policy=policy,
+            critic=engine(LlamaForTokenClassification, 1, 0.01),
+            fleet=Generators(run, policy, refuses="0/3") if dynamic else None,
+            scorers=Scorers(Asked(), Asked()) if self.ranks.first else None,
+            rows=ROWS,
+            held_out=[],
+        )
+        self.policy, self.lines = policy, list[dict[str, float]]()
+
+    def steps(self, first: int, last: int) -> None:
+        for step in range(first, last):
+            self.task.publish(step)
+            figures = self.task.collect(step)
+            self.lines.append(figures | self.task.train(step))
+
+    def found(self) -> dict[str, Any]:
+        digest = hashlib.sha256()
+        for _, tensor in self.policy.named_tensors():
+            digest.update(tensor.numpy().tobytes())
+        ledgers = [told["ledger"].model_dump() for told in self.told if "ledger" in told]
+        blobs = {name: hashlib.sha256(data).hexdigest() for name, data in self.task.blobs().items()}
+        return {
+            "weights": digest.hexdigest(), "lines": self.lines, "ledgers": ledgers,
+            "state": self.task.state(), "blobs": blobs,
+        }  # fmt: skip
+
+
+def whole(name: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    run = Job(name)
+    torch.manual_seed(0)
+    run.steps(0, STEPS)
+    return run.found()
+
+
+def resumed(name: str, *, pending: bool) -> dict[str, Any]:
+    """Stopped after STOP steps, where `pending` with an episode that is collected; another process would go on."""
+    first = Job(name)
+    torch.manual_seed(0)
+    first.steps(0, STOP)
+    if pending:
+        first.task.publish(STOP)
+        first.task.collect(STOP)
+    cut = Cut(first.task, first.ranks, STOP)
+    second = Job(name)
+    second.steps(0, 1)  # whatever it was before, it is the cut's then
+    second.lines.clear()
+    second.task.restore(cut)
+    restore_generators(second.ranks, cut.generators)
+    second.steps(STOP, STEPS)
+    return second.found()
+
+
+def main(out: Path) -> None:
+    distributed.init_process_group("gloo")
+    torch.set_num_threads(1)
+    one = distributed.get_world_size() == 1
+    found: dict[str, Any] = {}
+    for name in CASES if one else SPREAD:
+        found[name] = {"whole": whole(name)}
+        if one:
+            found[name] |= {way: resumed(name, pending=way == "pending") for way in ("between", "pending")}
+    (out / f"{distributed.get_rank()}.json").write_text(json.dumps(found))
+    distributed.barrier()
+    os._exit(0)  # as the trainer role ends
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,172 @@
+"""`rlhf replay` on real stores; and what the docs show of samplers and DuckDB."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.replay.made import episode, words
+from tests.support.seaweed import running
+
+from rlhf_api.replay import Replay
+from rlhf_operator import cli
+from rlhf_store.archive import Archive
+from rlhf_store.committing import Committer
+from rlhf_store.retention import Retention
+from rlhf_trainer.checkpoint.saver import Saver
+from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
+from rlhf_trainer.replay.samplers import Sampling
+
+PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
+REPLAY = Replay(maxReplayEpisode=2)
+
+
+def fill(url: str) -> None:
+    """Two checkpoints; the newest has episodes 2 and 3, and 4, which is not trained on yet."""
+    archive = Archive(url)
+    committer = Committer.take_over(archive, Retention())
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    saver = Saver(ranks, archive, committer, committed=lambda _cut: None)
+    buffer = ReplayBuffer(REPLAY, words)
+    for step in (1, 2, 3):
+        buffer.add(episode(step), step)
+        pending = episode(4) if step == 3 else None
+        saver.begin(step, {}, {"model": {"weight": torch.ones(3)}.items()}, buffer.blobs(pending))
+    saver.finish()
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    fill((tmp_path / "run" / "checkpoints").as_uri())
+    return tmp_path / "run"
+
+
+def test_ls(store, capsys):
+    for named in (store, store / "checkpoints", (store / "checkpoints").as_uri()):
+        assert cli.main(["replay", "ls", str(named)]) == 0
+        head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+        assert head == ["EPISODE", "ANSWERS", "REWARD", "KL", "WEIGHTS", "TRAINED"]
+        assert [(row[0], row[1]) for row in rows] == [("2", "4"), ("3", "4"), ("4", "4")]
+        assert [" ".join(row[5:]) for row in rows] == ["in step 2", "in step 3", "not yet"]
+        assert float(rows[0][2]) == pytest.approx(float(episode(2).experience.scores.mean()), rel=1e-3)
+
+
+def test_show(store, capsys):
+    assert cli.main(["replay", "show", str(store), "--limit", "5"]) == 0
+    shown = capsys.readouterr().out.strip().split("\n\n")
+    assert [text.split()[1] for text in shown] == ["4", "4", "4", "4", "3"], "the newest first"
+    tokens = [str(token) for token in episode(4).experience.sequences.row(0).tolist()]
+    head, prompt, answer = shown[0].splitlines()
+    assert re.fullmatch(
+        r"episode 4  prompt 0/16  reward -?[\d.]+  KL -?[\d.]+  3 tokens  weights \d  trained not yet", head
+    )
+    assert (prompt, answer) == (f"  {' '.join(tokens[:2])}", f"  > {' '.join(tokens[2:])}")
+    assert "cut off at the limit" in shown[1]
+
+    assert cli.main(["replay", "show", str(store), "--episode", "2", "--limit", "99"]) == 0
+    assert capsys.readouterr().out.count("episode 2  ") == 4
+
+
+def test_export(store, tmp_path, capsys):
+    parquet, lines = tmp_path / "answers.parquet", tmp_path / "answers.jsonl"
+    assert cli.main(["replay", "export", str(store), str(parquet)]) == 0
+    assert capsys.readouterr().out == f"12 answers of 3 episodes of the checkpoint of step 3 in {parquet}\n"
+    rows = pq.read_table(parquet).to_pylist()
+    assert [row["episode"] for row in rows] == [2] * 4 + [3] * 4 + [4] * 4
+    assert rows[0]["advantages"] == episode(2).experience.advantages[:3].tolist()
+    assert cli.main(["replay", "export", str(store), str(lines), "--episode", "3"]) == 0
+    assert [json.loads(line) for line in lines.read_text().splitlines()] == rows[4:8]
+    best = duckdb.sql(blocks("sql")[1].replace("answers.parquet", str(parquet))).fetchall()
+    assert [reward for _, _, reward in best] == sorted((row["reward"] for row in rows), reverse=True)[:5]
+
+
+def test_it_reads_an_s3_store(tmp_path, monkeypatch, capsys):
+    with running(tmp_path) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        fill(server.url("run"))
+        assert cli.main(["replay", "ls", server.url("run")]) == 0
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["2", "3", "4"]
+
+
+def test_what_is_wrong_is_said_in_a_line(store, tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for arguments, code, says in (
+        (("ls", str(tmp_path / "nowhere")), 2, "nowhere: no such directory, and no URL of a store"),
+        (("ls", "http://x/y"), 2, "cannot use http://x/y"),
+        (("show", str(empty)), 2, "empty: holds no checkpoint"),
+        (("show", str(store), "--episode", "1"), 2, "step 3: holds no episode 1; it holds 2, 3, 4"),
+        (("export", str(store), str(tmp_path / "no" / "x")), 1, "No such file or directory"),
+    ):
+        assert cli.main(["replay", *arguments]) == code
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert len(printed.err.splitlines()) == 1
+        assert printed.err.startswith("error: ")
+        assert says in printed.err
+    assert not (tmp_path / "nowhere").exists()
+    for segment in (store / "checkpoints" / "segments").iterdir():
+        segment.write_bytes(segment.read_bytes()[:-1] + b"?")
+    assert cli.main(["replay", "ls", str(store)]) == 1
+    assert "is not what its hash says" in capsys.readouterr().err
+
+
+def test_it_needs_neither_torch_nor_kubernetes_and_says_what_it_does_need(store):
+    code = """
+import sys
+for name in ("torch", "kubernetes", "kopf", *sys.argv[2:]):
+    sys.modules[name] = None
+from rlhf_operator import cli
+sys.exit(cli.main(["replay", "ls", sys.argv[1]]))
+"""
+
+    def run(*absent: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, str(store), *absent]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+
+    assert run().returncode == 0
+    for absent in ("pyarrow", "obstore"):
+        without = run(absent)
+        assert without.returncode == 2
+        assert without.stderr == (
+            f"error: this command: needs {absent}, which is not installed; pip install 'rlhf-operator[store]'\n"
+        )
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.S | re.M)
+
+
+def test_the_docs_ask_duckdb(store):
+    """Statement by statement, on the store of a run."""
+    text = blocks("sql")[0].replace("runs/ppo/checkpoints/", f"{store}/checkpoints/")
+    found = duckdb.connect()
+    for statement in filter(str.strip, text.split(";")):
+        found.execute(statement)
+    rows = found.fetchall()
+    assert [row[:2] for row in rows] == [(2, 4), (3, 4), (4, 4)]
+    assert rows[0][2] == pytest.approx(float(episode(2).experience.scores.mean()))
+    assert rows[0][4] == 11 / 4
+
+
+def test_the_sampler_in_the_docs_works(tmp_path, monkeypatch):
+    (tmp_path / "my_samplers.py").write_text(blocks("python")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "replaySampleFn: my_samplers:half_best" in PAGE
+    replay = Replay(maxReplayEpisode=2, replaySampleFn="my_samplers:half_best")
+    buffer = ReplayBuffer(replay, words)
+    for number in (1, 2):
+        buffer.add(episode(number), number)
+    picks = Sampling(replay, 0).picks(buffer.replayable(), EpisodeReplayBuffer(episode(3), words), 3)
+    best = {n: episode(n).experience.scores.argsort(descending=True)[:2].tolist() for n in (1, 2)}
+    assert picks == [(n, i) for n in (1, 2) for i in best[n]]
+    keys = set(re.findall(r"`(\w+)`", PAGE.split("| key | value |")[1].split("\n\n")[0]))
+    assert keys == set(EpisodeReplayBuffer(episode(3), words).buffer[0])

@@ -1,0 +1,62 @@
+"""Prompts come in their order, and their ledger goes with the checkpoint."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.api.manifests import job
+from tests.replay.made import episode
+from tests.support.models import byte_tokenizer
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.rows import PromptRow
+from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.run import Run
+from rlhf_trainer.tasks.experience import Collected
+from rlhf_trainer.tasks.intake import Intake
+
+
+def intake(rows: int) -> tuple[Intake, list[Any]]:
+    """And what it tells."""
+    told: list[Any] = []
+    services: Any = SimpleNamespace(
+        control=SimpleNamespace(report=lambda **changes: told.append(changes["ledger"]))
+    )
+    spec = job("spec.data.promptsPerStep=4", "spec.ppo.minibatchSize=4").spec
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    run = Run("job", spec, Path(), ranks, byte_tokenizer(), services, threading.Event())
+    return Intake(run, [PromptRow(prompt=f"prompt {i}") for i in range(rows)]), told
+
+
+def test_a_checkpoint_with_answers_not_trained_on_holds_their_prompts():
+    before, told = intake(6)
+    before.issue()
+    before.take(Collected(made := episode(0), [1], {}))
+    after, told = intake(6)
+    after.restore(before.state(), made)
+    assert (told[-1].issued, told[-1].returned, told[-1].requeued, told[-1].lost) == (4, 4, 1, 0)
+    after.trained(made)
+    assert (told[-1].trained, told[-1].lost) == (4, 0)
+    assert [prompt.id.split("/")[0] for prompt in after.issue()] == ["0", "0", "1", "1"]
+    assert (told[-1].epoch, told[-1].issued) == (1, 2)
+
+
+def test_prompts_without_their_answers_would_be_told_as_lost(caplog):
+    before, _ = intake(6)
+    before.issue()
+    after, told = intake(6)
+    after.restore(before.state(), None)
+    assert told[-1].lost == 4
+    assert "4 prompts are lost" in caplog.text
+
+
+def test_other_prompts_are_refused():
+    before, _ = intake(6)
+    before.issue()
+    with pytest.raises(
+        InvalidJob, match=r"spec.data.train: the checkpoint is of a run with 6 prompts, .* got 5"
+    ):
+        intake(5)[0].restore(before.state(), None)

@@ -1,0 +1,117 @@
+"""The episodes that a run keeps: to be replayed, to be resumed from, and for people to read."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from rlhf_api.replay import EPISODES, Replay
+
+from ..records import Experience
+from .table import FLOATS, Episode, Texts, decode, encode
+
+
+class EpisodeReplayBuffer:
+    """One episode as a sampler sees it: `episode_id`, and `buffer`, a list with one dictionary for each answer.
+
+    The keys: `episode` and `index` (its place in `buffer`), which say which answer it is; `prompt_id`, `prompt`,
+    `response`, `reward`, `weight_version`, `finished`; and as numpy arrays that cannot be written, with one entry a
+    token, `prompt_tokens`, `response_tokens`, `sampled_logprobs`, `logprobs`, `reference_logprobs`, `values`,
+    `advantages`, `returns`.
+    """
+
+    def __init__(self, episode: Episode, texts: Texts, data: bytes | None = None) -> None:
+        """`data` is the episode's table where it is at hand."""
+        self.episode, self._texts, self._data = episode, texts, data
+
+    @property
+    def episode_id(self) -> int:
+        return self.episode.number
+
+    @cached_property
+    def buffer(self) -> list[dict[str, Any]]:
+        made, sequences = self.episode.experience, self.episode.experience.sequences
+        lengths = sequences.answer_lengths.tolist()
+        arrays = {name: getattr(made, name).split(lengths) for name in (*FLOATS, "versions")}
+        prompts, responses = self._texts(sequences)
+        samples = []
+        for i, prompt_length in enumerate(sequences.prompt_lengths.tolist()):
+            row = sequences.row(i)
+            tokens = {"prompt_tokens": row[:prompt_length], "response_tokens": row[prompt_length:]}
+            floats = {name: arrays[name][i] for name in FLOATS}
+            views = {name: array.numpy().view() for name, array in (tokens | floats).items()}
+            for view in views.values():
+                view.flags.writeable = False
+            samples.append(
+                {
+                    "episode": self.episode_id,
+                    "index": i,
+                    "prompt_id": self.episode.prompt_ids[i],
+                    "prompt": prompts[i],
+                    "response": responses[i],
+                    "reward": float(made.scores[i]),
+                    "weight_version": int(arrays["versions"][i].max()),
+                    "finished": bool(self.episode.finished[i]),
+                    **views,
+                }
+            )
+        return samples
+
+    @property
+    def blob(self) -> bytes:
+        """The episode's table, as a checkpoint holds it."""
+        if self._data is None:
+            self._data = encode(self.episode, self._texts)
+        return self._data
+
+
+class ReplayBuffer:
+    """The episodes that were trained on, first in, first out: those that may be replayed, and always the newest."""
+
+    def __init__(self, replay: Replay, texts: Texts) -> None:
+        self._replay, self._texts = replay, texts
+        self._kept: list[EpisodeReplayBuffer] = []
+
+    def add(self, episode: Episode, step: int) -> None:
+        """An episode that `step` trained on; what is too old for the window goes."""
+        self._keep(EpisodeReplayBuffer(replace(episode, trained=step), self._texts))
+
+    def replayable(self) -> list[EpisodeReplayBuffer]:
+        """The window, oldest first; empty where nothing is to be replayed."""
+        found = [kept for kept in self._kept if kept.episode_id >= self._replay.offset]
+        window = self._replay.window
+        return found[-window:] if window > 0 else found if window else []
+
+    def experience(self, picks: Sequence[tuple[int, int]]) -> Experience:
+        """What was picked, as (episode, index), in that order; at least one."""
+        by_number = {kept.episode_id: kept.episode.experience for kept in self._kept}
+        numbers = sorted({number for number, _ in picks})
+        parts = {n: by_number[n].select(torch.tensor([i for m, i in picks if m == n])) for n in numbers}
+        # Joined by episode, then put into the order of the picks.
+        order = sorted(range(len(picks)), key=lambda at: picks[at][0])
+        return Experience.join([parts[n] for n in numbers]).select(torch.tensor(order).argsort())
+
+    def blobs(self, pending: Episode | None) -> dict[str, bytes]:
+        """The tables of all episodes by their names in a checkpoint; `pending` was not trained on yet."""
+        more = [] if pending is None else [EpisodeReplayBuffer(pending, self._texts)]
+        return {f"{EPISODES}{kept.episode_id:08d}.parquet": kept.blob for kept in (*self._kept, *more)}
+
+    def restore(self, blobs: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> Episode | None:
+        """The inverse: returns the episode that was pending. Raises ValueError where one is no episode."""
+        self._kept, pending = [], None
+        for name, data in sorted(dict(blobs).items()):
+            try:
+                episode = decode(data)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            if episode.trained is None:
+                pending = episode
+            else:
+                self._keep(EpisodeReplayBuffer(episode, self._texts, data))
+        return pending
+
+    def _keep(self, kept: EpisodeReplayBuffer) -> None:
+        self._kept.append(kept)
+        self._kept = self.replayable() or [kept]

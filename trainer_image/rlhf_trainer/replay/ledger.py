@@ -1,0 +1,179 @@
+"""The prompt ledger: what became of every prompt, so that each is trained on exactly once an epoch.
+
+A prompt is known by its position in the order in which the run takes prompts: position // rows is its epoch. The
+ledger is part of a checkpoint. What is trained on after one is undone together with its entries here, and that is
+what makes it exactly once: weights and ledger are always of the same moment.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from rlhf_api.status import LedgerStatus
+
+REASONS = 16
+REASON_LENGTH = 200
+"""Bounds of what is kept of why prompts were dropped; further reasons count as `OTHER`."""
+OTHER = "other reasons"
+
+
+class LedgerError(RuntimeError):
+    """A prompt would be trained on twice, or without having been issued: an error of ours."""
+
+
+class Runs:
+    """A set of positions as sorted runs [start, end): compact, because positions come in order."""
+
+    def __init__(self, runs: Iterable[Iterable[int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in runs:
+            if start >= end or (self._ends and start <= self._ends[-1]):
+                raise ValueError(
+                    f"runs of positions must ascend with gaps between them; got [{start}, {end})"
+                )
+            self._starts.append(start)
+            self._ends.append(end)
+
+    def __contains__(self, position: int) -> bool:
+        at = bisect_right(self._starts, position) - 1
+        return at >= 0 and position < self._ends[at]
+
+    def __len__(self) -> int:
+        return sum(self._ends) - sum(self._starts)
+
+    def add(self, position: int) -> None:
+        """It must not be in here yet."""
+        at = bisect_right(self._starts, position)
+        joins_left = at > 0 and self._ends[at - 1] == position
+        joins_right = at < len(self._starts) and self._starts[at] == position + 1
+        if joins_left and joins_right:
+            self._ends[at - 1] = self._ends[at]
+            del self._starts[at], self._ends[at]
+        elif joins_left:
+            self._ends[at - 1] = position + 1
+        elif joins_right:
+            self._starts[at] = position
+        else:
+            self._starts.insert(at, position)
+            self._ends.insert(at, position + 1)
+
+    def count(self, low: int, high: int) -> int:
+        """How many of [low, high) are in here."""
+        pairs = zip(self._starts, self._ends, strict=True)
+        return sum(max(0, min(end, high) - max(start, low)) for start, end in pairs)
+
+    @property
+    def end(self) -> int:
+        """One more than the greatest; 0 where there is none."""
+        return self._ends[-1] if self._ends else 0
+
+    def state(self) -> list[list[int]]:
+        return [list(run) for run in zip(self._starts, self._ends, strict=True)]
+
+
+class Ledger:
+    """What became of the prompts of a run, whose dataset has `rows`."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._issued, self._returned, self._trained = Runs(), Runs(), Runs()
+        self._dropped: dict[str, Runs] = {}
+        self._requeued: Counter[int] = Counter()  # by epoch
+
+    def issue(self, positions: Iterable[int]) -> None:
+        """They are about to be asked."""
+        for position in positions:
+            self._check(position not in self._issued, position, "issued a second time")
+            self._issued.add(position)
+
+    def requeue(self, positions: Iterable[int]) -> None:
+        """Whoever was asked failed; another one is."""
+        for position in positions:
+            self._check_open(position, "requeued")
+            self._requeued[position // self.rows] += 1
+
+    def answer(self, positions: Iterable[int]) -> None:
+        """Their answers are here."""
+        for position in positions:
+            self._check_open(position, "answered")
+            self._check(position not in self._returned, position, "answered a second time")
+            self._returned.add(position)
+
+    def train(self, positions: Iterable[int]) -> None:
+        """Their answers go into an update of the weights, for the first time; those of a replay are not told."""
+        for position in positions:
+            self._check(position in self._returned, position, "trained on without an answer")
+            self._check_open(position, "trained on")
+            self._trained.add(position)
+
+    def drop(self, positions: Iterable[int], reason: str) -> None:
+        """They will never be trained on."""
+        reason = reason[:REASON_LENGTH]
+        if reason not in self._dropped and len(self._dropped) >= REASONS:
+            reason = OTHER
+        for position in positions:
+            self._check_open(position, "dropped")
+            self._dropped.setdefault(reason, Runs()).add(position)
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """How many prompts were dropped, by reason."""
+        return {reason: len(runs) for reason, runs in self._dropped.items()}
+
+    def lost(self, held: Iterable[int]) -> int:
+        """Prompts that were issued and are nowhere: not trained on, not dropped, and not among `held`, those that the
+        run is working on."""
+        in_hand = sum(self._open(position) for position in set(held))
+        return len(self._issued) - len(self._trained) - sum(map(len, self._dropped.values())) - in_hand
+
+    def status(self, held: Iterable[int]) -> LedgerStatus:
+        """The figures of the epoch that the newest prompt is of; `dropped` and `lost` are the whole run's."""
+        epoch = max(0, self._issued.end - 1) // self.rows
+        low, high = epoch * self.rows, (epoch + 1) * self.rows
+        return LedgerStatus(
+            epoch=epoch,
+            issued=self._issued.count(low, high),
+            returned=self._returned.count(low, high),
+            trained=self._trained.count(low, high),
+            requeued=self._requeued[epoch],
+            dropped=sum(map(len, self._dropped.values())),
+            lost=self.lost(held),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """As JSON: runs [start, end) of positions."""
+        return {
+            "rows": self.rows,
+            "issued": self._issued.state(),
+            "returned": self._returned.state(),
+            "trained": self._trained.state(),
+            "dropped": {reason: runs.state() for reason, runs in self._dropped.items()},
+            "requeued": {str(epoch): count for epoch, count in self._requeued.items()},
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Self:
+        """The inverse of `state`."""
+        made = cls(state["rows"])
+        made._issued, made._returned, made._trained = (
+            Runs(state[name]) for name in ("issued", "returned", "trained")
+        )
+        made._dropped = {reason: Runs(runs) for reason, runs in state["dropped"].items()}
+        made._requeued = Counter({int(epoch): count for epoch, count in state["requeued"].items()})
+        return made
+
+    def _open(self, position: int) -> bool:
+        """Whether it was issued, and is neither trained on nor dropped."""
+        settled = position in self._trained or any(position in runs for runs in self._dropped.values())
+        return position in self._issued and not settled
+
+    def _check_open(self, position: int, what: str) -> None:
+        self._check(position in self._issued, position, f"{what} without having been issued")
+        self._check(self._open(position), position, f"{what} after it was trained on or dropped")
+
+    def _check(self, right: bool, position: int, what: str) -> None:
+        if not right:
+            epoch, place = divmod(position, self.rows)
+            raise LedgerError(f"prompt {place} of epoch {epoch} (position {position}) is {what}")
