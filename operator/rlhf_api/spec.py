@@ -125,6 +125,8 @@ class Evaluation(Frozen):
 class Weights(Frozen):
     """The broadcast of the policy to the generators."""
 
+    every_steps: Positive = 1
+    """The generators get new weights after every so many steps; between them, PPO's old log-probabilities are theirs."""
     timeout_seconds: PositiveFloat = 30.0
     """Deadline of each broadcast; a generator that misses it is left behind until it comes back."""
     bucket_megabytes: Positive = 64

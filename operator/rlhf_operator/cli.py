@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig, command, replicas, roles_of
 from rlhf_api.status import JobStatus
 
-from .archive import replay
-from .local import workdir
+from .archive import opened, replay
+from .local import gpus, workdir
 from .local.host import Host
 from .local.model_files import model_sizes
 from .local.ports import place
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a log's line must not end a run
     if options.command == "replay":
-        return replay.run(options)
+        return opened.run(options)
     try:
         job = load(options.file, options.set)
         if options.files and (problems := check_files(job.spec)):
@@ -108,6 +109,7 @@ def _run(job: RLHFJob, options: argparse.Namespace, make: Command) -> int:
         workdir=str(folder.resolve()),
         resume=options.resume or job.spec.checkpoint.resume,
     )
+    gpus.check(job.spec, gpus.present({**os.environ, **job.spec.environment}))
     with workdir.locked(folder):
         places = place(config, options.base_port)
         before = workdir.prepare(folder, job.spec, resume=options.resume, overwrite=options.overwrite)

@@ -22,16 +22,20 @@ def test_two_ranks_of_zero_3_feed_a_generator(chain, tmp_path):
     assert (ledger["issued"], ledger["trained"], ledger["dropped"], ledger["lost"]) == (32, 32, 0, 0)
 
 
-def test_bfloat16_on_both_sides_is_measured_every_step(chain, tmp_path):
+def test_bfloat16_on_both_sides_is_measured_while_both_have_the_same_weights(chain, tmp_path):
     """DeepSpeed keeps float32 master weights; the two sides' rounding differs, and the metrics say by how much."""
     finished = succeed(
         SENTIMENT / "ppo.yaml",
         tmp_path / "run",
         *chain.overrides,
-        *("spec.evaluation=null", "spec.steps=2", "spec.data.promptsPerStep=16", "spec.ppo.minibatchSize=16"),
+        *("spec.evaluation=null", "spec.steps=3", "spec.data.promptsPerStep=16", "spec.ppo.minibatchSize=16"),
         *("spec.model.dtype=bfloat16", "spec.trainer.deepspeed.zero_optimization.stage=1"),
+        "spec.weights.everySteps=2",
     )
-    for line in finished.steps:
+    first, second, third = finished.steps
+    assert [line["staleness"] for line in (first, second, third)] == [0, 1, 0]
+    assert "logprob_difference" not in second, "it was sampled by earlier weights"
+    for line in (first, third):
         assert 1e-5 < line["logprob_difference"] < 0.05
         assert 0 <= line["ratio_outside_share"] < 0.1
 

@@ -67,15 +67,15 @@ class Generators:
     """In place of the fleet: answers of the model as it is when they are asked for, in batches out of order."""
 
     def __init__(self, run: Run, engine: Engine, refuses: str = "") -> None:
-        self._run, self._engine, self._refuses, self._version = run, engine, refuses, 0
+        self._run, self._engine, self._refuses, self.version = run, engine, refuses, -1
 
     def publish(self, version: int) -> None:
-        self._version = version
+        self.version = version
 
     def stream(self, prompts: list[Prompt], size: int) -> Iterator[Answers]:
         asked = [prompt for prompt in prompts if prompt.id != self._refuses]
         sampling, tokenizer = self._run.spec.sampling, self._run.tokenizer
-        rollouts = generate_shared(self._engine, self._run.ranks, tokenizer, asked, sampling, self._version)
+        rollouts = generate_shared(self._engine, self._run.ranks, tokenizer, asked, sampling, self.version)
         by_prompt: dict[str, list[Rollout]] = {}
         for rollout in rollouts:
             by_prompt.setdefault(rollout.prompt.id, []).append(rollout)

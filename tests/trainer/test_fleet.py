@@ -40,9 +40,11 @@ class Sent:
 
     def __init__(self) -> None:
         self.members: list[list[str]] = []
+        self.versions: list[int] = []
 
     def send(self, members, _tensors, version) -> SyncReport:
         self.members.append([member.name for member in members])
+        self.versions.append(version)
         return SyncReport(version, len(self.members), "", tuple(members), {}, 0, 0.0, 1)
 
 
@@ -92,6 +94,17 @@ def test_who_drains_is_asked_nothing_more_and_who_comes_gets_weights_first(world
     assert len(world.fleet.answer(PROMPTS).rollouts) == len(PROMPTS)
     assert world.sent.members == [["first"], ["second"]]
     assert (len(first.asked), len(second.asked)) == (0, len(PROMPTS))
+
+
+def test_generators_keep_their_weights_until_a_publish_or_until_one_joins(world, http):
+    first, second = Generator(http, "first"), Generator(http, "second")
+    world.announce(first)
+    world.fleet.publish(2)
+    world.fleet.move_on(3)
+    assert {r.versions[0] for r in world.fleet.answer(PROMPTS).rollouts} == {2}
+    world.announce(first, second)
+    assert {r.versions[0] for r in world.fleet.answer(PROMPTS).rollouts} == {3}
+    assert (world.sent.versions, world.fleet.version) == ([2, 3], 3)
 
 
 def test_prompts_of_one_that_is_drained_midway_wait_for_the_next(world, http):

@@ -37,7 +37,7 @@ class Fleet:
         """`sync` and `client` on rank 0 only."""
         self._run, self._policy, self._sync, self._client = run, policy, sync, client
         self._holders: dict[str, Member] = {}
-        self._version = -1
+        self._version = self._current = -1
 
     def publish(self, version: int) -> None:
         """Broadcasts the policy's weights to every generator that answers; waits for at least one.
@@ -52,7 +52,16 @@ class Fleet:
             while self._run.ranks.agree(bool):
                 for _ in self._policy.named_tensors():  # gathering the weights is a collective
                     pass
-        self._version = version
+        self._version = self._current = version
+
+    @property
+    def version(self) -> int:
+        """The weight version that the generators hold; -1 before the first."""
+        return self._version
+
+    def move_on(self, version: int) -> None:
+        """The policy has `version` now; the generators keep theirs until `publish`, or until a new one joins."""
+        self._current = version
 
     def answer(self, prompts: Sequence[Prompt]) -> Answers:
         """The answers to all prompts, in their order; see `stream`."""
@@ -70,7 +79,7 @@ class Fleet:
             Unavailable: generators come, and fail at every prompt, or refuse every one.
         """
         if self._run.ranks.agree(self._someone_is_new):
-            self.publish(self._version)
+            self.publish(self._current)
         batches = iter(()) if self._client is None else self._batches(self._client, prompts, size)
         while True:
             found: Answers | None = None
@@ -87,7 +96,7 @@ class Fleet:
             if happened == "end":
                 return
             if happened == "publish":
-                self.publish(self._version)
+                self.publish(self._current)
             else:
                 yield found or Answers()
 

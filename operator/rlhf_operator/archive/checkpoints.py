@@ -6,10 +6,8 @@ import sys
 
 from ..local.progress import say
 from ..verbs.words import columns
-from . import replay
-from .opened import archive, package
-
-FAILED, USAGE = 1, 2
+from . import opened
+from .opened import FAILED, USAGE, archive, package
 
 
 def ls(options: argparse.Namespace) -> int:
@@ -74,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         )
         return USAGE
     options.does = _VERBS[options.name]
-    return replay.run(options)
+    return opened.run(options)
 
 
 def _damaged() -> type[Exception]:

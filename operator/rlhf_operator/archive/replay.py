@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-FAILED, USAGE = 1, 2
 SHOWN = 5
 """Answers that `show` prints unless told."""
 _ABOUT = ("episode", "reward", "kl", "weight_version", "trained")
@@ -53,21 +50,6 @@ def add_replay(commands: "Commands") -> None:
     verbs.choices["export"].add_argument(
         "path", type=Path, metavar="PATH", help="JSON lines where it ends in .jsonl, else Parquet"
     )
-
-
-def run(options: argparse.Namespace) -> int:
-    """Returns the exit code."""
-    try:
-        return options.does(options)  # type: ignore[no-any-return]
-    except InvalidJob as error:
-        problems, code = [str(problem) for problem in error.problems], USAGE
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
-        return FAILED
-    except (RuntimeError, OSError) as error:  # a store that fails, a checkpoint that is damaged, a full disk
-        problems, code = [str(error)], FAILED
-    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr)
-    return code
 
 
 def ls(options: argparse.Namespace) -> int:

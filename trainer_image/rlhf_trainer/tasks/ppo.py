@@ -32,6 +32,8 @@ from .experience import Appraiser, Scorers, joined, pack
 from .intake import Intake
 from .updates import Updates
 
+AGREEMENT = ("logprob_difference", "ratio_outside_share")
+"""Figures that compare what generators and trainer say with the same weights."""
 SAMPLES = 4
 """Answers that each evaluation keeps as text, for people to read."""
 
@@ -80,7 +82,7 @@ class PPO:
         answers = self._answers(self._intake.issue())
         generated = time.perf_counter()
         self._run.report(activity="scoring")
-        self._pending = self._appraised(step, answers, sampled=False)
+        self._pending = self._appraised(step, answers, sampled=self._stale())
         assert self._pending is not None, "a fleet that answers nothing raises"
         timings = {"generate_seconds": generated - began, "score_seconds": time.perf_counter() - generated}
         return self._figures(self._pending, timings)
@@ -104,12 +106,19 @@ class PPO:
         return {**told, **updates.figures(), **replay_figures, "staleness": staleness}
 
     def publish(self, version: int) -> None:
+        """The generators get every so many versions, as `spec.weights.everySteps` says, and the first."""
         self._version = version
-        if self._fleet is not None:
+        if self._fleet is None:
+            return
+        if self._fleet.version < 0 or version % self._spec.weights.every_steps == 0:
             self._fleet.publish(version)
+        else:
+            self._fleet.move_on(version)
 
     def evaluate(self, step: int) -> dict[str, Any] | None:  # noqa: ARG002
         """The judge's mean over answers to the held-out prompts, with a few of them as text."""
+        if self._fleet is not None and self._stale():
+            self._fleet.publish(self._version)
         places = [(-1, row) for row in range(len(self._held_out))]
         length = self._spec.data.max_prompt_length
         rollouts = self._answers(prompts(self._held_out, places, self._run.tokenizer, length)).rollouts
@@ -148,6 +157,10 @@ class PPO:
         save_model(self._policy, self._run.tokenizer, self._run.workdir / "policy")
         save_model(self._critic, self._run.tokenizer, self._run.workdir / "critic")
 
+    def _stale(self) -> bool:
+        """Whether the generators hold earlier weights: then PPO's old log-probabilities are theirs."""
+        return self._fleet is not None and self._fleet.version != self._version
+
     def _answers(self, batch: list[Prompt]) -> Answers:
         """The answers to a batch of prompts: on every rank where the trainer generates, else on rank 0."""
         if self._fleet is not None:
@@ -173,7 +186,7 @@ class PPO:
             part = self._appraised(step, answers, sampled=True)
             waited, scored = waited + came - began, scored + time.perf_counter() - came
             if part is not None:
-                if not parts:
+                if not parts and not self._stale():
                     agreement = self._agreement(part.experience)
                 parts.append(part)
                 updates.run(part.experience, [torch.arange(len(part))])
@@ -186,10 +199,8 @@ class PPO:
         """Of generators and trainer, while both have the same weights: before the step's first update."""
         sequences, sampled = experience.sequences, experience.sampled_logprobs
         own = self._policy.infer(sequences, self._read, sequences.answer_lengths)
-        return {
-            "logprob_difference": float(mean_abs_difference(own, sampled)),
-            "ratio_outside_share": float(ratio_outside(own, sampled)),
-        }
+        found = (mean_abs_difference(own, sampled), ratio_outside(own, sampled))
+        return dict(zip(AGREEMENT, map(float, found), strict=True))
 
     def _appraised(self, step: int, answers: Answers, *, sampled: bool) -> Episode | None:
         """The answers as (a part of) the episode of `step`, entered into the ledger; None where there are none."""
@@ -217,8 +228,9 @@ class PPO:
         return minibatches(len(experience), ppo, seed=self._spec.seed * 1_000_003 + step)
 
     def _figures(self, episode: Episode, timings: dict[str, float]) -> dict[str, float]:
+        told = figures(episode.experience, episode.finished)
         return {
-            **figures(episode.experience, episode.finished),
+            **{name: value for name, value in told.items() if not self._stale() or name not in AGREEMENT},
             "tokens": int(episode.experience.sequences.answer_lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
