@@ -18,7 +18,7 @@ from rlhf_api.spec import Spec
 
 from ..decide import Ended, Seen
 from ..words import exit_words, telling_line
-from . import child
+from . import child, gpus
 
 Command = Callable[[RunConfig, Process, str], list[str]]
 """`rlhf_api.run.command`, or what a test starts in its place."""
@@ -58,6 +58,7 @@ class Supervised:
             config, self.process, config_file=str(config_file), termination_log=str(self.end)
         )
         environ = {**os.environ, **variables, "RLHF_TOKEN": token}
+        environ |= gpus.variables(config.spec, self.process, gpus.present(environ))
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), environ.get("PYTHONPATH")]))
         environ["PYTHONUNBUFFERED"] = "1"
         environ.setdefault("OMP_NUM_THREADS", str(threads_each(config.spec, os.cpu_count() or 1)))

@@ -1,0 +1,53 @@
+"""Which GPUs of this machine each process of a job sees: NCCL refuses two members of a group on one."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.roles import Role
+from rlhf_api.run import Process, replicas, roles_of
+from rlhf_api.serving import gpus as server_gpus
+from rlhf_api.spec import Spec
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def present(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
+    """This machine's GPUs, or those of them that the user left visible."""
+    if VISIBLE in environ:
+        return [name for name in environ[VISIBLE].split(",") if name]
+    return sorted(
+        (m[1] for p in devices.glob("nvidia*") if (m := re.fullmatch(r"nvidia(\d+)", p.name))), key=int
+    )
+
+
+def check(spec: Spec, gpus: Sequence[str]) -> None:
+    """Raises InvalidJob where trainers and generators need more GPUs than there are; without any they use the CPU."""
+    needed = sum(replicas(spec, role) * size for role, size in _sizes(spec).items() if role in roles_of(spec))
+    if gpus and needed > len(gpus):
+        message = (
+            f"trainers and generators need {needed} GPUs, this machine has {len(gpus)}; use fewer, or "
+            "`spec.generator.sharedWithTrainer: true`, or hide the GPUs with CUDA_VISIBLE_DEVICES="
+        )
+        raise InvalidJob([Problem("spec", message)])
+
+
+def variables(spec: Spec, process: Process, gpus: Sequence[str]) -> dict[str, str]:
+    """The trainers' ranks come first, then the generators, a GPU for each of their workers; reward and reference
+    servers get one each of what is left, and where nothing is, the first trainer's. Empty without GPUs."""
+    if not gpus:
+        return {}
+    first = 0
+    for role in roles_of(spec):
+        size = _sizes(spec).get(role, 1)
+        if role is process.role:
+            first += process.index * size
+            return {VISIBLE: ",".join(gpus[first : first + size] or gpus[:1])}
+        first += replicas(spec, role) * size
+    return {}
+
+
+def _sizes(spec: Spec) -> dict[Role, int]:
+    """The GPUs of one process of a role."""
+    return {Role.TRAINER: spec.trainer.processes_per_replica, Role.GENERATOR: server_gpus(spec)[0]}
