@@ -126,10 +126,11 @@ class Weights(Frozen):
     """The broadcast of the policy to the generators."""
 
     every_steps: Positive = 1
-    """The generators get new weights after every so many steps; between them, PPO's old log-probabilities are theirs."""
+    """The generators get weights after every so many steps; between, PPO's old log-probabilities are theirs."""
     timeout_seconds: PositiveFloat = 30.0
     """Deadline of each broadcast; a generator that misses it is left behind until it comes back."""
-    bucket_megabytes: Positive = 64
+    bucket_megabytes: Positive = 256
+    """Tensors travel in pieces of this size; twice as much of the first trainer GPU's memory holds them."""
 
 
 class Checkpoint(Frozen):

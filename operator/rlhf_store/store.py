@@ -67,7 +67,7 @@ class Store:
         Raises:
             InvalidJob: the URL names no store that can be opened and listed.
         """
-        self.url, self._patience, self._known = url, patience, known
+        self.url, self.patience, self._known = url, patience, known
         try:
             self._store = _connect(url, patience)
             first = self._store if known else _connect(url, FIRST_PATIENCE)
@@ -158,12 +158,12 @@ class Store:
             self._ask(lambda: obstore.delete(self._store, list(keys)))
 
     def _ask(self, call: Callable[[], T]) -> T:
-        return patiently(call, self._patience)
+        return patiently(call, self.patience)
 
     def _first_ask(self, call: Callable[[], T]) -> T:
         """Who mistyped a name wants to know at once, and that it is the job which is wrong."""
         try:
-            return patiently(call, self._patience if self._known else FIRST_PATIENCE)
+            return patiently(call, self.patience if self._known else FIRST_PATIENCE)
         except StoreError as error:
             if self._known or error.__cause__ is None:
                 raise

@@ -8,6 +8,8 @@ import pytest
 from tests.support.models import byte_tokenizer, tiny_model
 from tests.support.rlhf import Finished, run
 
+from rlhf_store.archive import Archive
+
 FUNCTIONS = """
 calls = 0
 
@@ -66,7 +68,7 @@ def assert_saved(finished: Finished, step: int) -> None:
     """What was reached before the failure is there, and the last words say how to go on."""
     assert [line["step"] for line in finished.steps] == list(range(1, step + 1))
     assert finished.status["lastCheckpoint"]["step"] == step
-    assert (finished.workdir / "checkpoints" / "cuts" / f"{step:08d}.json").exists()
+    assert [cut.step for cut in Archive(f"file://{finished.workdir}/checkpoints").entries()][-1] == step
     assert re.search(rf"newest checkpoint is of step {step}; go on with .*--resume", finished.output)
 
 

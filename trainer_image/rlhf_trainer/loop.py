@@ -70,19 +70,18 @@ def train(run: Run, task: Task, saver: Saver, earlier: Sequence[Entry]) -> int:
 
     while step < spec.steps:
         faults.point(f"step:{step}")
+        saver.check()
         if run.stop_requested():
             return _suspend(run, task, saver, step)
         began = time.perf_counter()
         figures = task.collect(step)
         if run.stop_requested():  # what was collected is saved with the rest and trained on after `--resume`
             return _suspend(run, task, saver, step)
-        saver.advance()
         run.report(activity="training")
         trained = time.perf_counter()
         figures |= task.train(step)
         figures["train_seconds"] = time.perf_counter() - trained
         step += 1
-        saver.advance()
         run.report(activity="publishing weights")
         published = time.perf_counter()
         task.publish(step)

@@ -13,6 +13,7 @@ from torch import Tensor
 from .wire import decode, encode
 
 Message = tuple[dict[str, Tensor], dict[str, Any]]
+Beside = dist.ProcessGroup
 
 GANG_TIMEOUT = timedelta(hours=2)
 """Longer than rank 0 may wait for generators and scorers; a rank that dies is noticed by torchrun, not by this."""
@@ -82,18 +83,22 @@ class Ranks:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags)
 
-    def gather(self, arrays: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    def beside(self) -> Beside | None:
+        """For what one thread of each rank does together while their main threads do something else; a collective."""
+        return dist.new_group(backend="gloo", timeout=GANG_TIMEOUT) if self.world > 1 else None
+
+    def gather(self, arrays: Mapping[str, Tensor], beside: Beside | None = None) -> list[dict[str, Tensor]]:
         """Every rank's arrays, in rank order, on every rank. Meant for small things such as generator states."""
         if self.world == 1:
             return [dict(arrays)]
         mine = torch.frombuffer(bytearray(encode(arrays)), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([len(mine)]))
+        dist.all_gather(sizes, torch.tensor([len(mine)]), beside)
         longest = int(max(sizes))
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(mine)] = mine
         everyone = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
-        dist.all_gather(everyone, padded)
+        dist.all_gather(everyone, padded, beside)
         return [decode(bytes(data[: int(n)].numpy()))[0] for data, n in zip(everyone, sizes, strict=True)]
 
     def _broadcast(self, data: bytes | None) -> bytes:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save
@@ -32,7 +33,6 @@ class _Saving:
     step: int
     state: Mapping[str, Any]
     reward: float | None
-    began: float
     segments: dict[int, tuple[str, Future[Segment]]] = field(default_factory=dict)
     blobs: dict[str, Future[Segment]] = field(default_factory=dict)
 
@@ -41,7 +41,8 @@ class _Saving:
 
 
 class Saver:
-    """Makes cuts, one at a time; each rank sends a share of the tensors. Its methods are collectives."""
+    """Makes cuts, one at a time; each rank sends a share of the tensors. As a context it lets no cut go that is on its
+    way when training ends, however it ends."""
 
     def __init__(
         self,
@@ -52,14 +53,22 @@ class Saver:
         committed: Callable[[Cut], None],
         reached: Callable[[str], None] = lambda _point: None,
     ) -> None:
-        """`committer` on rank 0 only, where `committed` is told, on another thread, of each cut that is safe."""
+        """A collective. `committer` on rank 0 only, where `committed` is told, on another thread, of each cut."""
         self._ranks, self.archive, self._committer = ranks, archive, committer
-        self._told, self._reached = committed, reached
+        self._told, self._reached, self._beside = committed, reached, ranks.beside()
         self._uploads = ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload")
-        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._known: set[str] = set()
-        self._saving: _Saving | None = None
-        self._commit: Future[None] | None = None
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pending is not None:
+            wait([self._pending], self.archive.store.patience.total_seconds())
 
     def knows(self, cut: Cut) -> None:
         """Segments of a cut that was read intact are not sent again."""
@@ -73,33 +82,25 @@ class Saver:
         blobs: Mapping[str, bytes],
         reward: float | None = None,
     ) -> None:
-        """Copies all that the cut of a step is made of. Waits for the cut before, where that is not safe yet.
+        """Copies all that the cut of a step is made of; a collective. Waits for the cut before it.
 
         Raises:
             StoreError, InvalidJob: the cut before could not be saved, see `finish`.
         """
         self.finish()
-        saving = _Saving(step, dict(state), reward, time.perf_counter())
+        saving, began = _Saving(step, dict(state), reward), time.perf_counter()
         # All is copied before anything is sent: training goes on as soon as can be.
         for number, group, batch in list(copied(groups, self._ranks.rank, self._ranks.world)):
             saving.segments[number] = group, self._uploads.submit(self._send_tensors, number, batch)
         if self._ranks.first:
             saving.blobs = {name: self._uploads.submit(self._send, data, ()) for name, data in blobs.items()}
-        self._saving = saving
-        log.info("copied the state of step %d in %.3f s", step, time.perf_counter() - saving.began)
+        self._pending = self._thread.submit(self._conclude, saving)
+        log.info("copied the state of step %d in %.3f s", step, time.perf_counter() - began)
 
-    def advance(self) -> None:
-        """To be called now and then: commits the cut that is on its way as soon as all ranks have sent their share.
-
-        Raises:
-            StoreError, InvalidJob: it could not be saved, see `finish`.
-        """
-        if self._commit is not None and self._commit.done():
-            self._concluded()
-        if self._saving is not None and not self._ranks.any(
-            any(not upload.done() for upload in self._saving.uploads())
-        ):
-            self._commit_sent(self._saving)
+    def check(self) -> None:
+        """Raises what `finish` would, where the cut that was on its way has failed already."""
+        if self._pending is not None and self._pending.done():
+            self.finish()
 
     def finish(self) -> None:
         """Waits until nothing is on its way any more; the store's own patience bounds it.
@@ -108,62 +109,45 @@ class Saver:
             StoreError: the store did not take the cut.
             InvalidJob: another trainer has taken the store over.
         """
-        if self._saving is not None:
-            wait(self._saving.uploads())
-            self._commit_sent(self._saving)
-        if self._commit is not None:
-            self._concluded()
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
 
     @property
     def busy(self) -> bool:
         """Whether a cut is on its way."""
-        return self._saving is not None or self._commit is not None
+        return self._pending is not None and not self._pending.done()
 
-    def _commit_sent(self, saving: _Saving) -> None:
-        """All uploads have ended, on all ranks."""
-        self._saving = None
+    def _conclude(self, saving: _Saving) -> None:
+        """Beside training, on all ranks: when each has sent its share, rank 0 commits."""
+        wait(saving.uploads())
         failures = [e for upload in saving.uploads() if (e := upload.exception()) is not None]
-        if self._ranks.any(bool(failures)):
+        shares = self._shares(saving, failed=bool(failures))
+        if failures or None in shares:
             raise (
                 failures[0] if failures else StoreError("another rank could not save its share; see its log")
             )
-        groups, digests = self._gathered(saving)
+        groups: dict[str, tuple[Segment, ...]] = {}
+        for _, group, fields in sorted(row for share in shares for row in share):
+            groups[group] = (*groups.get(group, ()), Segment.model_validate_json(json.dumps(fields)))
         blobs = {name: upload.result() for name, upload in saving.blobs.items()}
-        self._known = digests | {segment.digest for segment in blobs.values()}
         if self._committer is not None:
-            self._commit = self._commits.submit(self._do_commit, self._committer, saving, groups, blobs)
+            cut = self._committer.commit(saving.step, saving.state, groups, blobs, saving.reward)
+            size, url = sum(segment.size for segment in cut.manifest.segments()), self.archive.store.url
+            log.info("saved the checkpoint of step %d to %s: %.1f MB", cut.step, url, size / 1e6)
+            self._told(cut)
+        sent = [*(segment for segments in groups.values() for segment in segments), *blobs.values()]
+        self._known = {segment.digest for segment in sent}
 
-    def _do_commit(
-        self,
-        committer: Committer,
-        saving: _Saving,
-        groups: Mapping[str, tuple[Segment, ...]],
-        blobs: Mapping[str, Segment],
-    ) -> None:
-        cut = committer.commit(saving.step, saving.state, groups, blobs, saving.reward)
-        size = sum(segment.size for segment in cut.manifest.segments())
-        url = self.archive.store.url
-        log.info("saved the checkpoint of step %d to %s: %.1f MB", cut.step, url, size / 1e6)
-        self._told(cut)
-
-    def _concluded(self) -> None:
-        assert self._commit is not None
-        commit, self._commit = self._commit, None
-        commit.result()
-
-    def _gathered(self, saving: _Saving) -> tuple[dict[str, tuple[Segment, ...]], set[str]]:
-        """The segments of every group in the order of their numbers, and the digests of all."""
+    def _shares(self, saving: _Saving, *, failed: bool) -> list[Any]:
+        """What each rank has sent, as (number, group, segment); None of one that failed."""
         mine = [
             (number, group, upload.result().model_dump(mode="json", by_alias=True))
-            for number, (group, upload) in saving.segments.items()
+            for number, (group, upload) in (() if failed else saving.segments.items())
         ]
-        text = json.dumps(mine).encode()
-        everyone = self._ranks.gather({"json": torch.frombuffer(bytearray(text), dtype=torch.uint8)})
-        all_of_them = sorted(row for arrays in everyone for row in json.loads(bytes(arrays["json"].numpy())))
-        groups: dict[str, tuple[Segment, ...]] = {}
-        for _, group, fields in all_of_them:
-            groups[group] = (*groups.get(group, ()), Segment.model_validate_json(json.dumps(fields)))
-        return groups, {segment.digest for segments in groups.values() for segment in segments}
+        text = json.dumps(None if failed else mine).encode()
+        arrays = {"json": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+        return [json.loads(bytes(a["json"].numpy())) for a in self._ranks.gather(arrays, self._beside)]
 
     def _send_tensors(self, number: int, batch: Batch) -> Segment:
         names = tuple(batch)

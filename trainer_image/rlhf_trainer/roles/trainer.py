@@ -71,10 +71,9 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     tokenizer = prepare_model(config, ranks, rows)
     job = Run(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
     task = make_task(job, config, rows, held_out)
-    saver = Saver(
-        ranks, archive, committer, committed=partial(committed, job, config.store), reached=faults.point
-    )
-    code = train(job, task, saver, shared(ranks, earlier))
+    told = partial(committed, job, config.store)
+    with Saver(ranks, archive, committer, committed=told, reached=faults.point) as saver:
+        code = train(job, task, saver, shared(ranks, earlier))
     # A rank that ends first, suspended, makes torchrun end the others: not before rank 0 has saved everything.
     distributed.barrier()
     return code
