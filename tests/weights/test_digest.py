@@ -1,6 +1,10 @@
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from functools import cache
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -69,6 +73,24 @@ def test_is_the_same_on_every_device_and_across_chunks(device):
     raw = raw_bytes(CHUNK + CHUNK // 2 + 48)
     there = Bucket(bucket(raw).specs, bucket(raw).data.to(device))
     assert digest(there) == "14bef035609bf75b14b7700833fcbfb92c15b70c7f81fef9bd01943904f78b73"
+
+
+KERNEL = """
+import torch
+from rlhf_trainer.weights.digest import STEP, _keys, _nh
+from rlhf_trainer.weights.kernels import nh
+chunk = 1 << 13
+words = torch.randint(-(2**31), 2**31, (2 * chunk + 1020,)).to(torch.int32)
+expected = torch.stack([_nh(part) for part in words.split(chunk)])
+assert torch.equal(nh(words, _keys(words.device), chunk, STEP), expected)
+"""
+
+
+@pytest.mark.skipif(
+    find_spec("triton") is None or torch.cuda.is_available(), reason="no Triton, or it is compiled here"
+)
+def test_the_gpu_s_kernel_computes_the_same():
+    subprocess.run([sys.executable, "-c", KERNEL], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
 
 
 @given(st.data())

@@ -10,7 +10,7 @@ import pytest
 from rlhf_trainer.weights import probes
 from rlhf_trainer.weights.probes import Probes
 
-NOTHING = {"version": None, "digest": None, "announced_version": None, "open": False}
+NOTHING = {"version": None, "digest": None, "announced_version": None, "open": False, "failure": None}
 
 
 class Server:

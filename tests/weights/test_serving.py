@@ -89,6 +89,21 @@ def test_an_error_of_the_trainer_s_own_is_raised_and_the_old_weights_stay(tied, 
     assert sync.send([target(tied)], lambda: weights(models("tied", 2)), 3).holders == (target(tied),)
 
 
+def test_answers_come_while_weights_are_on_their_way(tied, http, make_sync, models):
+    new = models("tied", 3)
+    body = {"model": "policy", "prompt": [65], "max_tokens": 8, "ignore_eos": True}
+
+    def tensors():
+        for number, pair in enumerate(weights(new)):
+            if number == 4:  # the first bucket has gone
+                answer = http.run(http.json("POST", f"{tied.address}/v1/completions", body, timeout=15))
+                assert answer["choices"][0]["finish_reason"] == "length"
+            yield pair
+
+    assert make_sync().send([target(tied)], tensors, 1).holders == (target(tied),)
+    assert serves(http, tied, new)
+
+
 def test_requests_in_flight_survive_and_go_on_with_the_new_weights(tied, http, make_sync, models):
     body = {
         "model": "policy",

@@ -89,7 +89,8 @@ def pack(tensors: Iterable[tuple[str, Tensor]], bucket_bytes: int, device: torch
 def _write(room: Tensor, tensor: Tensor) -> None:
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     room[: len(raw)].copy_(raw)
-    room[len(raw) :].zero_()
+    if len(raw) < len(room):
+        room[len(raw) :].zero_()
 
 
 def unpack(bucket: Bucket) -> list[tuple[str, Tensor]]:

@@ -31,13 +31,21 @@ class Digest:
     def update(self, bucket: Bucket) -> None:
         """Takes in a bucket; its bytes may be overwritten afterwards (on a GPU: in stream order)."""
         self._table.update(json.dumps([spec.json() for spec in bucket.specs]).encode() + b"\n")
-        words = bucket.data.view(torch.int32)
-        self._lanes += [_nh(chunk) for chunk in words.split(CHUNK // 4)]
+        self._lanes.append(_lanes(bucket.data.view(torch.int32)))
 
     def hexdigest(self) -> str:
         """64 hexadecimal digits. Waits for the device."""
-        lanes = torch.stack(self._lanes).cpu() if self._lanes else torch.empty(0, dtype=torch.int64)
+        lanes = torch.cat(self._lanes).cpu() if self._lanes else torch.empty(0, dtype=torch.int64)
         return hashlib.sha256(self._table.digest() + lanes.numpy().tobytes()).hexdigest()
+
+
+def _lanes(words: Tensor) -> Tensor:
+    """Of each chunk of `words`: int64 [chunks, LANES]."""
+    if words.device.type == "cuda":
+        from .kernels import nh  # torch's CUDA build brings Triton
+
+        return nh(words, _keys(words.device), CHUNK // 4, STEP)
+    return torch.stack([_nh(chunk) for chunk in words.split(CHUNK // 4)])
 
 
 def _nh(words: Tensor) -> Tensor:

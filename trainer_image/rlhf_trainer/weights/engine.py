@@ -15,13 +15,12 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from .accept import Table, architecture_table, check_fits, checkpoint_table
-from .buckets import Bucket, unpack
+from .buckets import unpack
 from .group import Group, connect_store
-from .stream import receive
+from .reception import Received, Reception
+from .swap import load
 
 log = logging.getLogger("vllm.rlhf")  # below vLLM's logger, so that it goes where vLLM's lines go
 
@@ -51,15 +50,6 @@ class ReceiveInfo(WeightTransferUpdateInfo):
     version: int
 
 
-@dataclass(frozen=True)
-class Received:
-    """Weights that came whole and fit the model, but do not serve yet."""
-
-    version: int
-    digest: str
-    buckets: tuple[Bucket, ...]
-
-
 class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
     init_info_cls = JoinInfo
     update_info_cls = ReceiveInfo
@@ -70,7 +60,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         self.group: Group | None = None
         self.epoch: str | None = None
         self.announced: int | None = None
-        self.staged: Received | None = None
+        self.reception: Reception | None = None
         self.version: int | None = None  # of the weights that serve; None: those of the checkpoint
         self.digest: str | None = None
         tied = getattr(self.model_config.hf_config.get_text_config(), "tie_word_embeddings", False)
@@ -90,6 +80,11 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             )
         return tables
 
+    @cached_property
+    def stream(self) -> torch.cuda.Stream | None:
+        """To receive on. One for good: torch keeps memory that was used on a stream for that stream."""
+        return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
         store = connect_store(init_info.host, init_info.port, init_info.epoch, init_info.timeout_s)
@@ -103,13 +98,21 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def shutdown(self) -> None:
         """Leaves the epoch and forgets what was received; the weights that serve stay."""
-        self.staged = None
+        self.reception = None
         group, self.group, self.epoch = self.group, None, None
         if group is not None:
             group.abort()
 
+    @property
+    def staged(self) -> Received | None:
+        return self.reception.received if self.reception else None
+
+    @property
+    def failure(self) -> str | None:
+        return self.reception.failure if self.reception else None
+
     def start_weight_update(self) -> None:
-        self.staged = None
+        self.reception = None
 
     # The base class's own calls torch.accelerator.synchronize(), which raises on CPU.
     def update_weights(self, update_info: dict) -> None:
@@ -119,17 +122,19 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         self.announced = update_info.version
         if self.group is None or update_info.epoch != self.epoch:
             raise RuntimeError(f"asked for weights of epoch {update_info.epoch}, but joined {self.epoch}")
-        try:
-            buckets, digest = receive(self.group, update_info.update)
-        except BaseException:
-            self.shutdown()
-            raise
-        check_fits([spec for bucket in buckets for spec in bucket.specs], self.tables, optional=self.optional)
-        self.staged = Received(update_info.version, digest, buckets)
+        # Not in the thread: Transformers changes torch's default dtype while it makes a model.
+        tables = self.tables
+        self.reception = Reception(
+            self.group,
+            update_info.update,
+            update_info.version,
+            check=lambda specs: check_fits(specs, tables, optional=self.optional),
+            stream=self.stream,
+        )
 
     def finish_weight_update(self) -> None:
         """Swaps in what was received; without anything received (an update that was given up) does nothing."""
-        staged, self.staged = self.staged, None
+        staged, self.reception = self.staged, None
         if staged is None:
             return
         try:
@@ -146,16 +151,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
     @torch.no_grad()
     def _swap(self, weights: list[tuple[str, Tensor]]) -> None:
         with set_current_vllm_config(self.vllm_config):  # 0.25.1's worker does not set it
-            initialize_layerwise_reload(self.model)
-            loaded = self.model.load_weights(iter(weights))
-            finalize_layerwise_reload(self.model, self.model_config)
-            if self.device.type == "cpu":
-                # A tied lm_head gets no tensor of its own, so its packed copy of the embedding stays the old one.
-                for module in self.model.modules():
-                    if isinstance(module, VocabParallelEmbedding):
-                        module.quant_method.process_weights_after_loading(module)
-            else:
-                torch.cuda.synchronize(self.device)
+            loaded = load(self.model, self.model_config, weights, self.device)
         whole = (
             loaded is not None and self.model_config.quantization is None
         )  # else parameters have other names

@@ -8,7 +8,8 @@ class WeightStatus:
     def rlhf_status(self) -> dict[str, object]:
         """`version` and `digest` of the weights that serve (None: the checkpoint's), `epoch` joined, the
         `announced_version` that the trainer sent last, whether or not it came; and of an update under way: whether a
-        session is `open`, the `staged_version` and `staged_digest` received."""
+        session is `open`, the `staged_version` and `staged_digest` received, or the `failure` to receive them.
+        """
         engine = self.weight_transfer_engine
         staged = engine.staged
         return {
@@ -20,4 +21,5 @@ class WeightStatus:
             "open": self._weight_update_active,
             "staged_version": staged.version if staged else None,
             "staged_digest": staged.digest if staged else None,
+            "failure": engine.failure,
         }

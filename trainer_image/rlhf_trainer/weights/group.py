@@ -71,6 +71,7 @@ class Group:
         self._rank, self._timeout_s = rank, timeout_s
         self.device = device
         self._travelling: list[tuple[Work, Tensor]] = []
+        self._aborted = False
         with _failing("joining the weight group"):
             self._assemble(size, check)
             self._group = connect(
@@ -97,6 +98,8 @@ class Group:
         look_again = ABORT_POLL_S
         while not done():
             check()
+            if self._aborted:
+                raise TransferFailed("this member gave the epoch up")
             waited = time.monotonic() - began
             if waited > self._timeout_s:
                 raise TransferFailed(f"{problem} within {self._timeout_s:g} s")
@@ -141,7 +144,11 @@ class Group:
         self._travelling = [(other, tensor) for other, tensor in self._travelling if other is not work]
 
     def abort(self) -> None:
-        """Gives the epoch up, without waiting; the trainer's abort also frees everyone who waits for it."""
+        """Gives the epoch up, without waiting; whoever waits in a thread of this member is freed, and by the trainer's
+        abort everyone who waits for it."""
+        if self._aborted:
+            return
+        self._aborted = True
         if self._rank == 0:
             self._store.set(ABORTED, "1")
         self._group.abort()

@@ -66,6 +66,12 @@ class Calls:
     ) -> None:
         self._what, self._futures, self._timeout = what, futures, timeout
 
+    def done(self) -> bool:
+        """Whether all have answered or failed, or one has failed."""
+        return all(f.done() for f in self._futures.values()) or any(
+            f.done() and f.exception() for f in self._futures.values()
+        )
+
     def check(self) -> None:
         """Raises MembersFailed where a call has failed already."""
         if failed := {t: self._why(f) for t, f in self._futures.items() if f.done() and f.exception()}:

@@ -80,7 +80,7 @@ class Probes:
         workers = await self._ask(scope)
         if workers is None:
             return "the workers do not answer"
-        if self._changing(open_session=any(worker["open"] for worker in workers)):
+        if self._changing(open_session=any(w["open"] and w["failure"] is None for w in workers)):
             return "" if self._proof else "the first weights are on their way"
         held = _held(workers)
         if held is None:

@@ -1,5 +1,6 @@
 """One update on the wire: before each bucket its table through the store, then its bytes by broadcast."""
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -14,11 +15,12 @@ from .group import Group
 
 @dataclass(frozen=True)
 class Sent:
-    """What went out: digest, size in bytes, and how many buckets."""
+    """What went out: digest, size in bytes, how many buckets, and how long that took."""
 
     digest: str
     nbytes: int
     buckets: int
+    seconds: float
 
 
 def send(
@@ -36,6 +38,7 @@ def send(
     Raises:
         TransferFailed: see `Group`; and what `tensors`, `check` or `fault` raise.
     """
+    began = time.monotonic()
     digest, nbytes, sent = Digest(), 0, 0
     travelling: Work | None = None
     source = iter(tensors)
@@ -56,7 +59,7 @@ def send(
     finally:
         for _ in source:
             pass
-    return Sent(digest.hexdigest(), nbytes, sent)
+    return Sent(digest.hexdigest(), nbytes, sent, time.monotonic() - began)
 
 
 def clear(group: Group, update: int, sent: Sent) -> None:
@@ -66,18 +69,26 @@ def clear(group: Group, update: int, sent: Sent) -> None:
 
 
 def receive(group: Group, update: int) -> tuple[tuple[Bucket, ...], str]:
-    """The buckets of update number `update`, in memory of their own on the group's device, and their digest.
+    """The buckets of update number `update`, in memory of their own on the group's device, and their digest; a bucket
+    is hashed while the one after is on its way.
 
     Raises:
         TransferFailed: see `Group`.
     """
     buckets: list[Bucket] = []
     digest = Digest()
+    travelling: Work | None = None
     while "end" not in (head := group.hear(_key(update, len(buckets)))):
         specs = tuple(Spec.from_json(row) for row in head["specs"])
         data = torch.empty(sum(spec.room for spec in specs), dtype=torch.uint8, device=group.device)
-        group.wait(group.broadcast(data))
+        work = group.broadcast(data)
+        if travelling:
+            group.wait(travelling)
+            digest.update(buckets[-1])
         buckets.append(Bucket(specs, data))
+        travelling = work
+    if travelling:
+        group.wait(travelling)
         digest.update(buckets[-1])
     return tuple(buckets), digest.hexdigest()
 

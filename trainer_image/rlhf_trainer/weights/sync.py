@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,19 +17,20 @@ from . import stream
 from .epoch import PROBE_S, Epoch, form
 from .group import TransferFailed, host_store
 from .members import MembersFailed, Servers
+from .staging import Staging, disagreeing
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 4
 DEADLINES = 8  # times `timeout_s`: no attempt begins after that
-UPDATE_S = 3600.0  # a whole update; each of its buckets has a deadline of its own
 STRIKES = 2  # failures of its own after which a server that lives is left out
 
 
 @dataclass(frozen=True)
 class SyncReport:
     """What `WeightSync.send` did: `holders` serve `version` now, their weights proven equal by `digest`; `lost` says
-    why each of the others does not. `bytes` went to each holder; `seconds` and `attempts` for all of it."""
+    why each of the others does not. `bytes` went to each holder; `seconds` and `attempts` for all of it, of which the
+    last one took `wire_seconds` to send and had the holders paused for `pause_seconds`."""
 
     version: int
     epoch: int
@@ -40,6 +40,8 @@ class SyncReport:
     bytes: int
     seconds: float
     attempts: int
+    wire_seconds: float = 0.0
+    pause_seconds: float = 0.0
 
 
 @dataclass
@@ -90,13 +92,14 @@ class WeightSync:
         this raise."""
         begun = time.monotonic()
         state = _Attempt(list(targets))
-        attempts, sent = 0, stream.Sent("", 0, 0)
+        attempts, paused, sent = 0, 0.0, stream.Sent("", 0, 0, 0.0)
         while state.left:
             attempts += 1
             try:
                 epoch = self._join(state.left)
                 sent = self._stage(epoch, state.left, tensors, version)
-                state.drop(self._commit(state.left, version, sent))
+                paused, doubtful = self._commit(state.left, version, sent)
+                state.drop(doubtful)
                 break
             except TransferFailed as failure:
                 log.warning("weight version %d, attempt %d: %s", version, attempts, failure)
@@ -118,6 +121,8 @@ class WeightSync:
             bytes=sent.nbytes,
             seconds=time.monotonic() - begun,
             attempts=attempts,
+            wire_seconds=sent.seconds,
+            pause_seconds=paused,
         )
 
     def close(self) -> None:
@@ -150,40 +155,34 @@ class WeightSync:
         epoch.updates += 1
         self._servers.call(targets, "POST", "/start_weight_update").results()
         info = {"epoch": epoch.name, "update": epoch.updates, "version": version}
-        updating = self._servers.call(
-            targets, "POST", "/update_weights", {"update_info": info}, timeout=UPDATE_S
+        self._servers.call(targets, "POST", "/update_weights", {"update_info": info}).results()
+        staging = Staging(self._servers, targets, version)
+        sent = stream.send(
+            epoch.group, epoch.updates, tensors(), self._bucket_bytes, staging.check, self._fault
         )
-        try:
-            sent = stream.send(
-                epoch.group, epoch.updates, tensors(), self._bucket_bytes, updating.check, self._fault
-            )
-            updating.results(self._timeout_s)
-        except BaseException:
-            self._leave()  # frees those who wait for us
-            updating.settled(PROBE_S)
-            raise
+        staging.complete(sent.digest, self._timeout_s)
         stream.clear(epoch.group, epoch.updates, sent)
         self._fault("staged")
-        status = self._servers.status(targets).results()
-        if wrong := _disagreeing(status, staged_version=version, staged_digest=sent.digest):
-            raise MembersFailed(wrong)
         return sent
 
-    def _commit(self, targets: Sequence[Member], version: int, sent: stream.Sent) -> dict[Member, str]:
-        """Swaps; says who did not and why."""
+    def _commit(
+        self, targets: Sequence[Member], version: int, sent: stream.Sent
+    ) -> tuple[float, dict[Member, str]]:
+        """Swaps; says how long that took, and who did not and why."""
         doubtful: dict[Member, str] = {}
+        began = time.monotonic()
         try:
             self._servers.call(targets, "POST", "/pause?mode=keep").results()
             self._fault("before-commit")
             done, doubtful = self._servers.call(targets, "POST", "/finish_weight_update").settled()
             status, silent = self._servers.status(done).settled()
-            doubtful |= silent | _disagreeing(status, version=version, digest=sent.digest)
+            doubtful |= silent | disagreeing(status, version=version, digest=sent.digest)
             self._fault("committed")
         finally:
             # Who may have neither the old weights nor the new ones stays paused.
             sound = [target for target in targets if target not in doubtful]
             _, stuck = self._servers.call(sound, "POST", "/resume").settled()
-        return doubtful | stuck
+        return time.monotonic() - began, doubtful | stuck
 
     def _sort_out(self, state: _Attempt, failure: TransferFailed) -> None:
         """Leaves out those who do not answer; where all do, those whose own fault it was twice."""
@@ -199,13 +198,3 @@ class WeightSync:
         epoch, self._epoch = self._epoch, None
         if epoch:
             epoch.group.abort()
-
-
-def _disagreeing(status: Mapping[Member, Any], **wanted: Any) -> dict[Member, str]:
-    """Those of whose workers one does not say what is `wanted`, with what it says."""
-    found = {}
-    for target, answer in status.items():
-        said = [{key: worker[key] for key in wanted} for worker in answer["results"]]
-        if any(worker != wanted for worker in said):
-            found[target] = f"has {said}, sent was {wanted}"
-    return found

@@ -1,0 +1,208 @@
+"""Weights from the trainer to vLLM: how long they travel, and how long generation stands still.
+
+    .venv/bin/python benchmarks/weights.py --model qwen2.5-7b [--buckets 64 256 1024] [--kill] [--own]
+
+One trainer on the first GPU, with random weights; generators, as their role starts them, on the next ones. On a machine
+without GPUs the same with gloo and `--model tiny`. Beside it, in the same run: a raw broadcast of the same bytes, and
+with `--own` vLLM's own NCCL engine in a second server on the second GPU. `--kill` ends a generator with SIGKILL in the
+middle of a broadcast. Prints one JSON line for each figure.
+"""
+
+import argparse
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import raw_broadcast
+import torch
+from own_engine import own_command, own_rounds
+from serving import Server, free_port, logprobs, make_model, renew, run_config, save, served_logprobs, tell
+from traffic import Load
+
+from rlhf_trainer.http import Background
+from rlhf_trainer.weights.buckets import pack
+from rlhf_trainer.weights.digest import Digest
+from rlhf_trainer.weights.sync import WeightSync
+
+TIMEOUT_S = 60.0
+SETTLE_SECONDS = 5.0
+"""Under load, until the answers under way have been read again with the new weights."""
+
+
+def local_cost(model: Any, bucket: int, device: torch.device) -> dict[str, float]:
+    """Seconds to lay the weights out in buckets, and to digest them too."""
+
+    def once(digest: bool) -> float:
+        raw_broadcast.synchronize(device)
+        began, made = time.monotonic(), Digest()
+        for each in pack(model.named_parameters(), bucket, device):
+            if digest:
+                made.update(each)
+        made.hexdigest()
+        raw_broadcast.synchronize(device)
+        return time.monotonic() - began
+
+    once(True)
+    return {"pack": min(once(False) for _ in range(3)), "pack_and_digest": min(once(True) for _ in range(3))}
+
+
+class Bench:
+    """The trainer's side of every measurement."""
+
+    def __init__(self, model: Any, servers: list[Server], http: Background, device: torch.device) -> None:
+        self.model, self.servers, self.http, self.device = model, servers, http, device
+        self.version, self.fault = 0, ""
+        self.action: Callable[[], None] = lambda: None
+
+    def sync(self, bucket: int, timeout_s: float = TIMEOUT_S) -> WeightSync:
+        settings = {
+            "host": "127.0.0.1",
+            "timeout_s": timeout_s,
+            "bucket_bytes": bucket,
+            "device": self.device,
+        }
+        return WeightSync(self.http, fault=self._at, **settings)
+
+    def _at(self, point: str) -> None:
+        if point == self.fault:
+            self.fault = ""
+            self.action()
+
+    def round(
+        self, sync: WeightSync, life: str = "1", *, count: int = 1, check: bool = True
+    ) -> dict[str, Any]:
+        """New weights to `count` servers: what `SyncReport` says, and that both sides compute the same."""
+        self.version += 1
+        old = logprobs(self.model) if check else None
+        renew(self.model, self.version)
+        raw_broadcast.synchronize(self.device)
+        members = [server.member(f"{server.name}.{life}") for server in self.servers[:count]]
+        report = sync.send(members, lambda: iter(self.model.named_parameters()), self.version)
+        found = {"seconds": report.seconds, "wire": report.wire_seconds, "pause": report.pause_seconds}
+        found |= {"digest_equal": len(report.holders), "attempts": report.attempts, "bytes": report.bytes}
+        if report.lost:
+            found["lost"] = next(iter(report.lost.values()))[:200]
+        elif old is not None:
+            new = logprobs(self.model)
+            served = [served_logprobs(self.http, server.address) for server in self.servers[:count]]
+            found["logprob_error"] = max((each - new).abs().mean().item() for each in served)
+            found["from_old_weights"] = min((each - old).abs().mean().item() for each in served)
+        return found
+
+
+def kill(bench: Bench, bucket: int, at: int) -> None:
+    """SIGKILL in the middle of a broadcast; then the generator comes back."""
+    sync = bench.sync(bucket, timeout_s=30.0)
+    tell({"what": "before the kill", **bench.round(sync)})
+    killed = []
+
+    def act() -> None:
+        bench.servers[0].kill()
+        killed.append(time.monotonic())
+
+    bench.fault, bench.action = f"bucket:{at}", act
+    found = bench.round(sync, check=False)
+    went_on = time.monotonic() - killed[0]
+    began = time.monotonic()
+    bench.model(torch.tensor([[1, 2, 3]], device=bench.device))
+    raw_broadcast.synchronize(bench.device)
+    tell(
+        {
+            "what": "killed",
+            "trainer_goes_on_after": went_on,
+            "a_forward_then": time.monotonic() - began,
+            **found,
+        }
+    )
+    ready = bench.servers[0].launch().wait_ready()
+    tell({"what": "rejoined", "start": ready, **bench.round(sync, "2")})
+    sync.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--buckets", type=int, nargs="+", default=[64, 256, 1024], metavar="MEGABYTES")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument(
+        "--generators", type=int, default=1, help="each on a GPU of its own, after the trainer's"
+    )
+    parser.add_argument("--load", type=int, default=256, help="answers under way in the rounds under load")
+    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--own", action="store_true", help="vLLM's own NCCL engine too")
+    parser.add_argument("--logs", type=Path, help="where the servers' logs go")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(options, Path(folder), torch.device("cuda:0" if torch.cuda.is_available() else "cpu"))
+
+
+def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> None:
+    gpu = device.type == "cuda"
+    logs = options.logs or folder
+    began = time.monotonic()
+    model = make_model(options.model, device)
+    nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    saving = threading.Thread(target=save, args=(model, folder / "model"))
+    saving.start()
+    seconds = median(raw_broadcast.seconds(nbytes, device, "cuda:1" if gpu else "cpu")[1:])
+    tell({"what": "raw broadcast", "bytes": nbytes, "seconds": seconds, "GB/s": nbytes / seconds / 1e9})
+    saving.join()
+    tell({"what": "model made and saved, raw measured", "seconds": time.monotonic() - began})
+    engine = {"kv-cache-memory-bytes": 20 << 30, "gpu-memory-utilization": 0.4} if gpu else {}
+    config = run_config(
+        folder / "model", folder, "bfloat16" if gpu else "float32", 1024 if gpu else 100, engine
+    )
+    token = secrets.token_hex(8)
+    servers = [Server(logs, f"generator-{i}", i + 1, config, token=token) for i in range(options.generators)]
+    own = Server(logs, "own-engine", 1, command=own_command(folder / "model", engine))
+    try:
+        for server in servers:
+            server.launch()
+        if options.own:
+            own.launch()
+        for megabytes in options.buckets:
+            tell({"what": "local", "bucket": megabytes, **local_cost(model, megabytes << 20, device)})
+        tell({"what": "generators ready", "seconds": max(server.wait_ready() for server in servers)})
+        with Background(token) as http:
+            bench = Bench(model, servers, http, device)
+            for megabytes in options.buckets:
+                sync = bench.sync(megabytes << 20)
+                for number in range(options.rounds):
+                    tell({"what": "sync", "bucket": megabytes, "round": number, **bench.round(sync)})
+                sync.close()
+            sync = bench.sync(options.buckets[-1] << 20)
+            for count in range(2, len(servers) + 1):
+                for number in range(options.rounds):
+                    found = bench.round(sync, count=count)
+                    tell({"what": "sync", "generators": count, "round": number, **found})
+            bench.round(sync, check=False)
+            load = Load(http, servers[0].address, options.load, 900 if gpu else 60)
+            before = load.longest(time.monotonic() - 1.0)
+            for number in range(options.rounds):
+                at = time.monotonic()
+                found = bench.round(sync, check=False)
+                time.sleep(SETTLE_SECONDS)
+                gaps = {"longest_gap": load.longest(at), "longest_gap_before": before}
+                tell({"what": "sync under load", "load": options.load, "round": number, **gaps, **found})
+            load.stop()
+            sync.close()
+            if options.own:
+                own.wait_ready()
+                own_rounds(own, model, options.rounds, free_port())
+                own.kill()
+            if options.kill:
+                kill(bench, options.buckets[0] << 20, at=nbytes // (options.buckets[0] << 20) // 2)
+    finally:
+        for server in [*servers, own]:
+            server.kill()
+
+
+if __name__ == "__main__":
+    main()

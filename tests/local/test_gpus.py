@@ -1,0 +1,75 @@
+import pytest
+
+from rlhf_api.manifest import parse
+from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
+from rlhf_api.run import Process
+from rlhf_api.spec import Spec
+from rlhf_operator.local import gpus
+
+
+def spec(**sections) -> Spec:
+    wanted = {
+        "algorithm": "ppo",
+        "steps": 1,
+        "model": {"policy": "p"},
+        "data": {"train": ["f"], "promptsPerStep": 64},
+        "reward": {"functions": [{"function": "a:b"}]},
+    }
+    document = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "job"}}
+    return parse(document | {"spec": wanted | sections}).spec
+
+
+def seen(spec: Spec, count: int) -> dict[str, str]:
+    """What each process sees of so many GPUs."""
+    each = [
+        (Role.TRAINER, 0),
+        (Role.GENERATOR, 0),
+        (Role.GENERATOR, 1),
+        (Role.REWARD, 0),
+        (Role.REFERENCE, 0),
+    ]
+    places = [Process(role, i, 1, "127.0.0.1", "") for role, i in each]
+    names = [str(i) for i in range(count)]
+    return {place.name: gpus.variables(spec, place, names).get(gpus.VISIBLE, "all") for place in places}
+
+
+def test_trainers_and_generators_share_no_gpu():
+    two = spec(trainer={"processesPerReplica": 2}, generator={"replicas": 2, "tensorParallelSize": 2})
+    assert seen(two, 8) == {
+        "trainer-0": "0,1",
+        "generator-0": "2,3",
+        "generator-1": "4,5",
+        "reward-0": "6",
+        "reference-0": "7",
+    }
+
+
+def test_where_none_is_left_scorers_sit_with_the_trainer():
+    assert seen(spec(generator={"replicas": 2}), 3) == {
+        "trainer-0": "0",
+        "generator-0": "1",
+        "generator-1": "2",
+        "reward-0": "0",
+        "reference-0": "0",
+    }
+
+
+def test_without_gpus_nothing_is_set():
+    assert set(seen(spec(), 0).values()) == {"all"}
+    gpus.check(spec(), [])
+
+
+def test_too_few_are_refused_before_anything_starts():
+    gpus.check(spec(), ["0", "1"])
+    with pytest.raises(InvalidJob, match="need 2 GPUs, this machine has 1"):
+        gpus.check(spec(), ["0"])
+    gpus.check(spec(generator={"sharedWithTrainer": True}), ["0"])
+
+
+def test_what_the_user_hid_stays_hidden(tmp_path):
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert gpus.present({}, tmp_path) == ["0", "2", "10"]
+    assert gpus.present({gpus.VISIBLE: "3,1"}, tmp_path) == ["3", "1"]
+    assert gpus.present({gpus.VISIBLE: ""}, tmp_path) == []

@@ -1,0 +1,69 @@
+"""What generators say of an update while they receive it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_api.run import Member
+
+from .members import Calls, MembersFailed, Servers
+
+LOOK_S = 0.2  # how often they are asked while the trainer sends: who dies is noticed that soon
+POLL_S = 0.002  # and once all is sent
+
+
+class Staging:
+    """Asks `targets`, which receive weight version `version`, how it goes."""
+
+    def __init__(self, servers: Servers, targets: Sequence[Member], version: int) -> None:
+        self._servers, self._targets, self._version = servers, targets, version
+        self._asked: Calls | None = None
+        self._next = time.monotonic() + LOOK_S
+
+    def check(self) -> None:
+        """Never waits; raises MembersFailed where a server failed, or does not answer, since an earlier call."""
+        if self._asked is None:
+            if time.monotonic() >= self._next:
+                self._asked = self._servers.status(self._targets)
+        elif self._asked.done():
+            _refuse_failed(self._asked.results())
+            self._asked, self._next = None, time.monotonic() + LOOK_S
+
+    def complete(self, digest: str, timeout_s: float) -> None:
+        """Returns once every worker has received weights of `digest`; raises MembersFailed where one did not."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answers = self._servers.status(self._targets).results()
+            _refuse_failed(answers)
+            late = [t for t, answer in answers.items() if not self._all_have(answer)]
+            if not late:
+                break
+            if time.monotonic() > deadline:
+                raise MembersFailed(dict.fromkeys(late, f"did not receive everything within {timeout_s:g} s"))
+            time.sleep(POLL_S)
+        if wrong := disagreeing(answers, staged_version=self._version, staged_digest=digest):
+            raise MembersFailed(wrong)
+
+    def _all_have(self, answer: Any) -> bool:
+        return all(worker["staged_version"] == self._version for worker in answer["results"])
+
+
+def disagreeing(status: Mapping[Member, Any], **wanted: Any) -> dict[Member, str]:
+    """Those of whose workers one does not say what is `wanted`, with what it says."""
+    found = {}
+    for target, answer in status.items():
+        said = [{key: worker[key] for key in wanted} for worker in answer["results"]]
+        if any(worker != wanted for worker in said):
+            found[target] = f"has {said}, sent was {wanted}"
+    return found
+
+
+def _refuse_failed(status: Mapping[Member, Any]) -> None:
+    reasons = {
+        target: why
+        for target, answer in status.items()
+        for worker in answer["results"]
+        if (why := worker["failure"]) is not None
+    }
+    if reasons:
+        raise MembersFailed(reasons)
