@@ -1,6 +1,16 @@
-"""Property tests here draw the same examples every time, and no slow machine fails them."""
+"""Property tests here draw the same examples every time, and no slow machine fails them; one S3 server serves all."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+from tests.support.seaweed import Seaweed, running
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory) -> Iterator[Seaweed]:
+    with running(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server

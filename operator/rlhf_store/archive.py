@@ -114,12 +114,22 @@ class Archive:
     def garbage(self) -> list[Listed]:
         """The objects that no committed cut refers to. Those of a cut that is being written now are among them."""
         root, _ = self.read_root()
-        used = {entry.key for entry in root.cuts}
+        return self.unreferenced(root, self.manifests(root))
+
+    def manifests(self, root: Root) -> dict[str, Manifest]:
+        """Those of the root's cuts, by key; a damaged one is told of and left out."""
+        found = {}
         for entry in root.cuts:
             try:
-                used |= {segment.key for segment in self.open(entry).manifest.segments()}
+                found[entry.key] = self.open(entry).manifest
             except DamagedCut as error:
                 log.error("DAMAGED CHECKPOINT: %s", error)
+        return found
+
+    def unreferenced(self, root: Root, manifests: Mapping[str, Manifest]) -> list[Listed]:
+        """The objects that neither the root nor one of its manifests names."""
+        used = {entry.key for entry in root.cuts}
+        used |= {segment.key for manifest in manifests.values() for segment in manifest.segments()}
         return [
             found for kind in (CUTS, SEGMENTS) for found in self.store.list(kind) if found.key not in used
         ]

@@ -13,7 +13,6 @@ from .archive import Archive, Cut
 from .failures import Conflict, StoreError
 from .manifest import (
     ROOT,
-    DamagedCut,
     Entry,
     Manifest,
     Root,
@@ -34,11 +33,16 @@ class Committer:
     """The one trainer that may add cuts to a store: until another one takes over."""
 
     def __init__(
-        self, store: Store, retention: Retention, root: Root, version: Version, reached: Callable[[str], None]
+        self,
+        store: Store,
+        retention: Retention,
+        reached: Callable[[str], None],
+        root: Root,
+        version: Version,
+        manifests: dict[str, Manifest],
     ) -> None:
         self._store, self._retention, self._reached = store, retention, reached
-        self._root, self._version = root, version
-        self._manifests: dict[str, Manifest] = {}
+        self._root, self._version, self._manifests = root, version, manifests
         self._unwanted: set[str] = set()
 
     @classmethod
@@ -59,15 +63,19 @@ class Committer:
                 version = archive.store.swap(ROOT, encode_root(root), version)
             except Conflict:
                 continue  # another trainer starts at the same time: whoever comes last leads
-            committer = cls(archive.store, retention, root, version, reached)
-            committer._read_manifests(archive)
-            archive.store.delete([found.key for found in archive.garbage()])
-            return committer
+            manifests = archive.manifests(root)
+            archive.store.delete([found.key for found in archive.unreferenced(root, manifests)])
+            return cls(archive.store, retention, reached, root, version, manifests)
         raise _fenced(archive.store.url)
 
     @property
     def epoch(self) -> int:
         return self._root.epoch
+
+    @property
+    def cuts(self) -> tuple[Entry, ...]:
+        """The committed cuts, oldest first."""
+        return self._root.cuts
 
     def commit(
         self,
@@ -105,13 +113,6 @@ class Committer:
         self._reached("committed")
         self._delete({cut.key for cut in before.cuts} - {cut.key for cut in kept})
         return Cut(self._store, entry, manifest)
-
-    def _read_manifests(self, archive: Archive) -> None:
-        for entry in self._root.cuts:
-            try:
-                self._manifests[entry.key] = archive.open(entry).manifest
-            except DamagedCut as error:
-                log.error("DAMAGED CHECKPOINT: %s", error)
 
     def _delete(self, gone: set[str]) -> None:
         """After LATEST has forgotten them; a crash in here leaves what the next trainer collects."""

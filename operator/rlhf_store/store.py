@@ -232,6 +232,3 @@ def _connect(url: str, patience: timedelta) -> ObjectStore:
     }
     store: ObjectStore = from_url(url, **options)
     return store
-
-
-__all__ = ["PATIENCE", "Conflict", "Missing", "Store", "StoreError", "Version"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.support.models import tiny_model
 from tests.support.roles import Job
-from tests.support.seaweed import Seaweed, running
+from tests.support.seaweed import Seaweed
 
 from rlhf_store.archive import Archive
 from rlhf_trainer.checkpoint.reading import Cut
@@ -87,12 +87,6 @@ def stores(seaweed: Seaweed) -> Iterator[Stores]:
         for name, value in seaweed.environment.items():
             patch.setenv(name, value)
         yield Stores(seaweed)
-
-
-@pytest.fixture(scope="session")
-def seaweed(tmp_path_factory) -> Iterator[Seaweed]:
-    with running(tmp_path_factory.mktemp("seaweed")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

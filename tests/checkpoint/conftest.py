@@ -1,13 +1,13 @@
 """The places where checkpoints are tried: a directory, and a real S3 server."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import obstore
 import pytest
 import torch
 from obstore.store import ObjectStore, from_url
-from tests.support.seaweed import Seaweed, running
+from tests.support.seaweed import Seaweed
 
 from rlhf_store.archive import Archive
 from rlhf_store.archive import Cut as Stored
@@ -94,12 +94,6 @@ def assert_is(cut: Cut, step: int) -> None:
         assert torch.equal(found[name], expected)
     assert cut.tensors("none") == {}
     assert cut.blob(f"episodes/{step}.parquet") == b"new %d" % step
-
-
-@pytest.fixture(scope="session")
-def seaweed(tmp_path_factory) -> Iterator[Seaweed]:
-    with running(tmp_path_factory.mktemp("seaweed")) as server:
-        yield server
 
 
 @pytest.fixture(params=["file", "s3"])

@@ -2,9 +2,7 @@
 
 import json
 
-import pytest
 from tests.support.rlhf import SENTIMENT, succeed
-from tests.support.seaweed import running
 
 JOB = {
     "apiVersion": "rlhf.dev/v1alpha1",
@@ -38,12 +36,6 @@ JOB = {
         "checkpoint": {"everySteps": 1},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def seaweed(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("seaweed")) as server:
-        yield server
 
 
 def test_a_run_goes_on_from_s3_in_another_work_directory(seaweed, tmp_path):

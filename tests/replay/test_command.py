@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.replay.made import episode, words
-from tests.support.seaweed import running
 
 from rlhf_api.replay import Replay
 from rlhf_operator import cli
@@ -87,13 +86,12 @@ def test_export(store, tmp_path, capsys):
     assert [reward for _, _, reward in best] == sorted((row["reward"] for row in rows), reverse=True)[:5]
 
 
-def test_it_reads_an_s3_store(tmp_path, monkeypatch, capsys):
-    with running(tmp_path) as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        fill(server.url("run"))
-        assert cli.main(["replay", "ls", server.url("run")]) == 0
-        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["2", "3", "4"]
+def test_it_reads_an_s3_store(seaweed, monkeypatch, capsys):
+    for name, value in seaweed.environment.items():
+        monkeypatch.setenv(name, value)
+    fill(seaweed.url("replayed"))
+    assert cli.main(["replay", "ls", seaweed.url("replayed")]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["2", "3", "4"]
 
 
 def test_what_is_wrong_is_said_in_a_line(store, tmp_path, capsys):

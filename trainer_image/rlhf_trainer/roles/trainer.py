@@ -67,20 +67,20 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
         make_workdir(Path(config.workdir))
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
     archive = Archive(config.store, patience=patience, known=config.resume)
-    committer, earlier = take_over(archive, config) if ranks.first else (None, [])
+    committer = take_over(archive, config) if ranks.first else None
     tokenizer = prepare_model(config, ranks, rows)
     job = Run(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
     task = make_task(job, config, rows, held_out)
     told = partial(committed, job, config.store)
     with Saver(ranks, archive, committer, committed=told, reached=faults.point) as saver:
-        code = train(job, task, saver, shared(ranks, earlier))
+        code = train(job, task, saver, shared(ranks, committer.cuts if committer else ()))
     # A rank that ends first, suspended, makes torchrun end the others: not before rank 0 has saved everything.
     distributed.barrier()
     return code
 
 
-def take_over(archive: Archive, config: RunConfig) -> tuple[Committer, list[Entry]]:
-    """The right to add checkpoints to the store, and those to go on from; see `Committer.take_over`.
+def take_over(archive: Archive, config: RunConfig) -> Committer:
+    """The right to add checkpoints to the store, and to go on from those there; see `Committer.take_over`.
 
     Raises InvalidJob where the store cannot be written, or holds an earlier run's and this one is to start anew.
     """
@@ -91,17 +91,17 @@ def take_over(archive: Archive, config: RunConfig) -> tuple[Committer, list[Entr
             "%s has no conditional writes: of two trainers that write there at once one may go unnoticed",
             store.url,
         )
-    earlier = archive.entries()
-    if earlier and not config.resume:
+    if not config.resume and (earlier := archive.entries()):
         message = (
             f"{store.url} holds the checkpoints of an earlier run, up to step {earlier[-1].step}; "
             "go on from them with --resume or `spec.checkpoint.resume: true`, or name another place"
         )
         raise InvalidJob([Problem("spec.checkpoint.store", message)])
-    if config.resume and not earlier:
-        log.warning("no checkpoint in %s: starting from step 0", store.url)
     kept = Retention(last=wanted.keep_last, every=wanted.keep_every, best=wanted.keep_best)
-    return Committer.take_over(archive, kept, reached=faults.point), earlier
+    committer = Committer.take_over(archive, kept, reached=faults.point)
+    if config.resume and not committer.cuts:
+        log.warning("no checkpoint in %s: starting from step 0", store.url)
+    return committer
 
 
 def shared(ranks: Ranks, entries: Sequence[Entry]) -> list[Entry]:
