@@ -56,10 +56,10 @@ class Server:
 
     async def give(self, version: int) -> None:
         """What the trainer does: all calls of one update."""
-        for path in ("/start_weight_update", "/update_weights", "/pause", "/finish_weight_update"):
+        for path in ("/start_weight_update", "/update_weights"):
             await self.post(path)
         self.worker |= {"version": version, "digest": f"of {version}", "announced_version": version}
-        await self.post("/resume")
+        await self.post("/commit")
 
     async def seconds_until(self, path: str, status: int) -> float:
         """How long it takes until a probe says so."""
@@ -145,10 +145,9 @@ async def test_an_update_neither_unreadies_nor_is_disturbed(server: Server) -> N
     server.running.set()
     await update
     server.worker |= {"announced_version": 1, "open": True}
-    await server.post("/pause")
     before = server.completions()
     assert (await server.get("/ready"))[0] == 200
-    assert server.completions() == before, "a paused server would queue it"
+    assert server.completions() == before, "it is not asked to prove what it is about to lose"
 
 
 @scenario

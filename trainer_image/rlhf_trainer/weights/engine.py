@@ -20,7 +20,7 @@ from .accept import Table, architecture_table, check_fits, checkpoint_table
 from .buckets import unpack
 from .group import Group, connect_store
 from .reception import Received, Reception
-from .swap import load
+from .swap import Swap
 
 log = logging.getLogger("vllm.rlhf")  # below vLLM's logger, so that it goes where vLLM's lines go
 
@@ -79,6 +79,10 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
                 "cannot tell which weights %s takes: what comes is not checked", self.model_config.model
             )
         return tables
+
+    @cached_property
+    def swap(self) -> Swap:
+        return Swap(self.model, self.model_config, self.device)
 
     @cached_property
     def stream(self) -> torch.cuda.Stream | None:
@@ -151,7 +155,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
     @torch.no_grad()
     def _swap(self, weights: list[tuple[str, Tensor]]) -> None:
         with set_current_vllm_config(self.vllm_config):  # 0.25.1's worker does not set it
-            loaded = load(self.model, self.model_config, weights, self.device)
+            loaded = self.swap.load(weights)
         whole = (
             loaded is not None and self.model_config.quantization is None
         )  # else parameters have other names

@@ -1,20 +1,21 @@
 """What a vLLM server says to a cluster's probes: ready for prompts, alive, done with the prompts it has."""
 
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .commit import COMMIT
 from .guard import App, Receive, Scope, Send
+from .inside import call, reply
 
 READY, LIVE, DRAIN = "/ready", "/live", "/drain"
-PROMPTS, WORKERS, PAUSE, RESUME = "/v1/completions", "/collective_rpc", "/pause", "/resume"
+PROMPTS, WORKERS = "/v1/completions", "/collective_rpc"
 CHANGES = frozenset(
     {
-        *(PAUSE, RESUME, "/init_weight_transfer_engine"),
-        *("/start_weight_update", "/update_weights", "/finish_weight_update"),
+        *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
+        COMMIT,
     }
 )
 
@@ -51,7 +52,6 @@ class Probes:
         self._quiet_since = time.monotonic()
         self._changes = 0  # calls that change weights, under way
         self._changed_at = 0.0  # when the last of them came
-        self._paused = False
         self._question: asyncio.Task[list[dict[str, Any]] | None] | None = None
         self._owed_since: float | None = None  # an answer of the workers
         self._proof: Proof | None = None
@@ -61,11 +61,12 @@ class Probes:
         path = scope.get("path") if scope["type"] == "http" else None
         if path in self._answers:
             reason = await self._answers[path](scope)
-            await _reply(send, reason)
+            refusal = {"reason": reason} if reason else {}
+            await reply(send, 503 if reason else 200, {"ok": not reason, **refusal})
         elif path in CHANGES:
-            with self._change(path):
+            with self._change():
                 await self.app(scope, receive, send)
-            if path == RESUME:
+            if path == COMMIT:
                 self._prove(scope)
         elif path == PROMPTS:
             with self._prompt():
@@ -110,18 +111,16 @@ class Probes:
     def _changing(self, *, open_session: bool = False) -> bool:
         """Whether weights are being changed: for a while, what was proven before stands."""
         recent = time.monotonic() - self._changed_at < CHANGE_SECONDS
-        return recent and bool(self._changes or self._paused or open_session)
+        return recent and (open_session or self._changes > 0)
 
     @contextmanager
-    def _change(self, path: str) -> Iterator[None]:
+    def _change(self) -> Iterator[None]:
         self._changes += 1
         self._changed_at = time.monotonic()
-        self._paused = self._paused or path == PAUSE
         try:
             yield
         finally:
             self._changes -= 1
-            self._paused = self._paused and path != RESUME
 
     @contextmanager
     def _prompt(self) -> Iterator[None]:
@@ -143,7 +142,7 @@ class Probes:
 
     async def _status(self, scope: Scope) -> list[dict[str, Any]] | None:
         try:
-            answer = await self._call(scope, WORKERS, {"method": "rlhf_status"})
+            answer = await call(self.app, scope, "POST", WORKERS, {"method": "rlhf_status"})
         except Exception:  # whatever a server raises whose engine is dead or shutting down
             return None
         self._owed_since = None
@@ -162,32 +161,12 @@ class Probes:
             return
         body = {"prompt": [0], "max_tokens": 1, "temperature": 0.0}
         try:
-            answer = await asyncio.wait_for(self._call(scope, PROMPTS, body), PROOF_SECONDS)
+            answer = await asyncio.wait_for(call(self.app, scope, "POST", PROMPTS, body), PROOF_SECONDS)
         except Exception:  # as in _status; and TimeoutError
             return
         after = await self._ask(scope)
         if answer["choices"][0]["finish_reason"] != "abort" and after and _held(after) == held:
             self._proof = held
-
-    async def _call(self, scope: Scope, path: str, body: dict[str, Any]) -> Any:
-        """The server's own JSON answer to a POST, as if it had come in. Raises ValueError where it is not 200."""
-        data = json.dumps(body).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-        asked = {**scope, "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-        sent: list[Any] = []
-        given = [{"type": "http.request", "body": data, "more_body": False}]
-
-        async def receive() -> Any:
-            return given.pop() if given else await asyncio.Event().wait()  # nobody hangs up
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self.app({**asked, "headers": headers}, receive, send)
-        text = b"".join(message.get("body", b"") for message in sent)
-        if sent[0]["status"] != 200:
-            raise ValueError(f"{path}: HTTP {sent[0]['status']}: {text[:200]!r}")
-        return json.loads(text)
 
 
 def _held(workers: list[dict[str, Any]]) -> Proof | None:
@@ -195,11 +174,3 @@ def _held(workers: list[dict[str, Any]]) -> Proof | None:
     held = {(worker["version"], worker["digest"]) for worker in workers}
     version, digest = held.pop()
     return None if held or version is None or digest is None else (version, digest)
-
-
-async def _reply(send: Send, reason: str) -> None:
-    status = 503 if reason else 200
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    body = json.dumps({"ok": not reason, **({"reason": reason} if reason else {})}).encode()
-    await send({"type": "http.response.body", "body": body})

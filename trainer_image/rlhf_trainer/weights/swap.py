@@ -1,6 +1,6 @@
 """New weights into a model that vLLM serves, in the memory of the old ones: CUDA graphs read from there."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from torch import Tensor, nn
@@ -13,29 +13,49 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from .copies import Copies
+
 AS_LOADED = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 """On a GPU these compute with the parameters just as they were loaded."""
 
 
-def load(
-    model: nn.Module, config: ModelConfig, weights: Sequence[tuple[str, Tensor]], device: torch.device
-) -> set[str] | None:
-    """The names of the parameters that got new weights, as `model.load_weights` gives them. Waits for the device."""
-    if device.type == "cuda" and computes_as_loaded(model):
-        # What the other way does too in the end, without its detour: half of the time that generation is paused.
-        loaded = model.load_weights(iter(weights))
-    else:
-        initialize_layerwise_reload(model)
-        loaded = model.load_weights(iter(weights))
-        finalize_layerwise_reload(model, config)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    else:
-        # A tied lm_head gets no tensor of its own, so its packed copy of the embedding stays the old one.
-        for module in model.modules():
-            if isinstance(module, VocabParallelEmbedding):
-                module.quant_method.process_weights_after_loading(module)
-    return loaded
+class Swap:
+    """Loads weights into `model` on `device`, again and again."""
+
+    def __init__(self, model: nn.Module, config: ModelConfig, device: torch.device) -> None:
+        self.model = model
+        self._config, self._device = config, device
+        self._copies: Copies | None = None
+
+    def load(self, weights: Sequence[tuple[str, Tensor]]) -> Set[str] | None:
+        """The names of the parameters that got new weights, as `load_weights` gives them. Waits for the device."""
+        if self._device.type == "cuda" and computes_as_loaded(self.model):
+            loaded = self._load_as_before(weights)
+            torch.cuda.synchronize(self._device)
+            return loaded
+        initialize_layerwise_reload(self.model)
+        loaded = self.model.load_weights(iter(weights))
+        finalize_layerwise_reload(self.model, self._config)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        else:
+            # A tied lm_head gets no tensor of its own, so its packed copy of the embedding stays the old one.
+            for module in self.model.modules():
+                if isinstance(module, VocabParallelEmbedding):
+                    module.quant_method.process_weights_after_loading(module)
+        return loaded
+
+    def _load_as_before(self, weights: Sequence[tuple[str, Tensor]]) -> Set[str] | None:
+        """Straight into the parameters, what the other way does too in the end. Generation is paused meanwhile: the
+        model's own code, a call in Python for each weight, is asked once which copies it makes.
+        """
+        if self._copies is not None and self._copies.fit(self.model, weights):
+            self._copies.repeat(weights)
+            return self._copies.names
+        loaded, self._copies = Copies.watch(
+            self.model, weights, lambda given: self.model.load_weights(iter(given))
+        )
+        return loaded
 
 
 def computes_as_loaded(model: nn.Module) -> bool:

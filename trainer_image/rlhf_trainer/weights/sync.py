@@ -14,10 +14,11 @@ from rlhf_api.run import Member
 
 from ..http import Background
 from . import stream
+from .commit import COMMIT
 from .epoch import PROBE_S, Epoch, form
 from .group import TransferFailed, host_store
 from .members import MembersFailed, Servers
-from .staging import Staging, disagreeing
+from .staging import Staging
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ STRIKES = 2  # failures of its own after which a server that lives is left out
 class SyncReport:
     """What `WeightSync.send` did: `holders` serve `version` now, their weights proven equal by `digest`; `lost` says
     why each of the others does not. `bytes` went to each holder; `seconds` and `attempts` for all of it, of which the
-    last one took `wire_seconds` to send and had the holders paused for `pause_seconds`."""
+    last one took `wire_seconds` to send and had each holder paused for `pause_seconds` at most."""
 
     version: int
     epoch: int
@@ -61,8 +62,8 @@ class WeightSync:
     """Sends weights from `device` of this process, reachable by the generators as `host`, in buckets of
     `bucket_bytes`. No step takes longer than `timeout_s`; nor may `tensors()` between two tensors.
 
-    A generator keeps serving its old weights, unpaused, until the new ones are there and proven; then all are
-    paused (requests in flight kept), swap and go on. If this process dies they keep the old weights.
+    A generator keeps serving its old weights, unpaused, until the new ones are there and proven; then each goes over
+    to them by itself, requests in flight kept. If this process dies none is left between the two.
     """
 
     def __init__(
@@ -168,21 +169,12 @@ class WeightSync:
     def _commit(
         self, targets: Sequence[Member], version: int, sent: stream.Sent
     ) -> tuple[float, dict[Member, str]]:
-        """Swaps; says how long that took, and who did not and why."""
-        doubtful: dict[Member, str] = {}
-        began = time.monotonic()
-        try:
-            self._servers.call(targets, "POST", "/pause?mode=keep").results()
-            self._fault("before-commit")
-            done, doubtful = self._servers.call(targets, "POST", "/finish_weight_update").settled()
-            status, silent = self._servers.status(done).settled()
-            doubtful |= silent | disagreeing(status, version=version, digest=sent.digest)
-            self._fault("committed")
-        finally:
-            # Who may have neither the old weights nor the new ones stays paused.
-            sound = [target for target in targets if target not in doubtful]
-            _, stuck = self._servers.call(sound, "POST", "/resume").settled()
-        return time.monotonic() - began, doubtful | stuck
+        """They go over to what was sent; says for how long one was paused at most, and who did not and why."""
+        self._fault("before-commit")
+        wanted = {"version": version, "digest": sent.digest}
+        done, doubtful = self._servers.call(targets, "POST", COMMIT, wanted).settled()
+        self._fault("committed")
+        return max((answer["pause_seconds"] for answer in done.values()), default=0.0), doubtful
 
     def _sort_out(self, state: _Attempt, failure: TransferFailed) -> None:
         """Leaves out those who do not answer; where all do, those whose own fault it was twice."""

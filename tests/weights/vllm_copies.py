@@ -1,0 +1,58 @@
+"""Whether repeated copies do to a model of vLLM's what its own loading does: `vllm_copies FOLDER...`, one JSON line
+for each."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from tests.weights.support import load
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.distributed import (
+    init_distributed_environment,
+    initialize_model_parallel,
+    model_parallel_is_initialized,
+)
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.utils import initialize_model
+
+from rlhf_trainer.weights.buckets import Bucket, pack, unpack
+from rlhf_trainer.weights.copies import Copies
+
+
+def received(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
+    """Its weights as they come out of buckets."""
+    buckets = pack(model.named_parameters(), 1 << 15, torch.device("cpu"))
+    return [pair for bucket in buckets for pair in unpack(Bucket(bucket.specs, bucket.data.clone()))]
+
+
+def compare(folder: Path) -> None:
+    arguments = EngineArgs(model=str(folder), dtype="float32", enforce_eager=True, max_model_len=64)
+    config = arguments.create_engine_config()
+    with set_current_vllm_config(config):
+        if not model_parallel_is_initialized():
+            init_distributed_environment(1, 0, f"file://{folder}/group", 0, "gloo")
+            initialize_model_parallel(1, 1)
+        served = initialize_model(config)
+    policy = load(folder)
+    with torch.no_grad():
+        weights = received(policy)
+        _, copies = Copies.watch(served, weights, lambda given: served.load_weights(iter(given)))
+        assert copies is not None
+        for parameter in policy.parameters():
+            parameter.normal_()
+        weights = received(policy)
+        fits = copies.fit(served, weights)
+        copies.repeat(weights)
+        repeated = [parameter.clone() for parameter in served.parameters()]
+        for parameter in served.parameters():
+            parameter.zero_()
+        served.load_weights(iter(weights))
+    same = [torch.equal(mine, its) for mine, its in zip(repeated, served.parameters(), strict=True)]
+    print(json.dumps({"fits": fits, "weights": len(weights), "parameters": len(same), "same": sum(same)}))
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        compare(Path(argument))

@@ -1,0 +1,147 @@
+"""What loading weights copies where: watched once, repeated for every later update without the model's code."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Named = Sequence[tuple[str, Tensor]]
+CONSTANT = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`into`, in the model's memory, is the part of weight `name` that begins `offset` elements into it."""
+
+    into: Tensor
+    name: str
+    offset: int
+    stride: tuple[int, ...]
+
+    def part(self, weight: Tensor) -> Tensor:
+        return weight.as_strided(self.into.shape, self.stride, weight.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The copies of one loading. They stand for any other of weights of the same names, dtypes and shapes, as long as
+    the model's parameters stay where they are."""
+
+    names: frozenset[str]
+    """The parameters that got weights, as `load_weights` gave them."""
+    _of: tuple[tuple[object, ...], ...]
+    _where: tuple[int, ...]
+    _copies: tuple[Copy, ...]
+
+    @classmethod
+    def watch(
+        cls, model: nn.Module, weights: Named, load: Callable[[Named], set[str] | None]
+    ) -> "tuple[set[str] | None, Copies | None]":
+        """What `load(weights)` returns, and its copies; None where it did anything but to copy every weight whole, in
+        one or several parts, into parameters and buffers, and to fill what is left of those with constants.
+        """
+        watch = _Watch(model, weights)
+        with watch:
+            names = load(weights)
+        if (
+            names is None
+            or watch.did_more()
+            or watch.copied != {name: weight.numel() for name, weight in weights}
+        ):
+            return names, None
+        return names, cls(frozenset(names), _kinds(weights), _places(model), tuple(watch.copies))
+
+    def fit(self, model: nn.Module, weights: Named) -> bool:
+        return _kinds(weights) == self._of and _places(model) == self._where
+
+    def repeat(self, weights: Named) -> None:
+        """Into the same places from other weights; in one kernel for many where the device has such."""
+        given = dict(weights)
+        parts = [copy.part(given[copy.name]) for copy in self._copies]
+        torch._foreach_copy_([copy.into for copy in self._copies], parts)
+
+
+class _Watch(TorchDispatchMode):
+    """Sees each operation below views and autograd, so it does not matter by which code of vLLM's it was called."""
+
+    def __init__(self, model: nn.Module, weights: Named) -> None:
+        super().__init__()
+        self.copies: list[Copy] = []
+        self.copied: Counter[str] = Counter()
+        """Elements of each weight."""
+        self._filled: list[Tensor] = []
+        self._more = False
+        self._model = {t.untyped_storage().data_ptr() for t in _tensors(model)}
+        self._weights = [(w.untyped_storage().data_ptr(), *_span(w), name, w) for name, w in weights]
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for given, argument in zip(args, operation._schema.arguments, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and isinstance(given, Tensor) and given.numel() and self._of_model(given):
+                self._write(operation, given, args)
+        return result
+
+    def did_more(self) -> bool:
+        """Whether the model was written from anything else, or where it had been written already."""
+        written = [_memory(tensor) for tensor in (*self._filled, *(copy.into for copy in self.copies))]
+        return self._more or any(
+            storage == other and begin < last and first < end
+            for (storage, begin, end), (other, first, last) in pairwise(sorted(written))
+        )
+
+    def _write(self, operation: object, into: Tensor, args: Iterable[object]) -> None:
+        if operation in CONSTANT:
+            self._filled.append(into.detach())
+            return
+        if operation is torch.ops.aten.copy_.default:
+            _, source, *_ = args
+            assert isinstance(source, Tensor)
+            if source.shape == into.shape and (found := self._weight(source)):
+                name, weight = found
+                offset = source.storage_offset() - weight.storage_offset()
+                self.copies.append(Copy(into.detach(), name, offset, source.stride()))
+                self.copied[name] += source.numel()
+                return
+        self._more = True
+
+    def _of_model(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._model
+
+    def _weight(self, source: Tensor) -> tuple[str, Tensor] | None:
+        """The weight of whose memory `source` is a view."""
+        storage, (begin, end) = source.untyped_storage().data_ptr(), _span(source)
+        for other, first, last, name, weight in self._weights:
+            if storage == other and first <= begin and end <= last and source.dtype == weight.dtype:
+                return name, weight
+        return None
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Elements of its storage, from the first to behind the last."""
+    begin = tensor.storage_offset()
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + reach + 1
+
+
+def _memory(tensor: Tensor) -> tuple[int, int, int]:
+    """Its storage, and the bytes of that between which it lies."""
+    begin, end = _span(tensor)
+    return tensor.untyped_storage().data_ptr(), begin * tensor.itemsize, end * tensor.itemsize
+
+
+def _kinds(weights: Named) -> tuple[tuple[object, ...], ...]:
+    return tuple((name, weight.dtype, weight.shape, weight.stride()) for name, weight in weights)
+
+
+def _places(model: nn.Module) -> tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in _tensors(model))
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
