@@ -101,7 +101,11 @@ def ppo(**spec: Any) -> dict[str, Any]:
 
 def test_ppo_runs_learns_and_survives_all_of_it(models: Jobs) -> None:
     """One run, from apply to delete: columns, logs, scale up and down, the operator's death, suspend and resume."""
-    jobs = models
+    with models.explained(SYSTEM):
+        check_one_run(models)
+
+
+def check_one_run(jobs: Jobs) -> None:
     jobs.apply(ppo())
     jobs.until("ppo", "Running", timeout=START_S)
     step_reached(jobs, 1)

@@ -180,6 +180,18 @@ def test_suspend_asks_for_a_checkpoint_while_the_others_still_serve():
     assert reasons(world)["Suspended"] == "Suspended"
 
 
+def test_suspended_is_said_once_while_the_last_pods_go():
+    world = running()
+    world.overrides = ("spec.suspend=true",)
+    world.step()
+    for name in world.pods:
+        world.end(name, 79)
+    for _ in range(5):
+        world.step()
+    assert world.pods
+    assert [reason for reason, _ in world.events].count("Suspended") == 1
+
+
 def test_a_resumed_job_goes_on_as_a_new_attempt():
     world = running()
     world.overrides = ("spec.suspend=true",)

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from aiohttp import web
-from tests.support.kube import eventually, get, kubectl
+from tests.support.kube import KubectlError, eventually, get, kubectl
 
 from rlhf_api.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, HEALTH
 from rlhf_operator.local.ports import assign
@@ -187,6 +187,21 @@ class Jobs:
             f"{name} is {phase}",
             timeout,
         )
+
+    @contextmanager
+    def explained(self, *namespaces: str) -> Iterator[None]:
+        """Where the body fails, all pods' last lines are printed, those of other namespaces too."""
+        try:
+            yield
+        except BaseException:
+            print(self.kubectl("get", "rlhfjobs,pods", "-o", "wide"))
+            for namespace in (self.namespace, *namespaces):
+                for pod in get(self.kubeconfig, "pods", "-n", namespace)["items"]:
+                    name = pod["metadata"]["name"]
+                    with suppress(KubectlError):
+                        said = kubectl(self.kubeconfig, "logs", name, "-n", namespace, "--tail=25")
+                        print(f"--- {namespace}/{name}\n{said}")
+            raise
 
     def until_pods(self, count: int, timeout: float = 60) -> dict[str, str]:
         return eventually(lambda: [p] if len(p := self.pods()) == count else [], f"{count} pods", timeout)[0]

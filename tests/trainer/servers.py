@@ -61,5 +61,10 @@ class Generator:
         finally:
             self._now -= 1
 
+    def stop_listening(self) -> None:
+        """No new connections; those that there are stay open."""
+        (site,) = self._runner.sites
+        self._http.run(site.stop())
+
     def stop(self) -> None:
         self._http.run(self._runner.cleanup())

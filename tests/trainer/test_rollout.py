@@ -152,6 +152,21 @@ def test_prompts_of_a_generator_that_is_gone_without_a_word_go_to_the_other(http
     assert time.monotonic() - began < 5, "not after the timeout of a prompt"
 
 
+def test_prompts_of_a_server_that_ends_without_answering_go_to_the_other(http):
+    """vLLM may close its door and then wait for answers that its engine, which it has stopped, will never give."""
+    ending, staying = Generator(http, "ending"), Generator(http, "staying")
+    ending.open.clear()
+    members = [ending.member, staying.member]
+    asked = client(http).start(PROMPTS, members, 0, current=lambda: {m.uid: m for m in members})
+    while len(ending.asked) < 2:
+        time.sleep(0.01)
+    ending.stop_listening()
+    outcome = asked.result(8)  # not after the timeout of a prompt, which is 10 s
+    assert set(outcome.failed) == {"ending"}
+    assert outcome.unanswered == []
+    assert Counter(r.prompt.id for r in outcome.answers) == {p.id: 2 for p in PROMPTS}
+
+
 def test_prompts_wait_when_everyone_drains(http):
     server = Generator(http, "a")
     draining = {"a": server.member.model_copy(update={"draining": True})}

@@ -13,7 +13,10 @@ import torch
 from tests.weights.support import TOKEN, generator, serves, status, weights
 
 from rlhf_api.run import Member
+from rlhf_api.spec import Sampling
 from rlhf_trainer.http import HttpError
+from rlhf_trainer.records import Prompt
+from rlhf_trainer.rollout.vllm import VllmClient
 
 pytestmark = pytest.mark.slow
 
@@ -194,3 +197,19 @@ def test_equal_weights_have_equal_digests_and_others_do_not(tied, make_sync, mod
     ]
     assert digests[0] == digests[2] != digests[1]
     assert torch.cuda.is_available() or len(digests[0]) == 64
+
+
+def test_a_server_told_to_end_with_prompts_under_way_gives_them_back(untied, tied, http):
+    """Some of vLLM's answers to what it had when its engine was stopped are errors, some never come."""
+    staying, ending = generator(0, tied.address, "0"), generator(1, untied.address, "1")
+    sampling = Sampling(maxNewTokens=100, minNewTokens=100)
+    client = VllmClient(http, model="policy", sampling=sampling, seed=1, eos=0, concurrent=16, timeout=60.0)
+    prompts = [Prompt(f"0/{i}", (40 + i,), {}) for i in range(32)]
+    members = {member.uid: member for member in (staying, ending)}
+    asked = client.start(
+        prompts, [*members.values()], 0, current=lambda: members, arrived=lambda _: untied.process.terminate()
+    )
+    outcome = asked.result(30)
+    assert outcome.unanswered == []
+    assert [answer.prompt.id for answer in outcome.answers] == [prompt.id for prompt in prompts]
+    untied.process.wait(30)  # nor does it wait for ever for who asked

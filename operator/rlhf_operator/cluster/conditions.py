@@ -165,7 +165,7 @@ def _events(
             found.append(Event("Warning", "PodFailed", f"{process.name} {process.ended.reason}"))
     if resumed:
         found.append(Event("Normal", "Resumed", f"goes on from step {status.step}"))
-    if status.phase == before.phase and finish is None:
+    if status.phase == before.phase:
         return found
     if finish is not None:
         kind: Literal["Normal", "Warning"] = "Warning" if finish.phase == "Failed" else "Normal"

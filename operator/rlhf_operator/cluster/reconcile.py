@@ -31,6 +31,8 @@ from .wanted import Wanted, active_config, wanted
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS = 1.0
+"""Until a trainer is told again who serves it, that did not take it."""
 JOBS_PER_POLL_SECOND = 20
 """With many jobs each is asked for its progress less often."""
 
@@ -75,16 +77,23 @@ class Reconciler:
             job, want, pods, trainer, self._refused.get(key), quota(job, self._cache.workload(key))
         )
         todo = plan(seen, now)
-        await self._carry_out(key, job, want, pods, todo)
-        again = todo.again
-        return max(again, len(self._cache.keys()) / JOBS_PER_POLL_SECOND) if again == POLL_SECONDS else again
+        told = await self._carry_out(key, job, want, pods, todo)
+        if todo.again != POLL_SECONDS:
+            return todo.again
+        again = POLL_SECONDS if told else RETRY_SECONDS
+        return max(again, len(self._cache.keys()) / JOBS_PER_POLL_SECOND)
 
-    async def _carry_out(self, key: Key, job: Job, want: Wanted, pods: list[Pod], todo: Plan) -> None:
-        """The status says first what is about to happen: whatever is cut short is then made good, never done twice."""
+    async def _carry_out(self, key: Key, job: Job, want: Wanted, pods: list[Pod], todo: Plan) -> bool:
+        """The status says first what is about to happen: whatever is cut short is then made good, never done twice.
+
+        Whether the trainer knows who serves it.
+        """
         if todo.stop:
             await self._trainers.stop(job, pods)
         status = await self._with_checkpoint(job, pods, todo.status)
         await self._write(key, job, status)
+        # First of all: who is about to be deleted should get no more work.
+        told = await self._trainers.tell(job, pods, todo.members)
         await _all(
             self._api.delete("Pod", job.namespace, pod.name, uid=pod.uid, grace=pod.grace)
             for pod in todo.delete
@@ -96,11 +105,11 @@ class Reconciler:
             await _all(self._create_pod(job, want, pod) for pod in todo.create)
         if todo.create:
             self._refused.pop(key, None)
-        await self._trainers.tell(job, pods, todo.members)
         for event in todo.events:
             await self._record(job, event)
         if todo.expire:
             await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
+        return told
 
     async def _refuse(self, job: Job, error: InvalidJob) -> float | None:
         if refused_before(job.status) and job.status and job.status.observed_generation == job.generation:

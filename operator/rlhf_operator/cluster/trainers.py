@@ -57,14 +57,16 @@ class Trainers:
                     log.warning("%s", error)
         return known.status
 
-    async def tell(self, job: Job, pods: list[Pod], members: Membership) -> None:
-        """Pushes the membership, unless this trainer knows it already."""
+    async def tell(self, job: Job, pods: list[Pod], members: Membership) -> bool:
+        """Pushes the membership, unless this trainer knows it already; False where it should know and does not."""
         first, known = _first(pods), self._known.get(job.uid)
         if first is None or known is None or not (first.up and first.serving) or known.told == members:
-            return
+            return True
         async with self._control(job) as control:
-            if await control.members(_address(first), members):
-                known.told = members
+            if not await control.members(_address(first), members):
+                return False
+        known.told = members
+        return True
 
     async def stop(self, job: Job, pods: list[Pod]) -> None:
         """Asks for a checkpoint and the trainer's end."""

@@ -18,11 +18,14 @@ log = logging.getLogger(__name__)
 
 MEMBERSHIP_SECONDS = 0.5
 """How soon it is noticed that a generator is gone: a node that is lost closes no connection."""
+LISTENING_SECONDS = 1.0
+"""How often generators are asked whether they still take connections: one that ends may never answer what it has."""
 
 REFUSALS = (400, 413, 422)
 """HTTP codes by which a generator says that it is the prompt that it cannot answer."""
 
 Ask = Callable[[Member, Prompt], Awaitable[list[Rollout]]]
+Listens = Callable[[Member], Awaitable[bool]]
 Current = Callable[[], Mapping[str, Member]]
 """The generators by uid, as the host sees them now."""
 
@@ -42,9 +45,9 @@ class Outcome:
 class Dispatch:
     """One round of prompts among `members`, at most `concurrent` at once with each.
 
-    Who drains finishes what it has and gets no more. Who fails, or is not in `current` any more, gets no more either,
-    and what it had goes to the others: no prompt is lost, and none is scored as if it had no answer. A prompt that is
-    refused is asked of nobody else, who would refuse it too.
+    Who drains finishes what it has and gets no more. Who fails, takes no connections or is not in `current` any more
+    gets no more either, and what it had goes to the others: no prompt is lost, and none is scored as if it had no
+    answer. A prompt that is refused is asked of nobody else, who would refuse it too.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Dispatch:
         members: Sequence[Member],
         *,
         ask: Ask,
+        listens: Listens,
         current: Current,
         concurrent: int,
         left: Callable[[int], None] = lambda _count: None,
@@ -60,8 +64,8 @@ class Dispatch:
     ) -> None:
         """`left` is told how many prompts have no answer yet, `arrived` each prompt's answers as they come."""
         self._prompts, self._members = prompts, members
-        self._ask, self._current, self._concurrent, self._left = ask, current, concurrent, left
-        self._arrived = arrived
+        self._ask, self._listens, self._current, self._concurrent = ask, listens, current, concurrent
+        self._left, self._arrived = left, arrived
         self._waiting = deque(range(len(prompts)))
         self._answers: dict[int, list[Rollout]] = {}
         self._failed: dict[str, str] = {}
@@ -75,11 +79,12 @@ class Dispatch:
     async def run(self) -> Outcome:
         """Raises HttpError where a generator refuses to be asked (4xx): so would every other."""
         self._left(len(self._waiting))
+        watches = [asyncio.ensure_future(self._watch(member)) for member in self._members]
         try:
             while self._hand_out():
                 await self._settle()
         finally:
-            for task in self._asked:
+            for task in (*watches, *self._asked):
                 task.cancel()
         places = range(len(self._prompts))
         return Outcome(
@@ -133,13 +138,26 @@ class Dispatch:
         self._refused[place] = f"HTTP {error.status}: {error.body}"
         log.warning("%s refuses prompt %s: %s", member.name, self._prompts[place].id, self._refused[place])
 
+    async def _watch(self, member: Member) -> None:
+        """Until it takes no connections."""
+        await asyncio.sleep(LISTENING_SECONDS)
+        while await self._listens(member):
+            await asyncio.sleep(LISTENING_SECONDS)
+        self._give_up_on(member, "it takes no connections any more")
+
     def _give_up_on_who_is_gone(self) -> None:
         self._looked_at = time.monotonic()
         present = self._current()
-        for task, (_, member) in self._asked.items():
+        for member in self._members:
             if member.uid not in present:
-                self._fail(member, "it is gone")
-                task.cancel()
+                self._give_up_on(member, "it is gone")
+
+    def _give_up_on(self, member: Member, why: str) -> None:
+        theirs = [task for task, (_, asked) in self._asked.items() if asked.uid == member.uid]
+        if theirs:
+            self._fail(member, why)
+        for task in theirs:
+            task.cancel()
 
     def _fail(self, member: Member, why: str) -> None:
         if member.uid not in self._failed:

@@ -5,12 +5,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlhf_api.run import Member
+import aiohttp
+
+from rlhf_api.run import HEALTH, Member
 from rlhf_api.spec import Sampling
 
-from ..http import Background
+from ..http import Background, HttpError
 from ..records import Prompt, Rollout
 from .dispatch import Current, Dispatch, Outcome
+
+PROBE_SECONDS = 2.0
 
 
 def request_seed(seed: int, prompt_id: str) -> int:
@@ -68,6 +72,7 @@ class VllmClient:
                 prompts,
                 members,
                 ask=ask,
+                listens=self._listens,
                 current=current,
                 concurrent=self._concurrent,
                 left=left,
@@ -75,6 +80,16 @@ class VllmClient:
             ).run()
 
         return self._http.start(run())
+
+    async def _listens(self, member: Member) -> bool:
+        """False only where a connection is refused: who is busy may answer late."""
+        try:
+            await self._http.json("GET", member.address + HEALTH, timeout=PROBE_SECONDS)
+        except aiohttp.ClientConnectorError:
+            return False
+        except (HttpError, TimeoutError, aiohttp.ClientError, ValueError):
+            pass
+        return True
 
     async def _answer(self, member: Member, prompt: Prompt, version: int) -> list[Rollout]:
         body = self._body | {"prompt": list(prompt.tokens), "seed": request_seed(self._seed, prompt.id)}
