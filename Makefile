@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test e2e cluster images cluster-down lint clean
+.PHONY: install demo test e2e cluster cluster-parts images cluster-down lint clean
 
 install: $(STAMP)
 
@@ -25,14 +25,16 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
-# What the cluster of the tests is made of is built before them: no test's time limit has room for it.
-test: lint $(VENV)-operator $(BIN)/helm $(BIN)/promtool
-	-$(BIN)/python -m tests.cluster build
+# What the cluster of the tests is made of is built before them, beside the linters: no test's time limit has room for it.
+test: install
+	$(MAKE) --jobs=2 cluster-parts lint $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 	$(BIN)/python -m pytest
 
-# On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one KUBECONFIG names.
-e2e: install $(BIN)/helm
+cluster-parts: install
 	-$(BIN)/python -m tests.cluster build
+
+# On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one KUBECONFIG names.
+e2e: cluster-parts $(BIN)/helm
 	$(BIN)/python -m pytest tests/cluster_e2e
 
 # A real Kubernetes with one node on this machine; then our images in it; then no trace of it.

@@ -72,7 +72,6 @@ def build() -> None:
             command = ("bud", "--quiet", "--isolation=chroot", "--layers", f"--build-arg=BASE_IMAGE={_BASE}")
             _buildah(*command, *pip_settings.mounts(Path(folder)), *arguments, f"--tag={name}", ".")
             _note(name, inputs)
-        _buildah("rm", "--all")  # a build that was killed leaves its container, whose image cannot go
         # Containers that interrupted builds left, which hold their images; there is no other builder here.
         _buildah("rm", "--all")
         _buildah("rmi", "--prune")

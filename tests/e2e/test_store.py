@@ -1,4 +1,4 @@
-"""A run whose checkpoints are in S3: another machine goes on from there to the very same model."""
+"""A run whose checkpoints are in S3 goes on on another machine; tests/chaos compares such runs bit by bit."""
 
 import json
 
@@ -42,8 +42,6 @@ def test_a_run_goes_on_from_s3_in_another_work_directory(seaweed, tmp_path):
     manifest = tmp_path / "job.yaml"
     manifest.write_text(json.dumps(JOB))
     store = f"spec.checkpoint.store={seaweed.url('run')}"
-    expected = succeed(manifest, tmp_path / "undisturbed")
-
     first = succeed(manifest, tmp_path / "first", store, "spec.steps=2", **seaweed.environment)
     assert first.status["lastCheckpoint"]["uri"] == seaweed.url("run")
     assert not (first.workdir / "checkpoints").exists()
@@ -51,12 +49,7 @@ def test_a_run_goes_on_from_s3_in_another_work_directory(seaweed, tmp_path):
     second = succeed(manifest, tmp_path / "second", store, flags=("--resume",), **seaweed.environment)
     assert [line["step"] for line in second.steps] == [3, 4]
     assert f"resumed from the checkpoint of step 2 in {seaweed.url('run')}" in second.log("trainer-0")
-    losses = {line["step"]: line["loss"] for line in (*first.steps, *second.steps)}
-    assert losses == {line["step"]: line["loss"] for line in expected.steps}
     assert second.status["lastCheckpoint"]["step"] == 4
-
-    weights = [(run.workdir / "policy" / "model.safetensors").read_bytes() for run in (second, expected)]
-    assert weights[0] == weights[1], "the same parameters, bit for bit"
     for run in (first, second):
         for file in run.workdir.rglob("*"):
             assert not file.is_file() or seaweed.secret.encode() not in file.read_bytes(), file
