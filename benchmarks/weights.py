@@ -58,6 +58,7 @@ class Bench:
         self.model, self.servers, self.http, self.device = model, servers, http, device
         self.version, self.fault = 0, ""
         self.action: Callable[[], None] = lambda: None
+        self.at: dict[str, float] = {}
 
     def sync(self, bucket: int, timeout_s: float = TIMEOUT_S) -> WeightSync:
         settings = {
@@ -69,6 +70,7 @@ class Bench:
         return WeightSync(self.http, fault=self._at, **settings)
 
     def _at(self, point: str) -> None:
+        self.at[point] = time.monotonic()
         if point == self.fault:
             self.fault = ""
             self.action()
@@ -84,6 +86,10 @@ class Bench:
         members = [server.member(f"{server.name}.{life}") for server in self.servers[:count]]
         report = sync.send(members, lambda: iter(self.model.named_parameters()), self.version)
         found = {"seconds": report.seconds, "wire": report.wire_seconds, "pause": report.pause_seconds}
+        if {"before-commit", "committed"} <= self.at.keys():
+            found["pause_as_called"] = (
+                self.at["committed"] - self.at["before-commit"]
+            )  # with the way there and back
         found |= {"digest_equal": len(report.holders), "attempts": report.attempts, "bytes": report.bytes}
         if report.lost:
             found["lost"] = next(iter(report.lost.values()))[:200]

@@ -1,0 +1,166 @@
+"""Weights from ZeRO-3 shards: what it costs generation and the wire that each tensor is gathered before it is sent.
+
+    .venv/bin/python benchmarks/gathered.py --model qwen2.5-7b [--ranks 2] [--bucket 256]
+
+The trainer's ranks on the first GPUs, one generator on the next. In the same run, to the same generator: the same
+weights from one rank that holds them whole. Digests tell that both sent the same. Prints one JSON line for each figure;
+on a machine without GPUs the same with gloo and `--model tiny`.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from serving import Server, make_model, run_config, save, tell
+
+from rlhf_api.run import Member
+from rlhf_trainer.http import Background
+from rlhf_trainer.policy.engine import Engine
+from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.weights.sync import SyncReport, WeightSync
+
+Named = Iterator[tuple[str, torch.Tensor]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--bucket", type=int, default=256, metavar="MEGABYTES")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--logs", type=Path, help="where the server's log goes")
+    parser.add_argument("--generator", help=argparse.SUPPRESS)  # its address: this is one of the ranks
+    options = parser.parse_args()
+    if options.generator:
+        rank(options)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        gpu = torch.cuda.is_available()
+        save(make_model(options.model, torch.device("cuda" if gpu else "cpu")), folder / "model")
+        if gpu:
+            torch.cuda.empty_cache()  # the first rank's room
+        engine = {"kv-cache-memory-bytes": 20 << 30, "gpu-memory-utilization": 0.4} if gpu else {}
+        dtype = "bfloat16" if gpu else "float32"
+        config = run_config(folder / "model", folder, dtype, 100, engine)
+        server = Server(options.logs or folder, "generator-0", options.ranks if gpu else 0, config)
+        try:
+            server.launch().wait_ready()
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command = [*torchrun, f"--nproc-per-node={options.ranks}", __file__, *sys.argv[1:]]
+            command += ["--generator", server.address]
+            subprocess.run(command, check=True, env=os.environ | {"RLHF_TOKEN": server.token})
+        finally:
+            server.kill()
+
+
+def rank(options: argparse.Namespace) -> None:
+    """One rank of the trainer, under torchrun."""
+    ranks = Ranks.join(int(os.environ["LOCAL_RANK"]))
+    torch.manual_seed(0)
+    model = make_model(options.model, ranks.device)
+    with Background(os.environ["RLHF_TOKEN"]) as http:
+        sender = Sender(ranks, http, options) if ranks.first else None
+        whole = [report for _ in range(options.rounds) if (report := alone(sender, model))]
+        engine = sharded(model, ranks)
+        gathered = [report for _ in range(options.rounds) if (report := together(sender, ranks, engine))]
+        if sender is not None:
+            compare(whole, gathered)
+            sender.sync.close()
+    torch.distributed.destroy_process_group()
+
+
+def sharded(model: Any, ranks: Ranks) -> Engine:
+    precision = {"bf16": {"enabled": True}} if ranks.device.type == "cuda" else {}
+    return Engine(
+        model,
+        deepspeed={**precision, "zero_optimization": {"stage": 3}},
+        learning_rate=1e-6,
+        betas=(0.9, 0.95),
+        epsilon=1e-8,
+        weight_decay=0.0,
+        gradient_clip=1.0,
+        micro_batch_tokens=1024,
+        pad_token_id=1,
+    )
+
+
+class Sender:
+    """Rank 0's way to the generator."""
+
+    def __init__(self, ranks: Ranks, http: Background, options: argparse.Namespace) -> None:
+        self.sync = WeightSync(
+            http, host="127.0.0.1", timeout_s=60.0, bucket_bytes=options.bucket << 20, device=ranks.device
+        )
+        self._member = Member(role="generator", name="generator-0", uid="1", address=options.generator)
+        self._version = 0
+
+    def send(self, tensors: Callable[[], Named]) -> SyncReport:
+        self._version += 1
+        report = self.sync.send([self._member], tensors, self._version)
+        assert report.holders, report.lost
+        return report
+
+
+def alone(sender: Sender | None, model: Any) -> SyncReport | None:
+    return sender.send(lambda: iter(model.named_parameters())) if sender else None
+
+
+def together(sender: Sender | None, ranks: Ranks, engine: Engine) -> SyncReport | None:
+    """As `rlhf_trainer.fleet` does: the other ranks gather in step."""
+
+    def announced() -> Named:
+        ranks.agree(lambda: True)
+        yield from engine.named_tensors()
+
+    if sender is None:
+        while ranks.agree(bool):
+            for _ in engine.named_tensors():
+                pass
+        return None
+    report = sender.send(announced)
+    ranks.agree(lambda: False)
+    return report
+
+
+def compare(whole: list[SyncReport], gathered: list[SyncReport]) -> None:
+    """The first round of each kind warms up: connections, kernels, the generator's list of copies."""
+    found = {}
+    for what, reports in (("whole, one rank", whole), ("gathered", gathered)):
+        for report in reports:
+            tell(
+                {
+                    "what": what,
+                    "pause": report.pause_seconds,
+                    "wire": report.wire_seconds,
+                    "s": report.seconds,
+                }
+            )
+        found[what] = reports[1:]
+    pauses, wires = (
+        {what: median(getattr(r, name) for r in reports) for what, reports in found.items()}
+        for name in ("pause_seconds", "wire_seconds")
+    )
+    one, both = found
+    tell(
+        {
+            "what": "gathered beside whole",
+            "bytes": gathered[0].bytes,
+            "pause_ratio": pauses[both] / pauses[one],
+            "wire_ratio": wires[both] / wires[one],
+            "digests_equal": len({report.digest for report in (*whole, *gathered)}) == 1,
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
