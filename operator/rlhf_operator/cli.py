@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -14,19 +13,19 @@ from rlhf_api.run import RunConfig, command, replicas, roles_of
 from rlhf_api.status import JobStatus
 
 from .archive import opened, replay
+from .ending import FAILED, INTERRUPTED, ended, say
 from .local import gpus, workdir
 from .local.host import Host
 from .local.model_files import model_sizes
 from .local.ports import place
 from .local.preflight import check_files
 from .local.processes import Command
-from .local.progress import display, say
+from .local.progress import display
 from .plan_table import plan_lines
 from .verbs.arguments import VERBS, add_verbs
 from .words import missing_words
 
-EXIT_CODES = {"Succeeded": 0, "Failed": 1, "Suspended": 130}
-EXIT_USAGE = 2
+EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
 
 
 def main(arguments: Sequence[str] | None = None, make: Command = command) -> int:
@@ -37,29 +36,21 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
         from .verbs.main import run
 
         return run(options)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a log's line must not end a run
     if options.command == "replay":
-        return opened.run(options)
-    try:
-        job = load(options.file, options.set)
-        if options.files and (problems := check_files(job.spec)):
-            raise InvalidJob(problems)
-        if options.command == "validate":
-            say(f"{options.file} is valid: {_summary(job)}", sys.stdout)
-            for line in plan_lines(job.spec, model_sizes(job.spec) if options.files else {}):
-                say(line, sys.stdout)
-            return 0
+        return ended(lambda: opened.run(options))
+    return ended(lambda: _validate_or_run(options, make))
+
+
+def _validate_or_run(options: argparse.Namespace, make: Command) -> int:
+    job = load(options.file, options.set)
+    if options.files and (problems := check_files(job.spec)):
+        raise InvalidJob(problems)
+    if options.command == "run":
         return _run(job, options, make)
-    except InvalidJob as error:
-        for problem in error.problems:
-            say(f"error: {problem}", sys.stderr)
-        return EXIT_USAGE
-    except OSError as error:
-        say(f"error: {error}", sys.stderr)
-        return EXIT_CODES["Failed"]
-    except KeyboardInterrupt:
-        return EXIT_CODES["Suspended"]
+    say(f"{options.file} is valid: {_summary(job)}", sys.stdout)
+    for line in plan_lines(job.spec, model_sizes(job.spec) if options.files else {}):
+        say(line, sys.stdout)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator.cluster.observed import Job
-from rlhf_operator.verbs.failures import Failure
+from rlhf_operator.ending import Failure
 from rlhf_operator.verbs.jobs import status_of
 from rlhf_operator.verbs.page import page
 from rlhf_operator.verbs.status import table

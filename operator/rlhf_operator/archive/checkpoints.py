@@ -4,10 +4,10 @@ import argparse
 import datetime
 import sys
 
-from ..local.progress import say
+from ..ending import FAILED, Misuse, say
 from ..verbs.words import columns
 from . import opened
-from .opened import FAILED, USAGE, archive, package
+from .opened import archive, package
 
 
 def ls(options: argparse.Namespace) -> int:
@@ -66,11 +66,7 @@ def meant(options: argparse.Namespace) -> bool:
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code."""
     if options.store is None or options.name not in _VERBS:
-        say(
-            "error: `checkpoint NAME` asks a job, `checkpoint ls|verify|gc STORE` looks into a store",
-            sys.stderr,
-        )
-        return USAGE
+        raise Misuse("`checkpoint NAME` asks a job, `checkpoint ls|verify|gc STORE` looks into a store")
     options.does = _VERBS[options.name]
     return opened.run(options)
 

@@ -2,32 +2,23 @@
 
 import argparse
 import importlib
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_api.problems import InvalidJob, Problem
 
+from ..ending import Failure
+
 if TYPE_CHECKING:
     from rlhf_store.archive import Archive, Cut
-
-FAILED, USAGE = 1, 2
 
 
 def run(options: argparse.Namespace) -> int:
     """Does what the verb in `options.does` does; returns the exit code."""
     try:
         return options.does(options)  # type: ignore[no-any-return]
-    except InvalidJob as error:
-        problems, code = [str(problem) for problem in error.problems], USAGE
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
-        return FAILED
-    except (RuntimeError, OSError) as error:  # a store that fails, a checkpoint that is damaged, a full disk
-        problems, code = [str(error)], FAILED
-    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr)
-    return code
+    except RuntimeError as error:  # a store that fails, a checkpoint that is damaged
+        raise Failure(str(error)) from error
 
 
 def package(name: str) -> Any:

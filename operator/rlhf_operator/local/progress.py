@@ -1,13 +1,13 @@
 """What the user sees while a job runs: a live display on a terminal, plain lines elsewhere."""
 
 import datetime
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
 from rlhf_api.status import JobStatus
 
+from ..ending import say
 from .figures import step_line, time_left
 from .screen import Screen
 
@@ -29,14 +29,6 @@ class Display(Protocol):
 
     def close(self) -> None:
         """The run is over."""
-
-
-def say(text: str, out: TextIO) -> None:
-    """Print a line. Where nobody reads any more (a closed pipe or terminal), be silent from then on."""
-    try:
-        print(text, file=out, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 class Lines:

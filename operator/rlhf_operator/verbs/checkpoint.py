@@ -9,7 +9,7 @@ from rich.text import Text
 from rlhf_api.status import CheckpointStatus, JobStatus
 
 from ..cluster.names import CHECKPOINT
-from .failures import Failure
+from ..ending import Failure
 from .jobs import find, looks, over, status_of
 from .session import Session
 from .terminal import Changing, put

@@ -3,14 +3,6 @@
 from ..cluster.api import ApiError
 
 
-class Failure(Exception):
-    """The verb could not do what it was asked to; the text says all that the user needs."""
-
-
-class Misuse(Failure):
-    """The arguments do not go together."""
-
-
 def explain(error: ApiError, where: str) -> str:
     """An API server's refusal, or its silence; `where` names the cluster."""
     _, _, said = error.message.partition(": ")  # without the call

@@ -9,7 +9,8 @@ from rlhf_api.status import JobStatus
 
 from ..cluster.api import ApiError, Body
 from ..cluster.observed import Job
-from .failures import Failure, passing
+from ..ending import Failure
+from .failures import passing
 from .session import Session
 
 POLL_SECONDS = 1.0

@@ -11,7 +11,8 @@ from rlhf_api.roles import Role
 
 from ..cluster.api import ApiError, Body
 from ..cluster.names import INDEX, JOB, ROLE
-from .failures import Failure, passing
+from ..ending import Failure
+from .failures import passing
 from .jobs import POLL_SECONDS, find, looks, over, status_of
 from .lines import Reading
 from .session import Session

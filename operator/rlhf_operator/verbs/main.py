@@ -1,20 +1,17 @@
-"""Runs a verb: connects to the cluster, does it, says in one line what went wrong."""
+"""Runs a verb: connects to the cluster and does it."""
 
 import argparse
 import asyncio
-import io
-import os
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 from rlhf_api.manifest import load
-from rlhf_api.problems import InvalidJob
 
 from ..archive import checkpoints
 from ..cluster.api import ApiError
+from ..ending import Failure, Misuse, ended
 from .arguments import add_verbs
 from .checkpoint import checkpoint
-from .failures import Failure, Misuse, explain
+from .failures import explain
 from .kubeconfig import locate
 from .logs import logs
 from .scale import scale
@@ -22,8 +19,6 @@ from .session import Session
 from .status import status
 from .submit import submit
 from .suspend import resume, suspend
-
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 _VERBS: dict[str, Callable[[Session, argparse.Namespace], Awaitable[int]]] = {
     "status": status,
@@ -46,25 +41,9 @@ def kubectl_main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
     if checkpoints.meant(options):
-        return checkpoints.run(options)
-    try:
-        return asyncio.run(_run(options))
-    except InvalidJob as error:
-        lines = [f"error: {problem}" for problem in error.problems]
-        code = USAGE
-    except Failure as error:
-        lines = [f"error: {error}"]
-        code = USAGE if isinstance(error, Misuse) else FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
-        return FAILED
-    print("\n".join(lines), file=sys.stderr)
-    return code
+        return ended(lambda: checkpoints.run(options))
+    return ended(lambda: asyncio.run(_run(options)))
 
 
 async def _run(options: argparse.Namespace) -> int:

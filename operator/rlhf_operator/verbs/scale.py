@@ -7,7 +7,7 @@ from rlhf_api.manifest import from_cluster
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 
-from .failures import Failure
+from ..ending import Failure
 from .jobs import find, over, status_of
 from .session import Session
 from .terminal import put

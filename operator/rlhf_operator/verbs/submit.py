@@ -10,7 +10,7 @@ from rlhf_api.manifest import RLHFJob
 from rlhf_api.status import JobStatus
 
 from ..cluster.api import ApiError, Body
-from .failures import Failure, Misuse
+from ..ending import Failure, Misuse
 from .jobs import check_served, over, status_of
 from .session import Session
 from .terminal import put
