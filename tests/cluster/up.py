@@ -45,9 +45,9 @@ def up(place: Place) -> bool:
     credentials.make(place.files, f"https://{place.address}:{node.API_PORT}", addresses)
     node.write_files(place)
     _make_groups(place)
-    _start(place, programs)
+    first = _start(place, programs)
     try:
-        eventually(lambda: _alive(place) and _well(place), "the node's readiness", _READY_S)
+        eventually(lambda: _alive(place, first) and _well(place), "the node's readiness", _READY_S)
         image = pause.archive(node.PAUSE, programs / "pause")
         command = [
             "ctr",
@@ -61,7 +61,7 @@ def up(place: Place) -> bool:
         ]
         subprocess.run(command, input=image, capture_output=True, timeout=60, check=True)
         kubectl(place.kubeconfig, "apply", "-f", "-", input=json.dumps(_dns_service(place)))
-        eventually(lambda: _alive(place) and _resolves(place), "the cluster's DNS", _READY_S)
+        eventually(lambda: _alive(place, first) and _resolves(place), "the cluster's DNS", _READY_S)
     except BaseException:
         _keep_logs(place)
         down(place)
@@ -78,7 +78,7 @@ def _make_groups(place: Place) -> None:
         (_GROUPS / "cpuset" / place.cgroup / name).write_text((_GROUPS / "cpuset" / name).read_text())
 
 
-def _start(place: Place, programs: Path) -> None:
+def _start(place: Place, programs: Path) -> subprocess.Popen[bytes]:
     # While the cable is not there, what is meant for the node must not leave through another one.
     route = ["ip", "route", "add", "unreachable", place.subnet, "metric", "4000"]
     subprocess.run(route, check=True, timeout=30)
@@ -86,7 +86,7 @@ def _start(place: Place, programs: Path) -> None:
     namespaces = ("--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
     inside = (sys.executable, "-m", "tests.cluster.inside", str(place.state), str(programs), str(host))
     with (place.logs / "inside.log").open("ab") as log:
-        subprocess.Popen(
+        first = subprocess.Popen(
             ["unshare", *namespaces, "--propagation", "private", *inside],
             cwd=_ROOT,
             stdin=subprocess.DEVNULL,
@@ -96,10 +96,11 @@ def _start(place: Place, programs: Path) -> None:
             start_new_session=True,
         )
     os.close(host)
+    return first
 
 
-def _alive(place: Place) -> bool:
-    if not running(place):
+def _alive(place: Place, first: subprocess.Popen[bytes]) -> bool:
+    if first.poll() is not None:
         raise RuntimeError(f"the cluster ended: {(place.logs / 'inside.log').read_text()[-2000:]}")
     return True
 
