@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test e2e cluster cluster-parts images cluster-down lint clean
+.PHONY: install demo test units e2e cluster cluster-parts images cluster-down lint clean
 
 install: $(STAMP)
 
@@ -25,10 +25,15 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
-# What the cluster of the tests is made of is built before them, beside the linters: no test's time limit has room for it.
+# What the cluster of the tests is made of is built before them, since no test's time limit has room for it, and beside
+# the linters and the tests that need nothing of it.
 test: install
-	$(MAKE) --jobs=2 cluster-parts lint $(VENV)-operator $(BIN)/helm $(BIN)/promtool
-	$(BIN)/python -m pytest
+	$(MAKE) --jobs=2 cluster-parts units
+	$(BIN)/python -m pytest $(UNITS:%=--ignore=%)
+
+UNITS := tests/api tests/chart tests/maths tests/reconcile
+units: lint $(VENV)-operator $(BIN)/helm $(BIN)/promtool
+	$(BIN)/python -m pytest $(UNITS)
 
 cluster-parts: install
 	-$(BIN)/python -m tests.cluster build
