@@ -28,7 +28,7 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(str(reason))
     try:
         images.load(place)
-        yield Cluster(place.kubeconfig)
+        yield Cluster(place.kubeconfig, own=started)
     finally:
         if started:
             down(place)

@@ -54,6 +54,8 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     )
     helm("test", "rlhf", "-n", SYSTEM, kubeconfig=kubeconfig)
     yield Jobs(kubeconfig, JOBS)
+    if cluster.own:
+        return
     kubectl(kubeconfig, "delete", "rlhfjobs", "--all", "-n", JOBS)
     helm("uninstall", "rlhf", "-n", SYSTEM, "--wait", kubeconfig=kubeconfig)
     kubectl(kubeconfig, "delete", "namespace", JOBS, SYSTEM, timeout=180)

@@ -26,6 +26,8 @@ class Cluster:
     """Where a cluster is, and what its administrator uses."""
 
     kubeconfig: Path
+    own: bool = field(default=False, kw_only=True)
+    """These tests made it, and take it down as a whole."""
 
     @property
     def server(self) -> str:
