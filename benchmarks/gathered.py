@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from serving import Server, make_model, run_config, save, tell
 
+from rlhf_api.roles import Role
 from rlhf_api.run import Member
 from rlhf_trainer.http import Background
 from rlhf_trainer.policy.engine import Engine
@@ -101,7 +102,7 @@ class Sender:
         self.sync = WeightSync(
             http, host="127.0.0.1", timeout_s=60.0, bucket_bytes=options.bucket << 20, device=ranks.device
         )
-        self._member = Member(role="generator", name="generator-0", uid="1", address=options.generator)
+        self._member = Member(role=Role.GENERATOR, name="generator-0", uid="1", address=options.generator)
         self._version = 0
 
     def send(self, tensors: Callable[[], Named]) -> SyncReport:
