@@ -25,7 +25,7 @@ def say(text: str, out: TextIO) -> None:
     try:
         print(text, file=out, flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        _silence(out)
 
 
 def ended(act: Callable[[], int]) -> int:
@@ -39,7 +39,7 @@ def ended(act: Callable[[], int]) -> int:
     except Failure as error:
         problems, code = [str(error)], USAGE if isinstance(error, Misuse) else FAILED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        _silence(sys.stdout)  # for the flush at the end
         return FAILED
     except OSError as error:
         problems, code = [str(error)], FAILED
@@ -48,3 +48,7 @@ def ended(act: Callable[[], int]) -> int:
     for problem in problems:
         say(f"error: {problem}", sys.stderr)
     return code
+
+
+def _silence(out: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

@@ -41,14 +41,14 @@ class Staging:
             if time.monotonic() > deadline:
                 raise MembersFailed(dict.fromkeys(late, f"did not receive everything within {timeout_s:g} s"))
             time.sleep(POLL_S)
-        if wrong := disagreeing(answers, staged_version=self._version, staged_digest=digest):
+        if wrong := _disagreeing(answers, staged_version=self._version, staged_digest=digest):
             raise MembersFailed(wrong)
 
     def _all_have(self, answer: Any) -> bool:
         return all(worker["staged_version"] == self._version for worker in answer["results"])
 
 
-def disagreeing(status: Mapping[Member, Any], **wanted: Any) -> dict[Member, str]:
+def _disagreeing(status: Mapping[Member, Any], **wanted: Any) -> dict[Member, str]:
     """Those of whose workers one does not say what is `wanted`, with what it says."""
     found = {}
     for target, answer in status.items():

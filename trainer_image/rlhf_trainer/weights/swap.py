@@ -25,11 +25,12 @@ class Swap:
     def __init__(self, model: nn.Module, config: ModelConfig, device: torch.device) -> None:
         self.model = model
         self._config, self._device = config, device
+        self._as_loaded = device.type == "cuda" and computes_as_loaded(model)
         self._copies: Copies | None = None
 
     def load(self, weights: Sequence[tuple[str, Tensor]]) -> Set[str] | None:
         """The names of the parameters that got new weights, as `load_weights` gives them. Waits for the device."""
-        if self._device.type == "cuda" and computes_as_loaded(self.model):
+        if self._as_loaded:
             loaded = self._load_as_before(weights)
             torch.cuda.synchronize(self._device)
             return loaded
