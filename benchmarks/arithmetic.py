@@ -98,7 +98,7 @@ def sft(shape: str, dtype: str, steps: int) -> Path:
     return manifest("sft", spec)
 
 
-def ppo(shape: str, dtype: str, steps: int, shared: bool, engine: dict[str, Any]) -> Path:
+def ppo(shape: str, dtype: str, steps: int, shared: bool) -> Path:
     spec = {
         "steps": steps,
         "model": {"dtype": dtype, "policy": f"{FOLDER}/sft/policy"},
@@ -116,7 +116,7 @@ def ppo(shape: str, dtype: str, steps: int, shared: bool, engine: dict[str, Any]
             "function": "benchmarks.arithmetic:correct",
             "everySteps": 10,
         },
-        "generator": {"sharedWithTrainer": True} if shared else {"engineArguments": engine},
+        "generator": {"sharedWithTrainer": shared},
         "checkpoint": {"everySteps": max(10, steps // 2)},
         "weights": {"bucketMegabytes": 256},
     }
@@ -140,12 +140,11 @@ def main() -> None:
         "--set", action="append", default=[], metavar="spec.path=value", help="for the PPO part"
     )
     options = parser.parse_args()
-    gpu = torch.cuda.is_available()
-    dtype, engine = ("bfloat16", {"gpu-memory-utilization": 0.3}) if gpu else ("float32", {})
+    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     make_data()
     parts = {
         "sft": (sft(options.shape, dtype, options.sft_steps), []),
-        "ppo": (ppo(options.shape, dtype, options.steps, options.shared, engine), options.set),
+        "ppo": (ppo(options.shape, dtype, options.steps, options.shared), options.set),
     }
     for name in options.parts:
         file, overrides = parts[name]

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/gathered.py --model qwen2.5-7b [--ranks 2] [--bucket 256]
 
-The trainer's ranks on the first GPUs, one generator on the next. In the same run, to the same generator: the same
-weights from one rank that holds them whole. Digests tell that both sent the same. Prints one JSON line for each figure;
-on a machine without GPUs the same with gloo and `--model tiny`.
+The trainer's ranks on the first GPUs, one generator on the next or, where there is none, beside the last rank. In the
+same run, to the same generator: the same weights from one rank that holds them whole. Digests tell that both sent the
+same. Prints one JSON line for each figure; on a machine without GPUs the same with gloo and `--model tiny`.
 """
 
 import argparse
@@ -50,10 +50,11 @@ def main() -> None:
         save(make_model(options.model, torch.device("cuda" if gpu else "cpu")), folder / "model")
         if gpu:
             torch.cuda.empty_cache()  # the first rank's room
-        engine = {"kv-cache-memory-bytes": 20 << 30, "gpu-memory-utilization": 0.4} if gpu else {}
+        engine = {"kv-cache-memory-bytes": 4 << 30, "gpu-memory-utilization": 0.3} if gpu else {}
         dtype = "bfloat16" if gpu else "float32"
         config = run_config(folder / "model", folder, dtype, 100, engine)
-        server = Server(options.logs or folder, "generator-0", options.ranks if gpu else 0, config)
+        last = min(options.ranks, torch.cuda.device_count() - 1)
+        server = Server(options.logs or folder, "generator-0", last, config)
         try:
             server.launch().wait_ready()
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -65,7 +65,7 @@ def offline(options: argparse.Namespace) -> None:
 
 def online(server: Server, options: argparse.Namespace) -> None:
     assert server.config is not None
-    member = server.member("1")
+    member = server.member()
     seeded = request_seed
     with Background(server.token) as http:
         client = VllmClient(

@@ -115,7 +115,11 @@ def run_config(
 
 @dataclass
 class Server:
-    """A vLLM server in a process group of its own, on GPU `gpu`: the generator role of `config`, or `command`."""
+    """A vLLM server in a process group of its own, on GPU `gpu`: the generator role of `config`, or `command`.
+
+    NCCL refuses two members on one GPU, unless they seem to be on two hosts: one that is `apart` does, so it may share
+    a GPU, and its weights come by sockets.
+    """
 
     folder: Path
     name: str
@@ -123,21 +127,26 @@ class Server:
     config: RunConfig | None = None
     command: list[str] = field(default_factory=list)
     token: str = field(default_factory=lambda: secrets.token_hex(8))
+    apart: bool = False
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
     started: float = 0.0
+    lives: int = 0
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def member(self, life: str) -> Member:
-        return Member(role=Role.GENERATOR, name=self.name, uid=life, address=self.address)
+    def member(self) -> Member:
+        uid = f"{self.name}.{self.lives}"
+        return Member(role=Role.GENERATOR, name=self.name, uid=uid, address=self.address)
 
     def launch(self) -> "Server":
         self.port = self.port or free_port()
         command = [*self.command, "--port", str(self.port)]
         variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": str(self.gpu), "RLHF_TOKEN": self.token}
+        if self.apart:
+            variables["NCCL_HOSTID"] = self.name
         if self.config is not None:
             file = self.folder / f"{self.name}.json"
             file.write_text(self.config.model_dump_json(by_alias=True))
@@ -150,6 +159,7 @@ class Server:
                 command, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
             )
         self.started = time.monotonic()
+        self.lives += 1
         return self
 
     def wait_ready(self) -> float:

@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/weights.py --model qwen2.5-7b [--buckets 64 256 1024] [--kill] [--own]
 
-One trainer on the first GPU, with random weights; generators, as their role starts them, on the next ones. On a machine
-without GPUs the same with gloo and `--model tiny`. Beside it, in the same run: a raw broadcast of the same bytes, and
+One trainer on the first GPU, with random weights; generators, as their role starts them, on the next ones. Where GPUs
+are too few, the last generators share those of the others: their wire is then TCP. On a machine without GPUs the same
+with gloo and `--model tiny`. Beside it, in the same run: a raw broadcast of the same bytes, and
 with `--own` vLLM's own NCCL engine in a second server on the second GPU. `--kill` ends a generator with SIGKILL in the
 middle of a broadcast. Prints one JSON line for each figure.
 """
@@ -75,15 +76,13 @@ class Bench:
             self.fault = ""
             self.action()
 
-    def round(
-        self, sync: WeightSync, life: str = "1", *, count: int = 1, check: bool = True
-    ) -> dict[str, Any]:
+    def round(self, sync: WeightSync, *, count: int = 1, check: bool = True) -> dict[str, Any]:
         """New weights to `count` servers: what `SyncReport` says, and that both sides compute the same."""
         self.version += 1
         old = logprobs(self.model) if check else None
         renew(self.model, self.version)
         raw_broadcast.synchronize(self.device)
-        members = [server.member(f"{server.name}.{life}") for server in self.servers[:count]]
+        members = [server.member() for server in self.servers[:count]]
         report = sync.send(members, lambda: iter(self.model.named_parameters()), self.version)
         found = {"seconds": report.seconds, "wire": report.wire_seconds, "pause": report.pause_seconds}
         if {"before-commit", "committed"} <= self.at.keys():
@@ -102,31 +101,25 @@ class Bench:
 
 
 def kill(bench: Bench, bucket: int, at: int) -> None:
-    """SIGKILL in the middle of a broadcast; then the generator comes back."""
-    sync = bench.sync(bucket, timeout_s=30.0)
-    tell({"what": "before the kill", **bench.round(sync)})
+    """SIGKILL of one in the middle of a broadcast to all; then it comes back."""
+    sync, victim, count = bench.sync(bucket, timeout_s=30.0), bench.servers[0], len(bench.servers)
+    tell({"what": "before the kill", **bench.round(sync, count=count)})
     killed = []
 
     def act() -> None:
-        bench.servers[0].kill()
+        victim.kill()
         killed.append(time.monotonic())
 
     bench.fault, bench.action = f"bucket:{at}", act
-    found = bench.round(sync, check=False)
+    found = bench.round(sync, count=count, check=False)
     went_on = time.monotonic() - killed[0]
     began = time.monotonic()
     bench.model(torch.tensor([[1, 2, 3]], device=bench.device))
     raw_broadcast.synchronize(bench.device)
-    tell(
-        {
-            "what": "killed",
-            "trainer_goes_on_after": went_on,
-            "a_forward_then": time.monotonic() - began,
-            **found,
-        }
-    )
-    ready = bench.servers[0].launch().wait_ready()
-    tell({"what": "rejoined", "start": ready, **bench.round(sync, "2")})
+    forward = time.monotonic() - began
+    tell({"what": "killed", "trainer_goes_on_after": went_on, "a_forward_then": forward, **found})
+    ready = victim.launch().wait_ready()
+    tell({"what": "rejoined", "start": ready, **bench.round(sync, count=count)})
     sync.close()
 
 
@@ -137,9 +130,7 @@ def main() -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--buckets", type=int, nargs="+", default=[64, 256, 1024], metavar="MEGABYTES")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument(
-        "--generators", type=int, default=1, help="each on a GPU of its own, after the trainer's"
-    )
+    parser.add_argument("--generators", type=int, default=1, help="each on the next GPU after the trainer's")
     parser.add_argument("--load", type=int, default=256, help="answers under way in the rounds under load")
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--own", action="store_true", help="vLLM's own NCCL engine too")
@@ -166,7 +157,11 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
         folder / "model", folder, "bfloat16" if gpu else "float32", 1024 if gpu else 100, engine
     )
     token = secrets.token_hex(8)
-    servers = [Server(logs, f"generator-{i}", i + 1, config, token=token) for i in range(options.generators)]
+    gpus = torch.cuda.device_count() if gpu else options.generators + 1
+    servers = [
+        Server(logs, f"generator-{i}", (i + 1) % gpus, config, token=token, apart=i + 1 >= gpus)
+        for i in range(options.generators)
+    ]
     own = Server(logs, "own-engine", 1, command=own_command(folder / "model", engine))
     try:
         for server in servers:
@@ -184,10 +179,6 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
                     tell({"what": "sync", "bucket": megabytes, "round": number, **bench.round(sync)})
                 sync.close()
             sync = bench.sync(options.buckets[-1] << 20)
-            for count in range(2, len(servers) + 1):
-                for number in range(options.rounds):
-                    found = bench.round(sync, count=count)
-                    tell({"what": "sync", "generators": count, "round": number, **found})
             bench.round(sync, check=False)
             load = Load(http, servers[0].address, options.load, 900 if gpu else 60)
             before = load.longest(time.monotonic() - 1.0)
@@ -198,11 +189,16 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
                 gaps = {"longest_gap": load.longest(at), "longest_gap_before": before}
                 tell({"what": "sync under load", "load": options.load, "round": number, **gaps, **found})
             load.stop()
-            sync.close()
             if options.own:
                 own.wait_ready()
                 own_rounds(own, model, options.rounds, free_port())
                 own.kill()
+            for count in range(2, len(servers) + 1):
+                for number in range(options.rounds):
+                    found = bench.round(sync, count=count)
+                    shared = [server.name for server in servers[:count] if server.apart]
+                    tell({"what": "sync", "generators": count, "by_tcp": shared, "round": number, **found})
+            sync.close()
             if options.kill:
                 kill(bench, options.buckets[0] << 20, at=nbytes // (options.buckets[0] << 20) // 2)
     finally:

@@ -58,7 +58,7 @@ def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None
     on_top = "the KV cache" if role is Role.GENERATOR else "activations"
     words = f"{gigabytes(need.total)}{f' of {memory:g}' if memory else ''} GB without {on_top}: {need.words}"
     if role is Role.GENERATOR:
-        serving = _serving(spec, sizes)
+        serving = Serving.of(spec, sizes)
         left = serving.left(memory * 1e9) if serving and memory else None
         return words + (f"; {gigabytes(left)} GB are left for the cache" if left and left > 0 else "")
     guessed = _guessed(spec, role, sizes)
@@ -69,14 +69,10 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
     if role is Role.TRAINER:
         return trainer(Zero.of(spec), _trained(spec, sizes)) if sizes.policy else None
     if role is Role.GENERATOR:
-        serving = _serving(spec, sizes)
+        serving = Serving.of(spec, sizes)
         return serving.need if serving else None
     size = sizes.reward if role is Role.REWARD else sizes.reference
     return weights(size.parameters, _section(spec, role).dtype or spec.model.dtype) if size else None
-
-
-def _serving(spec: Spec, sizes: Sizes) -> Serving | None:
-    return Serving.of(spec, sizes.policy.parameters) if sizes.policy else None
 
 
 def _trained(spec: Spec, sizes: Sizes) -> list[float]:
@@ -112,7 +108,7 @@ def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
 
 def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Problem]:
     if role is Role.GENERATOR:
-        serving = _serving(spec, sizes)
+        serving = Serving.of(spec, sizes)
         if serving is not None:
             yield from serving.problems(memory)
         return

@@ -8,16 +8,18 @@ from pydantic import JsonValue
 
 from .memory import Need, gigabytes, weights
 from .problems import Problem
+from .sizes import Sizes
 from .spec import Spec
 
-UTILIZATION = 0.92
-"""vLLM's `gpu-memory-utilization` unless given."""
-_UTILIZATION, _CACHE = "gpu-memory-utilization", "kv-cache-memory-bytes"
+UTILIZATION, CACHE = "gpu-memory-utilization", "kv-cache-memory-bytes"
+"""vLLM's names of the two ways to say how much of a GPU it takes."""
+_MOST = 0.92
+"""vLLM's own `gpu-memory-utilization`, and no more than that where nothing is given."""
 _PIPELINE, _COPIES = "pipeline-parallel-size", ("data-parallel-size", "prefill-context-parallel-size")
 _OTHER_SIZE = ("quantization", "cpu-offload-gb")
 """With these a GPU does not hold what the parameters and the dtype say."""
 _BESIDE = 2e9
-"""What vLLM was seen to take beyond its utilization (CUDA's context, graphs), rounded up; for advice alone."""
+"""What vLLM was seen to take beyond its utilization (CUDA's context, graphs), rounded up."""
 _MOST_GPUS = 64
 _LARGEST = 10**15
 """JSON's integers have no end, but floats do."""
@@ -41,24 +43,29 @@ class Serving:
     received: Need
     """New weights, whole on every GPU and as the trainer computes, until they are swapped in."""
     tensor_parallel: int
-    utilization: float | None
-    """The part of the GPU that vLLM fills; None where it is told the size of its cache instead."""
+    given: float | None
+    """The part of the GPU that vLLM fills, where the manifest says it in a number."""
     cache: float | None
+    """Bytes of the KV cache, likewise."""
+    left_open: bool
+    """Whether the manifest says neither."""
 
     @classmethod
-    def of(cls, spec: Spec, parameters: float) -> "Serving | None":
-        """None where the arguments keep weights elsewhere or in another form."""
+    def of(cls, spec: Spec, sizes: Sizes) -> "Serving | None":
+        """None where nobody knows the policy's size, or the arguments keep weights elsewhere or in another form."""
         generator, arguments = spec.generator, spec.generator.engine_arguments
-        if any(name in arguments for name in _OTHER_SIZE):
+        if sizes.policy is None or any(name in arguments for name in _OTHER_SIZE):
             return None
+        parameters = sizes.policy.parameters
         parts = generator.tensor_parallel_size * _size(arguments.get(_PIPELINE))
-        cached = _CACHE in arguments
+        cached, filled = CACHE in arguments, UTILIZATION in arguments
         return cls(
             served=weights(parameters, generator.dtype or spec.model.dtype, parts),
             received=weights(parameters, spec.trainer.dtype or spec.model.dtype),
             tensor_parallel=generator.tensor_parallel_size,
-            utilization=None if cached else _number(arguments.get(_UTILIZATION, UTILIZATION)),
-            cache=_number(arguments[_CACHE]) if cached else None,
+            given=_number(arguments[UTILIZATION]) if filled and not cached else None,
+            cache=_number(arguments[CACHE]) if cached else None,
+            left_open=not (cached or filled),
         )
 
     @property
@@ -66,38 +73,47 @@ class Serving:
         new = f"{gigabytes(self.received.total)} GB of new weights received beside them"
         return Need(self.served.total + self.received.total, f"{self.served.words} + {new}")
 
+    def utilization(self, memory: float) -> float | None:
+        """The part of a GPU of so many bytes that vLLM fills: as given, else what leaves room for the new weights; None
+        where it is told the size of its cache instead."""
+        return min(_MOST, self._most(memory)) if self.left_open else self.given
+
     def left(self, memory: float) -> float | None:
         """For the KV cache and vLLM's work, of GPUs of so many bytes."""
-        return None if self.utilization is None else self.utilization * memory - self.served.total
+        filled = self.utilization(memory)
+        return None if filled is None else filled * memory - self.served.total
 
     def problems(self, memory: float) -> Iterator[Problem]:
         """What cannot work on GPUs of so many bytes."""
         room, has = memory - self.received.total, f"{memory / 1e9:g} GB"
         where = "spec.generator.engineArguments."
         seen = f"one GPU must hold {gigabytes(self.need.total)} GB: {self.need.words}; it has {has}"
-        if self.need.total >= memory:
+        if self.need.total >= memory or (self.left_open and (self.left(memory) or 0.0) <= 0.0):
             yield Problem("spec.generator", f"{seen}; {self._more_gpus(memory)}")
         elif self.cache is not None and self.served.total + self.cache > room:
             most = math.floor(room - self.served.total)
-            yield Problem(where + _CACHE, f"with it, {seen}; use at most {most}; got {self.cache:.0f}")
-        elif self.utilization is not None and self.utilization * memory > room:
+            yield Problem(where + CACHE, f"with it, {seen}; use at most {most}; got {self.cache:.0f}")
+        elif self.given is not None and self.given * memory > room:
             yield Problem(
-                where + _UTILIZATION,
-                f"vLLM fills {gigabytes(self.utilization * memory)} of {has}, but {gigabytes(self.received.total)} GB "
+                where + UTILIZATION,
+                f"vLLM fills {gigabytes(self.given * memory)} of {has}, but {gigabytes(self.received.total)} GB "
                 f"of new weights ({self.received.words}) are received beside it; {self._less(memory)}; "
-                f"got {self.utilization:g}",
+                f"got {self.given:g}",
             )
-        elif self.utilization is not None and self.utilization * memory <= self.served.total:
+        elif self.given is not None and self.given * memory <= self.served.total:
             least = _hundredths(self.served.total / memory)
             yield Problem(
-                where + _UTILIZATION,
-                f"vLLM may fill {gigabytes(self.utilization * memory)} of {has}, and the weights alone are "
+                where + UTILIZATION,
+                f"vLLM may fill {gigabytes(self.given * memory)} of {has}, and the weights alone are "
                 f"{gigabytes(self.served.total)} GB ({self.served.words}); use more than {least:g}; "
-                f"got {self.utilization:g}",
+                f"got {self.given:g}",
             )
 
+    def _most(self, memory: float) -> float:
+        return _hundredths((memory - self.received.total - _BESIDE) / memory)
+
     def _less(self, memory: float) -> str:
-        most = _hundredths((memory - self.received.total - _BESIDE) / memory)
+        most = self._most(memory)
         if most * memory > self.served.total:
             return f"use at most {most:g}"
         return self._more_gpus(memory)

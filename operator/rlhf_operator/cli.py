@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_api.manifest import RLHFJob, load
+from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig, command, replicas, roles_of
 from rlhf_api.status import JobStatus
@@ -16,7 +17,6 @@ from .archive import opened, replay
 from .ending import FAILED, INTERRUPTED, ended, say
 from .local import gpus, workdir
 from .local.host import Host
-from .local.model_files import model_sizes
 from .local.ports import place
 from .local.preflight import check_files
 from .local.processes import Command

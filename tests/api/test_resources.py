@@ -21,13 +21,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from rlhf_api.manifest import RLHFJob, apply_override, parse
 from rlhf_api.memory import Zero, kept, trainer, updating
+from rlhf_api.model_files import model_sizes
 from rlhf_api.parameters import count_parameters
 from rlhf_api.problems import InvalidJob
 from rlhf_api.resources import plan, problems
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 from rlhf_operator.cli import main
-from rlhf_operator.local.model_files import model_sizes
 from rlhf_operator.plan_table import plan_lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
@@ -269,7 +269,7 @@ REFUSED = [
     ),
     (("spec.model.parameters=70e9", GPU), "spec.reference", "140 GB: 70e9 parameters x 2 B; it has 80 GB; use larger"),
     (
-        (SEVEN, GPU, "spec.generator.engineArguments={}"),
+        (SEVEN, GPU, "spec.generator.engineArguments={gpu-memory-utilization: 0.92}"),
         "spec.generator.engineArguments.gpu-memory-utilization",
         "vLLM fills 73.6 of 80 GB, but 15.2 GB of new weights (7.6e9 parameters x 2 B) are received beside it; "
         "use at most 0.78; got 0.92",
@@ -291,6 +291,23 @@ REFUSED = [
         *("spec.generator", "use GPUs of more than 142 GB: new weights come whole to every GPU"),
     ),
 ]  # fmt: skip
+
+
+OPEN = "spec.generator.engineArguments={}"
+
+
+def test_what_a_generator_fills_leaves_room_for_new_weights() -> None:
+    card = "spec.generator.pods.gpu={count: 1, memoryGigabytes: 80}"
+
+    def left(*overrides: str) -> str:
+        memory = plan(job(*overrides, OPEN).spec)[Role.GENERATOR].memory
+        assert memory is not None
+        return memory
+
+    assert "; 47.2 GB are left for the cache" in left(SEVEN, card), "0.78 of 80 GB, as if it were given"
+    assert "; 72.6 GB are left for the cache" in left("spec.model.parameters=0.5e9", card), "vLLM's own 0.92"
+    with pytest.raises(InvalidJob, match=r"one GPU must hold 30.4 GB: .*; it has 32 GB; use spec.*Size 2"):
+        job(SEVEN, "spec.generator.pods.gpu={count: 1, memoryGigabytes: 32}", OPEN)
 
 
 @pytest.mark.parametrize(("overrides", "where", "words"), REFUSED)
@@ -465,7 +482,7 @@ def test_the_page_about_memory_is_what_the_code_does() -> None:
     assert plan_lines(parse(made).spec) == table.splitlines()
     for overrides, message in (
         (("spec.trainer.processesPerReplica=4", "spec.trainer.pods.gpu.count=4"), half),
-        (("spec.generator.engineArguments={}",), full),
+        (("spec.generator.engineArguments={gpu-memory-utilization: 0.92}",), full),
     ):
         changed = made
         for override in overrides:

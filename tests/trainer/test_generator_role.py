@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rlhf_api.checks import OWNED_ENGINE_ARGUMENTS, check
+from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
 from rlhf_trainer.roles.generator import arguments, engine_environment, option
 from rlhf_trainer.roles.settings import listen_host
@@ -25,9 +26,9 @@ def config(tmp_path, model: dict | None = None, **generator) -> RunConfig:
     return RunConfig.model_validate_json(written)
 
 
-def options(made: RunConfig, *, cpu: bool = False) -> dict[str, str | bool]:
+def options(made: RunConfig, *, memory: float | None = 80e9) -> dict[str, str | bool]:
     """The command line as vLLM reads it: the last of several values counts."""
-    words = arguments(made, "127.0.0.1", 8123, cpu)
+    words = arguments(made, "127.0.0.1", 8123, memory)
     found: dict[str, str | bool] = {}
     for i, word in enumerate(words):
         if word.startswith("--"):
@@ -78,7 +79,7 @@ def test_engine_arguments_come_last(tmp_path):
         "max-model-len": 4096,
         "kv-cache-memory-bytes": 1000,
     }
-    found = options(config(tmp_path, engineArguments=wanted), cpu=True)
+    found = options(config(tmp_path, engineArguments=wanted), memory=None)
     assert found["gpu-memory-utilization"] == "0.8"
     assert found["no-enable-prefix-caching"] is True
     assert found["max-model-len"] == "4096"
@@ -97,9 +98,22 @@ def test_the_jobs_own_options_are_no_engine_arguments(tmp_path, name):
 def test_the_cpu_build_is_spared_what_it_does_not_need(tmp_path):
     made = config(tmp_path)
     assert "enforce-eager" not in options(made)
-    assert options(made, cpu=True)["enforce-eager"] is True
-    assert options(made, cpu=True)["distributed-executor-backend"] == "uni"
-    assert "distributed-executor-backend" not in options(config(tmp_path, tensorParallelSize=2), cpu=True)
+    assert options(made, memory=None)["enforce-eager"] is True
+    assert options(made, memory=None)["distributed-executor-backend"] == "uni"
+    assert "distributed-executor-backend" not in options(config(tmp_path, tensorParallelSize=2), memory=None)
+
+
+def test_a_gpu_has_room_for_new_weights_unless_the_manifest_says_otherwise(tmp_path):
+    """The figures of docs/memory.md."""
+    seven = {"parameters": 7.6e9, "dtype": "bfloat16"}
+    assert options(config(tmp_path, seven))["gpu-memory-utilization"] == "0.78"
+    assert options(config(tmp_path, seven), memory=141e9)["gpu-memory-utilization"] == "0.87"
+    assert "gpu-memory-utilization" not in options(config(tmp_path)), "who knows how large some/policy is"
+    given = config(tmp_path, seven, engineArguments={"kv-cache-memory-bytes": 10**10})
+    assert "gpu-memory-utilization" not in options(given)
+    too_much = config(tmp_path, seven, engineArguments={"gpu-memory-utilization": 0.92})
+    with pytest.raises(InvalidJob, match=r"vLLM fills 73.6 of 80 GB, .*use at most 0.78; got 0.92"):
+        options(too_much)
 
 
 def test_what_users_set_in_the_environment_stands_but_for_what_weights_need():

@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import problems
 from rlhf_api.rows import Algorithm, read_rows
 from rlhf_api.spec import Spec
-
-from .model_files import model_sizes
 
 
 def check_files(spec: Spec) -> list[Problem]:

@@ -1,6 +1,6 @@
 """The generator role: becomes the stock vLLM server, with our weight-transfer engine as a plugin.
 
-Nothing heavy is imported here: vLLM's own start is what users wait for.
+Nothing heavy is imported here but what a GPU's memory takes: vLLM's own start is what users wait for.
 """
 
 import json
@@ -11,8 +11,13 @@ from importlib import metadata
 
 from pydantic import JsonValue
 
+from rlhf_api.model_files import model_sizes
+from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig, Surroundings
+from rlhf_api.serving import UTILIZATION, Serving
+from rlhf_api.sizes import Sizes
+from rlhf_api.spec import Spec
 
 from .entry import run_role
 from .settings import listen_host, longest, policy_path, tokenizer_path
@@ -23,8 +28,9 @@ CPU_OPTIONS: dict[str, JsonValue] = {"enforce-eager": True, "kv-cache-memory-byt
 """vLLM would compile for half a minute, and take half of the machine's memory as cache at once."""
 
 
-def arguments(config: RunConfig, host: str, port: int, cpu: bool) -> list[str]:
-    """The options of `vllm serve`; the manifest's `engineArguments` come last."""
+def arguments(config: RunConfig, host: str, port: int, memory: float | None) -> list[str]:
+    """The options of `vllm serve` on GPUs of so many bytes, None for the CPU; the manifest's `engineArguments` come
+    last. Raises InvalidJob where they cannot serve this policy."""
     spec = config.spec
     options: dict[str, JsonValue] = {
         "model": policy_path(config),
@@ -45,12 +51,25 @@ def arguments(config: RunConfig, host: str, port: int, cpu: bool) -> list[str]:
         # A line for each prompt and probe would bury all others.
         "disable-uvicorn-access-log": True,
     }
-    if cpu:
+    if memory is None:
         options |= CPU_OPTIONS
         if spec.generator.tensor_parallel_size == 1:
             options |= {"distributed-executor-backend": "uni"}
+    else:
+        options |= part_of_gpu(spec, memory)
     options |= dict(spec.generator.engine_arguments)
     return [text for name, value in options.items() for text in option(name, value)]
+
+
+def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:
+    """What leaves room for the new weights of a broadcast, where the manifest leaves it open and the policy's size is
+    known. Raises InvalidJob where vLLM would start, and then have no room for them."""
+    serving = Serving.of(spec, Sizes.of(spec, model_sizes(spec)))
+    if serving is None:
+        return {}
+    if problems := list(serving.problems(memory)):
+        raise InvalidJob(problems)
+    return {UTILIZATION: serving.utilization(memory)} if serving.left_open else {}
 
 
 def option(name: str, value: object) -> list[str]:
@@ -79,10 +98,18 @@ def on_cpu() -> bool:
     return True
 
 
+def gpu_memory() -> int:
+    """Bytes of one GPU, as vLLM counts them too."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory
+
+
 def run(around: Surroundings) -> None:
     cpu = on_cpu()
+    memory = None if cpu else gpu_memory()
     serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command = serve + arguments(around.config, listen_host(around.host), around.port, cpu)
+    command = serve + arguments(around.config, listen_host(around.host), around.port, memory)
     sys.stderr.flush()
     # The server replaces this process: signals and the exit code are its own.
     os.execve(sys.executable, command, engine_environment(os.environ, cpu))

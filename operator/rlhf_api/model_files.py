@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rlhf_api.parameters import count_parameters
-from rlhf_api.spec import Spec
+from .parameters import count_parameters
+from .spec import Spec
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_HEADER = 100 << 20
