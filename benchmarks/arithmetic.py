@@ -1,9 +1,9 @@
 """The main job end to end on a task made here: a model from scratch learns to add, by examples and then by PPO.
 
-    .venv/bin/python benchmarks/arithmetic.py [--shape small] [--sft-steps 300] [--steps 60] [--shared]
+    .venv/bin/python benchmarks/arithmetic.py [--shape small] [--sft-steps 800] [--steps 60] [--shared]
 
-Fine-tunes a fresh model on sums, digit by digit, but not to the end, then runs PPO with actor, critic and generator
-from it, rewarded where the sum is right, with the manifest that a user would write. Prints where a step's time goes and
+Fine-tunes a fresh model on sums, digit by digit, of which half are one too high, then runs PPO with actor, critic and
+generator from it, rewarded where the sum is right, with the manifest that a user would write. Prints where a step's time goes and
 the share of right answers to sums that neither part has seen.
 """
 
@@ -33,9 +33,11 @@ SHAPES = {
     },
 }
 RATES = {"tiny": 3e-3, "small": 1e-3, "0.5b": 2e-4}
-"""Of fine-tuning; PPO's are a sixtieth, its critic's a tenth."""
+"""Of fine-tuning; PPO's are a twentieth of that, its critic's a third."""
 FOLDER = Path("runs/arithmetic")
 LARGEST = 99
+EXAMPLES = 8
+"""Answers to a sum, each right or one too high."""
 
 
 def correct(
@@ -48,12 +50,15 @@ def correct(
 
 
 def make_data() -> None:
-    """Disjoint: sums to learn from, sums to practise on, sums to be judged by."""
+    """Disjoint: sums to learn from, with wrong answers half of the time; sums to practise on; sums to be judged by."""
     pairs = [(a, b) for a in range(LARGEST + 1) for b in range(LARGEST + 1)]
-    random.Random(0).shuffle(pairs)
+    draw = random.Random(0)
+    draw.shuffle(pairs)
+    examples = [(a, b, a + b + draw.randint(0, 1)) for _ in range(EXAMPLES) for a, b in pairs[:4000]]
+    exact = [(a, b, a + b) for a, b in pairs[4000:]]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, part in (("sft", pairs[:4000]), ("prompts", pairs[4000:9000]), ("heldout", pairs[9000:9512])):
-        rows = [{"prompt": f"{a} + {b} =", "answer": f" {a + b}", "sum": str(a + b)} for a, b in part]
+    for name, part in (("sft", examples), ("prompts", exact[:5000]), ("heldout", exact[5000:5512])):
+        rows = [{"prompt": f"{a} + {b} =", "answer": f" {c}", "sum": str(a + b)} for a, b, c in part]
         (FOLDER / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -104,11 +109,11 @@ def ppo(shape: str, dtype: str, steps: int, shared: bool) -> Path:
         "model": {"dtype": dtype, "policy": f"{FOLDER}/sft/policy"},
         "data": {"train": [f"{FOLDER}/prompts.jsonl"], "maxPromptLength": 16, "promptsPerStep": 512},
         "sampling": {"maxNewTokens": 8},
-        "ppo": {"klCoefficient": 0.005, "minibatchSize": 256, "epochs": 2},
+        "ppo": {"klCoefficient": 0.005, "gaeLambda": 1.0, "minibatchSize": 256, "epochs": 2},
         "reward": {"functions": [{"function": "benchmarks.arithmetic:correct"}]},
         "optimizer": {
-            "learningRate": RATES[shape] / 10,
-            "criticLearningRate": RATES[shape] / 5,
+            "learningRate": RATES[shape] / 20,
+            "criticLearningRate": RATES[shape] / 3,
             "warmupSteps": 3,
         },
         "evaluation": {
@@ -132,8 +137,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
-    parser.add_argument("--sft-steps", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--sft-steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--parts", nargs="+", choices=("sft", "ppo"), default=["sft", "ppo"])
     parser.add_argument("--shared", action="store_true", help="the trainer generates itself; needs no vLLM")
     parser.add_argument(

@@ -58,7 +58,8 @@ def main() -> None:
         try:
             server.launch().wait_ready()
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            command = [*torchrun, f"--nproc-per-node={options.ranks}", __file__, *sys.argv[1:]]
+            command = [*torchrun, f"--nproc-per-node={options.ranks}", __file__, "--model", options.model]
+            command += ["--bucket", str(options.bucket), "--rounds", str(options.rounds)]
             command += ["--generator", server.address]
             subprocess.run(command, check=True, env=os.environ | {"RLHF_TOKEN": server.token})
         finally:

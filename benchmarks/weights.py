@@ -12,7 +12,6 @@ middle of a broadcast. Prints one JSON line for each figure.
 import argparse
 import secrets
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -146,11 +145,9 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
     began = time.monotonic()
     model = make_model(options.model, device)
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    saving = threading.Thread(target=save, args=(model, folder / "model"))
-    saving.start()
     seconds = median(raw_broadcast.seconds(nbytes, device, "cuda:1" if gpu else "cpu")[1:])
     tell({"what": "raw broadcast", "bytes": nbytes, "seconds": seconds, "GB/s": nbytes / seconds / 1e9})
-    saving.join()
+    save(model, folder / "model")
     tell({"what": "model made and saved, raw measured", "seconds": time.monotonic() - began})
     engine = {"kv-cache-memory-bytes": 20 << 30, "gpu-memory-utilization": 0.4} if gpu else {}
     config = run_config(
@@ -198,6 +195,8 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
                     found = bench.round(sync, count=count)
                     shared = [server.name for server in servers[:count] if server.apart]
                     tell({"what": "sync", "generators": count, "by_tcp": shared, "round": number, **found})
+                    if "lost" in found:
+                        raise RuntimeError(f"{count} generators did not all get the weights")
             sync.close()
             if options.kill:
                 kill(bench, options.buckets[0] << 20, at=nbytes // (options.buckets[0] << 20) // 2)

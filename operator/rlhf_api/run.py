@@ -118,11 +118,17 @@ def command(config: RunConfig, process: Process, python: str = "python3") -> lis
     ]
 
 
+OUTLIVE_PEERS = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""Where NCCL loses a peer over TCP, torch's watchdog asks for a dump, and after a dump its monitor ends the process: by
+default eight minutes after another one died, and with it the trainer and every other generator."""
+
+
 def environment(
     config: RunConfig, process: Process, *, config_file: str, termination_log: str
 ) -> dict[str, str]:
     """The environment variables of a process, but for RLHF_TOKEN, which each host keeps as a secret."""
     return {
+        **OUTLIVE_PEERS,
         **config.spec.environment,
         "RLHF_RUN_CONFIG": config_file,
         "RLHF_NAME": process.name,

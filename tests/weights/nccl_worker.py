@@ -1,24 +1,38 @@
-"""A worker of the NCCL group in a process of its own: `nccl_worker PORT EPOCH TIMEOUT_S UPDATES`."""
+"""A worker of the NCCL group in a process of its own: `nccl_worker PORT TIMEOUT_S DEVICE`, told what to do by lines:
+`join EPOCH RANK SIZE` and `receive UPDATE`."""
 
 import sys
 import time
 
 import torch
+import torch.distributed as dist
 
 from rlhf_trainer.weights import stream
 from rlhf_trainer.weights.group import Group, TransferFailed, connect_store
 
+
+def main(port: int, timeout_s: float, device: torch.device) -> None:
+    # vLLM has such a group in each of its processes: the first one is what torch's monitor watches over.
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    group: Group | None = None
+    for line in sys.stdin:
+        match line.split():
+            case ["join", epoch, rank, size]:
+                store = connect_store("127.0.0.1", port, epoch, timeout_s)
+                group = Group(store, epoch, int(rank), int(size), timeout_s, device)
+            case ["receive", update]:
+                assert group is not None
+                began = time.monotonic()
+                try:
+                    _, digest = stream.receive(group, int(update))
+                except TransferFailed as error:
+                    group.abort()
+                    torch.cuda.synchronize()  # the GPU still works
+                    print("failed", round(time.monotonic() - began, 2), *str(error).split(), flush=True)
+                else:
+                    print("received", digest, flush=True)
+
+
 if __name__ == "__main__":
-    port, epoch, timeout_s, updates = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
-    store = connect_store("127.0.0.1", port, epoch, timeout_s)
-    group = Group(store, epoch, 1, 2, timeout_s, torch.device("cuda:1"))
-    for update in range(1, updates + 1):
-        began = time.monotonic()
-        try:
-            _, digest = stream.receive(group, update)
-        except TransferFailed as error:
-            print("failed", round(time.monotonic() - began, 2), error, flush=True)
-            group.abort()
-            torch.cuda.synchronize()  # the GPU still works
-            break
-        print("received", digest, flush=True)
+    main(int(sys.argv[1]), float(sys.argv[2]), torch.device(sys.argv[3]))

@@ -4,14 +4,17 @@ import concurrent.futures
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
-ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+IN_CONSTRUCTOR = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
+"""With torch's defaults a lost peer ends the process, and where the connection to it says so (TCP, not NVLink) the
+watchdog first sleeps for a minute, which whoever destroys the group waits for."""
 
 
 def connect(
@@ -64,17 +67,24 @@ def _nccl(
     torch.cuda.set_device(device)
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=100 * timeout_s)  # the watchdog's, which must not come before ours
-    # Read in the constructor alone: with the default a lost peer ends the process.
-    before = os.environ.get(ERROR_HANDLING)
-    os.environ[ERROR_HANDLING] = "0"
-    try:
+    with _environment(IN_CONSTRUCTOR):
         group = ProcessGroupNCCL(store, rank, size, options)
-    finally:
-        del os.environ[ERROR_HANDLING]
-        if before is not None:
-            os.environ[ERROR_HANDLING] = before
     group.eager_connect_single_device(device)
     # NCCL connects the peers in the first collective, which blocks the caller until all have called it.
     group.broadcast([torch.zeros(1, device=device)], BroadcastOptions()).wait()
     torch.cuda.synchronize(device)
     return group
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 2048
-SPLITS = 8  # programs for each chunk; a chunk has far fewer than 2^31 words
+SPLITS = 64  # programs for each chunk, so that a small bucket keeps all of a GPU busy too
 
 
 def nh(words: Tensor, keys: tuple[Tensor, Tensor], chunk: int, step: int) -> Tensor:
