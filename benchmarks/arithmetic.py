@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/arithmetic.py [--shape small] [--sft-steps 800] [--steps 60] [--shared]
 
 Fine-tunes a fresh model on sums, digit by digit, of which half are one too high, then runs PPO with actor, critic and
-generator from it, rewarded where the sum is right, with the manifest that a user would write. Prints where a step's time goes and
-the share of right answers to sums that neither part has seen.
+generator from it, rewarded where the sum is right, with the manifest that a user would write. Prints where a step's
+time goes and the share of right answers to sums that neither part has seen.
 """
 
 import argparse

@@ -42,6 +42,8 @@ def answers_per_step(config: Path) -> int:
 
 def table(rows: list[dict[str, Any]], answers: int) -> str:
     """Totals over the steps after warm-up: seconds, share of the step, and answer tokens per second."""
+    if len(rows) <= WARM_UP:
+        return f"no table of {len(rows)} steps: the first {WARM_UP} warm up"
     rows = rows[WARM_UP:]
     total, tokens = sum(row["seconds"] for row in rows), sum(row["tokens"] for row in rows)
     lines = [f"{len(rows)} steps, {answers} answers each, {tokens / len(rows):.0f} answer tokens a step"]
