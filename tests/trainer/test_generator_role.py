@@ -103,12 +103,14 @@ def test_the_cpu_build_is_spared_what_it_does_not_need(tmp_path):
     assert "distributed-executor-backend" not in options(config(tmp_path, tensorParallelSize=2), memory=None)
 
 
-def test_a_gpu_has_room_for_new_weights_unless_the_manifest_says_otherwise(tmp_path):
+def test_a_gpu_has_room_for_new_weights_unless_the_manifest_says_otherwise(tmp_path, caplog):
     """The figures of docs/memory.md."""
     seven = {"parameters": 7.6e9, "dtype": "bfloat16"}
     assert options(config(tmp_path, seven))["gpu-memory-utilization"] == "0.78"
     assert options(config(tmp_path, seven), memory=141e9)["gpu-memory-utilization"] == "0.87"
+    assert not caplog.text
     assert "gpu-memory-utilization" not in options(config(tmp_path)), "who knows how large some/policy is"
+    assert "set spec.model.parameters" in caplog.text
     given = config(tmp_path, seven, engineArguments={"kv-cache-memory-bytes": 10**10})
     assert "gpu-memory-utilization" not in options(given)
     too_much = config(tmp_path, seven, engineArguments={"gpu-memory-utilization": 0.92})

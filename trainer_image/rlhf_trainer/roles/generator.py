@@ -4,6 +4,7 @@ Nothing heavy is imported here but what a GPU's memory takes: vLLM's own start i
 """
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -15,12 +16,14 @@ from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig, Surroundings
-from rlhf_api.serving import UTILIZATION, Serving
+from rlhf_api.serving import CACHE, UTILIZATION, Serving
 from rlhf_api.sizes import Sizes
 from rlhf_api.spec import Spec
 
 from .entry import run_role
 from .settings import listen_host, longest, policy_path, tokenizer_path
+
+log = logging.getLogger(__name__)
 
 EXTENSION = "rlhf_trainer.weights.extension.WeightStatus"
 FRONT = "rlhf_trainer.weights.front.Front"
@@ -64,8 +67,11 @@ def arguments(config: RunConfig, host: str, port: int, memory: float | None) -> 
 def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:
     """What leaves room for the new weights of a broadcast, where the manifest leaves it open and the policy's size is
     known. Raises InvalidJob where vLLM would start, and then have no room for them."""
-    serving = Serving.of(spec, Sizes.of(spec, model_sizes(spec)))
+    sizes = Sizes.of(spec, model_sizes(spec))
+    serving = Serving.of(spec, sizes)
     if serving is None:
+        if sizes.policy is None and not {UTILIZATION, CACHE} & spec.generator.engine_arguments.keys():
+            log.warning("vLLM may leave too little of the GPU for new weights: set spec.model.parameters")
         return {}
     if problems := list(serving.problems(memory)):
         raise InvalidJob(problems)
