@@ -1,5 +1,5 @@
 """A worker of the NCCL group in a process of its own: `nccl_worker PORT TIMEOUT_S DEVICE`, told what to do by lines:
-`join EPOCH RANK SIZE` and `receive UPDATE`."""
+`join EPOCH RANK SIZE` and `receive UPDATE`, until there are no more."""
 
 import sys
 import time
@@ -32,6 +32,7 @@ def main(port: int, timeout_s: float, device: torch.device) -> None:
                     print("failed", round(time.monotonic() - began, 2), *str(error).split(), flush=True)
                 else:
                     print("received", digest, flush=True)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

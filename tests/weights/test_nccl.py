@@ -39,6 +39,11 @@ class Worker:
     def said(self) -> list[str]:
         return self.process.stdout.readline().split()
 
+    def ends(self) -> int:
+        """With this exit code."""
+        self.process.stdin.close()
+        return self.process.wait(60)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def as_in_a_trainer():
@@ -102,6 +107,7 @@ def test_broadcast_is_whole_and_fast(store, workers, capsys):
         assert worker.said() == ["received", sent.digest]
         with capsys.disabled():
             print(f"\n{sent.nbytes / 1e9:.1f} GB in {seconds:.3f} s, {sent.nbytes / seconds / 1e9:.0f} GB/s")
+    assert worker.ends() == 0
     on_cpu = Digest()
     for bucket in pack(((name, tensor.cpu()) for name, tensor in weights), BUCKET, torch.device("cpu")):
         on_cpu.update(bucket)
@@ -122,6 +128,7 @@ def test_a_worker_killed_in_mid_broadcast_is_noticed_and_a_new_epoch_works(store
     reborn = workers("cuda:1")
     sent = send(form(store, "2", reborn), 1, weights, reborn)
     assert reborn.said() == ["received", sent.digest]
+    assert reborn.ends() == 0
 
 
 def killing(worker: Worker):
@@ -163,3 +170,4 @@ def test_an_abort_frees_the_worker_at_once(store, workers):
     failed, seconds, *why = worker.said()
     assert failed == "failed", why
     assert float(seconds) < TIMEOUT_S / 2
+    assert worker.ends() == 0
