@@ -99,6 +99,30 @@ class Bench:
         return found
 
 
+def under_load(bench: Bench, sync: WeightSync, rounds: int, answers: int, tokens: int) -> None:
+    """To one generator with so many answers of so many tokens under way: also the longest time without a token."""
+    load = Load(bench.http, bench.servers[0].address, answers, tokens)
+    before = load.longest(time.monotonic() - 1.0)
+    for number in range(rounds):
+        at = time.monotonic()
+        found = bench.round(sync, check=False)
+        time.sleep(SETTLE_SECONDS)
+        gaps = {"longest_gap": load.longest(at), "longest_gap_before": before}
+        tell({"what": "sync under load", "load": answers, "round": number, **gaps, **found})
+    load.stop()
+
+
+def to_several(bench: Bench, sync: WeightSync, rounds: int) -> None:
+    """To two generators, then three, and so on; ends the benchmark where one of them does not get the weights."""
+    for count in range(2, len(bench.servers) + 1):
+        shared = [server.name for server in bench.servers[:count] if server.apart]
+        for number in range(rounds):
+            found = bench.round(sync, count=count)
+            tell({"what": "sync", "generators": count, "by_tcp": shared, "round": number, **found})
+            if "lost" in found:
+                raise RuntimeError(f"{count} generators did not all get the weights")
+
+
 def kill(bench: Bench, bucket: int, at: int) -> None:
     """SIGKILL of one in the middle of a broadcast to all; then it comes back."""
     sync, victim, count = bench.sync(bucket, timeout_s=30.0), bench.servers[0], len(bench.servers)
@@ -177,26 +201,12 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
                 sync.close()
             sync = bench.sync(options.buckets[-1] << 20)
             bench.round(sync, check=False)
-            load = Load(http, servers[0].address, options.load, 900 if gpu else 60)
-            before = load.longest(time.monotonic() - 1.0)
-            for number in range(options.rounds):
-                at = time.monotonic()
-                found = bench.round(sync, check=False)
-                time.sleep(SETTLE_SECONDS)
-                gaps = {"longest_gap": load.longest(at), "longest_gap_before": before}
-                tell({"what": "sync under load", "load": options.load, "round": number, **gaps, **found})
-            load.stop()
+            under_load(bench, sync, options.rounds, options.load, 900 if gpu else 60)
             if options.own:
                 own.wait_ready()
                 own_rounds(own, model, options.rounds, free_port())
                 own.kill()
-            for count in range(2, len(servers) + 1):
-                for number in range(options.rounds):
-                    found = bench.round(sync, count=count)
-                    shared = [server.name for server in servers[:count] if server.apart]
-                    tell({"what": "sync", "generators": count, "by_tcp": shared, "round": number, **found})
-                    if "lost" in found:
-                        raise RuntimeError(f"{count} generators did not all get the weights")
+            to_several(bench, sync, options.rounds)
             sync.close()
             if options.kill:
                 kill(bench, options.buckets[0] << 20, at=nbytes // (options.buckets[0] << 20) // 2)

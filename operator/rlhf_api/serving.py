@@ -34,6 +34,11 @@ def gpus(spec: Spec) -> tuple[int, str]:
     return math.prod(sizes.values()), words or "tensorParallelSize 1"
 
 
+def left_open(spec: Spec) -> bool:
+    """Whether the manifest says neither how much of a GPU vLLM fills nor how large its cache is."""
+    return not {UTILIZATION, CACHE} & spec.generator.engine_arguments.keys()
+
+
 @dataclass(frozen=True)
 class Serving:
     """One GPU of a generator that serves a policy of so many parameters."""
@@ -48,7 +53,6 @@ class Serving:
     cache: float | None
     """Bytes of the KV cache, likewise."""
     left_open: bool
-    """Whether the manifest says neither."""
 
     @classmethod
     def of(cls, spec: Spec, sizes: Sizes) -> "Serving | None":
@@ -58,14 +62,14 @@ class Serving:
             return None
         parameters = sizes.policy.parameters
         parts = generator.tensor_parallel_size * _size(arguments.get(_PIPELINE))
-        cached, filled = CACHE in arguments, UTILIZATION in arguments
+        cached = CACHE in arguments
         return cls(
             served=weights(parameters, generator.dtype or spec.model.dtype, parts),
             received=weights(parameters, spec.trainer.dtype or spec.model.dtype),
             tensor_parallel=generator.tensor_parallel_size,
-            given=_number(arguments[UTILIZATION]) if filled and not cached else None,
+            given=None if cached else _number(arguments.get(UTILIZATION)),
             cache=_number(arguments[CACHE]) if cached else None,
-            left_open=not (cached or filled),
+            left_open=left_open(spec),
         )
 
     @property
@@ -76,7 +80,7 @@ class Serving:
     def utilization(self, memory: float) -> float | None:
         """The part of a GPU of so many bytes that vLLM fills: as given, else what leaves room for the new weights; None
         where it is told the size of its cache instead."""
-        return min(_MOST, self._most(memory)) if self.left_open else self.given
+        return self._chosen(memory) if self.left_open else self.given
 
     def left(self, memory: float) -> float | None:
         """For the KV cache and vLLM's work, of GPUs of so many bytes."""
@@ -88,7 +92,8 @@ class Serving:
         room, has = memory - self.received.total, f"{memory / 1e9:g} GB"
         where = "spec.generator.engineArguments."
         seen = f"one GPU must hold {gigabytes(self.need.total)} GB: {self.need.words}; it has {has}"
-        if self.need.total >= memory or (self.left_open and (self.left(memory) or 0.0) <= 0.0):
+        crowded = self.left_open and self._chosen(memory) * memory <= self.served.total
+        if crowded or self.need.total >= memory:
             yield Problem("spec.generator", f"{seen}; {self._more_gpus(memory)}")
         elif self.cache is not None and self.served.total + self.cache > room:
             most = math.floor(room - self.served.total)
@@ -108,6 +113,9 @@ class Serving:
                 f"{gigabytes(self.served.total)} GB ({self.served.words}); use more than {least:g}; "
                 f"got {self.given:g}",
             )
+
+    def _chosen(self, memory: float) -> float:
+        return min(_MOST, self._most(memory))
 
     def _most(self, memory: float) -> float:
         return _hundredths((memory - self.received.total - _BESIDE) / memory)

@@ -16,7 +16,7 @@ from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig, Surroundings
-from rlhf_api.serving import CACHE, UTILIZATION, Serving
+from rlhf_api.serving import UTILIZATION, Serving, left_open
 from rlhf_api.sizes import Sizes
 from rlhf_api.spec import Spec
 
@@ -70,7 +70,7 @@ def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:
     sizes = Sizes.of(spec, model_sizes(spec))
     serving = Serving.of(spec, sizes)
     if serving is None:
-        if sizes.policy is None and not {UTILIZATION, CACHE} & spec.generator.engine_arguments.keys():
+        if sizes.policy is None and left_open(spec):
             log.warning("vLLM may leave too little of the GPU for new weights: set spec.model.parameters")
         return {}
     if problems := list(serving.problems(memory)):
