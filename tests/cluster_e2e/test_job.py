@@ -22,6 +22,8 @@ from rlhf_operator.cluster.pod import USER
 ROOT = Path(__file__).parents[2]
 SYSTEM, JOBS, CLAIM = "rlhf-system", "team", "rlhf-workspace"
 START_S, RUN_S = 240.0, 420.0
+END_S = 150.0
+"""A grace of 15 s, the minute between two of the kubelet's rounds of removing ended containers, and its reports."""
 pytestmark = pytest.mark.timeout(2400)
 MANY_STEPS = 400
 """More than are ever made: the run is told its end while it is suspended."""
@@ -153,7 +155,7 @@ def check_one_run(jobs: Jobs) -> None:
 
     jobs.kubectl("delete", "rlhfjob", "ppo")
     kinds = "pods,services,configmaps,secrets,networkpolicies"
-    eventually(lambda: not jobs.get(kinds, "-l", "rlhf.dev/job=ppo")["items"], "nothing is left")
+    eventually(lambda: not jobs.get(kinds, "-l", "rlhf.dev/job=ppo")["items"], "nothing is left", END_S)
 
 
 def step_reached(jobs: Jobs, step: int, timeout: float = 180) -> None:

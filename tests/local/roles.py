@@ -24,7 +24,9 @@ word = plan[min(number, len(plan)) - 1]
 total = config["spec"]["steps"]
 state = {"activity": "starting", "totalSteps": total, "step": 0}
 members: list[dict] = []
-stop = threading.Event()
+told: set[tuple[str, str]] = set()
+"""The name and uid of every member there ever was."""
+stop, asked = threading.Event(), threading.Event()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,11 +48,13 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({})
         elif self.allowed():
             self.answer(state)
+            asked.set()
 
     def do_PUT(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.allowed():
             members[:] = body["members"]
+            told.update((member["name"], member["uid"]) for member in members)
             with (workdir / "members.jsonl").open("a") as out:
                 out.write(json.dumps([number, body]) + "\n")
             self.answer({})
@@ -74,6 +78,16 @@ def checkpoint(step: int) -> None:
     state["lastCheckpoint"] = {"step": step, "time": "2026-01-01T00:00:00Z", "uri": "file:///x"}
 
 
+def show() -> None:
+    """Until the host has read the state as it is now.
+
+    The first answer may have left before, the second has it, and who asks once more has read that.
+    """
+    for _ in range(3):
+        asked.clear()
+        asked.wait()
+
+
 def train() -> None:
     while word == "idle":
         time.sleep(1)
@@ -81,7 +95,8 @@ def train() -> None:
         time.sleep(1)
         os._exit(0)
     wanted = config["spec"]["generator"]["replicas"] + 2 if config["spec"]["algorithm"] == "ppo" else 0
-    while len(members) < wanted and not stop.is_set():
+    renewed = config["spec"]["generator"]["replicas"] if word == "renewed" else 0
+    while (len(members) < wanted or len(told) < wanted + renewed) and not stop.is_set():
         time.sleep(0.01)
     saved = workdir / "saved"
     first = int(saved.read_text()) if config["resume"] and saved.exists() else 0
@@ -100,16 +115,16 @@ def train() -> None:
             if word != "crash-unsaved":
                 checkpoint(step)
             if word.startswith("crash"):
-                time.sleep(1.2)  # let the host see the checkpoint
+                show()
                 print("Traceback (most recent call last):\n  ...\nValueError: loss is nan", flush=True)
                 os._exit(1)
             while word == "hold" and not stop.is_set():
                 time.sleep(0.01)
             while word == "deaf":
                 time.sleep(1)
-        time.sleep(0.6 if word == "slow" else 0.05)
+        time.sleep(0.05)
     (workdir / "policy").mkdir(exist_ok=True)
-    time.sleep(0.6)
+    show()
     os._exit(0)
 
 
@@ -127,7 +142,9 @@ server = ThreadingHTTPServer(("127.0.0.1", int(os.environ["RLHF_PORT"])), Handle
 threading.Thread(target=server.serve_forever, daemon=True).start()
 if role == "trainer":
     train()
-if word.startswith("die"):
-    time.sleep(float(word[3:]))
+if word == "die":
+    pushed = workdir / "members.jsonl"
+    while not (pushed.exists() and f'"{role}-{index}"' in pushed.read_text()):
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(600)

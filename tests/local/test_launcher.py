@@ -150,7 +150,7 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(run: Run) -> None:
 
 
 def test_a_generator_that_dies_comes_back_under_a_new_uid(run: Run) -> None:
-    code, out, _ = run(generator="die0.5 serve", trainer="slow")
+    code, out, _ = run(generator="die serve", trainer="renewed")
     assert code == 0
     assert "generator-0 was ended by SIGKILL; see w/logs/generator-0.log" in out
     assert "generator-0 started again" in out
