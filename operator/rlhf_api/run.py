@@ -122,6 +122,10 @@ OUTLIVE_PEERS = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 """Where NCCL loses a peer over TCP, torch's watchdog asks for a dump, and after a dump its monitor ends the process: by
 default eight minutes after another one died, and with it the trainer and every other generator."""
 
+SHARE_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Compute threads that wait for each other sleep. Where they spin, as torch's do by default, they use up their share of
+a core that somebody else uses too, and are off it when their work comes: a step takes many times as long."""
+
 
 def environment(
     config: RunConfig, process: Process, *, config_file: str, termination_log: str
@@ -129,6 +133,7 @@ def environment(
     """The environment variables of a process, but for RLHF_TOKEN, which each host keeps as a secret."""
     return {
         **OUTLIVE_PEERS,
+        **SHARE_CORES,
         **config.spec.environment,
         "RLHF_RUN_CONFIG": config_file,
         "RLHF_NAME": process.name,

@@ -29,6 +29,7 @@ EVERYTHING = (
     "spec.pods.template.metadata={annotations: {team: rl}}",
     "spec.pods.template.spec={containers: [{name: role, env: [{name: X, value: y}]}]}",
     "spec.workspace={claim: mine, subPath: team}",
+    "spec.environment={OMP_WAIT_POLICY: ACTIVE}",
 )
 
 
@@ -122,6 +123,8 @@ def test_the_manifests_wishes_reach_the_pod():
     assert body["metadata"]["annotations"] == {"team": "rl"}
     assert env(body)["X"] == "y"
     assert env(body)["OMP_NUM_THREADS"] == "2"
+    assert env(body)["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert env(pod(Role.GENERATOR))["OMP_WAIT_POLICY"] == "PASSIVE"
     mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
     assert mounts["/workspace"]["subPath"] == "team"
     assert mounts["/data"]["readOnly"] is True
