@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test units e2e cluster cluster-parts images cluster-down lint clean
+.PHONY: install demo test units calm e2e cluster cluster-parts images cluster-down lint clean
 
 install: $(STAMP)
 
@@ -26,21 +26,29 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
 # What the cluster of the tests is made of is built before them, since no test's time limit has room for it, and beside
-# the linters and the tests that need nothing of it.
+# the linters and the tests that need nothing of it. The end-to-end tests wait for pods beside others that wait, where
+# each have a cluster of their own.
 test: install
 	$(MAKE) --jobs=2 cluster-parts units
-	$(BIN)/python -m pytest $(UNITS:%=--ignore=%)
+	$(MAKE) --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target e2e calm
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E))
 
 UNITS := tests/api tests/chart tests/maths tests/reconcile
 units: lint $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 	$(BIN)/python -m pytest $(UNITS)
 
+# They wait more than they compute.
+CALM := tests/kube tests/local tests/verbs
+calm: cluster-parts $(BIN)/helm
+	$(BIN)/python -m pytest $(CALM)
+
 cluster-parts: install
 	-$(BIN)/python -m tests.cluster build
 
 # On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one KUBECONFIG names.
+E2E := tests/cluster_e2e
 e2e: cluster-parts $(BIN)/helm
-	$(BIN)/python -m pytest tests/cluster_e2e
+	$(BIN)/python -m pytest $(E2E)
 
 # A real Kubernetes with one node on this machine; then our images in it; then no trace of it.
 cluster: install

@@ -20,6 +20,12 @@ LAUNCH = Path(__file__).with_name("launch.py")
 QUICK = ("spec.steps=4", "spec.generator.replicas=2")
 
 
+def heed_signals() -> None:
+    """As from a terminal: who starts the tests in the background ignores some, and a child inherits that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Run:
     """One `rlhf run` in its own directory; every process that it starts can be found by a variable of its own."""
 
@@ -39,6 +45,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=heed_signals,
         )
 
     def __call__(
@@ -193,7 +200,7 @@ FAILURES = [
     ),
     (
         {"trainer": "idle", "generator": "exit3"},
-        "error: generator-1 exited with code 3: last words of generator; see w/logs/generator-1.log "
+        "error: generator-0 exited with code 3: last words of generator; see w/logs/generator-0.log "
         "(started again 1 of 1 times)\n",
         "BackoffLimitExceeded",
     ),
@@ -210,7 +217,7 @@ FAILURES = [
 def test_failures_say_what_failed_and_leave_nothing(
     run: Run, roles: dict[str, str], message: str, reason: str
 ) -> None:
-    limits = ["spec.generator.backoffLimit=1", "spec.reference.backoffLimit=0"]
+    limits = ["spec.generator.replicas=1", "spec.generator.backoffLimit=1", "spec.reference.backoffLimit=0"]
     if "reference" in roles:
         limits.append("spec.reference.startupTimeoutSeconds=1")
     code, _, err = run(overrides=tuple(limits), **roles)
