@@ -15,15 +15,10 @@ from typing import Any
 import pytest
 import yaml
 from tests.api.manifests import document
+from tests.support.rlhf import heed_signals
 
 LAUNCH = Path(__file__).with_name("launch.py")
 QUICK = ("spec.steps=4", "spec.generator.replicas=2")
-
-
-def heed_signals() -> None:
-    """As from a terminal: who starts the tests in the background ignores some, and a child inherits that."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 class Run:

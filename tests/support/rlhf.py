@@ -39,6 +39,12 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def heed_signals() -> None:
+    """As from a terminal: who starts the tests in the background ignores some, and a child inherits that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(
     manifest: Path, workdir: Path, *overrides: str, flags: tuple[str, ...] = (), **environ: str
 ) -> subprocess.Popen:
@@ -62,6 +68,7 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | environ,
+        preexec_fn=heed_signals,
     )
 
 
