@@ -11,13 +11,11 @@ import argparse
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launch import rlhf_run
-from main_job import WARM_UP, read
+from main_job import WARM_UP, measure
 
 THREADS = {"sleep": [], "spin": ["spec.environment.GOMP_SPINCOUNT='300000'"]}
 """By what a waiting thread does, the overrides. The number is what libgomp spins where nothing is said."""
@@ -37,10 +35,8 @@ def busy(processes: int) -> Iterator[None]:
 
 def seconds(manifest: Path, steps: int, overrides: list[str]) -> float:
     """The median of a fresh run's steps."""
-    with tempfile.TemporaryDirectory() as folder:
-        workdir = Path(folder, "run")
-        rlhf_run(manifest, workdir, [*overrides, f"spec.steps={steps + WARM_UP}"], sys.stderr)
-        return statistics.median(row["seconds"] for row in read(workdir / "metrics.jsonl")[WARM_UP:])
+    rows, _ = measure(manifest, steps, overrides)
+    return statistics.median(row["seconds"] for row in rows[WARM_UP:])
 
 
 def main() -> None:
