@@ -139,8 +139,6 @@ def updating(zero: Zero) -> Share:
 def trainer(zero: Zero, models: Sequence[float]) -> Need:
     """A rank that trains `models`, given by their numbers of parameters."""
     found = [_training(zero, models)]
-    if zero.stage == 3:
-        found.append(_loading(zero, models))
     if zero.stage == 3 and zero.gathers:
         found.append(_generating(zero, models))
     return max(found, key=lambda need: need.total)
@@ -179,16 +177,6 @@ def _training(zero: Zero, models: Sequence[float]) -> Need:
     if buckets:
         words.append(f"{gigabytes(buckets)} GB of reduce buckets")
     return Need(total, " + ".join(words))
-
-
-def _loading(zero: Zero, models: Sequence[float]) -> Need:
-    """Every rank has a model whole before DeepSpeed divides it; those before it have no moments yet."""
-    fresh = Share(divided=tuple(part for part in kept(zero).divided if part[1] != "moments"))
-    before = sum(models[:-1]) * fresh.bytes(zero.ranks)
-    words = f"{count(models[-1])} parameters x {zero.weights} B, whole on every rank while it is loaded"
-    if before:
-        words += f", + {gigabytes(before)} GB of the model before it"
-    return Need(models[-1] * zero.weights + before, words)
 
 
 def _generating(zero: Zero, models: Sequence[float]) -> Need:

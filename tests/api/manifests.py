@@ -1,8 +1,15 @@
 """Valid manifests for tests to break."""
 
+import json
 from typing import Any
 
 from rlhf_api.manifest import RLHFJob, apply_override, parse
+from rlhf_api.spec import Spec
+
+SEVEN = "spec.model.parameters=7.6e9"
+GPU = "spec.pods.gpu={count: 1, memoryGigabytes: 80}"
+ALONE = "spec.model.reward=null"  # the critic then starts from the policy
+STAGE = "spec.trainer.deepspeed.zero_optimization.stage="
 
 
 def document(*overrides: str) -> Any:
@@ -33,3 +40,8 @@ def document(*overrides: str) -> Any:
 
 def job(*overrides: str) -> RLHFJob:
     return parse(document(*overrides))
+
+
+def unchecked(*overrides: str) -> Spec:
+    """A spec that may be refused."""
+    return RLHFJob.model_validate_json(json.dumps(document(*overrides))).spec

@@ -2,17 +2,17 @@
 
 import contextlib
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from ..batches import Loss, MicroBatch, Read, plan
 from ..records import Sequences
 from .inference import forward, infer_batches
+from .initialize import initialize
 from .settings import deepspeed_settings
 from .zero import deepspeed
 
@@ -45,13 +45,11 @@ class Engine:
     ) -> None:
         adam = {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": weight_decay}
         settings = deepspeed_settings(deepspeed, adam, gradient_clip)
-        groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
-        optimizer = None if "optimizer" in settings else torch.optim.AdamW(groups, **adam)
         self.world_size = distributed.get_world_size()
         self.rank = distributed.get_rank()
         self.micro_batch_tokens = micro_batch_tokens
         self.pad_token_id = pad_token_id
-        self.deepspeed = _initialize(model, optimizer, groups, settings)
+        self.deepspeed = initialize(model, settings, adam)
         self.stage = int(self.deepspeed.zero_optimization_stage())
 
     @property
@@ -179,25 +177,3 @@ class Engine:
         with deepspeed.zero.GatheredParameters([tensor for _, tensor in bucket], enabled=self.stage == 3):
             for name, tensor in bucket:
                 yield name, tensor.detach()
-
-
-def _parameter_groups(model: Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices are decayed; vectors (biases, norms) are not."""
-    trained: list[Parameter] = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def _initialize(model: Module, optimizer: Any, groups: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
-    with contextlib.redirect_stdout(sys.stderr):
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=optimizer,
-            model_parameters=None if optimizer else groups,
-            config=settings,
-            dist_init_required=False,
-        )
-    return engine

@@ -77,7 +77,7 @@ def engine(job: Run, config: RunConfig, model: PreTrainedModel, rate: float) -> 
         dtype, {}
     )
     return Engine(
-        model.to(job.ranks.device),
+        model,
         deepspeed={**precision, **spec.trainer.deepspeed.raw()},
         learning_rate=rate,
         betas=spec.optimizer.betas,

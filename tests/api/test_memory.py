@@ -1,0 +1,117 @@
+"""What a trainer's rank keeps: the formulae against what DeepSpeed keeps, what GPUs showed, and the page."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.api import kept as real
+from tests.support.vllm_server import free_port
+
+from rlhf_api.manifest import apply_override, parse
+from rlhf_api.memory import Zero, kept, trainer, updating
+from rlhf_api.problems import InvalidJob
+from rlhf_operator.plan_table import plan_lines
+
+PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
+# dtype, stage, ranks, optimizer on the CPU: bytes of each parameter kept by a model, and more in an update; as
+# torch.cuda saw them on H200s, rounded to 0.1, the latter a lower bound where the optimizer is away
+SEEN = [
+    ("bfloat16", 1, 1, False, 18.0, 6.0),
+    ("bfloat16", 1, 2, False, 12.0, 4.0),
+    ("bfloat16", 2, 1, False, 14.0, 8.0),
+    ("bfloat16", 2, 2, False, 8.0, 4.0),
+    ("bfloat16", 3, 1, False, 18.0, 8.0),
+    ("bfloat16", 3, 2, False, 9.0, 4.0),
+    ("float16", 1, 1, False, 14.0, 10.0),
+    ("float16", 2, 1, False, 14.0, 10.0),
+    ("float16", 3, 1, False, 16.0, 8.0),
+    ("float32", 0, 1, False, 12.0, 8.0),
+    ("float32", 0, 2, False, 12.0, 8.0),
+    ("float32", 1, 1, False, 16.0, 12.0),
+    ("float32", 1, 2, False, 10.0, 6.0),
+    ("float32", 2, 1, False, 16.0, 12.0),
+    ("float32", 2, 2, False, 10.0, 6.0),
+    ("float32", 3, 1, False, 20.0, 8.0),
+    ("float32", 3, 2, False, 10.0, 4.0),
+    ("bfloat16", 1, 1, True, 2.0, 8.3),
+    ("bfloat16", 1, 2, True, 2.0, 6.3),
+    ("bfloat16", 2, 1, True, 2.0, 5.8),
+    ("bfloat16", 2, 2, True, 2.0, 3.0),
+    ("bfloat16", 3, 1, True, 2.0, 0.6),
+    ("bfloat16", 3, 2, True, 1.0, 0.4),
+    ("float16", 1, 1, True, 2.0, 2.3),
+    ("float16", 2, 2, True, 2.0, 0.9),
+    ("float32", 1, 2, True, 4.0, 4.3),
+    ("float32", 2, 1, True, 4.0, 3.4),
+    ("float32", 3, 2, True, 2.0, 0.6),
+]
+
+
+@pytest.mark.parametrize(("dtype", "stage", "ranks", "away", "keeps", "more"), SEEN)
+def test_the_formulae_are_what_gpus_showed(dtype, stage, ranks, away, keeps, more) -> None:
+    zero = Zero(dtype=dtype, stage=stage, ranks=ranks, optimizer_away=away)
+    assert kept(zero).bytes(ranks) == keeps
+    found = updating(zero).bytes(ranks)
+    assert found <= more if away else found == more
+
+
+@pytest.mark.slow
+def test_the_formulae_are_what_deepspeed_keeps() -> None:
+    meeting = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    finished = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *meeting, "--nproc-per-node=2", real.__file__],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    for name, found in json.loads(finished.stdout).items():
+        dtype, stage = real.CASES[name]
+        assert found == pytest.approx(kept(Zero(dtype=dtype, stage=stage, ranks=2)).bytes(2), abs=0.05), name
+
+
+TRAINERS = st.builds(
+    Zero,
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    stage=st.integers(1, 3),
+    ranks=st.sampled_from([1, 2, 4, 16]),
+)
+
+
+@given(zero=TRAINERS, parameters=st.floats(1e8, 1e11))
+def test_more_ranks_and_higher_stages_never_need_more_for_training(zero, parameters) -> None:
+    models = [parameters, parameters]
+    need = trainer(zero, models).total
+    assert trainer(replace(zero, ranks=2 * zero.ranks), models).total <= need
+    assert trainer(replace(zero, optimizer_away=True), models).total <= need
+
+
+def test_the_page_about_memory_is_what_the_code_does() -> None:
+    text = PAGE.read_text()
+    for dtype in ("bfloat16", "float16", "float32"):
+        for stage in range(0 if dtype == "float32" else 1, 4):
+            zero = Zero(dtype=dtype, stage=stage, ranks=8)
+            assert f"| {dtype} | {stage} | {kept(zero).words(8)} | {updating(zero).words(8)} |" in text
+    (written,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.S | re.M)
+    made = yaml.safe_load(written)
+    table, half, full = re.findall(r"^```text\n(.*?)\n```", text, flags=re.S | re.M)
+    assert plan_lines(parse(made).spec) == table.splitlines()
+    for overrides, message in (
+        (("spec.trainer.processesPerReplica=4", "spec.trainer.pods.gpu.count=4"), half),
+        (("spec.generator.engineArguments={gpu-memory-utilization: 0.92}",), full),
+    ):
+        changed = made
+        for override in overrides:
+            changed = apply_override(changed, override)
+        with pytest.raises(InvalidJob) as caught:
+            parse(changed)
+        assert str(caught.value) == message

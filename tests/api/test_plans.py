@@ -1,0 +1,115 @@
+"""The plan of a job: pods, GPUs and memory of each role, and how it is shown."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.api.manifests import ALONE, GPU, SEVEN, STAGE, unchecked
+from tests.support.models import tiny_model
+
+from rlhf_api.resources import plan, problems
+from rlhf_api.roles import Role
+from rlhf_operator.cli import main
+from rlhf_operator.plan_table import plan_lines
+
+# overrides, role, pods, GPUs, how the memory's text begins and what else it says
+PLANS = [
+    ((), "trainer", 1, 0, None, ""),
+    ((SEVEN, ALONE), "trainer", 1, 0, "319 GB without activations: 7.6e9 parameters x 2 models x (2 weights", ""),
+    ((SEVEN,), "trainer", 1, 0, "319 GB", "the critic is taken to be as large as the policy"),
+    ((SEVEN, GPU, ALONE, "spec.trainer.replicas=8", STAGE + "2"), "trainer", 8, 8, "60.8 of 80 GB", ""),
+    (
+        (SEVEN, ALONE, "spec.trainer.processesPerReplica=8", STAGE + "3"),
+        *("trainer", 1, 0, "43.8 GB", "B / 8 ranks in an update + 2 GB of reduce buckets"),
+    ),
+    ((SEVEN, ALONE, "spec.trainer.replicas=512", STAGE + "3"), "trainer", 512, 0, "2.65 GB", "2 GB of reduce buckets"),
+    (
+        ("spec.model.parameters=70e9", GPU, ALONE, STAGE + "3", "spec.trainer.replicas=64"),
+        *("trainer", 64, 64, "49.4 of 80 GB", "64e9 x (4 gradient copy + 4 AdamW work) B / 64 ranks in an update"),
+    ),
+    (
+        (SEVEN, ALONE, "spec.trainer.replicas=64", STAGE + "3", "spec.generator.sharedWithTrainer=true"),
+        *("trainer", 64, 0, "19.5 GB", "7.6e9 x 2 B gathered to generate with"),
+    ),
+    (
+        (SEVEN, ALONE, STAGE + "3", "spec.trainer.deepspeed.zero_optimization.sub_group_size=1e8"),
+        *("trainer", 1, 0, "276 GB", "100e6 x (4 gradient copy + 4 AdamW work) B in an update"),
+    ),
+    ((SEVEN, "spec.algorithm=sft"), "trainer", 1, 0, "182 GB", ""),
+    ((SEVEN, "spec.model.dtype=float32", "spec.trainer.deepspeed={}", ALONE), "trainer", 1, 0, "243 GB", ""),
+    (
+        (SEVEN, ALONE, STAGE + "2", "spec.trainer.deepspeed.zero_optimization.offload_optimizer={device: cpu}"),
+        *("trainer", 1, 0, "60.8 GB", "x (2 weights) B + 7.6e9 x (4 gradients) B in an update"),
+    ),
+    (
+        (SEVEN, ALONE, STAGE + "2", "spec.trainer.deepspeed.optimizer={type: AdamW}"),
+        *("trainer", 1, 0, "243 GB", "(4 gradients) B in an update"),
+    ),
+    ((SEVEN, "spec.generator.replicas=3"), "generator", 3, 0, "30.4 GB without the KV cache", "15.2 GB of new"),
+    (
+        (SEVEN, GPU, "spec.generator.tensorParallelSize=2", "spec.generator.pods.gpu.count=2"),
+        *("generator", 1, 2, "22.8 of 80 GB", "/ 2 GPUs + 15.2 GB of new weights received beside them; 32.4 GB are"),
+    ),
+    ((SEVEN, "spec.generator.dtype=float16", "spec.trainer.dtype=float32"), "generator", 1, 0, "45.6 GB", "30.4 GB of"),
+    ((SEVEN, "spec.generator.engineArguments={quantization: fp8}"), "generator", 1, 0, None, ""),
+    ((SEVEN,), "reward", 1, 0, "15.2 GB", "the reward model is taken to be as large as the policy"),
+    ((SEVEN, ALONE), "reward", 1, 0, None, ""),
+    ((SEVEN, "spec.reference.dtype=float32", "spec.reference.replicas=2"), "reference", 2, 0, "30.4 GB", "x 4 B"),
+    ((SEVEN, "spec.model.reference=org/older"), "reference", 1, 0, "15.2 GB", "reference is taken to be"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "role", "pods", "gpus", "begins", "says"), PLANS)
+def test_plans(overrides, role, pods, gpus, begins, says) -> None:
+    found = plan(unchecked(*overrides))[Role(role)]
+    assert (found.pods, found.gpus) == (pods, gpus)
+    if begins is None:
+        assert found.memory is None
+    else:
+        assert found.memory.startswith(begins)
+        assert says in found.memory
+        assert len(found.memory) < 400
+
+
+def test_sizes_that_a_host_found_win() -> None:
+    spec = unchecked(SEVEN, GPU)
+    found = {"policy": 1e9, "reward": 2e9}
+    made = plan(spec, found)
+    assert made[Role.TRAINER].memory.startswith("66 of 80 GB without activations: (1e9 + 2e9) parameters x")
+    assert made[Role.REWARD].memory == "4 of 80 GB without activations: 2e9 parameters x 2 B"
+    assert made[Role.REFERENCE].memory == "2 of 80 GB without activations: 1e9 parameters x 2 B"
+    assert not [p for p in problems(spec, found) if p.where == "spec.trainer"]
+
+
+def test_the_table_of_a_job() -> None:
+    assert plan_lines(unchecked()) == []
+    head = "role       pods  GPUs  memory of one GPU"
+    assert plan_lines(unchecked("spec.trainer.pods.gpu={count: 1}", "spec.trainer.replicas=100")) == [
+        head,
+        "trainer     100   100  -",
+        *(f"{role:9}     1     0  -" for role in ("generator", "reward", "reference")),
+        "set spec.model.parameters, such as 7.6e9, to have the memory worked out",
+        "set memoryGigabytes beside gpu.count to have it compared with what a GPU has",
+    ]
+
+
+def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny_model(tmp_path / "m", tie=True, seed=0)
+    Path("d.jsonl").write_text('{"prompt": "x", "answer": "y"}\n')
+    spec = {"algorithm": "sft", "steps": 3, "model": {"policy": "m/"}, "data": {"train": ["d.jsonl"]}}
+    made = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "x"}, "spec": spec}
+    Path("job.yaml").write_text(yaml.safe_dump(made))
+    assert main(["validate", "job.yaml", "--set", "spec.model.policy=./m"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "job.yaml is valid: x, sft, 3 steps on trainer x 1"
+    assert out[2].startswith(
+        "trainer     1     0  0.00218 GB without activations: 90816 parameters x (2 weights +"
+    )
+    assert main(["validate", "job.yaml", "--no-files"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    tight = ["--set", "spec.trainer.pods.gpu={count: 1, memoryGigabytes: 0.002}"]
+    assert main(["validate", "job.yaml", *tight]) == 2
+    assert "error: spec.trainer: one GPU must hold 0.00218 GB: 90816 parameters" in capsys.readouterr().err

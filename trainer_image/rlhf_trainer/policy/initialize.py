@@ -1,0 +1,51 @@
+"""A model and its optimizer under DeepSpeed."""
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+
+from .zero import deepspeed
+
+
+def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any]) -> Any:
+    """DeepSpeed's engine for `model`, on every rank's GPU and with `settings`; AdamW from torch with `adam`, unless
+    they name an optimizer."""
+    groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
+    optimizer = None if "optimizer" in settings else torch.optim.AdamW(groups, **adam)
+    with contextlib.redirect_stdout(sys.stderr):
+        if settings.get("zero_optimization", {}).get("stage") == 3:
+            _divide(model, settings)
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            model_parameters=None if optimizer else groups,
+            config=settings,
+            dist_init_required=False,
+        )
+    return engine
+
+
+def _parameter_groups(model: Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices are decayed; vectors (biases, norms) are not."""
+    trained: list[Parameter] = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _divide(model: Module, settings: dict[str, Any]) -> None:
+    """Over the ranks, one tensor after the other; `deepspeed.initialize` would bring the model whole to the GPU."""
+    for kind, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if settings.get(kind, {}).get("enabled"):
+            for parameter in model.parameters():  # as deepspeed.initialize does with models that are whole
+                parameter.data = parameter.data.to(dtype)
+    deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+    device = deepspeed.get_accelerator().current_device_name()
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
