@@ -41,7 +41,6 @@ def test_repeated_copies_do_what_loading_does():
     names, copies = Copies.watch(model, weights(1), model.load)
     assert names == {"both", "scale"}
     assert copies is not None
-    assert copies.names == names
     assert copies.fit(model, weights(2))
     copies.repeat(weights(2))
     other.load(weights(2))
@@ -100,5 +99,5 @@ def test_models_of_vllm_get_by_repetition_what_their_own_code_loads(folder):
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(found) == len(models)
     for model in found:
-        assert model["fits"]
+        assert model["repeats"]
         assert model["same"] == model["parameters"] > 0

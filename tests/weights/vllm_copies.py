@@ -1,5 +1,5 @@
-"""Whether repeated copies do to a model of vLLM's what its own loading does: `vllm_copies FOLDER...`, one JSON line
-for each."""
+"""Whether a swap that repeats copies, as on a GPU, does to a model of vLLM's what its own loading does: `vllm_copies
+FOLDER...`, one JSON line for each."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
 from rlhf_trainer.weights.buckets import Bucket, pack, unpack
-from rlhf_trainer.weights.copies import Copies
+from rlhf_trainer.weights.swap import Swap
 
 
 def received(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
@@ -36,21 +36,24 @@ def compare(folder: Path) -> None:
             initialize_model_parallel(1, 1)
         served = initialize_model(config)
     policy = load(folder)
+    swap = Swap(served, config.model_config, torch.device("cpu"))
+    swap._as_loaded = True  # on a CPU vLLM packs weights, but these were not
     with torch.no_grad():
-        weights = received(policy)
-        _, copies = Copies.watch(served, weights, lambda given: served.load_weights(iter(given)))
-        assert copies is not None
+        swap.load(received(policy))
+        watched = swap._copies
         for parameter in policy.parameters():
             parameter.normal_()
         weights = received(policy)
-        fits = copies.fit(served, weights)
-        copies.repeat(weights)
+        swap.load(weights)
+        repeats = watched is not None and swap._copies is watched
         repeated = [parameter.clone() for parameter in served.parameters()]
         for parameter in served.parameters():
             parameter.zero_()
         served.load_weights(iter(weights))
     same = [torch.equal(mine, its) for mine, its in zip(repeated, served.parameters(), strict=True)]
-    print(json.dumps({"fits": fits, "weights": len(weights), "parameters": len(same), "same": sum(same)}))
+    print(
+        json.dumps({"repeats": repeats, "weights": len(weights), "parameters": len(same), "same": sum(same)})
+    )
 
 
 if __name__ == "__main__":

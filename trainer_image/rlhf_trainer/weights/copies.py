@@ -31,8 +31,6 @@ class Copies:
     """The copies of one loading. They stand for any other of weights of the same names, dtypes and shapes, as long as
     the model's parameters stay where they are."""
 
-    names: frozenset[str]
-    """The parameters that got weights, as `load_weights` gave them."""
     _of: tuple[tuple[object, ...], ...]
     _where: tuple[int, ...]
     _copies: tuple[Copy, ...]
@@ -53,7 +51,7 @@ class Copies:
             or watch.copied != {name: weight.numel() for name, weight in weights}
         ):
             return names, None
-        return names, cls(frozenset(names), _kinds(weights), _places(model), tuple(watch.copies))
+        return names, cls(_kinds(weights), _places(model), tuple(watch.copies))
 
     def fit(self, model: nn.Module, weights: Named) -> bool:
         return _kinds(weights) == self._of and _places(model) == self._where

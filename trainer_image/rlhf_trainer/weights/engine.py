@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -17,7 +16,6 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from .accept import Table, architecture_table, check_fits, checkpoint_table
-from .buckets import unpack
 from .group import Group, connect_store
 from .reception import Received, Reception
 from .swap import Swap
@@ -142,7 +140,9 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         if staged is None:
             return
         try:
-            self._swap([pair for bucket in staged.buckets for pair in unpack(bucket)])
+            # 0.25.1's worker does not set the configuration.
+            with torch.no_grad(), set_current_vllm_config(self.vllm_config):
+                self.swap.load(staged.weights)
         except BaseException:
             # The model is neither old nor new and must not serve, but /health would go on saying that all is well.
             # The pause lasts until this process is gone; the caller still gets the reason.
@@ -151,16 +151,6 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             raise
         self.version, self.digest = staged.version, staged.digest
         log.info("serving weight version %s, digest %s", self.version, self.digest)
-
-    @torch.no_grad()
-    def _swap(self, weights: list[tuple[str, Tensor]]) -> None:
-        with set_current_vllm_config(self.vllm_config):  # 0.25.1's worker does not set it
-            loaded = self.swap.load(weights)
-        whole = (
-            loaded is not None and self.model_config.quantization is None
-        )  # else parameters have other names
-        if whole and (missing := {name for name, _ in self.model.named_parameters()} - loaded):
-            raise RuntimeError(f"no weights came for {sorted(missing)}")
 
     @staticmethod
     def trainer_send_weights(iterator, trainer_args) -> None:

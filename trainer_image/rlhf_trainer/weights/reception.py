@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from .buckets import Bucket, Spec
+from .buckets import Spec, unpack
 from .group import Group
 from .stream import receive
 
@@ -21,7 +22,7 @@ class Received:
 
     version: int
     digest: str
-    buckets: tuple[Bucket, ...]
+    weights: tuple[tuple[str, Tensor], ...]
 
 
 class Reception:
@@ -57,7 +58,9 @@ class Reception:
             self._group.abort()
             self.failure = str(error)
         else:
-            self.received = Received(self._version, digest, buckets)
+            # Unpacked here and not in the swap, for which generation is paused.
+            weights = tuple(pair for bucket in buckets for pair in unpack(bucket))
+            self.received = Received(self._version, digest, weights)
 
     @contextlib.contextmanager
     def _on_stream(self):

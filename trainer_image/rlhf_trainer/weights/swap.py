@@ -1,9 +1,9 @@
 """New weights into a model that vLLM serves, in the memory of the old ones: CUDA graphs read from there."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from vllm.config import ModelConfig
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -13,7 +13,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from .copies import Copies
+from .copies import Copies, Named
 
 AS_LOADED = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 """On a GPU these compute with the parameters just as they were loaded."""
@@ -28,35 +28,43 @@ class Swap:
         self._as_loaded = device.type == "cuda" and computes_as_loaded(model)
         self._copies: Copies | None = None
 
-    def load(self, weights: Sequence[tuple[str, Tensor]]) -> Set[str] | None:
-        """The names of the parameters that got new weights, as `load_weights` gives them. Waits for the device."""
+    def load(self, weights: Named) -> None:
+        """Waits for the device. Raises RuntimeError where a parameter got no new weights."""
         if self._as_loaded:
-            loaded = self._load_as_before(weights)
+            self._load_as_before(weights)
+        else:
+            self._reload(weights)
+        if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            return loaded
+
+    def _reload(self, weights: Named) -> None:
         initialize_layerwise_reload(self.model)
         loaded = self.model.load_weights(iter(weights))
         finalize_layerwise_reload(self.model, self._config)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        else:
+        if self._device.type == "cpu":
             # A tied lm_head gets no tensor of its own, so its packed copy of the embedding stays the old one.
             for module in self.model.modules():
                 if isinstance(module, VocabParallelEmbedding):
                     module.quant_method.process_weights_after_loading(module)
-        return loaded
+        self._check_all(loaded)
 
-    def _load_as_before(self, weights: Sequence[tuple[str, Tensor]]) -> Set[str] | None:
+    def _load_as_before(self, weights: Named) -> None:
         """Straight into the parameters, what the other way does too in the end. Generation is paused meanwhile: the
         model's own code, a call in Python for each weight, is asked once which copies it makes.
         """
         if self._copies is not None and self._copies.fit(self.model, weights):
             self._copies.repeat(weights)
-            return self._copies.names
+            return
         loaded, self._copies = Copies.watch(
             self.model, weights, lambda given: self.model.load_weights(iter(given))
         )
-        return loaded
+        self._check_all(loaded)
+
+    def _check_all(self, loaded: Set[str] | None) -> None:
+        if loaded is None or self._config.quantization is not None:  # parameters then have other names
+            return
+        if missing := {name for name, _ in self.model.named_parameters()} - loaded:
+            raise RuntimeError(f"no weights came for {sorted(missing)}")
 
 
 def computes_as_loaded(model: nn.Module) -> bool:
