@@ -36,7 +36,8 @@ def test_commands_in_docs_are_real(page, monkeypatch):
     """`rlhf` commands parse and name files that exist; `rlhf validate` is run; `make` targets exist."""
     monkeypatch.chdir(ROOT)
     targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
-    for line in "".join(blocks(page, "console")).splitlines():
+    commands = "".join(blocks(page, "console")).replace("\\\n", "")
+    for line in commands.splitlines():
         program, *arguments = shlex.split(line.removeprefix("$ "))
         if program == "make":
             assert set(arguments) <= set(targets)
