@@ -123,7 +123,6 @@ def ppo(shape: str, dtype: str, steps: int, shared: bool) -> Path:
         },
         "generator": {"sharedWithTrainer": shared},
         "checkpoint": {"everySteps": max(10, steps // 2)},
-        "weights": {"bucketMegabytes": 256},
     }
     return manifest("ppo", spec)
 

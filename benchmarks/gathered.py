@@ -1,6 +1,6 @@
 """Weights from ZeRO-3 shards: what it costs generation and the wire that each tensor is gathered before it is sent.
 
-    .venv/bin/python benchmarks/gathered.py --model qwen2.5-7b [--ranks 2] [--bucket 256]
+    .venv/bin/python benchmarks/gathered.py --model qwen2.5-7b [--ranks 2] [--bucket 512]
 
 The trainer's ranks on the first GPUs, one generator on the next or, where there is none, beside the last rank. In the
 same run, to the same generator: the same weights from one rank that holds them whole. Digests tell that both sent the
@@ -36,7 +36,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--bucket", type=int, default=256, metavar="MEGABYTES")
+    parser.add_argument("--bucket", type=int, default=512, metavar="MEGABYTES")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--logs", type=Path, help="where the server's log goes")
     parser.add_argument("--generator", help=argparse.SUPPRESS)  # its address: this is one of the ranks

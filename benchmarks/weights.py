@@ -1,6 +1,6 @@
 """Weights from the trainer to vLLM: how long they travel, and how long generation stands still.
 
-    .venv/bin/python benchmarks/weights.py --model qwen2.5-7b [--buckets 64 256 1024] [--kill] [--own]
+    .venv/bin/python benchmarks/weights.py --model qwen2.5-7b [--buckets 256 512 1024] [--kill] [--own]
 
 One trainer on the first GPU, with random weights; generators, as their role starts them, on the next ones. Where GPUs
 are too few, the last generators share those of the others: their wire is then TCP. On a machine without GPUs the same
@@ -113,8 +113,9 @@ def under_load(bench: Bench, sync: WeightSync, rounds: int, answers: int, tokens
 
 
 def to_several(bench: Bench, sync: WeightSync, rounds: int) -> None:
-    """To two generators, then three, and so on; ends the benchmark where one of them does not get the weights."""
-    for count in range(2, len(bench.servers) + 1):
+    """To all generators, then to fewer, so that all are past their first weights where numbers are compared; ends the
+    benchmark where one of them does not get the weights."""
+    for count in range(len(bench.servers), 0, -1):
         shared = [server.name for server in bench.servers[:count] if server.apart]
         for number in range(rounds):
             found = bench.round(sync, count=count)
@@ -151,7 +152,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--buckets", type=int, nargs="+", default=[64, 256, 1024], metavar="MEGABYTES")
+    parser.add_argument("--buckets", type=int, nargs="+", default=[256, 512, 1024], metavar="MEGABYTES")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--generators", type=int, default=1, help="each on the next GPU after the trainer's")
     parser.add_argument("--load", type=int, default=256, help="answers under way in the rounds under load")
@@ -206,7 +207,8 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
                 own.wait_ready()
                 own_rounds(own, model, options.rounds, free_port())
                 own.kill()
-            to_several(bench, sync, options.rounds)
+            if options.generators > 1:
+                to_several(bench, sync, options.rounds)
             sync.close()
             if options.kill:
                 kill(bench, options.buckets[0] << 20, at=nbytes // (options.buckets[0] << 20) // 2)

@@ -129,7 +129,7 @@ class Weights(Frozen):
     """The generators get weights after every so many steps; between, PPO's old log-probabilities are theirs."""
     timeout_seconds: PositiveFloat = 30.0
     """Deadline of each broadcast; a generator that misses it is left behind until it comes back."""
-    bucket_megabytes: Positive = 256
+    bucket_megabytes: Positive = 512
     """Tensors travel in pieces of this size; twice as much of the first trainer GPU's memory holds them."""
 
 
