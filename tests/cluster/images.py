@@ -3,20 +3,17 @@
 What has not changed is not built again: the hash of an image's inputs is kept with it.
 """
 
-import fcntl
 import hashlib
 import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster import pip_settings, transfer
 from tests.cluster.node import Place
-from tests.cluster.packages import IMAGES, cache, require, require_root
+from tests.cluster.packages import IMAGES, cache, lock, require, require_root
 
 OPERATOR = "localhost/rlhf-operator:dev"
 TRAINER = "localhost/rlhf-trainer:dev"
@@ -48,7 +45,7 @@ _DEBIAN = (
 _FOLDER = cache() / "images"
 _STORE = ("buildah", "--root", str(_FOLDER), "--runroot", f"{_FOLDER}-run", "--storage-driver=overlay")
 _NOTES = cache() / "images.json"
-_BUILD_S, _LOCK_S = 3600, 3600
+_BUILD_S = 3600
 
 
 def build() -> None:
@@ -59,7 +56,7 @@ def build() -> None:
     """
     require_root()
     require(IMAGES)
-    with _lock(), tempfile.TemporaryDirectory(prefix="rlhf-images-") as folder:
+    with lock("images"), tempfile.TemporaryDirectory(prefix="rlhf-images-") as folder:
         made, base = _made(), _digest(text.encode() for text in _DEBIAN)
         if made.get(_BASE) != f"{_id(_BASE)} {base}":
             _build_base(Path(folder) / "base.tar")
@@ -79,7 +76,7 @@ def build() -> None:
 
 def load(place: Place) -> None:
     """Into a cluster that is up: what it does not have yet."""
-    with _lock():
+    with lock("images"):
         have = transfer.contents(place)
         for name in _BUILDS:
             if _id(name) in have:
@@ -142,23 +139,6 @@ def _run(*command: str) -> str:
     if done.returncode != 0:
         raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stderr[-4000:]}")
     return done.stdout
-
-
-@contextmanager
-def _lock() -> Iterator[None]:
-    """One builder at a time."""
-    cache().mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + _LOCK_S
-    with (cache() / "images.lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"someone else builds images for {_LOCK_S} s already") from None
-                time.sleep(0.5)
-        yield
 
 
 def _say(what: str) -> None:

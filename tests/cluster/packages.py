@@ -1,7 +1,11 @@
 """What the test cluster takes from the machine: Debian's packages, and a folder to keep built things in."""
 
+import fcntl
 import os
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 CONTROL_PLANE = ("etcd-server", "openssl")
@@ -9,6 +13,7 @@ BUILD = ("golang-go", "golang-github-modern-go-reflect2-dev", "gcc", "libc6-dev"
 NODE = ("containerd", "runc", "containernetworking-plugins", "iptables", "iproute2")
 IMAGES = ("mmdebstrap", "buildah")
 _INSTALL_S = 900
+_LOCK_S = 3600
 
 
 class Unavailable(Exception):
@@ -20,6 +25,23 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "rlhf-operator"
 
 
+@contextmanager
+def lock(name: str) -> Iterator[None]:
+    """One at a time of those who share the cache."""
+    cache().mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + _LOCK_S
+    with (cache() / f"{name}.lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"someone else has held {file.name} for {_LOCK_S} s") from None
+                time.sleep(0.5)
+        yield
+
+
 def require(packages: tuple[str, ...]) -> None:
     """Installs what is missing of `packages`."""
     system = _system()
@@ -29,9 +51,15 @@ def require(packages: tuple[str, ...]) -> None:
             f"the test cluster is made of Debian 12's packages and this is {name}: "
             "set KUBECONFIG to a cluster, or run in a debian:12 container as root"
         )
-    if not (missing := _missing(packages)):
+    if _missing(packages):
+        with lock("packages"):  # apt-get does not wait for another
+            _install(_missing(packages))
+
+
+def _install(packages: list[str]) -> None:
+    if not packages:
         return
-    command = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *missing]
+    command = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *packages]
     if os.geteuid() != 0:
         raise Unavailable(
             f"the test cluster needs packages: as root `{' '.join(command)}`, or set KUBECONFIG to a cluster"

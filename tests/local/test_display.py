@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 from tests.api.manifests import document
+from tests.support.rlhf import heed_signals
 
 from rlhf_api.status import JobStatus
 from rlhf_operator.local.figures import step_line, time_left
@@ -101,12 +103,13 @@ def test_the_live_display_on_a_real_terminal(tmp_path: Path) -> None:
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=_at_the_terminal,
     )
     os.close(theirs)
     shown, typed = b"", False
     while True:
         try:
+            assert select.select([ours], [], [], 60)[0], shown[-4000:].decode()
             shown += os.read(ours, 65536)
         except OSError:  # how Linux says that the other end is closed
             break
@@ -122,3 +125,8 @@ def test_the_live_display_on_a_real_terminal(tmp_path: Path) -> None:
     assert last.splitlines()[-1].startswith("stopped on request; go on with `rlhf run")
     assert shown.endswith(b"\n")
     assert b"\x1b[?25h" in shown  # the cursor is back
+
+
+def _at_the_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    heed_signals()
