@@ -53,13 +53,13 @@ class Reception:
             with self._on_stream():
                 buckets, digest = receive(self._group, self._update)
                 self._check([spec for bucket in buckets for spec in bucket.specs])
+                # Here and not in the swap, for which generation is paused.
+                weights = tuple(pair for bucket in buckets for pair in unpack(bucket))
         except Exception as error:  # told to the trainer, which asks
             log.warning("weight version %s did not come: %s", self._version, error)
             self._group.abort()
             self.failure = str(error)
         else:
-            # Unpacked here and not in the swap, for which generation is paused.
-            weights = tuple(pair for bucket in buckets for pair in unpack(bucket))
             self.received = Received(self._version, digest, weights)
 
     @contextlib.contextmanager
