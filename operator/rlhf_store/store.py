@@ -133,7 +133,7 @@ class Store:
 
         def swap() -> Version:
             if self._directory is not None:
-                with locked(self._directory):
+                with locked(self._directory / ".lock"):
                     return self._compare_and_put(key, data, known)
             if not self.conditional:
                 return self._compare_and_put(key, data, known)

@@ -1,12 +1,12 @@
 """What the test cluster takes from the machine: Debian's packages, and a folder to keep built things in."""
 
-import fcntl
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from rlhf_store.locked import locked
 
 CONTROL_PLANE = ("etcd-server", "openssl")
 BUILD = ("golang-go", "golang-github-modern-go-reflect2-dev", "gcc", "libc6-dev", "dpkg-dev")
@@ -29,16 +29,7 @@ def cache() -> Path:
 def lock(name: str) -> Iterator[None]:
     """One at a time of those who share the cache."""
     cache().mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + _LOCK_S
-    with (cache() / f"{name}.lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"someone else has held {file.name} for {_LOCK_S} s") from None
-                time.sleep(0.5)
+    with locked(cache() / f"{name}.lock", _LOCK_S):
         yield
 
 
@@ -51,14 +42,12 @@ def require(packages: tuple[str, ...]) -> None:
             f"the test cluster is made of Debian 12's packages and this is {name}: "
             "set KUBECONFIG to a cluster, or run in a debian:12 container as root"
         )
-    if _missing(packages):
-        with lock("packages"):  # apt-get does not wait for another
-            _install(_missing(packages))
+    with lock("packages"):  # apt-get does not wait for another
+        if missing := _missing(packages):
+            _install(missing)
 
 
 def _install(packages: list[str]) -> None:
-    if not packages:
-        return
     command = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *packages]
     if os.geteuid() != 0:
         raise Unavailable(
