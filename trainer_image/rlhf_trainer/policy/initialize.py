@@ -12,12 +12,12 @@ from .zero import deepspeed
 
 
 def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any]) -> Any:
-    """DeepSpeed's engine for `model`, on every rank's GPU and with `settings`; AdamW from torch with `adam`, unless
-    they name an optimizer."""
+    """DeepSpeed's engine for `model`, on every rank's GPU, with what `deepspeed_settings` gave; AdamW from torch with
+    `adam`, unless that names an optimizer."""
     groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
     optimizer = None if "optimizer" in settings else torch.optim.AdamW(groups, **adam)
     with contextlib.redirect_stdout(sys.stderr):
-        if settings.get("zero_optimization", {}).get("stage") == 3:
+        if settings["zero_optimization"].get("stage") == 3:
             _divide(model, settings)
         engine, *_ = deepspeed.initialize(
             model=model,

@@ -35,7 +35,7 @@ class Commit:
             return
         wanted = json.loads(await _body(receive))
         try:
-            paused = await go_over(scope["app"].state.engine_client, wanted)
+            paused = await _go_over(scope["app"].state.engine_client, wanted)
         except Exception as error:  # whatever a server raises whose engine is dead
             log.error("weight version %s: %s", wanted["version"], error)
             await reply(send, 500, {"error": str(error)})
@@ -43,7 +43,7 @@ class Commit:
             await reply(send, 200, {"pause_seconds": paused})
 
 
-async def go_over(engine: "AsyncLLM", wanted: dict[str, object]) -> float:
+async def _go_over(engine: "AsyncLLM", wanted: dict[str, object]) -> float:
     """How long generation was paused, in seconds. Raises ValueError where the workers do not have what is `wanted`."""
     began = time.monotonic()
     # vLLM's own pause_generation does these two and then sleeps for 20 ms: a small model's swap takes less.
