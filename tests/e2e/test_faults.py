@@ -1,10 +1,7 @@
 """What must not stop a run: a generator dies in a broadcast, the reward dies, the trainer dies, Ctrl-C."""
 
-import signal
-import threading
-
 import pytest
-from tests.support.rlhf import SENTIMENT, finish, processes, start, succeed
+from tests.support.rlhf import SENTIMENT, processes, stop_after_first_step, succeed
 
 SMALL = (
     "spec.data.promptsPerStep=16",
@@ -82,19 +79,8 @@ def test_a_trainer_that_dies_goes_on_from_its_checkpoint(undisturbed, tmp_path):
 def test_ctrl_c_leaves_nothing_behind_and_resumes(undisturbed, tmp_path):
     overrides, expected = undisturbed
     manifest, workdir = SENTIMENT / "ppo.yaml", tmp_path / "run"
-    process = start(manifest, workdir, *overrides)
-    seen = threading.Timer(300, process.kill)
-    seen.start()
-    assert process.stdout is not None
-    printed = []
-    for line in process.stdout:
-        printed.append(line)
-        if "step 1/4" in line:
-            process.send_signal(signal.SIGINT)
-            break
-    seen.cancel()
-    stopped = finish(process, workdir, timeout=60)
-    assert stopped.code == 130, printed
+    stopped = stop_after_first_step(manifest, workdir, *overrides, timeout=60)
+    assert stopped.code == 130, stopped.output
     assert "--resume" in stopped.output
     assert stopped.status["phase"] == "Suspended"
     assert not processes(workdir)

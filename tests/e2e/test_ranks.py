@@ -1,8 +1,6 @@
 """Several trainer ranks: the same job, weights gathered for the generators."""
 
-import signal
-
-from tests.support.rlhf import SENTIMENT, finish, start, succeed
+from tests.support.rlhf import SENTIMENT, stop_after_first_step, succeed
 
 
 def test_two_ranks_of_zero_3_feed_a_generator(chain, tmp_path):
@@ -51,14 +49,8 @@ def test_two_ranks_suspend_together_and_go_on(chain, tmp_path):
     two = ("spec.trainer.processesPerReplica=2", "spec.trainer.deepspeed.zero_optimization.stage=2")
     replay = ("spec.replay.maxReplayEpisode=1", "spec.replay.replaySampleFn=prioritized")
     job = (*overrides, *two, *replay, "spec.generator.sharedWithTrainer=true", "spec.steps=3")
-    process = start(SENTIMENT / "ppo.yaml", tmp_path / "run", *job)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "step 1/3" in line:
-            process.send_signal(signal.SIGINT)
-            break
-    stopped = finish(process, tmp_path / "run", timeout=90)
-    assert stopped.code == 130
+    stopped = stop_after_first_step(SENTIMENT / "ppo.yaml", tmp_path / "run", *job, timeout=90)
+    assert stopped.code == 130, stopped.output
     assert stopped.status["phase"] == "Suspended"
     resumed = succeed(SENTIMENT / "ppo.yaml", tmp_path / "run", *job, flags=("--resume",))
     assert [line["step"] for line in resumed.steps] == [1, 2, 3]

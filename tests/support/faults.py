@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+ASKED = "asked-to-stop"
 _seen: list[str] = []
 
 
@@ -34,6 +35,16 @@ def kill_trainer_after_two_steps(point: str) -> None:
     if point == "step:2" and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), 9)
+
+
+def hold_second_step(point: str) -> None:
+    """Step 2 begins once the test has put the file ASKED beside the run's configuration."""
+    if point == "step:1":
+        mark, deadline = Path(os.environ["RLHF_RUN_CONFIG"]).with_name(ASKED), time.monotonic() + 60
+        while not mark.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nobody put {mark}")
+            time.sleep(0.01)
 
 
 def kill_as_told(point: str) -> None:

@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.support.faults import ASKED
 
 ROOT = Path(__file__).parents[2]
 SENTIMENT = ROOT / "examples" / "sentiment"
@@ -82,6 +84,26 @@ def finish(process: subprocess.Popen, workdir: Path, timeout: float = 540) -> Fi
         raise AssertionError(f"`rlhf run` did not end within {timeout:.0f} s:\n{output[-3000:]}") from None
     assert not processes(workdir), "processes were left behind"
     return Finished(process.returncode, output, workdir)
+
+
+def stop_after_first_step(manifest: Path, workdir: Path, *overrides: str, timeout: float) -> Finished:
+    """A run that gets a Ctrl-C after step 1, of which its trainer hears before step 2; it has `timeout` seconds to
+    end then."""
+    process = start(manifest, workdir, *overrides, RLHF_FAULTS="tests.support.faults:hold_second_step")
+    late = threading.Timer(300, process.kill)
+    late.start()
+    assert process.stdout is not None
+    printed = []
+    for line in process.stdout:
+        printed.append(line)
+        if "step 1/" in line:
+            process.send_signal(signal.SIGINT)
+        if "stopping after a checkpoint" in line:
+            (workdir / ASKED).touch()
+            break
+    late.cancel()
+    stopped = finish(process, workdir, timeout)
+    return replace(stopped, output="".join(printed) + stopped.output)
 
 
 def run(
