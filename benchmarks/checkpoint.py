@@ -29,10 +29,10 @@ from tests.support.seaweed import running
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
-from rlhf_trainer.checkpoint.reading import AHEAD, Cut
+from rlhf_trainer.checkpoint.reading import AHEAD, Snapshot
 from rlhf_trainer.checkpoint.saver import UPLOADS, Saver
 from rlhf_trainer.checkpoint.segments import SEGMENT_BYTES
-from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.comms.ranks import Ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 MEGABYTE = 1_000_000
@@ -102,7 +102,7 @@ def measure(url: str, megabytes: int) -> str:
     peak = Peak()
 
     def read() -> None:
-        cut = Cut.open(ALONE, archive, archive.entries()[-1])
+        cut = Snapshot.open(ALONE, archive, archive.entries()[-1])
         for name, tensor in model.items():
             tensor.copy_(cut.tensor("model", name))
 

@@ -22,10 +22,10 @@ from serving import Server, make_model, run_config, save, tell
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
-from rlhf_trainer.http import Background
-from rlhf_trainer.policy.engine import Engine
-from rlhf_trainer.ranks import Ranks
-from rlhf_trainer.weights.sync import SyncReport, WeightSync
+from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.models.trained_model import TrainedModel
+from rlhf_trainer.weights.broadcaster import SyncReport, WeightSync
 
 Named = Iterator[tuple[str, torch.Tensor]]
 
@@ -82,9 +82,9 @@ def rank(options: argparse.Namespace) -> None:
     torch.distributed.destroy_process_group()
 
 
-def sharded(model: Any, ranks: Ranks) -> Engine:
+def sharded(model: Any, ranks: Ranks) -> TrainedModel:
     precision = {"bf16": {"enabled": True}} if ranks.device.type == "cuda" else {}
-    return Engine(
+    return TrainedModel(
         model,
         deepspeed={**precision, "zero_optimization": {"stage": 3}},
         learning_rate=1e-6,
@@ -118,8 +118,8 @@ def alone(sender: Sender | None, model: Any) -> SyncReport | None:
     return sender.send(lambda: iter(model.named_parameters())) if sender else None
 
 
-def together(sender: Sender | None, ranks: Ranks, engine: Engine) -> SyncReport | None:
-    """As `rlhf_trainer.fleet` does: the other ranks gather in step."""
+def together(sender: Sender | None, ranks: Ranks, engine: TrainedModel) -> SyncReport | None:
+    """As `rlhf_trainer.generation.fleet` does: the other ranks gather in step."""
 
     def announced() -> Named:
         ranks.agree(lambda: True)

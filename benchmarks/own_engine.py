@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from serving import Server, logprobs, renew, served_logprobs, tell
 
-from rlhf_trainer.http import Background
+from rlhf_trainer.comms.http import Background
 
 
 def own_command(model: Path, engine: dict[str, Any]) -> list[str]:

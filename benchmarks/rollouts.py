@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from serving import Server, make_model, run_config, save, tell
 
-from rlhf_trainer.http import Background
+from rlhf_trainer.comms.http import Background
+from rlhf_trainer.generation import vllm as client_module
+from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.records import Prompt
-from rlhf_trainer.rollout import vllm as client_module
-from rlhf_trainer.rollout.vllm import VllmClient, request_seed
 
 EOS = 0
 SHORTEST, LONGEST = 64, 128

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from rlhf_api.manifest import parse
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Process, RunConfig, environment
-from rlhf_trainer.http import Background
+from rlhf_trainer.comms.http import Background
 
 SHAPES = {
     "tiny": (64, 128, 2, 2, 1, 512, True),
@@ -92,7 +92,7 @@ def served_logprobs(http: Background, address: str) -> torch.Tensor:
 
 
 def run_config(
-    model: Path, workdir: Path, dtype: str, answer_tokens: int, engine: dict[str, Any]
+    model: Path, workdir: Path, dtype: str, response_tokens: int, engine: dict[str, Any]
 ) -> RunConfig:
     """A job that serves `model`; only its generators are started."""
     spec = {
@@ -100,7 +100,7 @@ def run_config(
         "steps": 1,
         "model": {"policy": str(model), "dtype": dtype},
         "data": {"train": ["unused.jsonl"], "maxPromptLength": 128, "promptsPerStep": 64},
-        "sampling": {"maxNewTokens": answer_tokens},
+        "sampling": {"maxNewTokens": response_tokens},
         "reward": {"functions": [{"function": "unused:unused"}]},
         "generator": {"engineArguments": engine},
     }

@@ -4,7 +4,7 @@ import asyncio
 import time
 from itertools import pairwise
 
-from rlhf_trainer.http import Background
+from rlhf_trainer.comms.http import Background
 
 
 class Load:

@@ -24,10 +24,10 @@ from own_engine import own_command, own_rounds
 from serving import Server, free_port, logprobs, make_model, renew, run_config, save, served_logprobs, tell
 from traffic import Load
 
-from rlhf_trainer.http import Background
+from rlhf_trainer.comms.http import Background
+from rlhf_trainer.weights.broadcaster import WeightSync
 from rlhf_trainer.weights.buckets import pack
 from rlhf_trainer.weights.digest import Digest
-from rlhf_trainer.weights.sync import WeightSync
 
 TIMEOUT_S = 60.0
 SETTLE_SECONDS = 5.0

@@ -9,12 +9,12 @@ from transformers import Qwen2ForTokenClassification as Critic
 from rlhf_trainer.batches import (
     CHUNK,
     MicroBatch,
-    answer_logprobs,
-    answer_values,
     plan,
+    response_logprobs,
+    response_values,
     sequence_scores,
 )
-from rlhf_trainer.policy.inference import infer
+from rlhf_trainer.models.inference import infer
 from rlhf_trainer.records import Sequences
 
 VOCABULARY = 128
@@ -72,9 +72,9 @@ def test_a_micro_batch_points_at_the_answers(pairs, data):
     rows = data.draw(st.permutations(range(len(pairs))))[: data.draw(st.integers(1, len(pairs)))]
     micro = MicroBatch.build(sequences, rows, pad_token_id=3)
     answers = [token for row in rows for token in pairs[row][1]]
-    assert micro.input_ids[micro.answer_row, micro.answer_column].tolist() == answers
+    assert micro.input_ids[micro.response_row, micro.response_column].tolist() == answers
     everything = torch.tensor([token for _, answer in pairs for token in answer])
-    assert everything[micro.answer_index].tolist() == answers
+    assert everything[micro.response_index].tolist() == answers
     for line, row in zip(micro.input_ids, rows, strict=True):
         whole = [*pairs[row][0], *pairs[row][1]]
         assert line.tolist() == whole + [micro.pad_token_id] * (len(line) - len(whole))
@@ -85,11 +85,11 @@ def test_an_empty_micro_batch_still_has_an_input_and_reads_nothing():
     micro = MicroBatch.build(Sequences.pack([([7, 8], [9])]), [], pad_token_id=0)
     assert micro.input_ids.tolist() == [[7]]
     logits = torch.zeros(1, 1, VOCABULARY, requires_grad=True)
-    output = answer_logprobs(logits, micro)
+    output = response_logprobs(logits, micro)
     assert output.shape == (0,)
     output.sum().backward()
     assert logits.grad.abs().sum() == 0
-    assert answer_values(logits[..., :1], micro).shape == (0,)
+    assert response_values(logits[..., :1], micro).shape == (0,)
     assert sequence_scores(logits[:, 0, :1], micro).shape == (0,)
 
 
@@ -104,7 +104,7 @@ def test_logprobs_are_a_float64_log_softmax_also_across_chunks_and_backwards():
     logits.requires_grad_()
     picked = torch.log_softmax(exact[0, 1:-1] / 0.7, -1)[torch.arange(length), tokens[2:]]
     (picked * weights).sum().backward()
-    output = answer_logprobs(logits, MicroBatch.build(sequences, [0], 0), temperature=0.7)
+    output = response_logprobs(logits, MicroBatch.build(sequences, [0], 0), temperature=0.7)
     (output * weights).sum().backward()
     torch.testing.assert_close(output.double(), picked, rtol=0, atol=1e-5)
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=0, atol=1e-6)
@@ -122,14 +122,14 @@ def test_neither_padding_nor_order_changes_what_is_inferred(pairs, budget, rando
     order = torch.tensor(random.sample(range(len(pairs)), len(pairs)))
     shuffled = sequences.select(order)
     for network, read in (
-        (POLICY, answer_logprobs),
-        (CRITIC, answer_values),
+        (POLICY, response_logprobs),
+        (CRITIC, response_values),
         (REWARD, sequence_scores),
     ):
         scores = read is sequence_scores
-        sizes = torch.ones(len(pairs), dtype=torch.int64) if scores else sequences.answer_lengths
+        sizes = torch.ones(len(pairs), dtype=torch.int64) if scores else sequences.response_lengths
         alone = infer(network, sequences, read, sizes, token_budget=1, pad_token_id=0)
-        index = order if scores else sequences.answer_index(order)
+        index = order if scores else sequences.response_index(order)
         together = infer(network, shuffled, read, sizes[order], token_budget=budget, pad_token_id=5)
         torch.testing.assert_close(together, alone[index], rtol=0, atol=2e-5)
 

@@ -44,9 +44,9 @@ def test_pack_by_hand():
     assert sequences.tokens.dtype == sequences.lengths.dtype == sequences.prompt_lengths.dtype == torch.int64
     assert sequences.lengths.tolist() == [3, 4]
     assert sequences.starts.tolist() == [0, 3]
-    assert sequences.answer_lengths.tolist() == [1, 3]
-    assert sequences.answer_starts.tolist() == [0, 1]
-    assert sequences.answer_index(torch.tensor([1, 0])).tolist() == [1, 2, 3, 0]
+    assert sequences.response_lengths.tolist() == [1, 3]
+    assert sequences.response_starts.tolist() == [0, 1]
+    assert sequences.response_index(torch.tensor([1, 0])).tolist() == [1, 2, 3, 0]
 
 
 def test_pack_of_nothing():
@@ -71,9 +71,9 @@ def test_selected_sequences_are_those_rows(batch_rows):
 def test_selected_experience_keeps_values_beside_their_tokens(batch_rows):
     batch, rows = batch_rows
     sequences = Sequences.pack(batch)
-    answer_tokens = sum(len(answer) for _, answer in batch)
+    response_tokens = sum(len(answer) for _, answer in batch)
     # every array another multiple of the token's place, so that a mixed-up field or row shows
-    place = torch.arange(answer_tokens)
+    place = torch.arange(response_tokens)
     aligned = [f.name for f in fields(Experience) if f.name not in ("sequences", "scores")]
     arrays = {name: place * (k + 1) for k, name in enumerate(aligned)}
     experience = Experience(sequences=sequences, scores=torch.arange(len(batch)) * 0.5, **arrays)

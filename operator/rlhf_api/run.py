@@ -111,7 +111,7 @@ def command(config: RunConfig, process: Process, python: str = "python3") -> lis
     trainer = config.spec.trainer
     host, port = process.master.rsplit(":", 1)
     return [
-        *(python, "-m", "rlhf_trainer.roles.gang"),
+        *(python, "-m", "rlhf_trainer.torchrun"),
         *("--nnodes", str(trainer.replicas), "--nproc-per-node", str(trainer.processes_per_replica)),
         *("--node-rank", str(process.index), "--master-addr", host, "--master-port", port),
         *("--max-restarts", "0", "-m", module),
@@ -145,7 +145,7 @@ def environment(
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ProcessEnv:
     """What a process finds in its environment: the other end of `environment`."""
 
     config: RunConfig
@@ -156,7 +156,7 @@ class Surroundings:
     termination_log: str
 
     @classmethod
-    def read(cls, environ: Mapping[str, str] = os.environ) -> "Surroundings":
+    def read(cls, environ: Mapping[str, str] = os.environ) -> "ProcessEnv":
         """Raises KeyError where a variable is missing: the process was not started by a host."""
         config = RunConfig.model_validate_json(Path(environ["RLHF_RUN_CONFIG"]).read_bytes())
         return cls(

@@ -1,4 +1,4 @@
-"""The committed cuts of a store, for whoever wants to read them."""
+"""The committed snapshots of a store, for whoever wants to read them."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from .manifest import (
     CUTS,
     ROOT,
     SEGMENTS,
-    DamagedCut,
+    DamagedSnapshot,
     Entry,
     Manifest,
     Root,
@@ -25,8 +25,8 @@ from .store import PATIENCE, Listed, Store, Version
 log = logging.getLogger(__name__)
 
 
-class Cut:
-    """One cut as its manifest describes it; segments are read, and their hashes checked, on demand."""
+class Snapshot:
+    """One snapshot as its manifest describes it; segments are read, and their hashes checked, on demand."""
 
     def __init__(self, store: Store, entry: Entry, manifest: Manifest) -> None:
         self._store, self.entry, self.manifest = store, entry, manifest
@@ -49,26 +49,26 @@ class Cut:
         return tuple(sorted(self.manifest.blobs))
 
     def blob(self, name: str) -> bytes:
-        """Raises DamagedCut where it is not there or not intact."""
+        """Raises DamagedSnapshot where it is not there or not intact."""
         try:
             segment = self.manifest.blobs[name]
         except KeyError:
-            raise DamagedCut(f"the cut of step {self.step} has no {name!r}") from None
+            raise DamagedSnapshot(f"the snapshot of step {self.step} has no {name!r}") from None
         return self.read(segment)
 
     def read(self, segment: Segment) -> bytes:
-        """Raises DamagedCut where it is not there or not intact."""
+        """Raises DamagedSnapshot where it is not there or not intact."""
         what = f"segment {segment.digest[:12]} of step {self.step}"
         try:
             data = self._store.get(segment.key)
         except Missing:
-            raise DamagedCut(f"{what} is missing") from None
+            raise DamagedSnapshot(f"{what} is missing") from None
         if digest_of(data) != segment.digest:
-            raise DamagedCut(f"{what} is not what its hash says")
+            raise DamagedSnapshot(f"{what} is not what its hash says")
         return data
 
     def verify(self) -> Iterator[Segment]:
-        """Reads every segment, and gives each that is intact. Raises DamagedCut."""
+        """Reads every segment, and gives each that is intact. Raises DamagedSnapshot."""
         for segment in self.manifest.segments():
             self.read(segment)
             yield segment
@@ -84,7 +84,7 @@ class Archive:
     def read_root(self) -> tuple[Root, Version | None]:
         """The root and its version to be replaced; empty where there is none yet.
 
-        Where LATEST is damaged or gone, what the manifests themselves say: every cut that was ever written whole.
+        Where LATEST is damaged or gone, what the manifests themselves say: every snapshot that was ever written whole.
         """
         version = None
         try:
@@ -92,7 +92,7 @@ class Archive:
             return decode_root(version.data), version
         except Missing:
             why = f"{ROOT} is missing"
-        except DamagedCut as error:
+        except DamagedSnapshot as error:
             why = str(error)
         if not (keys := [found.key for found in self.store.list(CUTS)]):
             return Root(), version
@@ -100,29 +100,29 @@ class Archive:
         return self._recovered(keys), version
 
     def entries(self) -> list[Entry]:
-        """The committed cuts, oldest first."""
+        """The committed snapshots, oldest first."""
         return list(self.read_root()[0].cuts)
 
-    def open(self, entry: Entry) -> Cut:
-        """Raises DamagedCut where the manifest is not there or not intact."""
+    def open(self, entry: Entry) -> Snapshot:
+        """Raises DamagedSnapshot where the manifest is not there or not intact."""
         try:
             data = self.store.get(entry.key)
         except Missing:
-            raise DamagedCut(f"the manifest of step {entry.step} is missing") from None
-        return Cut(self.store, entry, decode_manifest(data, entry))
+            raise DamagedSnapshot(f"the manifest of step {entry.step} is missing") from None
+        return Snapshot(self.store, entry, decode_manifest(data, entry))
 
     def garbage(self) -> list[Listed]:
-        """The objects that no committed cut refers to. Those of a cut that is being written now are among them."""
+        """Objects that no committed snapshot refers to; those of a snapshot that is being written are among them."""
         root, _ = self.read_root()
         return self.unreferenced(root, self.manifests(root))
 
     def manifests(self, root: Root) -> dict[str, Manifest]:
-        """Those of the root's cuts, by key; a damaged one is told of and left out."""
+        """Those of the root's snapshots, by key; a damaged one is told of and left out."""
         found = {}
         for entry in root.cuts:
             try:
                 found[entry.key] = self.open(entry).manifest
-            except DamagedCut as error:
+            except DamagedSnapshot as error:
                 log.error("DAMAGED CHECKPOINT: %s", error)
         return found
 
@@ -139,12 +139,12 @@ class Archive:
         found = [entry for key in keys if (entry := Entry.of_key(key)) is not None]
         for entry in sorted(found, key=lambda e: (e.epoch, e.step)):
             try:
-                cut = self.open(entry)
-            except DamagedCut as error:
+                snapshot = self.open(entry)
+            except DamagedSnapshot as error:
                 log.error("DAMAGED CHECKPOINT, passed over: %s", error)
                 continue
             # A trainer that went back to an earlier step has put away what came after it.
             newest = {step: older for step, older in newest.items() if step < entry.step}
-            newest[entry.step] = entry.model_copy(update={"time": cut.time})
+            newest[entry.step] = entry.model_copy(update={"time": snapshot.time})
         epoch = max((entry.epoch for entry in newest.values()), default=0)
         return Root(epoch=epoch, cuts=tuple(newest[step] for step in sorted(newest)))

@@ -1,4 +1,4 @@
-"""Adding cuts to a store: manifest last, LATEST by compare-and-swap, fenced against an earlier trainer."""
+"""Adding snapshots to a store: manifest last, LATEST by compare-and-swap, fenced against an earlier trainer."""
 
 import logging
 import uuid
@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from rlhf_api.problems import InvalidJob, Problem
 
-from .archive import Archive, Cut
+from .archive import Archive, Snapshot
 from .failures import Conflict, StoreError
 from .manifest import (
     ROOT,
@@ -30,7 +30,7 @@ _TRIES = 10
 
 
 class Committer:
-    """The one trainer that may add cuts to a store: until another one takes over."""
+    """The one trainer that may add snapshots to a store: until another one takes over."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Committer:
 
     @property
     def cuts(self) -> tuple[Entry, ...]:
-        """The committed cuts, oldest first."""
+        """The committed snapshots, oldest first."""
         return self._root.cuts
 
     def commit(
@@ -84,8 +84,8 @@ class Committer:
         groups: Mapping[str, tuple[Segment, ...]],
         blobs: Mapping[str, Segment],
         reward: float | None = None,
-    ) -> Cut:
-        """Makes a cut of segments that are in the store already, and lets go of those that need not stay.
+    ) -> Snapshot:
+        """Makes a snapshot of segments that are in the store already, and lets go of those that need not stay.
 
         Cuts of this step and later ones, left by a run that went further before it fell back, are put away.
 
@@ -101,7 +101,7 @@ class Committer:
         self._reached("manifest")
         self._store.put_new(entry.key, data)
         before = self._root
-        earlier = [cut for cut in before.cuts if cut.step < step]
+        earlier = [snapshot for snapshot in before.cuts if snapshot.step < step]
         kept = self._retention.keep([*earlier, entry])
         root = before.model_copy(update={"cuts": kept})
         self._reached("latest")
@@ -111,8 +111,8 @@ class Committer:
             raise _fenced(self._store.url) from None
         self._root, self._manifests[entry.key] = root, manifest
         self._reached("committed")
-        self._delete({cut.key for cut in before.cuts} - {cut.key for cut in kept})
-        return Cut(self._store, entry, manifest)
+        self._delete({snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in kept})
+        return Snapshot(self._store, entry, manifest)
 
     def _delete(self, gone: set[str]) -> None:
         """After LATEST has forgotten them; a crash in here leaves what the next trainer collects."""

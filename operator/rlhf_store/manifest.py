@@ -1,10 +1,10 @@
 """The format of a store: what is written is named by its content's sha256, but for one small root, LATEST.
 
     segments/<sha256>                       tensors (safetensors) or a blob, such as an episode (Parquet)
-    cuts/<step>.<epoch>.<sha256>.json       the manifest of one cut: its state, and which segments it is made of
-    LATEST                                  the root: the committed cuts, and the fencing epoch of who may add to them
+    cuts/<step>.<epoch>.<sha256>.json       the manifest of one snapshot: its state, and which segments it is made of
+    LATEST                                  the root: committed snapshots, and the fencing epoch of who may add to them
 
-A cut exists once LATEST names it. A crash before that leaves objects that nobody refers to, never half a cut.
+A snapshot exists once LATEST names it. A crash before that leaves objects that nobody refers to, never half a snapshot.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ _CUT = re.compile(rf"^{CUTS}/([0-9]{{8,}})\.([0-9]+)\.([0-9a-f]{{64}})\.json$")
 T = TypeVar("T", bound=Frozen)
 
 
-class DamagedCut(RuntimeError):
-    """A part of a cut that is missing or is not what its hash says."""
+class DamagedSnapshot(RuntimeError):
+    """A part of a snapshot that is missing or is not what its hash says."""
 
 
 class Segment(Report):
@@ -45,7 +45,7 @@ class Segment(Report):
 
 
 class Manifest(Report):
-    """One cut. `epoch` is that of the trainer which wrote it."""
+    """One snapshot. `epoch` is that of the trainer which wrote it."""
 
     format: Literal[2] = FORMAT
     step: Count
@@ -62,7 +62,7 @@ class Manifest(Report):
 
 
 class Entry(Report):
-    """A committed cut in the root; `reward` is the mean of the evaluation at its step, where there was one."""
+    """A committed snapshot in the root; `reward` is the mean of the evaluation at its step, where there was one."""
 
     step: Count
     epoch: Count
@@ -82,7 +82,7 @@ class Entry(Report):
 
 
 class Root(Report):
-    """What LATEST holds: the committed cuts by ascending step; whoever writes it with a higher epoch fences others."""
+    """The content of LATEST: committed snapshots by ascending step; a writer with a higher epoch fences the others."""
 
     format: Literal[2] = FORMAT
     epoch: Count = 0
@@ -100,10 +100,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes, entry: Entry) -> Manifest:
-    """Raises DamagedCut."""
+    """Raises DamagedSnapshot."""
     where = f"the manifest of step {entry.step}"
     if digest_of(data) != entry.digest:
-        raise DamagedCut(f"{where} is not what its hash says")
+        raise DamagedSnapshot(f"{where} is not what its hash says")
     return _parse(Manifest, data, where)
 
 
@@ -112,15 +112,15 @@ def encode_root(root: Root) -> bytes:
 
 
 def decode_root(data: bytes) -> Root:
-    """Raises DamagedCut."""
+    """Raises DamagedSnapshot."""
     try:
         content = json.loads(data)
         if content != _signed(content):
-            raise DamagedCut(f"{ROOT} is not what its hash says")
+            raise DamagedSnapshot(f"{ROOT} is not what its hash says")
         del content["sha256"]
         return _parse(Root, json.dumps(content).encode(), ROOT)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DamagedCut(f"{ROOT} cannot be read: {error!r:.200}") from error
+        raise DamagedSnapshot(f"{ROOT} cannot be read: {error!r:.200}") from error
 
 
 def _parse(model: type[T], data: bytes, where: str) -> T:
@@ -129,7 +129,7 @@ def _parse(model: type[T], data: bytes, where: str) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         at = ".".join(map(str, first["loc"])) or "its content"
-        raise DamagedCut(f"{where} cannot be read: {at}: {first['msg']}") from None
+        raise DamagedSnapshot(f"{where} cannot be read: {at}: {first['msg']}") from None
 
 
 def _signed(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which cuts stay."""
+"""Retention: which snapshots stay."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,23 @@ from .manifest import Entry
 
 @dataclass(frozen=True)
 class Retention:
-    """The `last` newest cuts; those whose step is a multiple of `every`; the `best` by evaluation reward. 0: none."""
+    """Keeps the `last` newest snapshots, those of every `every` steps and the `best` by evaluation reward; 0: none."""
 
     last: int = 2
     every: int = 0
     best: int = 0
 
-    def keep(self, cuts: Sequence[Entry]) -> tuple[Entry, ...]:
-        """Those of `cuts` (by ascending step) that stay, in their order; always the newest."""
-        kept = set(range(len(cuts) - max(1, self.last), len(cuts)))
-        judged = [(cut.reward, cut.step, i) for i, cut in enumerate(cuts) if cut.reward is not None]
+    def keep(self, snapshots: Sequence[Entry]) -> tuple[Entry, ...]:
+        """Those of `snapshots` (by ascending step) that stay, in their order; always the newest."""
+        kept = set(range(len(snapshots) - max(1, self.last), len(snapshots)))
+        judged = [
+            (snapshot.reward, snapshot.step, i)
+            for i, snapshot in enumerate(snapshots)
+            if snapshot.reward is not None
+        ]
         kept |= {i for _, _, i in sorted(judged, reverse=True)[: self.best]}
         return tuple(
-            cut for i, cut in enumerate(cuts) if i in kept or (self.every and cut.step % self.every == 0)
+            snapshot
+            for i, snapshot in enumerate(snapshots)
+            if i in kept or (self.every and snapshot.step % self.every == 0)
         )

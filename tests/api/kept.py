@@ -9,8 +9,8 @@ import torch
 from torch import distributed
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlhf_trainer.batches import answer_logprobs
-from rlhf_trainer.policy.engine import Engine
+from rlhf_trainer.batches import response_logprobs
+from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.records import Sequences
 
 # name: (dtype, ZeRO stage)
@@ -41,7 +41,7 @@ def alive() -> int:
     return sum(sizes.values())
 
 
-def kept(dtype: str, stage: int, engines: list[Engine]) -> float:
+def kept(dtype: str, stage: int, engines: list[TrainedModel]) -> float:
     """The engines stay, so that nothing but the new one's tensors comes or goes."""
     zero = {"stage": stage, "reduce_bucket_size": 1000, "stage3_param_persistence_threshold": 0}
     settings = {"zero_optimization": zero}
@@ -53,12 +53,12 @@ def kept(dtype: str, stage: int, engines: list[Engine]) -> float:
     before = alive()
     model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     parameters = sum(p.numel() for p in model.parameters())
-    engine = Engine(model, deepspeed=settings, **ADAM, micro_batch_tokens=64, pad_token_id=0)
+    engine = TrainedModel(model, deepspeed=settings, **ADAM, micro_batch_tokens=64, pad_token_id=0)
     engines.append(engine)
     del model
     engine.update(
         sequences,
-        lambda out, micro: answer_logprobs(out, micro, temperature=1.0),
+        lambda out, micro: response_logprobs(out, micro, temperature=1.0),
         lambda out, _: (out.sum(), {}),
         0.0,
     )
@@ -69,7 +69,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     distributed.init_process_group("gloo")
     gc.freeze()  # neither DeepSpeed, which collects garbage over and over, nor `alive` need look at what was imported
-    engines: list[Engine] = []
+    engines: list[TrainedModel] = []
     found = {name: kept(*case, engines) for name, case in CASES.items()}
     if distributed.get_rank() == 0:
         print(json.dumps(found), flush=True)

@@ -13,8 +13,8 @@ from tests.support.roles import Job
 from tests.support.seaweed import Seaweed
 
 from rlhf_store.archive import Archive
-from rlhf_trainer.checkpoint.reading import Cut
-from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.checkpoint.reading import Snapshot
+from rlhf_trainer.comms.ranks import Ranks
 
 PROMPTS, PROMPTS_PER_STEP = 12, 4
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -30,9 +30,9 @@ class Store:
     def steps(self) -> list[int]:
         return [entry.step for entry in Archive(self.url).entries()]
 
-    def newest(self) -> Cut:
+    def newest(self) -> Snapshot:
         archive = Archive(self.url)
-        return Cut.open(ALONE, archive, archive.entries()[-1])
+        return Snapshot.open(ALONE, archive, archive.entries()[-1])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of the newest cut."""

@@ -10,12 +10,12 @@ from obstore.store import ObjectStore, from_url
 from tests.support.seaweed import Seaweed
 
 from rlhf_store.archive import Archive
-from rlhf_store.archive import Cut as Stored
+from rlhf_store.archive import Snapshot as Stored
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
-from rlhf_trainer.checkpoint.reading import Cut
+from rlhf_trainer.checkpoint.reading import Snapshot
 from rlhf_trainer.checkpoint.saver import Saver
-from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.comms.ranks import Ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 MANY = Retention(last=9)
@@ -33,7 +33,7 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
 
 @dataclass
 class Trainer:
-    """One process that makes cuts; a second one on the same store takes over from it."""
+    """One process that makes snapshots; a second one on the same store takes over from it."""
 
     archive: Archive
     committer: Committer
@@ -41,7 +41,7 @@ class Trainer:
     told: list[Stored] = field(default_factory=list)
 
     def save(self, step: int, reward: float | None = None, groups: Mapping | None = None) -> Stored:
-        """Returns when the cut is committed."""
+        """Returns when the snapshot is committed."""
         frozen = {"embedding": torch.arange(12.0)}
         every = {"model": tensors(step).items(), "frozen": frozen.items(), "none": {}.items()}
         blobs = {"episodes/1.parquet": b"the same for ever", f"episodes/{step}.parquet": b"new %d" % step}
@@ -77,23 +77,23 @@ class Place:
     def steps(self) -> list[int]:
         return [entry.step for entry in Archive(self.url).entries()]
 
-    def cut(self, step: int) -> Cut:
+    def snapshot(self, step: int) -> Snapshot:
         """As a trainer reads it."""
         archive = Archive(self.url)
         (entry,) = (entry for entry in archive.entries() if entry.step == step)
-        return Cut.open(ALONE, archive, entry)
+        return Snapshot.open(ALONE, archive, entry)
 
 
-def assert_is(cut: Cut, step: int) -> None:
-    """It holds what `Trainer.save` put into the cut of `step`."""
-    assert (cut.step, cut.state) == (step, {"position": step * 4})
-    found = cut.tensors("model")
+def assert_is(snapshot: Snapshot, step: int) -> None:
+    """It holds what `Trainer.save` put into the snapshot of `step`."""
+    assert (snapshot.step, snapshot.state) == (step, {"position": step * 4})
+    found = snapshot.tensors("model")
     assert found.keys() == tensors(step).keys()
     for name, expected in tensors(step).items():
         assert found[name].dtype == expected.dtype
         assert torch.equal(found[name], expected)
-    assert cut.tensors("none") == {}
-    assert cut.blob(f"episodes/{step}.parquet") == b"new %d" % step
+    assert snapshot.tensors("none") == {}
+    assert snapshot.blob(f"episodes/{step}.parquet") == b"new %d" % step
 
 
 @pytest.fixture(params=["file", "s3"])

@@ -33,11 +33,11 @@ def test_before_the_root_names_it_a_cut_is_not_there(place, point):
     with pytest.raises(Crash):
         place.trainer(reached=crash_at(point)).save(2)
     assert place.steps() == [1]
-    assert_is(place.cut(1), 1)
+    assert_is(place.snapshot(1), 1)
     again = place.trainer()
     assert place.keys("") == before, "what the crash left is collected"
     again.save(2)
-    assert_is(place.cut(2), 2)
+    assert_is(place.snapshot(2), 2)
 
 
 def test_a_crash_before_old_cuts_are_deleted_leaves_garbage_alone(place):
@@ -46,12 +46,12 @@ def test_a_crash_before_old_cuts_are_deleted_leaves_garbage_alone(place):
     with pytest.raises(Crash):
         place.trainer(one, crash_at("committed")).save(2)
     assert place.steps() == [2]
-    assert_is(place.cut(2), 2)
+    assert_is(place.snapshot(2), 2)
     garbage = Archive(place.url).garbage()
     assert len(garbage) == 3  # a manifest, a model and an episode
     place.trainer(one)
     assert Archive(place.url).garbage() == []
-    assert_is(place.cut(2), 2)
+    assert_is(place.snapshot(2), 2)
 
 
 def test_who_was_taken_over_cannot_commit(place):
@@ -64,7 +64,7 @@ def test_who_was_taken_over_cannot_commit(place):
     with pytest.raises(InvalidJob):
         zombie.save(10)
     assert place.steps() == [1, 2]
-    assert_is(place.cut(2), 2)
+    assert_is(place.snapshot(2), 2)
     assert (zombie.committer.epoch, newer.committer.epoch) == (1, 2)
 
 
@@ -103,10 +103,10 @@ def test_an_answer_that_was_lost_is_no_conflict(place):
     with pytest.raises(Conflict):
         store.swap("LATEST", b"3", None)
     store.swap("LATEST", b"3", second)
-    store.put_new("cut", b"x")
-    store.put_new("cut", b"x")
+    store.put_new("snapshot", b"x")
+    store.put_new("snapshot", b"x")
     with pytest.raises(Conflict):
-        store.put_new("cut", b"y")
+        store.put_new("snapshot", b"y")
 
 
 def test_conditional_writes_are_found_out(place):
@@ -140,9 +140,9 @@ def test_a_store_without_them_still_compares(place):
 )
 def test_retention(retention, kept):
     rewards = {2: 0.7, 3: 0.1, 5: 0.9, 6: -1.0}
-    cuts = [
+    snapshots = [
         Entry(step=step, epoch=1, digest=f"{step:064x}", time="", reward=rewards.get(step))
         for step in range(1, 9)
     ]
-    assert [cut.step for cut in retention.keep(cuts)] == kept
+    assert [snapshot.step for snapshot in retention.keep(snapshots)] == kept
     assert retention.keep([]) == ()

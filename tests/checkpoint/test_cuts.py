@@ -9,7 +9,7 @@ from tests.checkpoint.conftest import ALONE, assert_is, tensors
 
 from rlhf_store.archive import Archive
 from rlhf_store.failures import StoreError
-from rlhf_store.manifest import DamagedCut
+from rlhf_store.manifest import DamagedSnapshot
 from rlhf_store.retention import Retention
 from rlhf_store.store import FIRST_PATIENCE, _connect
 from rlhf_trainer.checkpoint import segments as module
@@ -21,23 +21,23 @@ def test_what_was_written_is_read_by_another_process(place):
     trainer.save(1)
     trainer.save(12, reward=0.5)
     assert [(entry.step, entry.reward) for entry in Archive(place.url).entries()] == [(1, None), (12, 0.5)]
-    assert_is(place.cut(12), 12)
-    assert_is(place.cut(1), 1)
+    assert_is(place.snapshot(12), 12)
+    assert_is(place.snapshot(1), 1)
 
 
 def test_tensors_spread_over_segments_of_a_bounded_size(place, monkeypatch):
     monkeypatch.setattr(module, "SEGMENT_BYTES", 100)
     many = {f"layer.{i}": torch.full((20,), float(i)) for i in range(9)}
-    cut = place.trainer().save(3, groups={"model": many.items()})
-    assert len(cut.manifest.groups["model"]) == 5  # 80 bytes each: two fill one
-    found = place.cut(3)
+    snapshot = place.trainer().save(3, groups={"model": many.items()})
+    assert len(snapshot.manifest.groups["model"]) == 5  # 80 bytes each: two fill one
+    found = place.snapshot(3)
     assert all(torch.equal(found.tensor("model", name), value) for name, value in many.items())
 
 
 def test_a_large_segment_survives_the_multipart_upload(place):
     large = torch.randn(12_000_000)  # 48 MB: goes up in parts
     place.trainer().save(1, groups={"model": {"large": large}.items()})
-    assert torch.equal(place.cut(1).tensor("model", "large"), large)
+    assert torch.equal(place.snapshot(1).tensor("model", "large"), large)
 
 
 def test_what_did_not_change_is_stored_once(place):
@@ -70,7 +70,7 @@ def test_training_does_not_reach_what_was_copied(directory):
     trainer.saver.begin(1, {}, {"model": {"weight": weight}.items()}, {})
     weight.zero_()
     trainer.saver.finish()
-    assert torch.equal(directory.cut(1).tensor("model", "weight"), torch.ones(1000))
+    assert torch.equal(directory.snapshot(1).tensor("model", "weight"), torch.ones(1000))
 
 
 @pytest.mark.parametrize("part", ["manifest", "segment"])
@@ -79,19 +79,19 @@ def test_damage_is_noticed(place, part):
     trainer.save(1)
     damaged = trainer.save(2)
     place.damage(damaged.entry.key if part == "manifest" else damaged.manifest.groups["model"][0].key)
-    with pytest.raises(DamagedCut, match="of step 2 is not what its hash says"):
-        place.cut(2).tensors("model")
-    assert_is(place.cut(1), 1)
+    with pytest.raises(DamagedSnapshot, match="of step 2 is not what its hash says"):
+        place.snapshot(2).tensors("model")
+    assert_is(place.snapshot(1), 1)
 
 
 def test_a_missing_segment_and_a_missing_manifest_are_damage_too(place):
     trainer = place.trainer()
     gone = trainer.save(2).manifest.groups["model"][0].key
     obstore.delete(place.raw, [gone, trainer.save(3).entry.key])
-    with pytest.raises(DamagedCut, match=r"segment [0-9a-f]{12} of step 2 is missing"):
-        place.cut(2).tensors("model")
-    with pytest.raises(DamagedCut, match="the manifest of step 3 is missing"):
-        place.cut(3)
+    with pytest.raises(DamagedSnapshot, match=r"segment [0-9a-f]{12} of step 2 is missing"):
+        place.snapshot(2).tensors("model")
+    with pytest.raises(DamagedSnapshot, match="the manifest of step 3 is missing"):
+        place.snapshot(3)
 
 
 def test_a_damaged_segment_is_not_counted_as_stored(place):
@@ -99,8 +99,8 @@ def test_a_damaged_segment_is_not_counted_as_stored(place):
     damaged = place.trainer().save(2).manifest.groups["frozen"][0].key
     place.damage(damaged)
     place.trainer().save(3)
-    assert_is(place.cut(3), 3)
-    assert torch.equal(place.cut(3).tensor("frozen", "embedding"), torch.arange(12.0))
+    assert_is(place.snapshot(3), 3)
+    assert torch.equal(place.snapshot(3).tensor("frozen", "embedding"), torch.arange(12.0))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_damaged_root_is_made_again_from_the_manifests(place, caplog, harm):
     assert again.committer.epoch == 2
     again.save(3)
     assert place.steps() == [1, 2, 3]
-    assert_is(place.cut(2), 2)
+    assert_is(place.snapshot(2), 2)
 
 
 def test_a_step_that_is_saved_again_replaces_it_and_what_came_after(place):
@@ -129,7 +129,7 @@ def test_a_step_that_is_saved_again_replaces_it_and_what_came_after(place):
     again.save(2)
     assert place.steps() == [1, 2]
     assert len(place.keys("cuts")) == 2
-    assert_is(place.cut(2), 2)
+    assert_is(place.snapshot(2), 2)
 
 
 def test_retention_deletes_only_what_nobody_refers_to(place):
@@ -138,13 +138,13 @@ def test_retention_deletes_only_what_nobody_refers_to(place):
         trainer.save(step, reward={2: 0.9, 3: 0.5}.get(step))
     assert place.steps() == [2, 4, 7]
     for step in place.steps():
-        assert_is(place.cut(step), step)
+        assert_is(place.snapshot(step), step)
     assert len(place.keys("segments")) == 3 + 1 + 1 + 3
     assert len(place.keys("cuts")) == 3
 
 
 def test_an_outage_is_not_taken_for_damage(place, monkeypatch):
-    """Else a run would fall back to an older cut, or to the start, because the network failed for a moment."""
+    """Else a run would fall back to an older snapshot, or to the start, because the network failed for a moment."""
     if place.url.startswith("file"):
         return  # a directory has no outage
     place.trainer().save(1)
@@ -157,12 +157,14 @@ def test_an_outage_is_not_taken_for_damage(place, monkeypatch):
 
 def test_names_that_no_segment_holds_are_damage(directory):
     directory.trainer().save(1)
-    cut = directory.cut(1)
+    snapshot = directory.snapshot(1)
     for group, name in (("model", "bias"), ("critic", "weight")):
-        with pytest.raises(DamagedCut, match=f"the cut of step 1 has no tensor '{name}' in '{group}'"):
-            cut.tensor(group, name)
-    with pytest.raises(DamagedCut, match="has no 'episodes/9'"):
-        cut.blob("episodes/9")
-    assert cut.blobs == ("episodes/1.parquet",)
+        with pytest.raises(
+            DamagedSnapshot, match=f"the snapshot of step 1 has no tensor '{name}' in '{group}'"
+        ):
+            snapshot.tensor(group, name)
+    with pytest.raises(DamagedSnapshot, match="has no 'episodes/9'"):
+        snapshot.blob("episodes/9")
+    assert snapshot.blobs == ("episodes/1.parquet",)
     assert ALONE.first
-    assert tensors(1).keys() == cut.tensors("model").keys()
+    assert tensors(1).keys() == snapshot.tensors("model").keys()

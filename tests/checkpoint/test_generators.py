@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from tests.checkpoint.conftest import ALONE
 
-from rlhf_trainer.checkpoint.generators import restore_generators, save_generators, seed_generators
-from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.checkpoint.rng import restore_generators, save_generators, seed_generators
+from rlhf_trainer.comms.ranks import Ranks
 
 
 def draw() -> list[float]:
@@ -28,7 +28,7 @@ def test_saved_and_restored_through_a_checkpoint(directory):
     expected = draw()
     seed_generators(ALONE, 99)
     assert draw() != expected
-    restore_generators(ALONE, directory.cut(1).tensors("generators"))
+    restore_generators(ALONE, directory.snapshot(1).tensors("generators"))
     assert draw() == expected
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import save
 from tests.checkpoint.conftest import ALONE, Place
 
 from rlhf_store.archive import Archive
-from rlhf_store.archive import Cut as Stored
+from rlhf_store.archive import Snapshot as Stored
 from rlhf_store.manifest import (
-    DamagedCut,
+    DamagedSnapshot,
     Entry,
     Root,
     _signed,
@@ -24,8 +24,8 @@ from rlhf_store.manifest import (
     encode_manifest,
     encode_root,
 )
-from rlhf_trainer.checkpoint.reading import Cut
-from rlhf_trainer.wire import WireError, decode
+from rlhf_trainer.checkpoint.reading import Snapshot
+from rlhf_trainer.comms.wire import WireError, decode
 
 MANY = 2500
 
@@ -76,33 +76,35 @@ def stored(directory: Place) -> Stored:
 
 
 def test_roots():
-    cuts = [Entry(step=i, epoch=1, digest=f"{i:064x}", time="2026-11-21T00:00:00+00:00") for i in (1, 2)]
-    root = Root(epoch=3, owner="me", cuts=tuple(cuts))
+    snapshots = [Entry(step=i, epoch=1, digest=f"{i:064x}", time="2026-11-21T00:00:00+00:00") for i in (1, 2)]
+    root = Root(epoch=3, owner="me", cuts=tuple(snapshots))
     data, draw = encode_root(root), random.Random(1)
     for _ in range(MANY):
-        assert outcome(lambda: decode_root(bytes_changed(draw, data)), DamagedCut) in (None, root)
+        assert outcome(lambda: decode_root(bytes_changed(draw, data)), DamagedSnapshot) in (None, root)
         changed = values_changed(draw, json.loads(data))
         text = json.dumps(_signed(changed) if isinstance(changed, dict) else changed).encode()
-        assert isinstance(outcome(lambda text=text: decode_root(text), DamagedCut), Root | None)
+        assert isinstance(outcome(lambda text=text: decode_root(text), DamagedSnapshot), Root | None)
 
 
 def test_manifests(stored):
     data, draw = encode_manifest(stored.manifest), random.Random(2)
     for _ in range(MANY):
-        assert outcome(lambda: decode_manifest(bytes_changed(draw, data), stored.entry), DamagedCut) is None
+        assert (
+            outcome(lambda: decode_manifest(bytes_changed(draw, data), stored.entry), DamagedSnapshot) is None
+        )
         text = json.dumps(values_changed(draw, json.loads(data))).encode()
         entry = stored.entry.model_copy(update={"digest": digest_of(text)})
-        read = outcome(lambda text=text, entry=entry: decode_manifest(text, entry), DamagedCut)
+        read = outcome(lambda text=text, entry=entry: decode_manifest(text, entry), DamagedSnapshot)
         if read is None:
             continue
-        outcome(partial(read_all, Cut(ALONE, Stored(stored._store, entry, read))), DamagedCut)
+        outcome(partial(read_all, Snapshot(ALONE, Stored(stored._store, entry, read))), DamagedSnapshot)
 
 
-def read_all(cut: Cut) -> None:
+def read_all(snapshot: Snapshot) -> None:
     """What a manifest that is well-formed promises, and the store may not hold."""
-    for group in cut.groups:
-        assert all(isinstance(tensor, torch.Tensor) for tensor in cut.tensors(group).values())
-    assert all(isinstance(cut.blob(name), bytes) for name in cut.blobs)
+    for group in snapshot.groups:
+        assert all(isinstance(tensor, torch.Tensor) for tensor in snapshot.tensors(group).values())
+    assert all(isinstance(snapshot.blob(name), bytes) for name in snapshot.blobs)
 
 
 def test_segments():

@@ -104,7 +104,7 @@ print(reach("http://192.0.2.1/"), time.monotonic() - begin < 3)
     ("image", "modules"),
     [
         (images.OPERATOR, "rlhf_operator.cli, kopf"),
-        (images.TRAINER, "rlhf_trainer.wire, deepspeed, vllm.config"),
+        (images.TRAINER, "rlhf_trainer.comms.wire, deepspeed, vllm.config"),
     ],
 )
 def test_an_image_works_under_the_restricted_standard(

@@ -5,13 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_trainer.maths.ragged import answer_mask, check_lengths, pad
+from rlhf_trainer.maths.ragged import check_lengths, pad, response_mask
 
 
 def test_by_hand():
     lengths = torch.tensor([1, 3])
     assert pad(torch.tensor([5, 6, 7, 8]), lengths).tolist() == [[5, 0, 0], [6, 7, 8]]
-    assert answer_mask(lengths).tolist() == [[True, False, False], [True, True, True]]
+    assert response_mask(lengths).tolist() == [[True, False, False], [True, True, True]]
 
 
 @given(st.lists(st.integers(1, 9), max_size=6))
@@ -19,7 +19,7 @@ def test_way_back(lengths):
     lengths = torch.tensor(lengths, dtype=torch.int64)
     x = torch.arange(1, int(lengths.sum()) + 1, dtype=torch.float64)
     padded = pad(x, lengths)
-    assert torch.equal(padded[answer_mask(lengths)], x)
+    assert torch.equal(padded[response_mask(lengths)], x)
     assert padded.sum() == x.sum()
 
 

@@ -31,7 +31,7 @@ def episode(
         for p, a in lengths
     ]
     sequences = Sequences.pack(pairs)
-    answers = int(sequences.answer_lengths.sum())
+    answers = int(sequences.response_lengths.sum())
 
     def floats(count: int = answers) -> torch.Tensor:
         return torch.randn(count, generator=draw)

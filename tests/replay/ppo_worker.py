@@ -21,15 +21,15 @@ from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
 
 from rlhf_api.rows import PromptRow
-from rlhf_trainer.checkpoint.generators import restore_generators, save_generators
-from rlhf_trainer.policy.engine import Engine
-from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
+from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.context import TrainerContext
+from rlhf_trainer.generation.arrivals import Answers
+from rlhf_trainer.generation.shared import generate_shared
+from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.records import Prompt, Rollout
-from rlhf_trainer.rollout.arrivals import Answers
-from rlhf_trainer.rollout.shared import generate_shared
-from rlhf_trainer.run import Run
-from rlhf_trainer.tasks.experience import Scorers
-from rlhf_trainer.tasks.ppo import PPO
+from rlhf_trainer.training.experience import Scorers
+from rlhf_trainer.training.ppo import PPO
 
 ROWS = [PromptRow(prompt=f"prompt {i} of the data") for i in range(10)]
 SMALL = (
@@ -59,23 +59,23 @@ class Asked:
         if array == "scores":
             ends = tokens[sequences.lengths.cumsum(0) - 1]
             return (ends.remainder(7) / 7).float()
-        index = sequences.answer_index(torch.arange(len(sequences)))
+        index = sequences.response_index(torch.arange(len(sequences)))
         return -(tokens[index].remainder(5) + 1).float()
 
 
 class Generators:
     """In place of the fleet: answers of the model as it is when they are asked for, in batches out of order."""
 
-    def __init__(self, run: Run, engine: Engine, refuses: str = "") -> None:
-        self._run, self._engine, self._refuses, self.version = run, engine, refuses, -1
+    def __init__(self, ctx: TrainerContext, engine: TrainedModel, refuses: str = "") -> None:
+        self._ctx, self._engine, self._refuses, self.version = ctx, engine, refuses, -1
 
     def publish(self, version: int) -> None:
         self.version = version
 
     def stream(self, prompts: list[Prompt], size: int) -> Iterator[Answers]:
         asked = [prompt for prompt in prompts if prompt.id != self._refuses]
-        sampling, tokenizer = self._run.spec.sampling, self._run.tokenizer
-        rollouts = generate_shared(self._engine, self._run.ranks, tokenizer, asked, sampling, self.version)
+        sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
+        rollouts = generate_shared(self._engine, self._ctx.ranks, tokenizer, asked, sampling, self.version)
         by_prompt: dict[str, list[Rollout]] = {}
         for rollout in rollouts:
             by_prompt.setdefault(rollout.prompt.id, []).append(rollout)
@@ -85,7 +85,7 @@ class Generators:
         yield Answers([r for rs in came[size:] for r in rs], [asked[0].id], refused)
 
 
-def engine(kind: type, labels: int, rate: float) -> Engine:
+def engine(kind: type, labels: int, rate: float) -> TrainedModel:
     torch.manual_seed(3)
     tokenizer = byte_tokenizer()
     config = LlamaConfig(
@@ -98,7 +98,7 @@ def engine(kind: type, labels: int, rate: float) -> Engine:
         num_labels=labels,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Engine(
+    return TrainedModel(
         kind(config).float(),
         deepspeed={"zero_optimization": {"stage": 0}},
         learning_rate=rate,
@@ -111,7 +111,7 @@ def engine(kind: type, labels: int, rate: float) -> Engine:
     )
 
 
-class Cut:
+class Snapshot:
     """What a checkpoint holds, through JSON and copies."""
 
     def __init__(self, task: PPO, ranks: Ranks, step: int) -> None:
@@ -140,7 +140,7 @@ class Job:
         self.told: list[Any] = []
         control = SimpleNamespace(report=lambda **changes: self.told.append(changes))
         self.spec = job(*SMALL, *CASES[name]).spec
-        run = Run(
+        run = TrainerContext(
             "job",
             self.spec,
             Path(),
@@ -196,7 +196,7 @@ def resumed(name: str, *, pending: bool) -> dict[str, Any]:
     if pending:
         first.task.publish(STOP)
         first.task.collect(STOP)
-    cut = Cut(first.task, first.ranks, STOP)
+    cut = Snapshot(first.task, first.ranks, STOP)
     second = Job(name)
     second.steps(0, 1)  # whatever it was before, it is the cut's then
     second.lines.clear()

@@ -13,13 +13,13 @@ from tests.support.models import byte_tokenizer
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
-from rlhf_trainer.ranks import Ranks
-from rlhf_trainer.run import Run
-from rlhf_trainer.tasks.experience import Collected
-from rlhf_trainer.tasks.intake import Intake
+from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.context import TrainerContext
+from rlhf_trainer.training.experience import Collected
+from rlhf_trainer.training.prompt_source import PromptSource
 
 
-def intake(rows: int) -> tuple[Intake, list[Any]]:
+def intake(rows: int) -> tuple[PromptSource, list[Any]]:
     """And what it tells."""
     told: list[Any] = []
     services: Any = SimpleNamespace(
@@ -27,8 +27,8 @@ def intake(rows: int) -> tuple[Intake, list[Any]]:
     )
     spec = job("spec.data.promptsPerStep=4", "spec.ppo.minibatchSize=4").spec
     ranks = Ranks(0, 1, torch.device("cpu"))
-    run = Run("job", spec, Path(), ranks, byte_tokenizer(), services, threading.Event())
-    return Intake(run, [PromptRow(prompt=f"prompt {i}") for i in range(rows)]), told
+    run = TrainerContext("job", spec, Path(), ranks, byte_tokenizer(), services, threading.Event())
+    return PromptSource(run, [PromptRow(prompt=f"prompt {i}") for i in range(rows)]), told
 
 
 def test_a_checkpoint_with_answers_not_trained_on_holds_their_prompts():

@@ -133,7 +133,7 @@ def _run(role: str, environ: Mapping[str, str], log: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from rlhf_trainer.roles.entry import run_role
+    from rlhf_trainer.process import run_role
 
     run_role(importlib.import_module(f"rlhf_trainer.roles.{role}").run)
 

@@ -17,8 +17,8 @@ READY_S = 180
 ARGUMENTS = (
     *("--enforce-eager", "--dtype", "float32", "--max-model-len", "128"),
     *("--weight-transfer-config", '{"backend": "rlhf"}'),
-    *("--worker-extension-cls", "rlhf_trainer.weights.extension.WeightStatus"),
-    *("--middleware", "rlhf_trainer.weights.front.Front"),
+    *("--worker-extension-cls", "rlhf_trainer.engines.vllm.extension.WeightStatus"),
+    *("--middleware", "rlhf_trainer.engines.vllm.middleware.Front"),
     *("--logprobs-mode", "processed_logprobs", "--served-model-name", "policy"),
     # Without these the engine's worker is a process more (10 s of imports, 600 MB) and 1 GiB of cache is touched.
     *("--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(64 << 20)),

@@ -8,8 +8,8 @@ from aiohttp import web
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
-from rlhf_trainer.control import healthy
-from rlhf_trainer.http import Background
+from rlhf_trainer.comms.control import healthy
+from rlhf_trainer.comms.http import Background
 
 CHOICE = {
     "index": 0,

@@ -8,8 +8,8 @@ import pytest
 from tests.support.vllm_server import free_port
 
 from rlhf_api.roles import Role
-from rlhf_trainer.control import Control
-from rlhf_trainer.http import Background
+from rlhf_trainer.comms.control import Control
+from rlhf_trainer.comms.http import Background
 
 TOKEN = "token-of-tests"
 MEMBERS = {

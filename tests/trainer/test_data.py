@@ -10,7 +10,7 @@ from tokenizers.normalizers import Strip
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
-from rlhf_trainer.data import RowStream, encode_answer, encode_prompt, prompts
+from rlhf_trainer.data import RowStream, encode_prompt, encode_response, prompts
 
 TOKENIZER = byte_tokenizer()
 TEXT = "the quick brown fox"
@@ -55,9 +55,9 @@ def test_prompts_keep_their_last_tokens():
 
 
 def test_answers_end_unless_they_are_cut():
-    assert encode_answer(TOKENIZER, "ab", 3)[-1] == TOKENIZER.eos_token_id
-    assert len(encode_answer(TOKENIZER, "ab", 3)) == 3
-    assert TOKENIZER.decode(encode_answer(TOKENIZER, "abc", 3)) == "abc"
+    assert encode_response(TOKENIZER, "ab", 3)[-1] == TOKENIZER.eos_token_id
+    assert len(encode_response(TOKENIZER, "ab", 3)) == 3
+    assert TOKENIZER.decode(encode_response(TOKENIZER, "abc", 3)) == "abc"
 
 
 def test_a_prompt_knows_its_row_and_is_unique_in_the_run():

@@ -14,10 +14,10 @@ ROLE = """
 import sys, threading
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import EXIT_SUSPENDED
-from rlhf_trainer.roles.entry import run_role
+from rlhf_trainer.process import run_role
 
-def role(around):
-    assert around.config.job == "job"
+def role(env):
+    assert env.config.job == "job"
     threading.Thread(target=threading.Event().wait).start()  # asks another role, for ever
     {body}
 

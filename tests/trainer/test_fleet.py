@@ -10,15 +10,15 @@ import torch
 from tests.trainer.servers import Generator
 
 from rlhf_api.run import Membership, RunConfig
-from rlhf_trainer.control import Control
-from rlhf_trainer.fleet import REFUSALS, Fleet
-from rlhf_trainer.http import Background
-from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.comms.control import Control
+from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.comms.roster import Roster, Unavailable
+from rlhf_trainer.context import Services, TrainerContext
+from rlhf_trainer.generation.fleet import REFUSALS, Fleet
+from rlhf_trainer.generation.vllm import VllmClient
 from rlhf_trainer.records import Prompt
-from rlhf_trainer.rollout.vllm import VllmClient
-from rlhf_trainer.roster import Roster, Unavailable
-from rlhf_trainer.run import Run, Services
-from rlhf_trainer.weights.sync import SyncReport
+from rlhf_trainer.weights.broadcaster import SyncReport
 
 PROMPTS = [Prompt(f"0/{i}", (i,), {}) for i in range(8)]
 CONFIG = {
@@ -56,7 +56,7 @@ class World:
         self.control, self.sent = Control(1), Sent()
         services = Services(self.control, http, Roster(self.control, http), "127.0.0.1")
         ranks = Ranks(0, 1, torch.device("cpu"))
-        run = Run("job", config.spec, Path(), ranks, None, services, threading.Event())
+        run = TrainerContext("job", config.spec, Path(), ranks, None, services, threading.Event())
         client = VllmClient(
             http, model="job", sampling=config.spec.sampling, seed=0, eos=9, concurrent=2, timeout=10
         )

@@ -9,9 +9,9 @@ from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.spec import Sampling
-from rlhf_trainer.ranks import Ranks
+from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.records import Prompt
-from rlhf_trainer.rollout.shared import generate_shared
 
 TOKENIZER = byte_tokenizer()
 ALONE = Ranks(0, 1, torch.device("cpu"))

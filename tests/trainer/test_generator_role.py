@@ -8,7 +8,7 @@ from rlhf_api.checks import OWNED_ENGINE_ARGUMENTS, check
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
 from rlhf_trainer.roles.generator import arguments, engine_environment, option
-from rlhf_trainer.roles.settings import listen_host
+from rlhf_trainer.settings import listen_host
 
 
 def config(tmp_path, model: dict | None = None, **generator) -> RunConfig:
@@ -47,7 +47,7 @@ def test_what_the_job_says_reaches_vllm(tmp_path):
     assert json.loads(found["weight-transfer-config"]) == {"backend": "rlhf"}
     assert found["logprobs-mode"] == "processed_logprobs", "of what is sampled, not of what is sampled from"
     assert found["generation-config"] == "vllm", "the model repository has no say in sampling"
-    assert found["middleware"] == "rlhf_trainer.weights.front.Front"
+    assert found["middleware"] == "rlhf_trainer.engines.vllm.middleware.Front"
     assert found["disable-uvicorn-access-log"] is True, "a line for each prompt and probe"
 
 

@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from rlhf_trainer.http import Background
+from rlhf_trainer.comms.http import Background
 
 
 @pytest.mark.parametrize(

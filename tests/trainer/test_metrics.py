@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlhf_trainer.metrics import Metrics, reward_figure
+from rlhf_trainer.training.metrics import Metrics, reward_figure
 
 PPO = [{"step": i, "reward_mean": i / 4, "kl_mean": 0.01 * i, "loss": -0.1} for i in range(1, 6)]
 SFT = [{"step": i, "loss": 3 / i} for i in range(1, 6)]

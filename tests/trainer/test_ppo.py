@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.spec import PPO
 from rlhf_trainer.algorithms.ppo import build_experience, critic_loss, figures, minibatches, policy_loss
-from rlhf_trainer.batches import MicroBatch, answer_logprobs, answer_values, plan
-from rlhf_trainer.policy.inference import forward, infer
+from rlhf_trainer.batches import MicroBatch, plan, response_logprobs, response_values
+from rlhf_trainer.models.inference import forward, infer
 from rlhf_trainer.records import Experience, Sequences
 
 PAIRS = [((1, 2), (3, 4, 5)), ((6,), (7,)), ((8, 9, 10), (11, 12)), ((13, 14), (15, 16, 17, 18))]
@@ -26,7 +26,7 @@ def uneven(seed: int, count: int) -> torch.Tensor:
 
 def experience(ppo: PPO, pairs=PAIRS, scores=SCORES) -> Experience:
     sequences = Sequences.pack(pairs)
-    answers = int(sequences.answer_lengths.sum())
+    answers = int(sequences.response_lengths.sum())
     logprobs = -uneven(1, answers).abs() - 0.1
     return build_experience(
         sequences,
@@ -44,7 +44,7 @@ def by_hand(made: Experience, ppo: PPO) -> tuple[list[float], list[float]]:
     """Whitened advantages and returns, one token after the other."""
     advantages, returns = [], []
     at = 0
-    for row, length in enumerate(made.sequences.answer_lengths.tolist()):
+    for row, length in enumerate(made.sequences.response_lengths.tolist()):
         tokens = range(at, at + length)
         p, q = made.logprobs.double().tolist(), made.reference_logprobs.double().tolist()
         v = made.values.double().tolist()
@@ -124,8 +124,8 @@ def losses(model, made: Experience, ppo: PPO, ranks: int, budget: int) -> dict[s
         micro = MicroBatch.build(made.sequences, rows, pad_token_id=257)
         with torch.no_grad():
             logits = forward(model, model.config, micro)
-        value, named = actor(answer_logprobs(logits, micro), micro)
-        against, _ = critic(answer_values(logits, micro), micro)
+        value, named = actor(response_logprobs(logits, micro), micro)
+        against, _ = critic(response_values(logits, micro), micro)
         for name, scalar in {"policy": value, "critic": against, **named}.items():
             total[name] = total.get(name, 0.0) + scalar.item()
     return total
@@ -145,8 +145,8 @@ def test_log_probabilities_do_not_depend_on_the_neighbours(model):
     sequences = Sequences.pack(PAIRS)
 
     def logprobs(budget: int) -> torch.Tensor:
-        sizes = sequences.answer_lengths
-        return infer(model, sequences, answer_logprobs, sizes, token_budget=budget, pad_token_id=257)
+        sizes = sequences.response_lengths
+        return infer(model, sequences, response_logprobs, sizes, token_budget=budget, pad_token_id=257)
 
     assert torch.allclose(logprobs(1), logprobs(1000), atol=2e-6)
 
@@ -155,7 +155,7 @@ def test_log_probabilities_do_not_depend_on_the_neighbours(model):
 def test_losses_equal_plain_loops(model, aggregation):
     ppo = PPO(lossAggregation=aggregation, clipRatio=0.3, clipValue=0.2)
     made = experience(ppo)
-    lengths = made.sequences.answer_lengths.tolist()
+    lengths = made.sequences.response_lengths.tolist()
     policy = critic = outside = 0.0
     at = 0
     for (prompt, answer), length in zip(PAIRS, lengths, strict=True):

@@ -8,9 +8,9 @@ from tests.trainer.servers import CHOICE, Generator
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
-from rlhf_trainer.http import Background, HttpError
+from rlhf_trainer.comms.http import Background, HttpError
+from rlhf_trainer.generation.vllm import VllmClient, request_seed, rollout
 from rlhf_trainer.records import Prompt
-from rlhf_trainer.rollout.vllm import VllmClient, request_seed, rollout
 
 PROMPTS = [Prompt(f"0/{i}", (i, i + 1), {}) for i in range(12)]
 

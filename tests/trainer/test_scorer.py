@@ -11,15 +11,15 @@ from aiohttp import web
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership
-from rlhf_trainer.control import Control
-from rlhf_trainer.http import Background
+from rlhf_trainer.comms.control import Control
+from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
+from rlhf_trainer.comms.wire import encode
 from rlhf_trainer.records import Sequences
-from rlhf_trainer.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.scoring import client as module
 from rlhf_trainer.scoring.client import Scorer
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, pack, rows_of, unpack
 from rlhf_trainer.scoring.server import application
-from rlhf_trainer.wire import encode
 
 TOKEN = "token-of-tests"
 SEQUENCES = Sequences.pack([((i,), (i + 1,) * (1 + i % 3)) for i in range(7)])

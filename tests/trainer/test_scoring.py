@@ -7,9 +7,9 @@ from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.policy.load import create_tokenizer
+from rlhf_trainer.models.load import create_tokenizer
 from rlhf_trainer.records import Sequences
-from rlhf_trainer.scoring.reward import FunctionScorer, ModelScorer, import_function, weighted
+from rlhf_trainer.scoring.rewards import FunctionScorer, ModelScorer, import_function, weighted
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.eos_token_id

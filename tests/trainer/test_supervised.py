@@ -9,10 +9,10 @@ from tests.support.models import byte_tokenizer
 from rlhf_api.rows import AnswerRow, PairRow
 from rlhf_api.spec import Data
 from rlhf_trainer.algorithms.supervised import (
-    answer_loss,
-    answer_sequences,
     pair_sequences,
     preference_loss,
+    response_loss,
+    response_sequences,
 )
 from rlhf_trainer.batches import MicroBatch
 from rlhf_trainer.records import Sequences
@@ -32,7 +32,7 @@ def ids(tokenizer, text: str) -> list[int]:
 
 def test_an_answer_follows_its_prompt_and_ends(tokenizer):
     rows = [AnswerRow(prompt="abcde", answer="xy"), AnswerRow(prompt="f", answer="0123456")]
-    sequences = answer_sequences(rows, tokenizer, DATA)
+    sequences = response_sequences(rows, tokenizer, DATA)
     assert sequences.row(0).tolist() == [*ids(tokenizer, "cde"), *ids(tokenizer, "xy"), EOS]
     assert sequences.row(1).tolist() == [*ids(tokenizer, "f"), *ids(tokenizer, "0123")], (
         "cut, so it has no end"
@@ -54,11 +54,11 @@ def test_pairs_become_rows_better_first(tokenizer):
 def test_the_loss_of_answers_is_their_mean_negative_log_likelihood():
     sequences = Sequences.pack([((1, 2), (3, 4)), ((5,), (6,)), ((7,), (8, 9, 10))])
     logprobs = torch.tensor([-0.5, -1.0, -2.0, -0.25, -0.75, -1.5])
-    loss = answer_loss(sequences)
+    loss = response_loss(sequences)
     total = 0.0
     for rows in ([2, 0], [1], []):  # however the rows fall into micro-batches
         micro = MicroBatch.build(sequences, rows, pad_token_id=0)
-        value, named = loss(logprobs[micro.answer_index], micro)
+        value, named = loss(logprobs[micro.response_index], micro)
         total += value.item()
         assert named == {}
     assert total == pytest.approx(6.0 / 6)

@@ -8,8 +8,8 @@ from tests.support.models import tiny_model
 from tests.support.vllm_server import Server
 from tests.weights.support import TOKEN, load
 
-from rlhf_trainer.http import Background
-from rlhf_trainer.weights.sync import WeightSync
+from rlhf_trainer.comms.http import Background
+from rlhf_trainer.weights.broadcaster import WeightSync
 
 
 @pytest.fixture(scope="session")

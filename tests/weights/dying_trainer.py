@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from tests.weights.support import generator, load, weights
 
-from rlhf_trainer.http import Background
-from rlhf_trainer.weights.sync import WeightSync
+from rlhf_trainer.comms.http import Background
+from rlhf_trainer.weights.broadcaster import WeightSync
 
 if __name__ == "__main__":
     address, model, fatal = sys.argv[1:]

@@ -1,6 +1,6 @@
 """A worker extension for tests: `spoil_swap` makes the next swap of weights fail half-way."""
 
-from rlhf_trainer.weights.extension import WeightStatus
+from rlhf_trainer.engines.vllm.extension import WeightStatus
 
 
 class Sabotage(WeightStatus):

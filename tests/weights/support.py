@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
-from rlhf_trainer.http import Background
+from rlhf_trainer.comms.http import Background
 
 TOKEN = "a token for tests"
 TEXT = list(range(40, 100))  # token ids

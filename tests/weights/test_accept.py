@@ -3,7 +3,7 @@ import torch
 from tests.support.models import tiny_model
 from transformers import GPT2Config
 
-from rlhf_trainer.weights.accept import architecture_table, check_fits, checkpoint_table
+from rlhf_trainer.engines.vllm.weight_check import architecture_table, check_fits, checkpoint_table
 from rlhf_trainer.weights.buckets import Spec
 
 TABLE = {

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_trainer.weights.commit import Commit
-from rlhf_trainer.weights.inside import call, reply
+from rlhf_trainer.engines.vllm.asgi import call, reply
+from rlhf_trainer.engines.vllm.commit import Commit
 
 NEW = {"version": 3, "digest": "d"}
 
 
-class Engine:
+class TrainedModel:
     """vLLM's: no step begins once it is told to pause, but it says so, and clears its caches, only after a while."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Engine:
         self.paused = False
 
 
-def commit(engine: Engine) -> dict:
+def commit(engine: TrainedModel) -> dict:
     scope = {
         "type": "http",
         "headers": [],
@@ -72,7 +72,7 @@ async def other(_scope, _receive, send) -> None:
 
 
 def test_it_swaps_as_soon_as_no_step_begins_and_resumes_when_all_is_said_and_cleared():
-    engine = Engine()
+    engine = TrainedModel()
     assert commit(engine)["pause_seconds"] > 0
     assert not engine.paused
     order = engine.said
@@ -82,7 +82,7 @@ def test_it_swaps_as_soon_as_no_step_begins_and_resumes_when_all_is_said_and_cle
 
 @pytest.mark.parametrize("what", ["swap", "rlhf_status", "cleared"])
 def test_a_server_that_may_hold_neither_stays_paused(what):
-    engine = Engine()
+    engine = TrainedModel()
     engine.fails = what
     with pytest.raises(ValueError, match=rf"HTTP 500 to /commit: .*no {what}"):
         commit(engine)
@@ -91,7 +91,7 @@ def test_a_server_that_may_hold_neither_stays_paused(what):
 
 
 def test_who_cannot_pause_does_not_swap():
-    engine = Engine()
+    engine = TrainedModel()
     engine.fails = "pause"
     with pytest.raises(ValueError, match="no pause"):
         commit(engine)
@@ -99,7 +99,7 @@ def test_who_cannot_pause_does_not_swap():
 
 
 def test_other_weights_than_were_sent_are_not_served():
-    engine = Engine()
+    engine = TrainedModel()
     engine.worker["digest"] = "another"
     with pytest.raises(ValueError, match=r"the workers have .*another.*, sent was .*'d'"):
         commit(engine)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf_trainer.weights.copies import Copies, Named
+from rlhf_trainer.engines.vllm.copy_plan import Copies, Named
 
 
 class Fused(nn.Module):

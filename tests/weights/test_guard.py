@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rlhf_trainer.weights.guard import TokenGuard
+from rlhf_trainer.engines.vllm.guard import TokenGuard
 
 
 def knock(path: str, authorization: bytes | None, kind: str = "http") -> list[dict]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlhf_trainer.engines.vllm.probes import Probes
 from rlhf_trainer.weights import probes
-from rlhf_trainer.weights.probes import Probes
 
 NOTHING = {"version": None, "digest": None, "announced_version": None, "open": False, "failure": None}
 

@@ -15,9 +15,9 @@ from tests.weights.support import TOKEN, generator, serves, status, weights
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
-from rlhf_trainer.http import HttpError
+from rlhf_trainer.comms.http import HttpError
+from rlhf_trainer.generation.vllm import VllmClient
 from rlhf_trainer.records import Prompt
-from rlhf_trainer.rollout.vllm import VllmClient
 
 pytestmark = pytest.mark.slow
 

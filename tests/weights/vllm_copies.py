@@ -17,8 +17,8 @@ from vllm.distributed import (
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
+from rlhf_trainer.engines.vllm.swap import Swap
 from rlhf_trainer.weights.buckets import Bucket, pack, unpack
-from rlhf_trainer.weights.swap import Swap
 
 
 def received(model: torch.nn.Module) -> list[tuple[str, Tensor]]:

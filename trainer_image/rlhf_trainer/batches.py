@@ -55,10 +55,10 @@ def plan(lengths: Sequence[int], ranks: int, token_budget: int, group: int = 1) 
 class MicroBatch:
     """n rows of `Sequences`, right-padded to T columns, and where their A_mb answer tokens lie.
 
-    On the model's device: int64 `input_ids`, `attention_mask`, `position_ids` [n, T]; `answer_row` and
-    `answer_column` [A_mb], the place in [n, T] of every answer token, end to end in the order of the rows. On
-    the CPU, to index packed arrays: int64 `rows` [n], and `answer_index` [A_mb], the place of the same tokens
-    in answer-aligned arrays of all the sequences. `pad_token_id` is no row's last token, so that a
+    On the model's device: int64 `input_ids`, `attention_mask`, `position_ids` [n, T]; `response_row` and
+    `response_column` [A_mb], the place in [n, T] of every answer token, end to end in the order of the rows. On
+    the CPU, to index packed arrays: int64 `rows` [n], and `response_index` [A_mb], the place of the same tokens
+    in response-aligned arrays of all the sequences. `pad_token_id` is no row's last token, so that a
     sequence-classification head, which pools at the last token that is not padding, pools at the right one.
 
     Without rows (n = 0, A_mb = 0) the input still holds one token of the first sequence, so that the forward
@@ -69,9 +69,9 @@ class MicroBatch:
     input_ids: Tensor
     attention_mask: Tensor
     position_ids: Tensor
-    answer_row: Tensor
-    answer_column: Tensor
-    answer_index: Tensor
+    response_row: Tensor
+    response_column: Tensor
+    response_index: Tensor
     pad_token_id: int
 
     @classmethod
@@ -96,30 +96,32 @@ class MicroBatch:
             input_ids=input_ids.to(device),
             attention_mask=mask.to(device, torch.int64),
             position_ids=columns.expand(mask.shape).to(device),
-            answer_row=torch.repeat_interleave(torch.arange(len(index)), picked.answer_lengths).to(device),
-            answer_column=ragged_index(picked.prompt_lengths, picked.answer_lengths).to(device),
-            answer_index=sequences.answer_index(index),
+            response_row=torch.repeat_interleave(torch.arange(len(index)), picked.response_lengths).to(
+                device
+            ),
+            response_column=ragged_index(picked.prompt_lengths, picked.response_lengths).to(device),
+            response_index=sequences.response_index(index),
             pad_token_id=pad,
         )
 
 
-Read = Callable[[Tensor, MicroBatch], Tensor]
+OutputFn = Callable[[Tensor, MicroBatch], Tensor]
 """(logits, micro-batch) -> what is wanted of them, packed."""
 Loss = Callable[[Tensor, MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
 """(what was read, micro-batch) -> a scalar and named scalars, weighted so that their sums over all micro-batches of
 all ranks are the loss and the statistics."""
 
 
-def answer_logprobs(logits: Tensor, micro: MicroBatch, temperature: float = 1.0) -> Tensor:
+def response_logprobs(logits: Tensor, micro: MicroBatch, temperature: float = 1.0) -> Tensor:
     """Log-probability in nats of every answer token, log softmax(logits / temperature) at the column before
     it.
 
     logits [n, T, V] of any float dtype -> float32 [A_mb]. Computed in float32 over chunks of CHUNK tokens,
     which are computed again for the backward pass instead of being kept: float32 [A_mb, V] never exists.
     """
-    targets = micro.input_ids[micro.answer_row, micro.answer_column]
+    targets = micro.input_ids[micro.response_row, micro.response_column]
     # One indexing for all chunks: its backward pass writes a gradient of the size of the logits only once.
-    selected = logits[micro.answer_row, micro.answer_column - 1]
+    selected = logits[micro.response_row, micro.response_column - 1]
 
     def of(chunk: Tensor, target: Tensor) -> Tensor:
         logprobs = torch.log_softmax(chunk.float() / temperature, dim=-1)
@@ -131,12 +133,12 @@ def answer_logprobs(logits: Tensor, micro: MicroBatch, temperature: float = 1.0)
     return torch.cat([checkpoint(of, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs])
 
 
-def answer_values(logits: Tensor, micro: MicroBatch) -> Tensor:
+def response_values(logits: Tensor, micro: MicroBatch) -> Tensor:
     """A critic's value of the state before each answer token (the column before it).
 
     logits [n, T, 1] -> float32 [A_mb], in units of reward.
     """
-    return logits[micro.answer_row, micro.answer_column - 1, 0].float()
+    return logits[micro.response_row, micro.response_column - 1, 0].float()
 
 
 def sequence_scores(logits: Tensor, micro: MicroBatch) -> Tensor:

@@ -47,7 +47,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int
     return tuple(tokens[-max_length:])
 
 
-def encode_answer(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> tuple[int, ...]:
+def encode_response(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> tuple[int, ...]:
     """An answer's token ids with the end token, cut to `max_length` (a cut answer has no end token)."""
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     return tuple([*tokens, tokenizer.eos_token_id][:max_length])

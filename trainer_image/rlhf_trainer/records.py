@@ -1,7 +1,7 @@
 """What flows through a training step: Prompt -> Rollout -> Experience.
 
 All arrays are packed: the values of N sequences lie end to end in one dimension, without padding, beside their
-lengths. "Answer-aligned" arrays hold one value for each answer token and nothing for prompt tokens.
+lengths. "response-aligned" arrays hold one value for each answer token and nothing for prompt tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,22 +77,22 @@ class Sequences:
         return self.lengths.cumsum(0) - self.lengths
 
     @cached_property
-    def answer_lengths(self) -> Tensor:
+    def response_lengths(self) -> Tensor:
         """Answer tokens of each sequence: int64 [N]."""
         return self.lengths - self.prompt_lengths
 
     @cached_property
-    def answer_starts(self) -> Tensor:
-        """Where each sequence's answer begins in an answer-aligned array: int64 [N]."""
-        return self.answer_lengths.cumsum(0) - self.answer_lengths
+    def response_starts(self) -> Tensor:
+        """Where each sequence's answer begins in an response-aligned array: int64 [N]."""
+        return self.response_lengths.cumsum(0) - self.response_lengths
 
     def row(self, i: int) -> Tensor:
         """The tokens of sequence i: int64 [lengths[i]]."""
         return self.tokens[self.starts[i] : self.starts[i] + self.lengths[i]]
 
-    def answer_index(self, rows: Tensor) -> Tensor:
-        """Where the answers of `rows` (int64 [n]) lie in an answer-aligned array, end to end in that order."""
-        return ragged_index(self.answer_starts[rows], self.answer_lengths[rows])
+    def response_index(self, rows: Tensor) -> Tensor:
+        """Where the answers of `rows` (int64 [n]) lie in an response-aligned array, end to end in that order."""
+        return ragged_index(self.response_starts[rows], self.response_lengths[rows])
 
     def select(self, rows: Tensor) -> "Sequences":
         """The sequences `rows` (int64 [n]), in that order."""
@@ -107,7 +107,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Experience:
-    """What PPO trains on: N sequences with answer-aligned float32 arrays [A], A = sum of the answer lengths.
+    """What PPO trains on: N sequences with response-aligned float32 arrays [A], A = sum of the answer lengths.
 
     `sampled_logprobs` come from the generator, `logprobs` (the "old" policy), `reference_logprobs` and `values`
     from trainer and reference at the weights that sampled; all in nats. `advantages` and `returns` are in units
@@ -129,7 +129,7 @@ class Experience:
 
     def select(self, rows: Tensor) -> Self:
         """The experience of the sequences `rows` (int64 [n]), in that order."""
-        index = self.sequences.answer_index(rows)
+        index = self.sequences.response_index(rows)
         picked = {
             f.name: getattr(self, f.name)[index]
             for f in fields(self)

@@ -29,8 +29,8 @@ def verify(options: argparse.Namespace) -> int:
     found, damaged = archive(options.store), 0
     for entry in found.entries():
         try:
-            cut = found.open(entry)
-            sizes = [segment.size for segment in cut.verify()]
+            snapshot = found.open(entry)
+            sizes = [segment.size for segment in snapshot.verify()]
             say(f"step {entry.step}: intact, {len(sizes)} segments, {_size(sum(sizes))}", sys.stdout)
         except _damaged() as error:
             damaged += 1
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _damaged() -> type[Exception]:
-    error: type[Exception] = package("rlhf_store.manifest").DamagedCut
+    error: type[Exception] = package("rlhf_store.manifest").DamagedSnapshot
     return error
 
 

@@ -10,7 +10,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from ..ending import Failure
 
 if TYPE_CHECKING:
-    from rlhf_store.archive import Archive, Cut
+    from rlhf_store.archive import Archive, Snapshot
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,8 +48,8 @@ def url(store: str) -> str:
     return (inner if inner.is_dir() else folder).resolve().as_uri()
 
 
-def newest(store: str) -> "Cut":
-    """The newest checkpoint. Raises InvalidJob where there is none, DamagedCut where it is not intact."""
+def newest(store: str) -> "Snapshot":
+    """The newest checkpoint. Raises InvalidJob where there is none, DamagedSnapshot where it is not intact."""
     found = archive(store)
     entries = found.entries()
     if not entries:

@@ -13,7 +13,7 @@ from ..verbs.words import columns, one_line
 from .opened import newest, package
 
 if TYPE_CHECKING:
-    from rlhf_store.archive import Cut
+    from rlhf_store.archive import Snapshot
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -53,10 +53,10 @@ def add_replay(commands: "Commands") -> None:
 
 
 def ls(options: argparse.Namespace) -> int:
-    cut = newest(options.store)
+    snapshot = newest(options.store)
     rows = [("EPISODE", "ANSWERS", "REWARD", "KL", "WEIGHTS", "TRAINED")]
-    for name in names(cut):
-        found = read(cut, name, _ABOUT).to_pylist()
+    for name in names(snapshot):
+        found = read(snapshot, name, _ABOUT).to_pylist()
         mean = {key: sum(row[key] for row in found) / len(found) for key in ("reward", "kl")}
         weights = sorted({row["weight_version"] for row in found})
         rows.append(
@@ -74,9 +74,9 @@ def ls(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    cut, left = newest(options.store), options.limit
-    for name in reversed(names(cut, options.episode)):
-        for row in read(cut, name, _READ).slice(0, max(left, 0)).to_pylist():
+    snapshot, left = newest(options.store), options.limit
+    for name in reversed(names(snapshot, options.episode)):
+        for row in read(snapshot, name, _READ).slice(0, max(left, 0)).to_pylist():
             print(trajectory(row))
             left -= 1
         if left <= 0:
@@ -85,36 +85,36 @@ def show(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    cut, path = newest(options.store), options.path
-    chosen = names(cut, options.episode)
-    tables = (read(cut, name) for name in chosen)
+    snapshot, path = newest(options.store), options.path
+    chosen = names(snapshot, options.episode)
+    tables = (read(snapshot, name) for name in chosen)
     part = path.with_name(f".{path.name}.part")
     try:
         count = (_jsonl if path.suffix == ".jsonl" else _parquet)(tables, part)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    print(f"{count} answers of {len(chosen)} episodes of the checkpoint of step {cut.step} in {path}")
+    print(f"{count} answers of {len(chosen)} episodes of the checkpoint of step {snapshot.step} in {path}")
     return 0
 
 
-def names(cut: "Cut", episode: int | None = None) -> list[str]:
+def names(snapshot: "Snapshot", episode: int | None = None) -> list[str]:
     """The episodes in a checkpoint, oldest first, or the one that is asked for. Raises InvalidJob for none."""
-    found = [name for name in cut.blobs if name.startswith(EPISODES)]
+    found = [name for name in snapshot.blobs if name.startswith(EPISODES)]
     if episode is not None:
         found = [name for name in found if _number(name) == episode]
     if not found:
-        held = ", ".join(str(_number(name)) for name in cut.blobs if name.startswith(EPISODES))
+        held = ", ".join(str(_number(name)) for name in snapshot.blobs if name.startswith(EPISODES))
         asked = "no episode" if episode is None else f"no episode {episode}; it holds {held or 'none'}"
-        raise InvalidJob([Problem(f"the checkpoint of step {cut.step}", f"holds {asked}")])
+        raise InvalidJob([Problem(f"the checkpoint of step {snapshot.step}", f"holds {asked}")])
     return found
 
 
-def read(cut: "Cut", name: str, fields: tuple[str, ...] | None = None) -> Table:
-    """An episode's table. Raises DamagedCut, and InvalidJob where it is none that this version knows."""
+def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None) -> Table:
+    """An episode's table. Raises DamagedSnapshot, and InvalidJob where it is none that this version knows."""
     arrow, parquet = package("pyarrow"), package("pyarrow.parquet")
     try:
-        return parquet.read_table(arrow.BufferReader(cut.blob(name)), columns=fields and list(fields))
+        return parquet.read_table(arrow.BufferReader(snapshot.blob(name)), columns=fields and list(fields))
     except (arrow.ArrowException, KeyError) as error:
         raise InvalidJob([Problem(name, f"is no episode that can be read: {error}")]) from error
 

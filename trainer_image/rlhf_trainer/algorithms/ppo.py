@@ -28,9 +28,9 @@ def build_experience(
 ) -> Experience:
     """Token rewards (KL penalty, score at the last answer token), their generalized advantages, whitened.
 
-    Arrays are answer-aligned float32 [A] (`versions` int64), `scores` float32 [N]; see `records.Experience`.
+    Arrays are response-aligned float32 [A] (`versions` int64), `scores` float32 [N]; see `records.Experience`.
     """
-    lengths = sequences.answer_lengths
+    lengths = sequences.response_lengths
     rewards = token_rewards(token_kl(logprobs, reference_logprobs), scores, lengths, ppo.kl_coefficient)
     advantages, returns = generalized_advantages(rewards, values, lengths, ppo.gamma, ppo.gae_lambda)
     return Experience(
@@ -58,10 +58,10 @@ def minibatches(count: int, ppo: PPO, seed: int) -> Iterator[Tensor]:
 
 def policy_loss(experience: Experience, ppo: PPO) -> Loss:
     """The clipped policy loss of one minibatch, as micro-batches' weighted sums."""
-    weights = token_weights(experience.sequences.answer_lengths, ppo.loss_aggregation)
+    weights = token_weights(experience.sequences.response_lengths, ppo.loss_aggregation)
 
     def loss(logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        index, device = micro.answer_index, logprobs.device
+        index, device = micro.response_index, logprobs.device
         weight, old = weights[index].to(device), experience.logprobs[index].to(device)
         per_token = clipped_policy_loss(
             logprobs, old, experience.advantages[index].to(device), ppo.clip_ratio
@@ -77,10 +77,10 @@ def policy_loss(experience: Experience, ppo: PPO) -> Loss:
 
 def critic_loss(experience: Experience, ppo: PPO) -> Loss:
     """The clipped value loss of one minibatch, as micro-batches' weighted sums."""
-    weights = token_weights(experience.sequences.answer_lengths, ppo.loss_aggregation)
+    weights = token_weights(experience.sequences.response_lengths, ppo.loss_aggregation)
 
     def loss(values: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        index, device = micro.answer_index, values.device
+        index, device = micro.response_index, values.device
         old, returns = experience.values[index].to(device), experience.returns[index].to(device)
         per_token = clipped_value_loss(values, old, returns, ppo.clip_value or None)
         return (weights[index].to(device) * per_token).sum(), {}
@@ -90,7 +90,7 @@ def critic_loss(experience: Experience, ppo: PPO) -> Loss:
 
 def figures(experience: Experience, finished: Tensor) -> dict[str, float]:
     """What a step logs of its experience; `finished` bool [N]: answers that ended by themselves."""
-    lengths = experience.sequences.answer_lengths
+    lengths = experience.sequences.response_lengths
     kl = token_kl(experience.logprobs, experience.reference_logprobs)
     residual = (experience.returns - experience.values).var(correction=0)
     spread = experience.returns.var(correction=0)

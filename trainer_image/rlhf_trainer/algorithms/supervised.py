@@ -9,18 +9,18 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.spec import Data
 
 from ..batches import Loss, MicroBatch
-from ..data import encode_answer, encode_prompt
+from ..data import encode_prompt, encode_response
 from ..maths.losses import pairwise_loss, token_weights
 from ..records import Sequences
 
 
-def answer_sequences(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> Sequences:
+def response_sequences(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> Sequences:
     """One sequence for each prompt-answer row, the end token included."""
     return Sequences.pack(
         [
             (
                 encode_prompt(tokenizer, row.prompt, data.max_prompt_length),
-                encode_answer(tokenizer, row.answer, data.max_answer_length),
+                encode_response(tokenizer, row.answer, data.max_answer_length),
             )
             for row in rows
         ]
@@ -34,17 +34,17 @@ def pair_sequences(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data
         prompt = encode_prompt(tokenizer, row.prompt, data.max_prompt_length)
         for better, worse in zip(row.pos_answers, row.neg_answers, strict=True):
             pairs += [
-                (prompt, encode_answer(tokenizer, text, data.max_answer_length)) for text in (better, worse)
+                (prompt, encode_response(tokenizer, text, data.max_answer_length)) for text in (better, worse)
             ]
     return Sequences.pack(pairs)
 
 
-def answer_loss(sequences: Sequences) -> Loss:
+def response_loss(sequences: Sequences) -> Loss:
     """Mean negative log-likelihood of the answer tokens, in nats."""
-    weights = token_weights(sequences.answer_lengths, "token")
+    weights = token_weights(sequences.response_lengths, "token")
 
     def loss(logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return -(weights[micro.answer_index].to(logprobs.device) * logprobs).sum(), {}
+        return -(weights[micro.response_index].to(logprobs.device) * logprobs).sum(), {}
 
     return loss
 

@@ -1,4 +1,4 @@
-"""A cut's tensors, read by all ranks in lockstep: what one of them finds damaged is damaged for all."""
+"""A snapshot's tensors, read by all ranks in lockstep: what one of them finds damaged is damaged for all."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from rlhf_store import archive
 from rlhf_store.archive import Archive
-from rlhf_store.manifest import DamagedCut, Entry, Segment
+from rlhf_store.manifest import DamagedSnapshot, Entry, Segment
 
-from ..ranks import Ranks
-from ..wire import WireError, decode
+from ..comms.ranks import Ranks
+from ..comms.wire import WireError, decode
 from .segments import Batch
 
 AHEAD = 3
@@ -19,16 +19,16 @@ AHEAD = 3
 T = TypeVar("T")
 
 
-class Cut:
-    """One cut as a task reads it. All ranks ask for the same things in the same order."""
+class Snapshot:
+    """One snapshot as a task reads it. All ranks ask for the same things in the same order."""
 
-    def __init__(self, ranks: Ranks, cut: archive.Cut) -> None:
-        self._ranks, self.stored = ranks, cut
-        self.step, self.time, self.state = cut.step, cut.time, cut.state
-        self.blobs = cut.blobs
+    def __init__(self, ranks: Ranks, snapshot: archive.Snapshot) -> None:
+        self._ranks, self.stored = ranks, snapshot
+        self.step, self.time, self.state = snapshot.step, snapshot.time, snapshot.state
+        self.blobs = snapshot.blobs
         self._places = {
             (group, name): (group, number)
-            for group, segments in cut.manifest.groups.items()
+            for group, segments in snapshot.manifest.groups.items()
             for number, segment in enumerate(segments)
             for name in segment.names
         }
@@ -37,8 +37,8 @@ class Cut:
         self._whole: dict[tuple[str, int], Batch] = {}
 
     @classmethod
-    def open(cls, ranks: Ranks, stored: Archive, entry: Entry) -> "Cut":
-        """Raises DamagedCut where the manifest is not there or not intact."""
+    def open(cls, ranks: Ranks, stored: Archive, entry: Entry) -> "Snapshot":
+        """Raises DamagedSnapshot where the manifest is not there or not intact."""
         return cls(ranks, agreed(ranks, lambda: stored.open(entry)))
 
     @property
@@ -46,10 +46,10 @@ class Cut:
         return self.stored.manifest.groups
 
     def tensor(self, group: str, name: str) -> Tensor:
-        """Raises DamagedCut where it is not there or not intact."""
+        """Raises DamagedSnapshot where it is not there or not intact."""
         place = self._places.get((group, name))
         if place is None:
-            raise DamagedCut(f"the cut of step {self.step} has no tensor {name!r} in {group!r}")
+            raise DamagedSnapshot(f"the snapshot of step {self.step} has no tensor {name!r} in {group!r}")
         return self._segment(*place)[name]
 
     def tensors(self, group: str) -> dict[str, Tensor]:
@@ -57,7 +57,7 @@ class Cut:
         return {name: self.tensor(group, name) for s in self.groups.get(group, ()) for name in s.names}
 
     def blob(self, name: str) -> bytes:
-        """Raises DamagedCut where it is not there or not intact."""
+        """Raises DamagedSnapshot where it is not there or not intact."""
         return agreed(self._ranks, lambda: self.stored.blob(name))
 
     def _segment(self, group: str, number: int) -> Batch:
@@ -79,19 +79,19 @@ class Cut:
         try:
             batch = decode(data)[0]
         except WireError as error:
-            raise DamagedCut(f"{what}: {error}") from error
+            raise DamagedSnapshot(f"{what}: {error}") from error
         if batch.keys() != set(segment.names):
-            raise DamagedCut(f"{what} has other names than its manifest says")
+            raise DamagedSnapshot(f"{what} has other names than its manifest says")
         return batch
 
 
 def agreed(ranks: Ranks, read: Callable[[], T]) -> T:
-    """What `read` gives. Where it finds damage on any rank, all of them raise DamagedCut."""
+    """What `read` gives. Where it finds damage on any rank, all of them raise DamagedSnapshot."""
     found, damage = None, None
     try:
         found = read()
-    except DamagedCut as error:
+    except DamagedSnapshot as error:
         damage = error
     if ranks.any(damage is not None):
-        raise damage or DamagedCut("another rank cannot read this cut; see its log")
+        raise damage or DamagedSnapshot("another rank cannot read this snapshot; see its log")
     return found  # type: ignore[return-value]

@@ -12,12 +12,12 @@ from typing import Any, Self
 import torch
 from safetensors.torch import save
 
-from rlhf_store.archive import Archive, Cut
+from rlhf_store.archive import Archive, Snapshot
 from rlhf_store.committing import Committer
 from rlhf_store.failures import StoreError
 from rlhf_store.manifest import Segment, digest_of
 
-from ..ranks import Ranks
+from ..comms.ranks import Ranks
 from .segments import Batch, Group, copied
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ UPLOADS = 4
 
 @dataclass
 class _Saving:
-    """A cut on its way: `segments` holds this rank's uploads by number, each with its group."""
+    """A snapshot on its way: `segments` holds this rank's uploads by number, each with its group."""
 
     step: int
     state: Mapping[str, Any]
@@ -41,8 +41,8 @@ class _Saving:
 
 
 class Saver:
-    """Makes cuts, one at a time; each rank sends a share of the tensors. As a context it lets no cut go that is on its
-    way when training ends, however it ends."""
+    """Makes snapshots, one at a time; each rank sends a share of the tensors. As a context manager it waits for the
+    snapshot that is on its way when training ends, however it ends."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Saver:
         archive: Archive,
         committer: Committer | None,
         *,
-        committed: Callable[[Cut], None],
+        committed: Callable[[Snapshot], None],
         reached: Callable[[str], None] = lambda _point: None,
     ) -> None:
-        """A collective. `committer` on rank 0 only, where `committed` is told, on another thread, of each cut."""
+        """A collective. `committer` on rank 0 only, where `committed` is told, on another thread, of each snapshot."""
         self._ranks, self.archive, self._committer = ranks, archive, committer
-        self._told, self._reached, self._beside = committed, reached, ranks.beside()
+        self._told, self._reached, self._beside = committed, reached, ranks.side_group()
         self._uploads = ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._known: set[str] = set()
@@ -70,9 +70,9 @@ class Saver:
         if self._pending is not None:
             wait([self._pending], self.archive.store.patience.total_seconds())
 
-    def knows(self, cut: Cut) -> None:
-        """Segments of a cut that was read intact are not sent again."""
-        self._known = {segment.digest for segment in cut.manifest.segments()}
+    def knows(self, snapshot: Snapshot) -> None:
+        """Segments of a snapshot that was read intact are not sent again."""
+        self._known = {segment.digest for segment in snapshot.manifest.segments()}
 
     def begin(
         self,
@@ -82,10 +82,10 @@ class Saver:
         blobs: Mapping[str, bytes],
         reward: float | None = None,
     ) -> None:
-        """Copies all that the cut of a step is made of; a collective. Waits for the cut before it.
+        """Copies all that the snapshot of a step is made of; a collective. Waits for the snapshot before it.
 
         Raises:
-            StoreError, InvalidJob: the cut before could not be saved, see `finish`.
+            StoreError, InvalidJob: the snapshot before could not be saved, see `finish`.
         """
         self.finish()
         saving, began = _Saving(step, dict(state), reward), time.perf_counter()
@@ -98,7 +98,7 @@ class Saver:
         log.info("copied the state of step %d in %.3f s", step, time.perf_counter() - began)
 
     def check(self) -> None:
-        """Raises what `finish` would, where the cut that was on its way has failed already."""
+        """Raises what `finish` would, where the snapshot that was on its way has failed already."""
         if self._pending is not None and self._pending.done():
             self.finish()
 
@@ -106,7 +106,7 @@ class Saver:
         """Waits until nothing is on its way any more; the store's own patience bounds it.
 
         Raises:
-            StoreError: the store did not take the cut.
+            StoreError: the store did not take the snapshot.
             InvalidJob: another trainer has taken the store over.
         """
         if self._pending is not None:
@@ -115,7 +115,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a cut is on its way."""
+        """Whether a snapshot is on its way."""
         return self._pending is not None and not self._pending.done()
 
     def _conclude(self, saving: _Saving) -> None:
@@ -132,10 +132,10 @@ class Saver:
             groups[group] = (*groups.get(group, ()), Segment.model_validate_json(json.dumps(fields)))
         blobs = {name: upload.result() for name, upload in saving.blobs.items()}
         if self._committer is not None:
-            cut = self._committer.commit(saving.step, saving.state, groups, blobs, saving.reward)
-            size, url = sum(segment.size for segment in cut.manifest.segments()), self.archive.store.url
-            log.info("saved the checkpoint of step %d to %s: %.1f MB", cut.step, url, size / 1e6)
-            self._told(cut)
+            snapshot = self._committer.commit(saving.step, saving.state, groups, blobs, saving.reward)
+            size, url = sum(segment.size for segment in snapshot.manifest.segments()), self.archive.store.url
+            log.info("saved the checkpoint of step %d to %s: %.1f MB", snapshot.step, url, size / 1e6)
+            self._told(snapshot)
         sent = [*(segment for segments in groups.values() for segment in segments), *blobs.values()]
         self._known = {segment.digest for segment in sent}
 

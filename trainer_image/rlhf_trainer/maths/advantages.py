@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .ragged import answer_mask, pad
+from .ragged import pad, response_mask
 
 
 def generalized_advantages(
@@ -24,7 +24,7 @@ def generalized_advantages(
     for t in reversed(range(deltas.shape[1])):
         following = deltas[:, t] + gamma * gae_lambda * following
         advantages[:, t] = following
-    packed = advantages[answer_mask(lengths)]
+    packed = advantages[response_mask(lengths)]
     return packed, packed + values
 
 

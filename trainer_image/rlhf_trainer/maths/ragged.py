@@ -16,7 +16,7 @@ def check_lengths(x: Tensor, lengths: Tensor) -> None:
         )
 
 
-def answer_mask(lengths: Tensor) -> Tensor:
+def response_mask(lengths: Tensor) -> Tensor:
     """True where padded [N, T] holds an answer token, T = the longest answer: bool [N, T]."""
     longest = int(lengths.max()) if len(lengths) else 0
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
@@ -25,10 +25,10 @@ def answer_mask(lengths: Tensor) -> Tensor:
 def pad(x: Tensor, lengths: Tensor) -> Tensor:
     """Packed [A] -> padded [N, T] in the dtype of `x`, zeros on the right of each answer.
 
-    `padded[answer_mask(lengths)]` is the way back. Raises ValueError where `x` and `lengths` disagree.
+    `padded[response_mask(lengths)]` is the way back. Raises ValueError where `x` and `lengths` disagree.
     """
     check_lengths(x, lengths)
-    mask = answer_mask(lengths)
+    mask = response_mask(lengths)
     padded = x.new_zeros(mask.shape)
     padded[mask] = x
     return padded

@@ -33,7 +33,7 @@ class EpisodeReplayBuffer:
     @cached_property
     def buffer(self) -> list[dict[str, Any]]:
         made, sequences = self.episode.experience, self.episode.experience.sequences
-        lengths = sequences.answer_lengths.tolist()
+        lengths = sequences.response_lengths.tolist()
         arrays = {name: getattr(made, name).split(lengths) for name in (*FLOATS, "versions")}
         prompts, responses = self._texts(sequences)
         samples = []

@@ -11,7 +11,7 @@ import numpy as np
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.replay import Replay
 
-from ..scoring.reward import import_function
+from ..scoring.rewards import import_function
 from .buffer import EpisodeReplayBuffer
 
 Sample = dict[str, Any]

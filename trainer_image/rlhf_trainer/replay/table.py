@@ -15,7 +15,7 @@ from ..records import Experience, Sequences, ragged_index
 
 FORMAT = b"1"
 FLOATS = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")
-"""Answer-aligned arrays, by the names that `Experience` has for them."""
+"""response-aligned arrays, by the names that `Experience` has for them."""
 
 Texts = Callable[[Sequences], tuple[list[str], list[str]]]
 """The prompts and the answers of sequences as text."""
@@ -75,7 +75,7 @@ def encode(episode: Episode, texts: Texts) -> bytes:
     """The same bytes for the same episode."""
     made, sequences = episode.experience, episode.experience.sequences
     prompts, responses = texts(sequences)
-    lengths, starts = sequences.answer_lengths, sequences.starts
+    lengths, starts = sequences.response_lengths, sequences.starts
     asked = ragged_index(starts, sequences.prompt_lengths)
     answered = ragged_index(starts + sequences.prompt_lengths, lengths)
     kl = token_kl(made.logprobs, made.reference_logprobs)
@@ -113,17 +113,17 @@ def decode(data: bytes) -> Episode:
         raise ValueError("an episode has at least one answer; the table has no rows")
     columns = {name: table.column(name).chunk(0) for name in SCHEMA.names}
     prompt_tokens, prompt_lengths = _packed(columns["prompt_tokens"])
-    response_tokens, answer_lengths = _packed(columns["response_tokens"])
+    response_tokens, response_lengths = _packed(columns["response_tokens"])
     aligned = {name: _packed(columns[name]) for name in (*FLOATS, "weight_versions")}
-    if any(not torch.equal(lengths, answer_lengths) for _, lengths in aligned.values()):
+    if any(not torch.equal(lengths, response_lengths) for _, lengths in aligned.values()):
         raise ValueError(
             "each array of an answer has one entry for each of its tokens; this table's have not"
         )
-    lengths = prompt_lengths + answer_lengths
+    lengths = prompt_lengths + response_lengths
     starts = lengths.cumsum(0) - lengths
     tokens = torch.empty(int(lengths.sum()), dtype=torch.int64)
     tokens[ragged_index(starts, prompt_lengths)] = prompt_tokens.long()
-    tokens[ragged_index(starts + prompt_lengths, answer_lengths)] = response_tokens.long()
+    tokens[ragged_index(starts + prompt_lengths, response_lengths)] = response_tokens.long()
     experience = Experience(
         sequences=Sequences(tokens, lengths, prompt_lengths),
         **{name: aligned[name][0] for name in FLOATS},
@@ -161,5 +161,5 @@ def _packed(column: pa.ListArray) -> tuple[Tensor, Tensor]:
 
 def _means(answer_aligned: Tensor, sequences: Sequences) -> np.ndarray:
     """The mean of each answer: float32 [N]."""
-    sums = np.add.reduceat(_numpy(answer_aligned).astype(np.float64), _numpy(sequences.answer_starts))
-    return (sums / _numpy(sequences.answer_lengths)).astype(np.float32)
+    sums = np.add.reduceat(_numpy(answer_aligned).astype(np.float64), _numpy(sequences.response_starts))
+    return (sums / _numpy(sequences.response_lengths)).astype(np.float32)

@@ -15,18 +15,18 @@ from pydantic import JsonValue
 from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig, Surroundings
+from rlhf_api.run import ProcessEnv, RunConfig
 from rlhf_api.serving import UTILIZATION, Serving, left_open
 from rlhf_api.sizes import Sizes
 from rlhf_api.spec import Spec
 
-from .entry import run_role
-from .settings import listen_host, longest, policy_path, tokenizer_path
+from ..process import run_role
+from ..settings import listen_host, longest, policy_path, tokenizer_path
 
 log = logging.getLogger(__name__)
 
-EXTENSION = "rlhf_trainer.weights.extension.WeightStatus"
-FRONT = "rlhf_trainer.weights.front.Front"
+EXTENSION = "rlhf_trainer.engines.vllm.extension.WeightStatus"
+FRONT = "rlhf_trainer.engines.vllm.middleware.Front"
 CPU_OPTIONS: dict[str, JsonValue] = {"enforce-eager": True, "kv-cache-memory-bytes": 256 << 20}
 """vLLM would compile for half a minute, and take half of the machine's memory as cache at once."""
 
@@ -111,11 +111,11 @@ def gpu_memory() -> int:
     return torch.cuda.get_device_properties(0).total_memory
 
 
-def run(around: Surroundings) -> None:
+def run(env: ProcessEnv) -> None:
     cpu = on_cpu()
     memory = None if cpu else gpu_memory()
     serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command = serve + arguments(around.config, listen_host(around.host), around.port, memory)
+    command = serve + arguments(env.config, listen_host(env.host), env.port, memory)
     sys.stderr.flush()
     # The server replaces this process: signals and the exit code are its own.
     os.execve(sys.executable, command, engine_environment(os.environ, cpu))

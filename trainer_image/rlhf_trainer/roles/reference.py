@@ -3,28 +3,28 @@
 from functools import partial
 
 from rlhf_api.roles import Role
-from rlhf_api.run import Surroundings
+from rlhf_api.run import ProcessEnv
 
-from ..batches import answer_logprobs
-from ..policy.inference import infer
-from ..policy.load import check_fit, load_policy, load_tokenizer
-from ..ranks import Message
+from ..batches import response_logprobs
+from ..comms.ranks import Message
+from ..models.inference import infer
+from ..models.load import check_fit, load_policy, load_tokenizer
+from ..models.loading import device, loading, torch_dtype
+from ..process import run_role
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
 from ..scoring.server import application, serve
-from .entry import run_role
-from .models import device, loading, torch_dtype
-from .settings import listen_host, longest, policy_path, tokenizer_path
+from ..settings import listen_host, longest, policy_path, tokenizer_path
 
 
-def run(around: Surroundings) -> None:
-    config = around.config
+def run(env: ProcessEnv) -> None:
+    config = env.config
     spec, path = config.spec, config.spec.model.reference or policy_path(config)
     where = "spec.model.reference" if spec.model.reference else "spec.model.policy"
     tokenizer = loading("spec.model.tokenizer", lambda: load_tokenizer(tokenizer_path(config)))
     model = loading(where, lambda: load_policy(path, torch_dtype(config.dtype(Role.REFERENCE))))
     loading(where, lambda: check_fit(model.config, tokenizer, longest(spec)))
     model.to(device()).eval()
-    read = partial(answer_logprobs, temperature=spec.sampling.temperature)
+    read = partial(response_logprobs, temperature=spec.sampling.temperature)
 
     def answer(message: Message) -> Message:
         sequences = unpack(message)
@@ -32,13 +32,13 @@ def run(around: Surroundings) -> None:
             model,
             sequences,
             read,
-            sequences.answer_lengths,
+            sequences.response_lengths,
             token_budget=spec.trainer.micro_batch_tokens,
             pad_token_id=tokenizer.pad_token_id,
         )
         return {"logprobs": logprobs}, {}
 
-    serve(application(LOGPROBS_ROUTE, answer, around.token), listen_host(around.host), around.port)
+    serve(application(LOGPROBS_ROUTE, answer, env.token), listen_host(env.host), env.port)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,16 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig, Surroundings
+from rlhf_api.run import ProcessEnv, RunConfig
 
-from ..policy.load import check_fit, load_reward, load_tokenizer
-from ..ranks import Message
+from ..comms.ranks import Message
+from ..models.load import check_fit, load_reward, load_tokenizer
+from ..models.loading import device, loading, torch_dtype
+from ..process import run_role
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
-from ..scoring.reward import FunctionScorer, ModelScorer, Score, import_function, weighted
+from ..scoring.rewards import FunctionScorer, ModelScorer, Score, import_function, weighted
 from ..scoring.server import application, serve
-from .entry import run_role
-from .models import device, loading, torch_dtype
-from .settings import listen_host, longest, tokenizer_path
+from ..settings import listen_host, longest, tokenizer_path
 
 
 def scorers(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[tuple[float, Score]]:
@@ -36,8 +36,8 @@ def scorers(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[tuple
     return found
 
 
-def run(around: Surroundings) -> None:
-    config, spec = around.config, around.config.spec
+def run(env: ProcessEnv) -> None:
+    config, spec = env.config, env.config.spec
     sys.path.insert(0, str(Path.cwd()))  # where the user's modules are
     tokenizer = loading("spec.model.tokenizer", lambda: load_tokenizer(tokenizer_path(config)))
     rewards = scorers(config, tokenizer)
@@ -53,7 +53,7 @@ def run(around: Surroundings) -> None:
             return {"scores": weighted(judges, None, sequences, rows)}, {}
         return {"scores": weighted(rewards, spec.reward.clip, sequences, rows)}, {}
 
-    serve(application(SCORE_ROUTE, answer, around.token), listen_host(around.host), around.port)
+    serve(application(SCORE_ROUTE, answer, env.token), listen_host(env.host), env.port)
 
 
 if __name__ == "__main__":

@@ -13,25 +13,25 @@ from torch import distributed
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import Algorithm, Row, read_rows
-from rlhf_api.run import EXIT_SUSPENDED, RunConfig, Surroundings
+from rlhf_api.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.status import CheckpointStatus
-from rlhf_store.archive import Archive, Cut
+from rlhf_store.archive import Archive, Snapshot
 from rlhf_store.committing import Committer
 from rlhf_store.manifest import Entry
 from rlhf_store.retention import Retention
 
 from .. import faults
-from ..checkpoint.generators import seed_generators
+from ..checkpoint.rng import seed_generators
 from ..checkpoint.saver import Saver
-from ..control import Control
-from ..http import Background
-from ..loop import train
-from ..ranks import Ranks
-from ..roster import Roster, Stopped
-from ..run import Run, Services
-from .assembly import make_task, prepare_model
-from .entry import on_sigterm, run_role
-from .settings import listen_host
+from ..comms.control import Control
+from ..comms.http import Background
+from ..comms.ranks import Ranks
+from ..comms.roster import Roster, Stopped
+from ..context import Services, TrainerContext
+from ..process import on_sigterm, run_role
+from ..settings import listen_host
+from ..training.assembly import make_task, prepare_model
+from ..training.loop import train
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +39,14 @@ LAST_WORDS_SECONDS = 2.0
 """How long an ending trainer lets its host read the last figures and checkpoint; a host asks twice a second."""
 
 
-def run(around: Surroundings) -> int:
+def run(env: ProcessEnv) -> int:
     ranks = Ranks.join(int(os.environ["LOCAL_RANK"]))
-    log.info("rank %d of %d of %s, on %s", ranks.rank, ranks.world, around.config.job, ranks.device)
-    seed_generators(ranks, around.config.spec.seed)
-    services = connect(around) if ranks.first else None
+    log.info("rank %d of %d of %s, on %s", ranks.rank, ranks.world, env.config.job, ranks.device)
+    seed_generators(ranks, env.config.spec.seed)
+    services = connect(env) if ranks.first else None
     try:
-        with ranks.together():
-            return work(around.config, ranks, services)
+        with ranks.raise_if_rank_lost():
+            return work(env.config, ranks, services)
     except Stopped as error:
         log.warning("%s", error)  # nothing is lost: the newest checkpoint holds all that was trained on
         return EXIT_SUSPENDED
@@ -69,11 +69,11 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     archive = Archive(config.store, patience=patience, known=config.resume)
     committer = take_over(archive, config) if ranks.first else None
     tokenizer = prepare_model(config, ranks, rows)
-    job = Run(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
-    task = make_task(job, config, rows, held_out)
-    told = partial(committed, job, config.store)
+    ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
+    task = make_task(ctx, config, rows, held_out)
+    told = partial(committed, ctx, config.store)
     with Saver(ranks, archive, committer, committed=told, reached=faults.point) as saver:
-        code = train(job, task, saver, shared(ranks, committer.cuts if committer else ()))
+        code = train(ctx, task, saver, shared(ranks, committer.cuts if committer else ()))
     # A rank that ends first, suspended, makes torchrun end the others: not before rank 0 has saved everything.
     distributed.barrier()
     return code
@@ -110,9 +110,9 @@ def shared(ranks: Ranks, entries: Sequence[Entry]) -> list[Entry]:
     return [Entry.model_validate(fields) for fields in header["entries"]]
 
 
-def committed(job: Run, url: str, cut: Cut) -> None:
+def committed(ctx: TrainerContext, url: str, snapshot: Snapshot) -> None:
     """Tells the host of a checkpoint that it can count on."""
-    job.report(last_checkpoint=CheckpointStatus(step=cut.step, time=cut.time, uri=url))
+    ctx.report(last_checkpoint=CheckpointStatus(step=snapshot.step, time=snapshot.time, uri=url))
 
 
 def make_workdir(folder: Path) -> None:
@@ -124,11 +124,11 @@ def make_workdir(folder: Path) -> None:
         raise InvalidJob([Problem("workdir", message)]) from error
 
 
-def connect(around: Surroundings) -> Services:
+def connect(env: ProcessEnv) -> Services:
     """Rank 0's control API and connections. Raises OSError where the port is taken."""
-    control, http = Control(around.config.spec.steps), Background(around.token)
-    http.run(control.serve(listen_host(around.host), around.port, around.token))
-    return Services(control, http, Roster(control, http), around.host)
+    control, http = Control(env.config.spec.steps), Background(env.token)
+    http.run(control.serve(listen_host(env.host), env.port, env.token))
+    return Services(control, http, Roster(control, http), env.host)
 
 
 def read_all(files: Sequence[str], algorithm: Algorithm) -> list[Row]:

@@ -13,10 +13,10 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
 
-from ..http import Background, HttpError
+from ..comms.http import Background, HttpError
+from ..comms.roster import Roster
+from ..comms.wire import decode, encode
 from ..records import Sequences
-from ..roster import Roster
-from ..wire import decode, encode
 from .messages import pack, split
 
 log = logging.getLogger(__name__)

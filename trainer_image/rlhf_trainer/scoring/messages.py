@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 
-from ..ranks import Message
+from ..comms.ranks import Message
+from ..comms.wire import WireError
 from ..records import Sequences
-from ..wire import WireError
 
 SCORE_ROUTE = "/score"
 """Header `rows`: the dataset row of each sequence; `judge`: true asks the evaluation function instead of the
 reward. Answer: `scores` float32 [N]."""
 LOGPROBS_ROUTE = "/logprobs"
-"""Answer: `logprobs` float32 [A], answer-aligned, in nats."""
+"""Answer: `logprobs` float32 [A], response-aligned, in nats."""
 
 
 def pack(sequences: Sequences, **header: Any) -> Message:
@@ -38,7 +38,7 @@ def unpack(message: Message) -> Sequences:
     shapes = [a.ndim for a in three]
     if shapes != [1, 1, 1] or len(sequences.lengths) != len(sequences.prompt_lengths):
         raise WireError(f"packed sequences have three one-dimensional arrays; got dimensions {shapes}")
-    shortest = torch.cat([sequences.prompt_lengths, sequences.answer_lengths])
+    shortest = torch.cat([sequences.prompt_lengths, sequences.response_lengths])
     if int(sequences.lengths.sum()) != len(sequences.tokens) or bool((shortest < 1).any()):
         raise WireError(
             "the lengths of packed sequences must add up to their tokens, with a prompt and an answer each"

@@ -10,9 +10,9 @@ from aiohttp import web
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import HEALTH
 
-from ..control import healthy, token_required
-from ..ranks import Message
-from ..wire import WireError, decode, encode
+from ..comms.control import healthy, token_required
+from ..comms.ranks import Message
+from ..comms.wire import WireError, decode, encode
 
 log = logging.getLogger(__name__)
 

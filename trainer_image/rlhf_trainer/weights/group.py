@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import BroadcastOptions, PrefixStore, TCPStore, Work
 
-from .backend import connect
+from .process_group import connect
 
 CURRENT = "rlhf/epoch"  # store key: the only epoch that may be joined
 ABORTED = "aborted"  # key of an epoch: the trainer gave it up

@@ -8,8 +8,11 @@ import aiohttp
 
 from rlhf_api.run import Member
 
-from ..http import Background, HttpError
+from ..comms.http import Background, HttpError
 from .group import TransferFailed
+
+COMMIT = "/commit"
+"""POST: pause, swap to the staged weights, prove it by digest, resume; in one call."""
 
 
 class MembersFailed(TransferFailed):

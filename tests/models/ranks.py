@@ -1,0 +1,181 @@
+"""Runs under torchrun: the cases of `CASES` on this many ranks, with what came of it written by rank 0.
+
+    python -m torch.distributed.run --standalone --nproc-per-node N ranks.py OUT [STATES]
+
+Per case OUT/<case>.json (statistics and checks), .weights (after the last update), .state (before the last
+update), and OUT/<case>/ (the saved model). With STATES, an OUT of another number of ranks, the last update is
+made once more from the state found there: .resumed.
+"""
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, distributed
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForTokenClassification as Qwen2Critic
+
+from rlhf_trainer.batches import MicroBatch, response_logprobs, response_values
+from rlhf_trainer.models.export import save_model
+from rlhf_trainer.models.load import create_tokenizer
+from rlhf_trainer.models.state import load_training_state, training_state
+from rlhf_trainer.models.trained_model import TrainedModel
+from rlhf_trainer.records import Sequences
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+    "num_labels": 1,
+}
+ADAM = {
+    "learning_rate": 0.0,
+    "betas": (0.9, 0.99),
+    "epsilon": 1e-4,
+    "weight_decay": 0.1,
+    "gradient_clip": 0.5,
+}
+UPDATES = 3
+
+# name: (ZeRO stage, bfloat16, kind of model); the critic's head has a bias of one element, which no number of
+# ranks divides.
+CASES = {
+    "zero0": (0, False, "untied"),
+    "zero1": (1, False, "tied"),
+    "zero2": (2, False, "untied"),
+    "zero3": (3, False, "tied"),
+    "zero3-critic": (3, False, "critic"),
+    "bf16-zero1": (1, True, "tied"),
+    "bf16-zero2": (2, True, "critic"),
+    "bf16-zero3": (3, True, "tied"),
+}
+
+
+def cases(world: int) -> list[str]:
+    """bfloat16 is checked where there is something to reduce."""
+    return [case for case, (_, bfloat16, _) in CASES.items() if world > 1 or not bfloat16]
+
+
+def make(kind: str, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    if kind == "untied":
+        return LlamaForCausalLM(LlamaConfig(**SHAPE))
+    if kind == "tied":
+        return Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True))
+    return Qwen2Critic(Qwen2Config(**SHAPE, classifier_dropout=0.0))
+
+
+def reader(kind: str):
+    return response_values if kind == "critic" else response_logprobs
+
+
+def batch(update: int) -> tuple[Sequences, Tensor]:
+    """Sequences, their number odd and their lengths uneven, with a weight for every answer token."""
+    generator = torch.Generator().manual_seed(update)
+    lengths = torch.randint(1, 9, (7 + 2 * update, 2), generator=generator).tolist()
+    pairs = [[torch.randint(300, (n,), generator=generator).tolist() for n in both] for both in lengths]
+    sequences = Sequences.pack(pairs)
+    return sequences, torch.randn(int(sequences.response_lengths.sum()), generator=generator)
+
+
+def loss(weights: Tensor):
+    def of(output: Tensor, micro: MicroBatch):
+        part = (output * weights[micro.response_index]).sum() / len(weights)
+        return part + (output**2).sum() / 40, {"part": part, "tokens": torch.tensor(len(output))}
+
+    return of
+
+
+def rate(update: int) -> float:
+    return 0.01 / (update + 1)
+
+
+def step(engine: TrainedModel, kind: str, update: int) -> dict[str, float]:
+    sequences, weights = batch(update)
+    return engine.update(sequences, reader(kind), loss(weights), rate(update))
+
+
+def engine_of(case: str, seed: int) -> TrainedModel:
+    stage, bfloat16, kind = CASES[case]
+    settings = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 100_000}}
+    if bfloat16:
+        settings["bf16"] = {"enabled": True}
+    return TrainedModel(make(kind, seed), deepspeed=settings, **ADAM, micro_batch_tokens=40, pad_token_id=0)
+
+
+def copied(items) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in items}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def run(case: str, out: Path, states: Path | None) -> None:
+    _, _, kind = CASES[case]
+    engine = engine_of(case, seed=0)
+    statistics = [step(engine, kind, update) for update in range(UPDATES - 1)]
+    state = copied(training_state(engine))
+    statistics.append(step(engine, kind, UPDATES - 1))
+    weights, final = copied(engine.named_tensors()), copied(training_state(engine))
+
+    resumed = engine_of(case, seed=1)
+    load_training_state(resumed, state.__getitem__)
+    back = copied(training_state(resumed))
+    again = step(resumed, kind, UPDATES - 1)
+    report = {
+        "statistics": statistics,
+        "loaded_state_is_the_saved": same(back, state),
+        "resumed_is_uninterrupted": again == statistics[-1]
+        and same(copied(training_state(resumed)), final)
+        and same(copied(resumed.named_tensors()), weights),
+    }
+    sequences, _ = batch(0)
+    before = engine.infer(sequences, reader(kind), sequences.response_lengths)
+    if kind != "critic":
+        with engine.gathered() as model, torch.no_grad():
+            prompt = torch.tensor([[5, 6, 7]])
+            report["generated"] = model.generate(
+                prompt, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None
+            )[0].tolist()
+    after = engine.infer(sequences, reader(kind), sequences.response_lengths)
+    report["inferred"] = before.tolist()
+    report["gathering_changes_nothing"] = torch.equal(before, after)
+    # Every rank must have it, not rank 0 alone.
+    both = [torch.empty_like(before) for _ in range(engine.world_size)]
+    distributed.all_gather(both, before)
+    report["all_ranks_infer_the_same"] = all(torch.equal(before, other) for other in both)
+    save_model(engine, create_tokenizer(["some text"], 300), out / case)
+    if states:
+        load_training_state(resumed, load_file(states / f"{case}.state").__getitem__)
+        step(resumed, kind, UPDATES - 1)
+    elsewhere = copied(resumed.named_tensors())
+    if engine.rank == 0:
+        save_file(weights, out / f"{case}.weights")
+        save_file(state, out / f"{case}.state")
+        save_file(elsewhere, out / f"{case}.resumed")
+        (out / f"{case}.json").write_text(json.dumps(report))
+
+
+def main(out: Path, states: Path | None = None) -> None:
+    distributed.init_process_group("gloo")
+    gc.freeze()  # DeepSpeed collects garbage over and over while it starts: spare it all that was imported
+    for case in cases(distributed.get_world_size()):
+        run(case, out, states)
+    distributed.barrier()
+    # As the trainer role ends: gloo's threads, torn down by the interpreter, sometimes abort the process.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

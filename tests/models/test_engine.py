@@ -1,0 +1,150 @@
+"""Any ZeRO stage on one or two ranks trains as a plain loop does, and stops and goes on without a trace."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.models import ranks
+from tests.support.vllm_server import free_port
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+
+from rlhf_trainer.batches import MicroBatch
+
+WORLDS = (2, 1)
+EXACT = [case for case, (_, bfloat16, _) in ranks.CASES.items() if not bfloat16]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[int, Path]:
+    """OUT of `ranks.py` for each number of ranks; one rank also goes on from the state of two."""
+    found: dict[int, Path] = {}
+    for world in WORLDS:
+        out = tmp_path_factory.mktemp(f"ranks{world}")
+        meeting = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+        command = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={world}"]
+        finished = subprocess.run(
+            [*command, ranks.__file__, str(out), *map(str, found.values())],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert finished.returncode == 0, finished.stderr[-4000:]
+        assert finished.stdout == ""  # standard output belongs to the roles
+        found[world] = out
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, tuple[list[dict], dict]]:
+    """Statistics of every update and the final weights by a plain loop, one row at a time, without engine."""
+    return {kind: plain_loop(kind) for kind in ("untied", "tied", "critic")}
+
+
+def plain_loop(kind: str) -> tuple[list[dict], dict]:
+    model = ranks.make(kind)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(groups, betas=ranks.ADAM["betas"], eps=ranks.ADAM["epsilon"])
+    statistics = []
+    for update in range(ranks.UPDATES):
+        sequences, weights = ranks.batch(update)
+        for group in adam.param_groups:
+            group["lr"] = ranks.rate(update)
+        total, part = torch.zeros(()), torch.zeros(())
+        for row in range(len(sequences)):
+            micro = MicroBatch.build(sequences, [row], 0)
+            output = ranks.reader(kind)(model(input_ids=micro.input_ids).logits, micro)
+            value, parts = ranks.loss(weights)(output, micro)
+            total, part = total + value, part + parts["part"]
+        adam.zero_grad()
+        total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ranks.ADAM["gradient_clip"])
+        adam.step()
+        statistics.append(
+            {"loss": total, "part": part, "tokens": torch.tensor(len(weights)), "grad_norm": norm}
+        )
+    return [{k: v.item() for k, v in s.items()} for s in statistics], model.state_dict()
+
+
+def report(runs: dict[int, Path], world: int, case: str) -> dict:
+    return json.loads((runs[world] / f"{case}.json").read_text())
+
+
+every = pytest.mark.parametrize(("world", "case"), [(w, case) for w in WORLDS for case in ranks.cases(w)])
+exact = pytest.mark.parametrize(("world", "case"), [(w, case) for w in WORLDS for case in EXACT])
+
+
+@exact
+def test_updates_are_those_of_a_plain_loop(runs, expected, world, case):
+    statistics, weights = expected[ranks.CASES[case][2]]
+    for mine, theirs in zip(report(runs, world, case)["statistics"], statistics, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    assert max(s["grad_norm"] for s in statistics) > ranks.ADAM["gradient_clip"]  # clipping took part
+    trained = load_file(runs[world] / f"{case}.weights")
+    for name, tensor in trained.items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=2e-5)
+    tied = {"lm_head.weight"} if ranks.CASES[case][2] == "tied" else set()
+    assert set(trained) == set(weights) - tied
+
+
+@pytest.mark.parametrize("case", [case for case in ranks.cases(2) if case not in EXACT])
+def test_bfloat16_keeps_float32_master_weights(runs, expected, case):
+    _, weights = expected[ranks.CASES[case][2]]
+    state = load_file(runs[2] / f"{case}.state")
+    trained = load_file(runs[2] / f"{case}.weights")
+    errors = []
+    for name, tensor in trained.items():
+        assert tensor.dtype == torch.bfloat16
+        master = state[f"parameters/{name}"]
+        assert master.dtype == torch.float32
+        assert not torch.equal(master, master.bfloat16().float())
+        errors.append((tensor.float() - weights[name]).abs().flatten())
+    assert torch.cat(errors).mean() < 2e-3
+
+
+@every
+def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(runs, world, case):
+    found = report(runs, world, case)
+    assert found["loaded_state_is_the_saved"]
+    assert found["resumed_is_uninterrupted"]
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_one_rank_goes_on_from_the_state_of_two(runs, case):
+    weights = load_file(runs[2] / f"{case}.weights")
+    for name, tensor in load_file(runs[1] / f"{case}.resumed").items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-5)
+
+
+@every
+def test_a_saved_model_is_the_trained_one(runs, world, case):
+    _, bfloat16, kind = ranks.CASES[case]
+    auto = AutoModelForTokenClassification if kind == "critic" else AutoModelForCausalLM
+    model = auto.from_pretrained(runs[world] / case)
+    assert model.dtype == (torch.bfloat16 if bfloat16 else torch.float32)
+    for name, tensor in load_file(runs[world] / f"{case}.weights").items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    assert AutoTokenizer.from_pretrained(runs[world] / case).pad_token == "<pad>"
+    assert not [path for path in runs[world].iterdir() if path.name.startswith(".")]
+    found = report(runs, world, case)
+    assert found["gathering_changes_nothing"]
+    assert found["all_ranks_infer_the_same"]
+    if kind != "critic":
+        generated = model.generate(
+            torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+        assert generated[0].tolist() == found["generated"]
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_two_ranks_infer_what_one_does(runs, case):
+    one, two = (report(runs, world, case)["inferred"] for world in (1, 2))
+    assert one == pytest.approx(two, abs=2e-4)

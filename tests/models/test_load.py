@@ -1,0 +1,200 @@
+"""Models and tokenizers: from scratch, from disk, from each other, and what is wrong with them said plainly."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from rlhf_trainer.batches import MicroBatch, response_values, sequence_scores
+from rlhf_trainer.models.deepspeed_config import deepspeed_settings
+from rlhf_trainer.models.inference import infer
+from rlhf_trainer.models.load import (
+    check_fit,
+    create_policy,
+    create_tokenizer,
+    load_critic,
+    load_policy,
+    load_reward,
+    load_tokenizer,
+)
+from rlhf_trainer.records import Sequences
+
+TEXTS = ["the film was good", "the film was bad", "a good film, a bad film"] * 4
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+SEQUENCES = Sequences.pack([([5, 9, 11], [20, 3]), ([7], [8, 9, 100, 4]), ([30, 31], [2])])
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return create_tokenizer(TEXTS, 280)
+
+
+@pytest.fixture(scope="module", params=["qwen2", "gpt2"])  # their heads have different names
+def path(request, tokenizer, tmp_path_factory) -> str:
+    directory = tmp_path_factory.mktemp(request.param)
+    create_policy(
+        request.param, SMALL if request.param == "qwen2" else GPT2, tokenizer, seed=0
+    ).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.mark.parametrize("text", ["the film was good", "naïve ☃ 𝛌\n\ttabs", "", " spaces  kept "])
+def test_any_text_comes_back_from_a_new_tokenizer(tokenizer, tmp_path, text):
+    tokenizer.save_pretrained(tmp_path)
+    for one in (tokenizer, load_tokenizer(str(tmp_path))):
+        assert one.decode(one(text).input_ids) == text
+        assert len(one) <= 280
+        assert one.pad_token_id != one.eos_token_id
+        assert not {one.pad_token_id, one.eos_token_id} & set(one(text).input_ids)
+        assert one("<eos>").input_ids == [one.eos_token_id]
+    assert len(tokenizer("the film was good").input_ids) < len("the film was good")
+    assert create_tokenizer(TEXTS, 280).get_vocab() == tokenizer.get_vocab()
+
+
+def test_a_new_policy_depends_on_the_seed_alone(tokenizer):
+    torch.manual_seed(1)
+    one, two, other = (create_policy("qwen2", SMALL, tokenizer, seed).state_dict() for seed in (3, 3, 4))
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(after, torch.rand(1))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(one[name], two[name])
+    assert not torch.equal(one[name], other[name])
+
+
+def test_the_values_of_a_fresh_critic_start_at_zero(path):
+    sizes = SEQUENCES.response_lengths
+    critic = load_critic(path, torch.float32).eval()
+    output = infer(critic, SEQUENCES, response_values, sizes, token_budget=20, pad_token_id=1)
+    assert torch.equal(output, torch.zeros(int(sizes.sum())))
+
+
+def test_a_fresh_reward_model_is_the_same_on_every_rank(path):
+    sizes = torch.ones_like(SEQUENCES.response_lengths)
+    scores = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        model = load_reward(path, torch.float32).eval()
+        scores.append(infer(model, SEQUENCES, sequence_scores, sizes, token_budget=20, pad_token_id=1))
+    assert torch.equal(*scores)
+    assert 0 < scores[0].abs().max() < 1
+
+
+def test_a_critic_takes_over_the_head_of_a_reward_model_and_loads_again(path, tmp_path):
+    reward = load_reward(path, torch.float32)
+    torch.nn.init.normal_(reward.score.weight)
+    reward.save_pretrained(tmp_path / "reward")
+    critic = load_critic(str(tmp_path / "reward"), torch.float32)
+    critic.save_pretrained(tmp_path / "critic")
+    ones = torch.ones(3, dtype=torch.int64)
+    options = {"token_budget": 20, "pad_token_id": 1}
+    scores = infer(
+        load_reward(str(tmp_path / "reward"), torch.float32).eval(),
+        SEQUENCES,
+        sequence_scores,
+        ones,
+        **options,
+    )
+    assert scores.abs().min() > 1e-3
+    for model in (critic, load_critic(str(tmp_path / "critic"), torch.float32)):
+        model.train()  # has no dropout
+
+        def last(logits, micro: MicroBatch):
+            return logits[torch.arange(len(micro.rows)), micro.attention_mask.sum(1) - 1, 0]
+
+        torch.testing.assert_close(infer(model, SEQUENCES, last, ones, **options), scores)
+
+
+def test_a_policy_loads_in_the_type_asked_for(path):
+    assert load_policy(path, torch.bfloat16).dtype == torch.bfloat16
+    assert load_policy(path, torch.float32).dtype == torch.float32
+
+
+def test_a_tokenizer_without_padding_pads_with_its_end(tokenizer, tmp_path):
+    bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eos>")
+    bare.save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.pad_token_id == loaded.eos_token_id == tokenizer.eos_token_id
+
+
+def test_what_is_wrong_is_said_plainly(path, tokenizer, tmp_path):
+    for load in (load_policy, load_reward, load_critic):
+        with pytest.raises(ValueError, match="no directory '/nowhere'"):
+            load("/nowhere", torch.float32)
+        with pytest.raises(ValueError, match=r"cannot load .*config\.json"):
+            load(str(tmp_path), torch.float32)
+    endless = PreTrainedTokenizerFast(tokenizer_object=copy.deepcopy(tokenizer.backend_tokenizer))
+    endless.save_pretrained(tmp_path / "endless")
+    with pytest.raises(ValueError, match="no end-of-sequence token"):
+        load_tokenizer(str(tmp_path / "endless"))
+    config = AutoConfig.from_pretrained(path)
+    check_fit(config, tokenizer, 64)
+    with pytest.raises(ValueError, match="65 tokens do not fit a model with 64 positions"):
+        check_fit(config, tokenizer, 65)
+    config.vocab_size = len(tokenizer) - 1
+    with pytest.raises(ValueError, match=f"{len(tokenizer)} tokens but the model has embeddings for"):
+        check_fit(config, tokenizer, 64)
+    with pytest.raises(ValueError, match="at least 258 tokens, got vocab_size 100"):
+        create_tokenizer(TEXTS, 100)
+    with pytest.raises(ValueError, match="'qwen99'"):
+        create_policy("qwen99", SMALL, tokenizer, 0)
+    with pytest.raises(ValueError, match="cannot make a 'qwen2' model"):
+        create_policy("qwen2", SMALL | {"vocab_size": 10}, tokenizer, 0)
+
+
+def test_a_model_with_several_outputs_is_no_reward_model(path, tmp_path):
+    reward = load_reward(path, torch.float32)
+    reward.config.num_labels = 2
+    reward.score = torch.nn.Linear(32, 2, bias=False)
+    reward.save_pretrained(tmp_path)
+    for load in (load_reward, load_critic):
+        with pytest.raises(ValueError, match="has 2 outputs"):
+            load(str(tmp_path), torch.float32)
+
+
+ADAM = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def test_settings_keep_the_users_and_add_ours():
+    user = {
+        "train_batch_size": "auto",
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": 1e-6, "torch_adam": True}},
+    }
+    before = copy.deepcopy(user)
+    settings = deepspeed_settings(user, ADAM, 1.0)
+    assert user == before
+    assert "train_batch_size" not in settings
+    assert settings["gradient_clipping"] == 1.0
+    params = {"lr": 1e-3, "betas": [0.9, 0.99], "eps": 1e-6, "weight_decay": 0.1, "torch_adam": True}
+    assert settings["optimizer"]["params"] == params
+
+
+def test_low_precision_has_master_weights_and_float32_accumulation():
+    settings = deepspeed_settings({"bf16": {"enabled": True}}, ADAM, 0.0)
+    assert settings["zero_optimization"]["stage"] == 1
+    assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert deepspeed_settings({}, ADAM, 0.0)["zero_optimization"] == {}
+
+
+@pytest.mark.parametrize(
+    ("user", "message"),
+    [
+        ({"gradient_accumulation_steps": 4}, r"gradient_accumulation_steps .*got 4"),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler is decided by the trainer"),
+        ({"optimizer": {"type": "Lion"}}, "'Lion'; use Adam or AdamW"),
+    ],
+)
+def test_settings_that_the_trainer_decides_are_refused(user, message):
+    with pytest.raises(ValueError, match=message):
+        deepspeed_settings(user, ADAM, 1.0)

@@ -1,0 +1,51 @@
+"""The state of every random generator of every rank."""
+
+import math
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..comms.ranks import Ranks
+
+
+def seed_generators(ranks: Ranks, seed: int) -> None:
+    """Seeds every generator of this rank; ranks draw different numbers."""
+    random.seed(seed + ranks.rank)
+    np.random.seed(seed + ranks.rank)
+    torch.manual_seed(seed + ranks.rank)
+
+
+def save_generators(ranks: Ranks) -> dict[str, Tensor]:
+    """The generator states of all ranks, as `<rank>/<generator>`; a collective."""
+    _version, internal, gauss = random.getstate()
+    _name, keys, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
+    mine = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor(internal, dtype=torch.int64),
+        "numpy": torch.tensor([*keys.tolist(), position, has_gauss], dtype=torch.int64),
+        # Both keep the second of a pair of normal deviates for the next call; NaN stands for none.
+        "deviates": torch.tensor([math.nan if gauss is None else gauss, cached], dtype=torch.float64),
+    }
+    if ranks.device.type == "cuda":
+        mine["cuda"] = torch.cuda.get_rng_state(ranks.device)
+    return {
+        f"{rank}/{key}": state
+        for rank, states in enumerate(ranks.gather(mine))
+        for key, state in states.items()
+    }
+
+
+def restore_generators(ranks: Ranks, states: dict[str, Tensor]) -> None:
+    """The inverse; a rank that the checkpoint does not know keeps its fresh seed."""
+    mine = {key.partition("/")[2]: s for key, s in states.items() if key.startswith(f"{ranks.rank}/")}
+    if not mine:
+        return
+    torch.set_rng_state(mine["torch"])
+    gauss, cached = mine["deviates"].tolist()
+    random.setstate((3, tuple(mine["python"].tolist()), None if math.isnan(gauss) else gauss))
+    *keys, position, has_gauss = mine["numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    if "cuda" in mine and ranks.device.type == "cuda":
+        torch.cuda.set_rng_state(mine["cuda"], ranks.device)

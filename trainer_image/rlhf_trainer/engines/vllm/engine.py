@@ -1,0 +1,157 @@
+"""vLLM's side of the broadcast: receives the new weights beside the old ones and swaps when told to."""
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from ...weights.group import Group, connect_store
+from .receiver import Received, Reception
+from .swap import Swap
+from .weight_check import Table, architecture_table, check_fits, checkpoint_table
+
+log = logging.getLogger("vllm.rlhf")  # below vLLM's logger, so that it goes where vLLM's lines go
+
+FAILED_SWAP = 70  # exit code: EX_SOFTWARE
+FAREWELL_S = 0.5
+
+
+@dataclass
+class JoinInfo(WeightTransferInitInfo):
+    """Join membership epoch `epoch` of the trainer whose store is at host:port; `rank_offset` is the rank of this
+    server's first worker, `world_size` counts every worker and the trainer."""
+
+    host: str
+    port: int
+    epoch: str
+    rank_offset: int
+    world_size: int
+    timeout_s: float
+
+
+@dataclass
+class ReceiveInfo(WeightTransferUpdateInfo):
+    """Receive update number `update` of `epoch`: the weights of `version`."""
+
+    epoch: str
+    update: int
+    version: int
+
+
+class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
+    init_info_cls = JoinInfo
+    update_info_cls = ReceiveInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.group: Group | None = None
+        self.epoch: str | None = None
+        self.announced: int | None = None
+        self.reception: Reception | None = None
+        self.version: int | None = None  # of the weights that serve; None: those of the checkpoint
+        self.digest: str | None = None
+        tied = getattr(self.model_config.hf_config.get_text_config(), "tie_word_embeddings", False)
+        self.optional = frozenset({"lm_head.weight"}) if tied else frozenset()
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """What fits this model; made at the first update, since it would delay the start."""
+        made = (
+            checkpoint_table(Path(self.model_config.model)),
+            architecture_table(self.model_config.hf_config),
+        )
+        tables = [table for table in made if table]
+        if not tables:
+            log.warning(
+                "cannot tell which weights %s takes: what comes is not checked", self.model_config.model
+            )
+        return tables
+
+    @cached_property
+    def swap(self) -> Swap:
+        return Swap(self.model, self.model_config, self.device)
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream | None:
+        """To receive on. One for good: torch keeps memory that was used on a stream for that stream."""
+        return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    def init_transfer_engine(self, init_info: JoinInfo) -> None:
+        self.shutdown()
+        store = connect_store(init_info.host, init_info.port, init_info.epoch, init_info.timeout_s)
+        parallel = self.parallel_config
+        rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self.group = Group(
+            store, init_info.epoch, rank, init_info.world_size, init_info.timeout_s, torch.device(self.device)
+        )
+        self.epoch = init_info.epoch
+        log.info("joined weight epoch %s as rank %d of %d", self.epoch, rank, init_info.world_size)
+
+    def shutdown(self) -> None:
+        """Leaves the epoch and forgets what was received; the weights that serve stay."""
+        self.reception = None
+        group, self.group, self.epoch = self.group, None, None
+        if group is not None:
+            group.abort()
+
+    @property
+    def staged(self) -> Received | None:
+        return self.reception.received if self.reception else None
+
+    @property
+    def failure(self) -> str | None:
+        return self.reception.failure if self.reception else None
+
+    def start_weight_update(self) -> None:
+        self.reception = None
+
+    # The base class's own calls torch.accelerator.synchronize(), which raises on CPU.
+    def update_weights(self, update_info: dict) -> None:
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: ReceiveInfo) -> None:
+        self.announced = update_info.version
+        if self.group is None or update_info.epoch != self.epoch:
+            raise RuntimeError(f"asked for weights of epoch {update_info.epoch}, but joined {self.epoch}")
+        # Not in the thread: Transformers changes torch's default dtype while it makes a model.
+        tables = self.tables
+        self.reception = Reception(
+            self.group,
+            update_info.update,
+            update_info.version,
+            check=lambda specs: check_fits(specs, tables, optional=self.optional),
+            stream=self.stream,
+        )
+
+    def finish_weight_update(self) -> None:
+        """Swaps in what was received; without anything received (an update that was given up) does nothing."""
+        staged, self.reception = self.staged, None
+        if staged is None:
+            return
+        try:
+            # 0.25.1's worker does not set the configuration.
+            with torch.no_grad(), set_current_vllm_config(self.vllm_config):
+                self.swap.load(staged.weights)
+        except BaseException:
+            # The model is neither old nor new and must not serve, but /health would go on saying that all is well.
+            # The pause lasts until this process is gone; the caller still gets the reason.
+            log.critical("the swap to weight version %s failed, this process ends", staged.version)
+            threading.Timer(FAREWELL_S, os._exit, [FAILED_SWAP]).start()
+            raise
+        self.version, self.digest = staged.version, staged.digest
+        log.info("serving weight version %s, digest %s", self.version, self.digest)
+
+    @staticmethod
+    def trainer_send_weights(iterator, trainer_args) -> None:
+        raise NotImplementedError("the trainer sends with rlhf_trainer.weights.broadcaster.WeightSync")

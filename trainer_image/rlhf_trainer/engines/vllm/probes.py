@@ -1,0 +1,176 @@
+"""What a vLLM server says to a cluster's probes: ready for prompts, alive, done with the prompts it has."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...weights.members import COMMIT
+from .asgi import call, reply
+from .guard import App, Receive, Scope, Send
+
+READY, LIVE, DRAIN = "/ready", "/live", "/drain"
+PROMPTS, WORKERS = "/v1/completions", "/collective_rpc"
+CHANGES = frozenset(
+    {
+        *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
+        COMMIT,
+    }
+)
+
+ANSWER_SECONDS = 2.0
+"""A worker that lives answers within this, between two steps of the engine."""
+PROOF_SECONDS = 60.0
+"""How long one token may take."""
+HUNG_SECONDS = 120.0
+"""Longer than any single step of an engine, such as a long prefill on a CPU."""
+CHANGE_SECONDS = 600.0
+"""Longer than any broadcast, in which the workers answer nothing else."""
+QUIET_SECONDS = 3.0
+"""How long there must have been nothing to do: until the trainer knows that this server is to end."""
+DRAIN_SECONDS = 600.0
+_POLL_SECONDS = 0.1
+
+Proof = tuple[int, str]
+"""Version and digest of weights with which a completion was generated."""
+
+
+class Probes:
+    """ASGI middleware, behind the token check, which lets these pass:
+
+    GET /ready: 200 once every worker holds the newest weights that the trainer sent it, and has generated with them;
+    else 503. One token is generated for each weight version. During an update what was proven before stands.
+    GET /live: 503 when the workers have owed an answer for so long that only a new process will help.
+    GET /drain: answers when no prompt has been under way for QUIET_SECONDS; for a pod's `preStop`.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self._answers = {READY: self._ready, LIVE: self._live, DRAIN: self._drain}
+        self._prompts = 0  # under way
+        self._quiet_since = time.monotonic()
+        self._changes = 0  # calls that change weights, under way
+        self._changed_at = 0.0  # when the last of them came
+        self._question: asyncio.Task[list[dict[str, Any]] | None] | None = None
+        self._owed_since: float | None = None  # an answer of the workers
+        self._proof: Proof | None = None
+        self._proving: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path") if scope["type"] == "http" else None
+        if path in self._answers:
+            reason = await self._answers[path](scope)
+            refusal = {"reason": reason} if reason else {}
+            await reply(send, 503 if reason else 200, {"ok": not reason, **refusal})
+        elif path in CHANGES:
+            with self._change():
+                await self.app(scope, receive, send)
+            if path == COMMIT:
+                self._prove(scope)
+        elif path == PROMPTS:
+            with self._prompt():
+                await self.app(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _ready(self, scope: Scope) -> str:
+        """Why not; empty if it is."""
+        if self._changing():
+            return "" if self._proof else "the first weights are on their way"
+        workers = await self._ask(scope)
+        if workers is None:
+            return "the workers do not answer"
+        if self._changing(open_session=any(w["open"] and w["failure"] is None for w in workers)):
+            return "" if self._proof else "the first weights are on their way"
+        held = _held(workers)
+        if held is None:
+            return "holds no weights of the trainer"
+        if any(worker["announced_version"] != held[0] for worker in workers):
+            return f"holds weight version {held[0]}, the trainer sent {workers[0]['announced_version']}"
+        if self._proof != held:
+            await asyncio.wait({self._prove(scope)}, timeout=ANSWER_SECONDS)
+        return "" if self._proof == held else f"has generated nothing with weight version {held[0]}"
+
+    async def _live(self, scope: Scope) -> str:
+        if await self._ask(scope) is not None or self._owed_since is None:
+            return ""
+        owed = time.monotonic() - self._owed_since
+        limit = CHANGE_SECONDS if self._changes else HUNG_SECONDS
+        return f"the workers have not answered for {owed:.0f} s" if owed > limit else ""
+
+    async def _drain(self, _scope: Scope) -> str:
+        deadline = time.monotonic() + DRAIN_SECONDS
+        began = time.monotonic()
+        while time.monotonic() < deadline:
+            if not self._prompts and time.monotonic() - max(began, self._quiet_since) >= QUIET_SECONDS:
+                return ""
+            await asyncio.sleep(_POLL_SECONDS)
+        return f"{self._prompts} prompts are still under way"
+
+    def _changing(self, *, open_session: bool = False) -> bool:
+        """Whether weights are being changed: for a while, what was proven before stands."""
+        recent = time.monotonic() - self._changed_at < CHANGE_SECONDS
+        return recent and (open_session or self._changes > 0)
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        self._changes += 1
+        self._changed_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._changes -= 1
+
+    @contextmanager
+    def _prompt(self) -> Iterator[None]:
+        self._prompts += 1
+        try:
+            yield
+        finally:
+            self._prompts -= 1
+            self._quiet_since = time.monotonic()
+
+    async def _ask(self, scope: Scope) -> list[dict[str, Any]] | None:
+        """Each worker's `rlhf_status`; None where they do not answer in time. One question at a time, for all."""
+        if self._question is None or self._question.done():
+            self._owed_since = self._owed_since or time.monotonic()
+            self._question = asyncio.create_task(self._status(scope))
+        question = self._question
+        await asyncio.wait({question}, timeout=ANSWER_SECONDS)
+        return question.result() if question.done() else None
+
+    async def _status(self, scope: Scope) -> list[dict[str, Any]] | None:
+        try:
+            answer = await call(self.app, scope, "POST", WORKERS, {"method": "rlhf_status"})
+        except Exception:  # whatever a server raises whose engine is dead or shutting down
+            return None
+        self._owed_since = None
+        workers: list[dict[str, Any]] = answer["results"]
+        return workers
+
+    def _prove(self, scope: Scope) -> "asyncio.Task[None]":
+        """Has one token generated, unless that is under way."""
+        if self._proving is None or self._proving.done():
+            self._proving = asyncio.create_task(self._generate(scope))
+        return self._proving
+
+    async def _generate(self, scope: Scope) -> None:
+        before = await self._ask(scope)
+        if before is None or (held := _held(before)) is None or held == self._proof:
+            return
+        body = {"prompt": [0], "max_tokens": 1, "temperature": 0.0}
+        try:
+            answer = await asyncio.wait_for(call(self.app, scope, "POST", PROMPTS, body), PROOF_SECONDS)
+        except Exception:  # as in _status; and TimeoutError
+            return
+        after = await self._ask(scope)
+        if answer["choices"][0]["finish_reason"] != "abort" and after and _held(after) == held:
+            self._proof = held
+
+
+def _held(workers: list[dict[str, Any]]) -> Proof | None:
+    """The weights that all workers serve; None where those are the checkpoint's, or not the same."""
+    held = {(worker["version"], worker["digest"]) for worker in workers}
+    version, digest = held.pop()
+    return None if held or version is None or digest is None else (version, digest)

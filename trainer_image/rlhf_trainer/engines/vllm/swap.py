@@ -1,0 +1,80 @@
+"""New weights into a model that vLLM serves, in the memory of the old ones: CUDA graphs read from there."""
+
+from collections.abc import Set
+
+import torch
+from torch import nn
+from vllm.config import ModelConfig
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from .copy_plan import Copies, Named
+
+AS_LOADED = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+"""On a GPU these compute with the parameters just as they were loaded."""
+
+
+class Swap:
+    """Loads weights into `model` on `device`, again and again."""
+
+    def __init__(self, model: nn.Module, config: ModelConfig, device: torch.device) -> None:
+        self.model = model
+        self._config, self._device = config, device
+        self._as_loaded = device.type == "cuda" and computes_as_loaded(model)
+        self._copies: Copies | None = None
+
+    def load(self, weights: Named) -> None:
+        """Waits for the device. Raises RuntimeError where a parameter got no new weights."""
+        if self._as_loaded:
+            self._load_as_before(weights)
+        else:
+            self._reload(weights)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _reload(self, weights: Named) -> None:
+        initialize_layerwise_reload(self.model)
+        loaded = self.model.load_weights(iter(weights))
+        finalize_layerwise_reload(self.model, self._config)
+        if self._device.type == "cpu":
+            # A tied lm_head gets no tensor of its own, so its packed copy of the embedding stays the old one.
+            for module in self.model.modules():
+                if isinstance(module, VocabParallelEmbedding):
+                    module.quant_method.process_weights_after_loading(module)
+        self._check_all(loaded)
+
+    def _load_as_before(self, weights: Named) -> None:
+        """Straight into the parameters, what the other way does too in the end. Generation is paused meanwhile: the
+        model's own code, a call in Python for each weight, is asked once which copies it makes.
+        """
+        if self._copies is not None and self._copies.fit(self.model, weights):
+            self._copies.repeat(weights)
+            return
+        loaded, self._copies = Copies.watch(
+            self.model, weights, lambda given: self.model.load_weights(iter(given))
+        )
+        self._check_all(loaded)
+
+    def _check_all(self, loaded: Set[str] | None) -> None:
+        if loaded is None or self._config.quantization is not None:  # parameters then have other names
+            return
+        if missing := {name for name, _ in self.model.named_parameters()} - loaded:
+            raise RuntimeError(f"no weights came for {sorted(missing)}")
+
+
+def computes_as_loaded(model: nn.Module) -> bool:
+    """Whether nothing is derived from this model's parameters after they are loaded, such as a quantized, repacked or
+    absorbed form of them, that loading into them again would leave as it was."""
+    return all(_as_loaded(module) for module in model.modules())
+
+
+def _as_loaded(module: nn.Module) -> bool:
+    method = getattr(module, "quant_method", None)
+    if method is not None and type(method) not in AS_LOADED:
+        return False
+    return type(module) is Attention or not hasattr(module, "process_weights_after_loading")

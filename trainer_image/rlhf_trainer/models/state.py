@@ -1,0 +1,147 @@
+"""The exact training state in whole tensors, for any number of ranks and any ZeRO stage to go on from."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..records import Sequences
+from .trained_model import TrainedModel
+from .zero import deepspeed
+
+MASTER = "parameters"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """`step` (int64 scalar: optimizer steps taken), then float32 `parameters/<name>`, `exp_avg/<name>` and
+    `exp_avg_sq/<name>` for every trained parameter, whole, always in the same order.
+
+    All ranks iterate in lockstep and get the same tensors, of which one rank keeps a copy: they may be the
+    live state. The step is 0 and the moments are zero before the first update.
+    """
+    step = _step(engine)
+    if step:
+        _link_moments(engine)
+    yield "step", torch.tensor(step)
+    for name, parameter in _trained(engine):
+        yield f"{MASTER}/{name}", _read(engine, parameter, None)
+        for moment in MOMENTS:
+            value = _read(engine, parameter, moment) if step else _zeros(parameter)
+            yield f"{moment}/{name}", value
+
+
+def load_training_state(engine: TrainedModel, get: Callable[[str], Tensor]) -> None:
+    """Puts what `training_state` gave back into an engine made in the same way; a collective.
+
+    `get` returns the tensor of a name, on every rank. Training then goes on as if it had never stopped.
+    Raises ValueError where a tensor has another shape than the model's.
+    """
+    step = int(get("step"))
+    if step:
+        _create_moments(engine)
+        _link_moments(engine)
+        _set_step(engine, step)
+    for name, parameter in _trained(engine):
+        _write(engine, parameter, None, _fitting(get, f"{MASTER}/{name}", parameter))
+        for moment in MOMENTS if step else ():
+            _write(engine, parameter, moment, _fitting(get, f"{moment}/{name}", parameter))
+
+
+def _trained(engine: TrainedModel) -> list[tuple[str, Parameter]]:
+    items = engine.state_items()
+    return [(name, p) for name, p in items if isinstance(p, Parameter) and p.requires_grad]
+
+
+def _shape(parameter: Parameter) -> torch.Size:
+    return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def _zeros(parameter: Parameter) -> Tensor:
+    return torch.zeros(_shape(parameter))
+
+
+def _fitting(get: Callable[[str], Tensor], name: str, parameter: Parameter) -> Tensor:
+    value = get(name)
+    if value.shape != _shape(parameter):
+        raise ValueError(
+            f"the saved {name} has shape {tuple(value.shape)}, the model {tuple(_shape(parameter))}: "
+            "this state belongs to another model"
+        )
+    return value
+
+
+def _optimizer(engine: TrainedModel) -> torch.optim.Optimizer:
+    """The Adam itself, which under ZeRO holds this rank's flat shares."""
+    outer = engine.deepspeed.optimizer
+    return outer.optimizer if engine.stage else outer
+
+
+def _step(engine: TrainedModel) -> int:
+    return next((int(state["step"]) for state in _optimizer(engine).state.values() if "step" in state), 0)
+
+
+def _set_step(engine: TrainedModel, step: int) -> None:
+    for state in _optimizer(engine).state.values():
+        # torch keeps a tensor, DeepSpeed's own Adams an int
+        state["step"] = state["step"].fill_(step) if isinstance(state["step"], Tensor) else step
+
+
+def _create_moments(engine: TrainedModel) -> None:
+    """Adam makes its moments in its first step: take one that changes nothing, with learning rate 0 and a
+    gradient of 0.
+    """
+    nothing = Sequences.pack([((0,), (0,))])
+    with torch.random.fork_rng():
+        engine.update(nothing, lambda logits, _: logits[:0].float(), lambda out, _: (out.sum(), {}), 0.0)
+
+
+def _link_moments(engine: TrainedModel) -> None:
+    """ZeRO-1 and -2 of DeepSpeed 0.19.8 link the moments of all parameter groups to the parameters when the
+    first group has made its first step, when the second has none yet; once more, now that all have them.
+    """
+    if engine.stage in (1, 2):
+        engine.deepspeed.optimizer._hp_optimizer_states_linked = False
+        engine.deepspeed.optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def _read(engine: TrainedModel, parameter: Parameter, moment: str | None) -> Tensor:
+    if not engine.stage:
+        return parameter.detach() if moment is None else _optimizer(engine).state[parameter][moment]
+    if moment is None:
+        return deepspeed.utils.safe_get_full_fp32_param(parameter)
+    return deepspeed.utils.safe_get_full_optimizer_state(parameter, moment)
+
+
+def _write(engine: TrainedModel, parameter: Parameter, moment: str | None, value: Tensor) -> None:
+    value = value.to(engine.device)
+    if engine.stage == 3:
+        _write_share(engine, parameter, moment, value)
+    elif engine.stage:
+        if moment is None:
+            deepspeed.utils.safe_set_full_fp32_param(parameter, value)
+        else:
+            deepspeed.utils.safe_set_full_optimizer_state(parameter, value, moment)
+    elif moment is not None:
+        _optimizer(engine).state[parameter][moment].copy_(value)
+    if moment is None:
+        # The weights that the forward pass uses, rounded from the master weights as an optimizer step does.
+        with (
+            torch.no_grad(),
+            deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=engine.stage == 3),
+        ):
+            parameter.copy_(value)
+
+
+def _write_share(engine: TrainedModel, parameter: Parameter, moment: str | None, value: Tensor) -> None:
+    """This rank's part under ZeRO-3. DeepSpeed's setter of whole tensors fails where the ranks do not divide
+    the elements, because the last share is padded.
+    """
+    share = parameter.ds_tensor.numel()
+    padded = torch.nn.functional.pad(value.flatten(), (0, share * engine.world_size - value.numel()))
+    mine = padded[share * engine.rank : share * (engine.rank + 1)]
+    if moment is None:
+        deepspeed.utils.safe_set_local_fp32_param(parameter, mine)
+    else:
+        deepspeed.utils.safe_set_local_optimizer_state(parameter, mine, moment)

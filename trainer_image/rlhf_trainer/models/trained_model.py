@@ -1,0 +1,179 @@
+"""A Hugging Face model under DeepSpeed: packed sequences in, packed numbers or one optimizer step out."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.nn import Module
+
+from ..batches import Loss, MicroBatch, OutputFn, plan
+from ..records import Sequences
+from .deepspeed_config import deepspeed_settings
+from .inference import forward, infer_batches
+from .initialize import initialize
+from .zero import deepspeed
+
+# Bytes of weights gathered at a time from a ZeRO-3 model.
+GATHER_BYTES = 256 << 20
+
+
+class TrainedModel:
+    """One trained model, spread over all ranks of the default process group, which the caller has
+    initialised.
+
+    Every method is a collective: all ranks call it with the same arguments. `deepspeed` is the user's own
+    DeepSpeed configuration. AdamW from torch unless that names Adam or AdamW of DeepSpeed's; `gradient_clip`
+    0 switches clipping off; biases and norms are not decayed. Raises ValueError for settings that contradict
+    it.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        *,
+        deepspeed: Mapping[str, Any],
+        learning_rate: float,
+        betas: tuple[float, float],
+        epsilon: float,
+        weight_decay: float,
+        gradient_clip: float,
+        micro_batch_tokens: int,
+        pad_token_id: int,
+    ) -> None:
+        adam = {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": weight_decay}
+        settings = deepspeed_settings(deepspeed, adam, gradient_clip)
+        self.world_size = distributed.get_world_size()
+        self.rank = distributed.get_rank()
+        self.micro_batch_tokens = micro_batch_tokens
+        self.pad_token_id = pad_token_id
+        self.deepspeed = initialize(model, settings, adam)
+        self.stage = int(self.deepspeed.zero_optimization_stage())
+
+    @property
+    def unwrapped(self) -> Module:
+        """The Hugging Face model; its weights are whole on every rank except under ZeRO-3 (see
+        `gathered`).
+        """
+        return self.deepspeed.module
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.deepspeed.device)
+
+    def infer(self, sequences: Sequences, read: OutputFn, sizes: Tensor) -> Tensor:
+        """What `read` gives for every row, packed in the order of the sequences.
+
+        `sizes` int64 [N]: values per row (the answer lengths, or ones) -> float32 [sum(sizes)] on the CPU of
+        every rank. Without dropout and without gradients.
+        """
+        self.unwrapped.eval()
+        batches = plan(sequences.lengths.tolist(), self.world_size, self.micro_batch_tokens)[self.rank]
+        packed = infer_batches(
+            self.deepspeed,
+            self.unwrapped.config,
+            sequences,
+            batches,
+            read,
+            sizes,
+            self.pad_token_id,
+            self.device,
+        )
+        distributed.all_reduce(packed)
+        return packed.cpu()
+
+    def update(
+        self, sequences: Sequences, read: OutputFn, loss: Loss, learning_rate: float, group: int = 1
+    ) -> dict[str, float]:
+        """One optimizer step on all sequences.
+
+        `loss(output, micro)` gives a scalar and named scalars, weighted so that their sums over all
+        micro-batches of all ranks are the loss and the statistics; it is called with empty output for empty
+        micro-batches and names the same statistics each time. The gradient is the plain sum. Returns the
+        summed statistics with `loss` and `grad_norm` (2-norm of the whole gradient before clipping).
+        """
+        if not len(sequences):
+            raise ValueError("an update needs at least one sequence, got none")
+        engine = self.deepspeed
+        for parameters in engine.optimizer.param_groups:
+            parameters["lr"] = learning_rate
+        engine.train()
+        totals: dict[str, Tensor] = {}
+        batches = plan(sequences.lengths.tolist(), self.world_size, self.micro_batch_tokens, group)[self.rank]
+        for i, rows in enumerate(batches):
+            # The number of micro-batches varies from update to update, which a fixed
+            # gradient_accumulation_steps cannot express, so the boundary is set by hand.
+            # `managed_gradient_accumulation: false` would do too, but it forbids overlap_comm with ZeRO-1 and
+            # reduces the gradient of stage 0 in step() only, where its norm cannot be read before clipping.
+            engine.set_gradient_accumulation_boundary(i == len(batches) - 1)
+            micro = MicroBatch.build(sequences, rows, self.pad_token_id, self.device)
+            output = read(forward(engine, self.unwrapped.config, micro), micro)
+            value, statistics = loss(output, micro)
+            for name, scalar in {"loss": value, **statistics}.items():
+                totals[name] = totals.get(name, 0.0) + scalar.detach().to(self.device, torch.float64)
+            # DeepSpeed averages over the ranks; we want the sum. `output.sum() * 0` keeps an empty
+            # micro-batch, or a loss that ignores its output, connected to every weight that the other ranks
+            # reduce.
+            engine.backward((value + output.sum() * 0) * self.world_size, scale_wrt_gas=False)
+        norm = self._gradient_norm_before_step()
+        engine.step()
+        summed = torch.stack(list(totals.values()))
+        distributed.all_reduce(summed)
+        norm = engine.get_global_grad_norm() if norm is None else norm
+        return dict(zip(totals, summed.tolist(), strict=True)) | {"grad_norm": float(norm)}
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole weights in the compute dtype, under their state-dict names, tied weights once, in a fixed
+        order.
+
+        All ranks iterate in lockstep. A tensor is valid until the next one is asked for: copy what you keep.
+        """
+        bucket: list[tuple[str, Tensor]] = []
+        size = 0
+        for name, tensor in self.state_items():
+            bucket.append((name, tensor))
+            size += getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size()
+            if size >= GATHER_BYTES:
+                yield from self._whole(bucket)
+                bucket, size = [], 0
+        yield from self._whole(bucket)
+
+    def state_items(self) -> Iterator[tuple[str, Tensor]]:
+        """State-dict names with the live parameters and buffers, tied ones once under the first name."""
+        seen: set[int] = set()
+        for name, tensor in self.unwrapped.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[Module]:
+        """The model with whole weights on every rank, free of DeepSpeed's hooks, to generate with."""
+        if self.stage < 3:
+            yield self.unwrapped
+            return
+        offload = self.deepspeed.optimizer.parameter_offload
+        with deepspeed.zero.GatheredParameters(list(self.unwrapped.parameters())):
+            # The hooks would take each layer's weights away again after its first forward pass.
+            offload._remove_module_hooks()
+            offload.forward_hooks, offload.backward_hooks = [], []
+            try:
+                yield self.unwrapped
+            finally:
+                offload.setup_zero_stage3_hooks()
+
+    def _gradient_norm_before_step(self) -> float | None:
+        """Without ZeRO nobody else computes it; ZeRO optimizers do so in step()."""
+        if self.stage:
+            return None
+        gradients = [p.grad for p in self.unwrapped.parameters() if p.grad is not None]
+        return math.sqrt(sum(float(g.norm()) ** 2 for g in gradients))
+
+    def _whole(self, bucket: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        if not bucket:
+            return
+        with deepspeed.zero.GatheredParameters([tensor for _, tensor in bucket], enabled=self.stage == 3):
+            for name, tensor in bucket:
+                yield name, tensor.detach()

@@ -1,0 +1,180 @@
+"""The training loop: collect, train, publish, record, save. One page, the same for every algorithm."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.run import EXIT_SUSPENDED
+from rlhf_api.status import CheckpointStatus
+from rlhf_store.manifest import DamagedSnapshot, Entry
+
+from .. import faults
+from ..checkpoint.reading import Snapshot
+from ..checkpoint.rng import restore_generators, save_generators
+from ..checkpoint.saver import Saver
+from ..checkpoint.segments import Group
+from ..context import TrainerContext
+from .metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+LOGGED = ("reward_mean", "kl_mean", "loss", "accuracy", "tokens", "seconds")
+"""Figures in the log's line of a step; all of them stand in metrics.jsonl."""
+
+
+class Task(Protocol):
+    """What an algorithm does in each part of a step. Every method is called on all ranks."""
+
+    def collect(self, step: int) -> dict[str, float]:
+        """Gathers what the next step trains on, unless it is at hand already; returns figures of the step."""
+
+    def train(self, step: int) -> dict[str, float]:
+        """Updates the models once on what was collected; returns figures of the step."""
+
+    def publish(self, version: int) -> None:
+        """Makes the weights known to whoever works with them outside this process."""
+
+    def evaluate(self, step: int) -> dict[str, Any] | None:
+        """Figures on held-out data, where the job has any."""
+
+    def state(self) -> Mapping[str, Any]:
+        """What a checkpoint holds of the task as JSON."""
+
+    def groups(self) -> Mapping[str, Group]:
+        """What a checkpoint holds of the task as tensors; a collective while it is iterated."""
+
+    def blobs(self) -> Mapping[str, bytes]:
+        """What a checkpoint holds of the task as files, by name; those of rank 0 are stored."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """The inverse of `state`, `groups` and `blobs`. Called again with an older snapshot where one is damaged."""
+
+    def export(self) -> None:
+        """Writes the trained model to the work directory."""
+
+
+def train(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry]) -> int:
+    """Runs the job to its end, or to a request to stop; returns the exit code.
+
+    It goes on from the newest of the `earlier` checkpoints that is whole.
+    """
+    spec = ctx.spec
+    step = _restore(ctx, task, saver, earlier)
+    metrics = Metrics(ctx.workdir, step) if ctx.ranks.first else None
+    ctx.report(step=step, activity="waiting for the other roles")
+    task.publish(step)
+    if step == 0:
+        _evaluate(ctx, task, metrics, step)
+
+    while step < spec.steps:
+        faults.point(f"step:{step}")
+        saver.check()
+        if ctx.stop_requested():
+            return _suspend(ctx, task, saver, step)
+        began = time.perf_counter()
+        figures = task.collect(step)
+        if ctx.stop_requested():  # what was collected is saved with the rest and trained on after `--resume`
+            return _suspend(ctx, task, saver, step)
+        ctx.report(activity="training")
+        trained = time.perf_counter()
+        figures |= task.train(step)
+        figures["train_seconds"] = time.perf_counter() - trained
+        step += 1
+        ctx.report(activity="publishing weights")
+        published = time.perf_counter()
+        task.publish(step)
+        figures["broadcast_seconds"] = time.perf_counter() - published
+        figures["seconds"] = time.perf_counter() - began
+        _record(ctx, metrics, step, figures)
+        reward = None
+        if spec.evaluation and (step % spec.evaluation.every_steps == 0 or step == spec.steps):
+            reward = _evaluate(ctx, task, metrics, step)
+        if step % spec.checkpoint.every_steps == 0 or step == spec.steps or ctx.checkpoint_requested():
+            _save(ctx, task, saver, step, reward)
+            if metrics is not None:
+                metrics.draw(ctx.job)
+
+    _finish(ctx, saver)
+    ctx.report(activity="exporting")
+    task.export()
+    ctx.report(activity="done")
+    return 0
+
+
+def _restore(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry]) -> int:
+    """Back to the newest checkpoint that is whole; without any, the start."""
+    ctx.report(activity="restoring")
+    url = saver.archive.store.url
+    for entry in reversed(earlier):
+        try:
+            snapshot = Snapshot.open(ctx.ranks, saver.archive, entry)
+            task.restore(snapshot)
+            restore_generators(ctx.ranks, snapshot.tensors("generators"))
+        except DamagedSnapshot as error:
+            log.error("DAMAGED CHECKPOINT of step %d, falling back to the one before: %s", entry.step, error)
+            continue
+        saver.knows(snapshot.stored)
+        ctx.report(last_checkpoint=CheckpointStatus(step=snapshot.step, time=snapshot.time, uri=url))
+        log.info("resumed from the checkpoint of step %d in %s", snapshot.step, url)
+        return snapshot.step
+    if earlier:
+        steps = ", ".join(str(entry.step) for entry in earlier)
+        message = f"every checkpoint in {url} is damaged (of steps {steps}), see the log; start anew in another place"
+        raise InvalidJob([Problem("spec.checkpoint.store", message)])
+    return 0
+
+
+def _suspend(ctx: TrainerContext, task: Task, saver: Saver, step: int) -> int:
+    _save(ctx, task, saver, step, None)
+    _finish(ctx, saver)
+    return EXIT_SUSPENDED
+
+
+def _save(ctx: TrainerContext, task: Task, saver: Saver, step: int, reward: float | None) -> None:
+    """Training goes on when all is copied; the upload goes on behind it."""
+    if saver.busy:
+        _finish(ctx, saver)
+    ctx.report(activity="saving")
+    groups = {**task.groups(), "generators": save_generators(ctx.ranks).items()}
+    saver.begin(step, task.state(), groups, task.blobs() if ctx.ranks.first else {}, reward)
+
+
+def _finish(ctx: TrainerContext, saver: Saver) -> None:
+    ctx.report(activity="waiting for the checkpoint store")
+    saver.finish()
+
+
+def _evaluate(ctx: TrainerContext, task: Task, metrics: Metrics | None, step: int) -> float | None:
+    """The mean, on rank 0."""
+    if ctx.spec.evaluation is None:
+        return None
+    ctx.report(activity="evaluating")
+    found = task.evaluate(step)
+    if metrics is None or found is None:
+        return None
+    metrics.evaluation({"step": step, **found})
+    log.info("evaluation after step %d: %.4f over %d answers", step, found["mean"], found["count"])
+    return float(found["mean"])
+
+
+def _record(ctx: TrainerContext, metrics: Metrics | None, step: int, figures: dict[str, float]) -> None:
+    if metrics is None:
+        return
+    line = {"step": step, "episode": step, "weight_version": step, **figures}
+    metrics.step(line)
+    recent = [row["seconds"] for row in metrics.recent]
+    ctx.report(
+        step=step,
+        episode=step,
+        weight_version=step,
+        reward_mean=line.get("reward_mean"),
+        kl_mean=line.get("kl_mean"),
+        loss=line.get("loss"),
+        staleness=line.get("staleness"),
+        tokens_per_second=line["tokens"] / line["seconds"],
+        seconds_per_step=sum(recent) / len(recent),
+    )
+    told = " ".join(f"{name}={figures[name]:.4g}" for name in LOGGED if name in figures)
+    log.info("step %d/%d: %s", step, ctx.spec.steps, told)

@@ -1,0 +1,87 @@
+"""The prompts of a run: which come next, and what became of each."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.rows import Row
+
+from ..context import TrainerContext
+from ..data import RowStream, prompts
+from ..records import Prompt
+from ..replay.ledger import Ledger
+from ..replay.table import Episode
+from .experience import Collected
+
+log = logging.getLogger(__name__)
+
+
+class PromptSource:
+    """Takes prompts from the dataset, and enters their way into the ledger. The same on every rank."""
+
+    def __init__(self, ctx: TrainerContext, rows: Sequence[Row]) -> None:
+        self._ctx, self._rows = ctx, rows
+        self._stream, self._ledger = RowStream(len(rows), ctx.spec.seed), Ledger(len(rows))
+        self.places: dict[str, int] = {}
+        """The positions of the prompts that are being worked on, by their ids."""
+
+    def issue(self) -> list[Prompt]:
+        """The prompts of the next step."""
+        data, first = self._ctx.spec.data, self._stream.position
+        places = self._stream.take(data.prompts_per_step)
+        batch = prompts(self._rows, places, self._ctx.tokenizer, data.max_prompt_length)
+        self.places = {prompt.id: first + i for i, prompt in enumerate(batch)}
+        self._ledger.issue(self.places.values())
+        self._tell()
+        return batch
+
+    def take(self, collected: Collected) -> Episode | None:
+        """What came of prompts that were issued."""
+        self._ledger.requeue(collected.requeued)
+        for reason, positions in collected.dropped.items():
+            self._ledger.drop(positions, reason)
+        if collected.episode is not None:
+            self._ledger.answer(_each_once(collected.episode))
+        self._tell()
+        return collected.episode
+
+    def trained(self, episode: Episode) -> None:
+        """The step is done."""
+        self._ledger.train(_each_once(episode))
+        self.places = {}
+        self._tell()
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self._stream.position, "ledger": self._ledger.state()}
+
+    def restore(self, state: Mapping[str, Any], pending: Episode | None) -> None:
+        """`pending` was answered and not trained on yet.
+
+        Raises InvalidJob where the run has more or fewer prompts now: an epoch would not be one.
+        """
+        ledger = Ledger.restored(state["ledger"])
+        if ledger.rows != len(self._rows):
+            message = (
+                f"the checkpoint is of a run with {ledger.rows} prompts, each of which is trained on once an epoch; "
+                f"got {len(self._rows)}; go on with the same data, or start anew from the policy"
+            )
+            raise InvalidJob([Problem("spec.data.train", message)])
+        self._ledger, self._stream.position = ledger, state["position"]
+        self.places = (
+            dict(zip(pending.prompt_ids, pending.positions.tolist(), strict=True)) if pending else {}
+        )
+        self._tell()
+
+    def _tell(self) -> None:
+        status = self._ledger.status(self.places.values())
+        if status.lost:
+            log.error(
+                "%d prompts are lost: issued, and neither trained on nor dropped nor at hand", status.lost
+            )
+        self._ctx.report(ledger=status)
+
+
+def _each_once(episode: Episode) -> list[int]:
+    """The positions of its prompts; one may have several answers."""
+    return list(dict.fromkeys(episode.positions.tolist()))

@@ -1,0 +1,191 @@
+"""The trainer's side: brings one version of the weights to every generator that lives, and proves that it did."""
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlhf_api.run import Member
+
+from ..comms.http import Background
+from . import stream
+from .group import TransferFailed, host_store
+from .members import COMMIT, MembersFailed, Servers
+from .membership import PROBE_S, Epoch, form
+from .progress import Staging
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 4
+DEADLINES = 8  # times `timeout_s`: no attempt begins after that
+STRIKES = 2  # failures of its own after which a server that lives is left out
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What `WeightSync.send` did: `holders` serve `version` now, their weights proven equal by `digest`; `lost` says
+    why each of the others does not. `bytes` went to each holder; `seconds` and `attempts` for all of it, of which the
+    last one took `wire_seconds` to send and had each holder paused for `pause_seconds` at most."""
+
+    version: int
+    epoch: int
+    digest: str
+    holders: tuple[Member, ...]
+    lost: Mapping[Member, str]
+    bytes: int
+    seconds: float
+    attempts: int
+    wire_seconds: float = 0.0
+    pause_seconds: float = 0.0
+
+
+@dataclass
+class _Attempt:
+    """Those still in it, and what is known of the others."""
+
+    left: list[Member]
+    lost: dict[Member, str] = field(default_factory=dict)
+    strikes: Counter[Member] = field(default_factory=Counter)
+
+    def drop(self, reasons: Mapping[Member, str]) -> None:
+        self.lost.update(reasons)
+        self.left = [target for target in self.left if target not in reasons]
+
+
+class WeightSync:
+    """Sends weights from `device` of this process, reachable by the generators as `host`, in buckets of
+    `bucket_bytes`. No step takes longer than `timeout_s`; nor may `tensors()` between two tensors.
+
+    A generator keeps serving its old weights, unpaused, until the new ones are there and proven; then each goes over
+    to them by itself, requests in flight kept. If this process dies none is left between the two.
+    """
+
+    def __init__(
+        self,
+        http: Background,
+        *,
+        host: str,
+        timeout_s: float,
+        bucket_bytes: int,
+        device: torch.device,
+        fault: Callable[[str], None] = lambda _point: None,
+    ) -> None:
+        """`fault` is called at "joined", "bucket:<k>", "staged", "before-commit" and "committed", for tests."""
+        self._servers = Servers(http, timeout_s)
+        self._host, self._timeout_s = host, timeout_s
+        self._bucket_bytes, self._device, self._fault = bucket_bytes, device, fault
+        self._store = host_store(host, timeout_s)
+        self._run = secrets.token_hex(4)  # an earlier trainer's epochs had the same numbers
+        self._epochs = 0
+        self._epoch: Epoch | None = None
+
+    def send(
+        self, targets: Sequence[Member], tensors: Callable[[], Iterator[tuple[str, Tensor]]], version: int
+    ) -> SyncReport:
+        """Brings the weights that `tensors()` yields to `targets`; calls it anew for each attempt, and always
+        exhausts what it returned. Whoever dies, hangs or refuses is in `lost`; only `tensors` and `fault` make
+        this raise."""
+        begun = time.monotonic()
+        state = _Attempt(list(targets))
+        attempts, paused, sent = 0, 0.0, stream.Sent("", 0, 0, 0.0)
+        while state.left:
+            attempts += 1
+            try:
+                epoch = self._join(state.left)
+                sent = self._stage(epoch, state.left, tensors, version)
+                paused, doubtful = self._commit(state.left, version, sent)
+                state.drop(doubtful)
+                break
+            except TransferFailed as failure:
+                log.warning("weight version %d, attempt %d: %s", version, attempts, failure)
+                self._leave()
+                self._sort_out(state, failure)
+                if attempts == ATTEMPTS or time.monotonic() - begun > DEADLINES * self._timeout_s:
+                    state.drop(dict.fromkeys(state.left, f"gave up after {attempts} attempts: {failure}"))
+            except BaseException:
+                self._leave()
+                raise
+        if state.lost:
+            self._leave()
+        return SyncReport(
+            version=version,
+            epoch=self._epochs,
+            digest=sent.digest,
+            holders=tuple(state.left),
+            lost=state.lost,
+            bytes=sent.nbytes,
+            seconds=time.monotonic() - begun,
+            attempts=attempts,
+            wire_seconds=sent.seconds,
+            pause_seconds=paused,
+        )
+
+    def close(self) -> None:
+        self._leave()
+
+    def _join(self, targets: Sequence[Member]) -> Epoch:
+        if self._epoch is None or self._epoch.members != frozenset(targets):
+            self._leave()
+            self._epochs += 1
+            self._epoch = form(
+                self._servers,
+                self._store,
+                host=self._host,
+                name=f"{self._run}.{self._epochs}",
+                targets=targets,
+                timeout_s=self._timeout_s,
+                device=self._device,
+            )
+            self._fault("joined")
+        return self._epoch
+
+    def _stage(
+        self,
+        epoch: Epoch,
+        targets: Sequence[Member],
+        tensors: Callable[[], Iterator[tuple[str, Tensor]]],
+        version: int,
+    ) -> stream.Sent:
+        """Every worker has received the same weights as were sent, beside those that it serves."""
+        epoch.updates += 1
+        self._servers.call(targets, "POST", "/start_weight_update").results()
+        info = {"epoch": epoch.name, "update": epoch.updates, "version": version}
+        self._servers.call(targets, "POST", "/update_weights", {"update_info": info}).results()
+        staging = Staging(self._servers, targets, version)
+        sent = stream.send(
+            epoch.group, epoch.updates, tensors(), self._bucket_bytes, staging.check, self._fault
+        )
+        staging.complete(sent.digest, self._timeout_s)
+        stream.clear(epoch.group, epoch.updates, sent)
+        self._fault("staged")
+        return sent
+
+    def _commit(
+        self, targets: Sequence[Member], version: int, sent: stream.Sent
+    ) -> tuple[float, dict[Member, str]]:
+        """They go over to what was sent; says for how long one was paused at most, and who did not and why."""
+        self._fault("before-commit")
+        wanted = {"version": version, "digest": sent.digest}
+        done, doubtful = self._servers.call(targets, "POST", COMMIT, wanted).settled()
+        self._fault("committed")
+        return max((answer["pause_seconds"] for answer in done.values()), default=0.0), doubtful
+
+    def _sort_out(self, state: _Attempt, failure: TransferFailed) -> None:
+        """Leaves out those who do not answer; where all do, those whose own fault it was twice."""
+        _, silent = self._servers.status(state.left, timeout=PROBE_S).settled()
+        if silent:
+            reasons = failure.reasons if isinstance(failure, MembersFailed) else {}
+            state.drop({target: reasons.get(target, why) for target, why in silent.items()})
+        elif isinstance(failure, MembersFailed):
+            state.strikes.update(failure.reasons.keys())
+            state.drop({t: why for t, why in failure.reasons.items() if state.strikes[t] >= STRIKES})
+
+    def _leave(self) -> None:
+        epoch, self._epoch = self._epoch, None
+        if epoch:
+            epoch.group.abort()
