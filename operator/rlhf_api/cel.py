@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
+from .algorithms import ALGORITHMS
+from .algorithms.base import PolicyGradient
 from .checks import CHANGEABLE, RELAY
 from .pod_checks import CONFIG_DIRECTORY, MOUNTS, NOT_OVER, SOURCES, VOLUMES
 from .pods import Gpu
 from .roles import Generator, Trainer
-from .spec import PPO, Data, Model, Sampling, Spec
+from .spec import Data, Model, Sampling, Spec
 
 
 @dataclass(frozen=True)
@@ -78,37 +80,51 @@ def _precision(key: str, dtype: str) -> Rule:
     )
 
 
-def _ppo(condition: str) -> str:
-    return f"self.algorithm != 'ppo' || ({condition})"
+_GENERATES = [
+    name for name, found in ALGORITHMS.items() if issubclass(found.settings or Spec, PolicyGradient)
+]
+"""Algorithms that sample responses; of one's own, named by import path, only the operator can tell."""
+
+
+def _generating(condition: str) -> str:
+    return f"!(self.algorithm in {_GENERATES}) || ({condition})"
+
+
+def _minibatch(name: str, key: str, settings: type[BaseModel]) -> Rule:
+    return Rule(
+        f"self.algorithm != '{name}' || {_or_default(settings, 'minibatch_size', key)} <= "
+        f"{_or_default(Data, 'prompts_per_step', 'data')} * {_or_default(Sampling, 'answers_per_prompt', 'sampling')}",
+        f"spec.{key}.minibatchSize must not exceed a step's answers (data.promptsPerStep x sampling.answersPerPrompt)",
+    )
 
 
 _SPEC = (
     Rule(
-        _ppo("!has(self.model.create)"),
-        "spec.model.create: PPO needs a policy that already answers; train one with algorithm sft first and give its "
-        "path as spec.model.policy",
+        _generating("!has(self.model.create)"),
+        "spec.model.create: the algorithm needs a policy that already answers; train one with algorithm sft first and "
+        "give its path as spec.model.policy",
     ),
     Rule(
-        _ppo(
+        _generating(
             f"(has(self.model.reward) && !({_has('reward.modelWeight')} && self.reward.modelWeight == 0.0)) || "
             f"({_has('reward.functions')} && size(self.reward.functions) > 0)"
         ),
         "spec.reward: nothing scores the answers; set spec.model.reward (a reward model) or spec.reward.functions",
     ),
     Rule(
-        _ppo(f"!({_has('reward.clip')}) || self.reward.clip[0] < self.reward.clip[1]"),
+        _generating(f"!({_has('reward.clip')}) || self.reward.clip[0] < self.reward.clip[1]"),
         "spec.reward.clip: the lower bound must be below the upper",
     ),
-    Rule(
-        _ppo(
-            f"{_or_default(PPO, 'minibatch_size', 'ppo')} <= {_or_default(Data, 'prompts_per_step', 'data')} * "
-            f"{_or_default(Sampling, 'answers_per_prompt', 'sampling')}"
-        ),
-        "spec.ppo.minibatchSize must not exceed a step's answers (data.promptsPerStep x sampling.answersPerPrompt)",
+    *(
+        _minibatch(name, Spec.model_fields[name].alias or name, found.settings)
+        for name, found in ALGORITHMS.items()
+        if found.settings and "minibatch_size" in found.settings.model_fields
     ),
     Rule(
-        f"self.algorithm != 'ppo' || {_or_default(Trainer, 'micro_batch_tokens', 'trainer')} >= "
-        f"{_or_default(Data, 'max_prompt_length', 'data')} + {_or_default(Sampling, 'max_new_tokens', 'sampling')}",
+        _generating(
+            f"{_or_default(Trainer, 'micro_batch_tokens', 'trainer')} >= "
+            f"{_or_default(Data, 'max_prompt_length', 'data')} + {_or_default(Sampling, 'max_new_tokens', 'sampling')}"
+        ),
         "spec.trainer.microBatchTokens must be at least one answer's tokens (data.maxPromptLength + "
         "sampling.maxNewTokens)",
     ),

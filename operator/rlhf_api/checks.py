@@ -3,11 +3,32 @@
 import re
 from collections.abc import Callable, Iterator
 
+from pydantic.alias_generators import to_camel
+
 from . import pod_checks, resources
+from .algorithms import ALGORITHMS, CUSTOM, algorithm_of, graph_of, settings_of
 from .problems import Problem, path, show
+from .roles import Role
 from .spec import Spec
 
 Rule = Callable[[Spec], Iterator[Problem]]
+
+
+def _algorithm(spec: Spec) -> Iterator[Problem]:
+    """Rules of the job's algorithm; settings of any other one would have no effect."""
+    chosen = algorithm_of(spec)
+    for other in (*ALGORITHMS.values(), CUSTOM):
+        if other.settings and other is not chosen and other.name in spec.model_fields_set:
+            field = Spec.model_fields[other.name]
+            if getattr(spec, other.name) != field.default:
+                used = f"spec.{to_camel(chosen.name)}" if chosen.settings else "none: it has no settings"
+                yield Problem(
+                    f"spec.{field.alias or other.name}",
+                    f"is for algorithm {other.name if other is not CUSTOM else 'module:name'}; algorithm is "
+                    f"{spec.algorithm}, whose section is {used}",
+                )
+    if chosen.rules is not None:
+        yield from chosen.rules(spec, f"spec.{to_camel(chosen.name)}", settings_of(spec))
 
 
 def _policy(spec: Spec) -> Iterator[Problem]:
@@ -16,16 +37,16 @@ def _policy(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.model", f"needs exactly one of policy (a path or hub name) and create; {seen} set"
         )
-    if spec.model.create is not None and spec.algorithm == "ppo":
+    if spec.model.create is not None and graph_of(spec).generates:
         yield Problem(
             "spec.model.create",
-            "PPO needs a policy that already answers: train one with algorithm sft first, "
+            f"{spec.algorithm} needs a policy that already answers: train one with algorithm sft first, "
             "then give its path as spec.model.policy",
         )
 
 
 def _reward(spec: Spec) -> Iterator[Problem]:
-    if spec.algorithm != "ppo":
+    if Role.REWARD not in graph_of(spec).roles:
         return
     scored_by_model = spec.model.reward is not None and spec.reward.model_weight != 0
     if not scored_by_model and not spec.reward.functions:
@@ -53,15 +74,8 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
 
 
 def _batches(spec: Spec) -> Iterator[Problem]:
-    if spec.algorithm != "ppo":
+    if not graph_of(spec).generates:
         return
-    answers = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
-    if spec.ppo.minibatch_size > answers:
-        yield Problem(
-            "spec.ppo.minibatchSize",
-            f"a step has {answers} answers (data.promptsPerStep x sampling.answersPerPrompt); "
-            f"use at most that; got {spec.ppo.minibatch_size}",
-        )
     longest = spec.data.max_prompt_length + spec.sampling.max_new_tokens
     if spec.trainer.micro_batch_tokens < longest:
         yield Problem(
@@ -85,9 +99,9 @@ def _replay(spec: Spec) -> Iterator[Problem]:
     for name, relay in RELAY.items():
         if getattr(replay, name) is not None and getattr(replay, relay) is not None:
             yield Problem(keys[relay], f"means the same as {keys[name]}; remove one of them")
-    if spec.algorithm != "ppo" and replay != type(replay)():
+    if not graph_of(spec).generates and replay != type(replay)():
         yield Problem(
-            "spec.replay", f"is for ppo, whose answers are generated; algorithm is {spec.algorithm}"
+            "spec.replay", f"is for algorithms that sample responses; {spec.algorithm} trains on given ones"
         )
     if replay.dynamic and spec.generator.shared_with_trainer:
         yield Problem(
@@ -165,7 +179,7 @@ OWNED_ENGINE_ARGUMENTS = {
 }
 
 RULES: tuple[Rule, ...] = (
-    *(_policy, _reward, _sampling, _batches, _replay, _precision, _owned_arguments, _environment),
+    *(_algorithm, _policy, _reward, _sampling, _batches, _replay, _precision, _owned_arguments, _environment),
     *(pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
 

@@ -6,6 +6,7 @@ Activations, the KV cache, and what CUDA and its libraries keep come on top.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .algorithms import graph_of
 from .base import DType
 from .spec import Spec
 
@@ -65,7 +66,7 @@ class Zero:
             work=0 if config.optimizer else master,
             bucket=_BUCKET if zero.reduce_bucket_size is None else zero.reduce_bucket_size,
             group=_GROUP if zero.sub_group_size is None else zero.sub_group_size,
-            gathers=spec.algorithm == "ppo" and spec.generator.shared_with_trainer,
+            gathers=graph_of(spec).generates and spec.generator.shared_with_trainer,
         )
 
     @property

@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from .algorithms import graph_of
+from .graph import CRITIC
 from .memory import Need, Zero, gigabytes, trainer, weights
 from .pods import Gpu, combine
 from .problems import Problem
@@ -76,14 +78,14 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
 
 
 def _trained(spec: Spec, sizes: Sizes) -> list[float]:
-    models = (sizes.policy, sizes.critic) if spec.algorithm == "ppo" else (sizes.policy,)
+    models = [getattr(sizes, model.field) for model in graph_of(spec).trained]
     return [size.parameters for size in models if size]
 
 
 def _guessed(spec: Spec, role: Role, sizes: Sizes) -> str | None:
     """The role's model whose size nobody knows."""
     if role is Role.TRAINER:
-        name, size = "critic", sizes.critic if spec.algorithm == "ppo" else None
+        name, size = "critic", sizes.critic if CRITIC in graph_of(spec).trained else None
     else:
         name, size = ("reward model", sizes.reward) if role is Role.REWARD else ("reference", sizes.reference)
     return name if size and size.guessed else None

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from .graph import RowKind
 from .problems import InvalidJob, Problem, show, suggestion
 
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -48,8 +49,7 @@ class PairRow(Row):
         return self
 
 
-Algorithm = Literal["sft", "reward", "ppo"]
-ROW_TYPES: dict[Algorithm, type[Row]] = {"sft": AnswerRow, "reward": PairRow, "ppo": PromptRow}
+ROW_TYPES: dict[RowKind, type[Row]] = {"prompts": PromptRow, "responses": AnswerRow, "pairs": PairRow}
 
 
 def _objects(file: Path) -> Iterator[tuple[str, Any]]:
@@ -90,13 +90,13 @@ def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row])
     )
 
 
-def read_rows(path: str, algorithm: Algorithm) -> list[Row]:
+def read_rows(path: str, kind: RowKind) -> list[Row]:
     """The checked rows of a JSON or JSONL file.
 
     Raises:
         InvalidJob: the file is missing, empty or unreadable, or its first bad row: file, line and field.
     """
-    file, model = Path(path), ROW_TYPES[algorithm]
+    file, model = Path(path), ROW_TYPES[kind]
     rows: list[Row] = []
     try:
         for where, row in _objects(file):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .algorithms import graph_of
 from .base import DType, Positive, Report
 from .roles import Role, RoleSpec
 from .spec import Spec
@@ -91,11 +92,9 @@ class Process:
 
 
 def roles_of(spec: Spec) -> tuple[Role, ...]:
-    """The roles that a job has processes for."""
-    if spec.algorithm != "ppo":
-        return (Role.TRAINER,)
-    generator = () if spec.generator.shared_with_trainer else (Role.GENERATOR,)
-    return (Role.TRAINER, *generator, Role.REWARD, Role.REFERENCE)
+    """Roles that a job has processes for: those of its graph, without generators where the trainer generates."""
+    shared = spec.generator.shared_with_trainer
+    return tuple(role for role in graph_of(spec).roles if role is not Role.GENERATOR or not shared)
 
 
 def replicas(spec: Spec, role: Role) -> Positive:

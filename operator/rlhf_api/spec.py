@@ -1,13 +1,34 @@
 """`spec` of an RLHFJob: what to train, on what, and how; `roles.py` has the part that says where."""
 
-from typing import Literal
+import difflib
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, create_model
 
-from .base import DType, Fraction, Frozen, ImportPath, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .algorithms import ALGORITHMS, CUSTOM
+from .base import DType, Frozen, ImportPath, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
 from .pods import PodSettings, Scheduling, Workspace
 from .replay import Replay
 from .roles import Generator, Reference, Reward, Trainer
+
+_IMPORT_PATH = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
+
+
+def _known(name: str) -> str:
+    if name in ALGORITHMS or re.fullmatch(_IMPORT_PATH, name):
+        return name
+    close = difflib.get_close_matches(name.lower(), ALGORITHMS, n=1)
+    hint = f'; did you mean "{close[0]}"?' if close else ""
+    raise ValueError(f"must be one of {', '.join(ALGORITHMS)}, or module:name of your own{hint}")
+
+
+AlgorithmName = Annotated[
+    str,
+    AfterValidator(_known),
+    WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(ALGORITHMS)}|{_IMPORT_PATH})$"}),
+]
+"""An entry of `rlhf_api.algorithms.ALGORITHMS`, or an algorithm of one's own as `module:name`."""
 
 
 class CreateTokenizer(Frozen):
@@ -36,7 +57,7 @@ class Model(Frozen):
     critic: str | None = None
     """What the critic starts from; the reward model, or else the policy, unless given."""
     reward: str | None = None
-    """A sequence-classification model with one output, for PPO."""
+    """A sequence-classification model with one output, which scores sampled responses."""
     tokenizer: str | None = None
     """The policy's own unless given."""
     create: CreateModel | None = None
@@ -47,10 +68,11 @@ class Model(Frozen):
 
 
 class Data(Frozen):
-    """JSON or JSONL files; their rows are checked against what the algorithm trains on."""
+    """JSON or JSONL files; their rows are checked against those that the algorithm trains on."""
 
     train: tuple[str, ...] = Field(min_length=1)
-    """For `sft` rows `{prompt, answer}`, for `reward` `{prompt, pos_answers, neg_answers}`, for `ppo` `{prompt}`."""
+    """Rows `{prompt, answer}` for `sft`, `{prompt, pos_answers, neg_answers}` for `reward` and `dpo`, `{prompt}` where
+    responses are sampled."""
     max_prompt_length: Positive = 512
     """In tokens; a longer prompt keeps its last ones."""
     max_answer_length: Positive = 512
@@ -72,29 +94,6 @@ class Sampling(Frozen):
     """Above 0 the end token is banned until then, which the trainer's log-probabilities know nothing of."""
     max_new_tokens: Positive = 256
     answers_per_prompt: Positive = 1
-
-
-class PPO(Frozen):
-    """Proximal policy optimization with a token-level KL penalty to the reference."""
-
-    kl_coefficient: NonNegativeFloat = 0.05
-    """Reward taken per nat of divergence from the reference."""
-    gamma: Fraction = 1.0
-    """Discount of each further token."""
-    gae_lambda: Fraction = 0.95
-    """Generalized advantage estimation."""
-    clip_ratio: PositiveFloat = 0.2
-    """The policy ratio is clipped to 1 - clipRatio ... 1 + clipRatio."""
-    clip_value: NonNegativeFloat = 0.2
-    """How far a value may move before its loss is clipped; 0 clips none."""
-    epochs: Positive = 1
-    """Passes over each step's experience."""
-    minibatch_size: Positive = 64
-    """Answers per optimizer update, over all ranks."""
-    whiten_advantages: bool = True
-    """To mean 0 and standard deviation 1 over the answer tokens of a step."""
-    loss_aggregation: Literal["token", "sequence"] = "token"
-    """A mean over all answer tokens, or a mean over answers of their mean."""
 
 
 class Optimizer(Frozen):
@@ -126,7 +125,7 @@ class Weights(Frozen):
     """The broadcast of the policy to the generators."""
 
     every_steps: Positive = 1
-    """The generators get weights after every so many steps; between, PPO's old log-probabilities are theirs."""
+    """The generators get weights after every so many steps; between, the old log-probabilities are theirs."""
     timeout_seconds: PositiveFloat = 30.0
     """Deadline of each broadcast; a generator that misses it is left behind until it comes back."""
     bucket_megabytes: Positive = 512
@@ -151,11 +150,21 @@ class Checkpoint(Frozen):
     """How long a store that does not answer is waited for; training goes on meanwhile until the next checkpoint."""
 
 
-class Spec(Frozen):
+if TYPE_CHECKING:
+    Sections = Frozen
+else:  # one section for each algorithm that has settings
+    _TABLE = {a.name: a.settings for a in (*ALGORITHMS.values(), CUSTOM) if a.settings}
+    Sections = create_model(
+        "Sections", __base__=Frozen, **{name: (model, model()) for name, model in _TABLE.items()}
+    )
+
+
+class Spec(Sections):
     """An RLHF run."""
 
-    algorithm: Literal["sft", "reward", "ppo"]
-    """Supervised fine-tuning, reward modelling on pairs, or PPO."""
+    algorithm: AlgorithmName
+    """`sft`, `reward` (a reward model), `dpo`, `ppo`, `grpo`, `dr_grpo`, `rloo`, `reinforce_pp`, `gspo`, or your own as
+    `module:name`. Its settings stand in the section of its name, `custom` for your own."""
     steps: Positive
     """Training steps of the whole run."""
     seed: int = Field(0, ge=0, lt=2**31)
@@ -163,7 +172,6 @@ class Spec(Frozen):
     model: Model
     data: Data
     sampling: Sampling = Sampling()
-    ppo: PPO = PPO()
     replay: Replay = Replay()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation | None = None

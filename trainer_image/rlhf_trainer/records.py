@@ -1,11 +1,11 @@
-"""What flows through a training step: Prompt -> Rollout -> Experience.
+"""Records of a training step: Prompt -> Rollout -> Columns.
 
 All arrays are packed: the values of N sequences lie end to end in one dimension, without padding, beside their
 lengths. "response-aligned" arrays hold one value for each answer token and nothing for prompt tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -105,41 +105,84 @@ class Sequences:
         return cls(**{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(cls)})
 
 
-@dataclass(frozen=True)
-class Experience:
-    """What PPO trains on: N sequences with response-aligned float32 arrays [A], A = sum of the answer lengths.
+class MissingColumn(LookupError):
+    """A column that nobody has written."""
 
-    `sampled_logprobs` come from the generator, `logprobs` (the "old" policy), `reference_logprobs` and `values`
-    from trainer and reference at the weights that sampled; all in nats. `advantages` and `returns` are in units
-    of reward. `scores` [N] is the sequence reward; `versions` int64 [A] the weight version that sampled each token.
+
+@dataclass(frozen=True)
+class Columns:
+    """N sequences with named columns: the data that flows between the nodes of an algorithm's graph.
+
+    `tokens` are response-aligned [A], A = sum of the response lengths, int64 for `versions` (the weight version that
+    sampled each token) and bool for `mask` (tokens that are trained on; all where it is missing), else float32;
+    `rows` are [N], one entry a sequence. Columns of tokens: log-probabilities in nats (`sampled_logprobs` of the
+    generator, `logprobs` of the policy before the step's updates, `reference_logprobs`), `values`, `token_rewards`,
+    `returns` in units of reward, `advantages`. Columns of rows: `scores` in units of reward, `finished` bool (false
+    where the length limit cut the response off), `position` int64 (place of the prompt in the run's order: the same
+    for all responses to one prompt).
     """
 
     sequences: Sequences
-    sampled_logprobs: Tensor
-    logprobs: Tensor
-    reference_logprobs: Tensor
-    values: Tensor
-    advantages: Tensor
-    returns: Tensor
-    versions: Tensor
-    scores: Tensor
+    tokens: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sequences)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.tokens or name in self.rows
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Raises MissingColumn where nobody has written it."""
+        if name in self.tokens:
+            return self.tokens[name]
+        if name in self.rows:
+            return self.rows[name]
+        known = ", ".join((*self.tokens, *self.rows)) or "none"
+        raise MissingColumn(f"there is no column {name!r}; columns: {known}")
+
+    @property
+    def lengths(self) -> Tensor:
+        """Response tokens of each sequence: int64 [N]."""
+        return self.sequences.response_lengths
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Tokens that are trained on: bool [A]; None for all."""
+        return self.tokens.get("mask")
+
+    def with_tokens(self, **columns: Tensor) -> Self:
+        """With token columns added or replaced. Raises ValueError where one is not [A]."""
+        return replace(self, tokens={**self.tokens, **self._checked(columns, int(self.lengths.sum()), "tokens")})
+
+    def with_rows(self, **columns: Tensor) -> Self:
+        """With row columns added or replaced. Raises ValueError where one is not [N]."""
+        return replace(self, rows={**self.rows, **self._checked(columns, len(self), "sequences")})
+
     def select(self, rows: Tensor) -> Self:
-        """The experience of the sequences `rows` (int64 [n]), in that order."""
+        """The sequences `rows` (int64 [n]) with their columns, in that order."""
         index = self.sequences.response_index(rows)
-        picked = {
-            f.name: getattr(self, f.name)[index]
-            for f in fields(self)
-            if f.name not in ("sequences", "scores")
-        }
-        return replace(self, sequences=self.sequences.select(rows), scores=self.scores[rows], **picked)
+        return replace(
+            self,
+            sequences=self.sequences.select(rows),
+            tokens={name: column[index] for name, column in self.tokens.items()},
+            rows={name: column[rows] for name, column in self.rows.items()},
+        )
 
     @classmethod
-    def join(cls, parts: Sequence["Experience"]) -> Self:
-        """The experience of all parts, one after the other."""
-        own = [f.name for f in fields(cls) if f.name != "sequences"]
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in own}
-        return cls(sequences=Sequences.join([part.sequences for part in parts]), **joined)
+    def join(cls, parts: Sequence["Columns"]) -> Self:
+        """The sequences of all parts, one after the other, with the columns that every part has."""
+
+        def joined(kind: str) -> dict[str, Tensor]:
+            named: list[Mapping[str, Tensor]] = [getattr(part, kind) for part in parts]
+            return {n: torch.cat([c[n] for c in named]) for n in named[0] if all(n in c for c in named)}
+
+        return cls(Sequences.join([part.sequences for part in parts]), joined("tokens"), joined("rows"))
+
+    @staticmethod
+    def _checked(columns: dict[str, Tensor], count: int, what: str) -> dict[str, Tensor]:
+        for name, column in columns.items():
+            if column.shape != (count,):
+                shape = tuple(column.shape)
+                raise ValueError(f"column {name!r} has shape {shape}; it needs one entry for each of {count} {what}")
+        return columns

@@ -1,5 +1,6 @@
 """What roles derive from the manifest: where models are, how long sequences get, where to listen. No torch."""
 
+from rlhf_api.algorithms import graph_of
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
 
@@ -15,7 +16,7 @@ def tokenizer_path(config: RunConfig) -> str:
 
 def longest(spec: Spec) -> int:
     """The most tokens that a sequence of this job can have."""
-    answer = spec.sampling.max_new_tokens if spec.algorithm == "ppo" else spec.data.max_answer_length
+    answer = spec.sampling.max_new_tokens if graph_of(spec).generates else spec.data.max_answer_length
     return spec.data.max_prompt_length + answer
 
 

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from rlhf_api.algorithms import graph_of
+from rlhf_api.graph import RowKind
 from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import problems
-from rlhf_api.rows import Algorithm, read_rows
+from rlhf_api.rows import read_rows
 from rlhf_api.spec import Spec
 
 
@@ -19,16 +21,16 @@ def check_files(spec: Spec) -> list[Problem]:
 
 
 def _data(spec: Spec) -> Iterator[Problem]:
-    yield from _rows("spec.data.train", spec.data.train, spec.algorithm)
+    yield from _rows("spec.data.train", spec.data.train, graph_of(spec).rows)
     if spec.evaluation is not None:
         # Evaluation answers prompts, whatever the algorithm trains on.
-        yield from _rows("spec.evaluation.data", spec.evaluation.data, "ppo")
+        yield from _rows("spec.evaluation.data", spec.evaluation.data, "prompts")
 
 
-def _rows(field: str, files: Iterable[str], algorithm: Algorithm) -> Iterator[Problem]:
+def _rows(field: str, files: Iterable[str], kind: RowKind) -> Iterator[Problem]:
     for i, file in enumerate(files):
         try:
-            read_rows(file, algorithm)
+            read_rows(file, kind)
         except InvalidJob as error:
             yield from (Problem(f"{field}[{i}]", str(problem)) for problem in error.problems)
 

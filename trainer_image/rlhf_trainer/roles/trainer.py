@@ -11,8 +11,10 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from rlhf_api.algorithms import graph_of
+from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rows import Algorithm, Row, read_rows
+from rlhf_api.rows import Row, read_rows
 from rlhf_api.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.status import CheckpointStatus
 from rlhf_store.archive import Archive, Snapshot
@@ -61,8 +63,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     spec, stop = config.spec, services.control.stop_requested if services else threading.Event()
     # A node's ranks get it when their node is to end; at the next safe point all ranks stop.
     on_sigterm(stop.set)
-    rows = read_all(spec.data.train, spec.algorithm)
-    held_out = read_all(spec.evaluation.data, "ppo") if spec.evaluation else []
+    rows = read_all(spec.data.train, graph_of(spec).rows)
+    held_out = read_all(spec.evaluation.data, "prompts") if spec.evaluation else []
     if ranks.first:
         make_workdir(Path(config.workdir))
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
@@ -131,12 +133,12 @@ def connect(env: ProcessEnv) -> Services:
     return Services(control, http, Roster(control, http), env.host)
 
 
-def read_all(files: Sequence[str], algorithm: Algorithm) -> list[Row]:
+def read_all(files: Sequence[str], kind: RowKind) -> list[Row]:
     """Raises InvalidJob, with every file's first problem."""
     rows, problems = list[Row](), []
     for file in files:
         try:
-            rows += read_rows(file, algorithm)
+            rows += read_rows(file, kind)
         except InvalidJob as error:
             problems += error.problems
     if problems:

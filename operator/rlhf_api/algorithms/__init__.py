@@ -1,0 +1,49 @@
+"""Table of the algorithms: one line for each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..base import Frozen
+from ..graph import Graph
+from . import custom, dpo, dr_grpo, grpo, gspo, ppo, reinforce_pp, reward, rloo, sft
+from .base import Algorithm
+
+if TYPE_CHECKING:
+    from ..spec import Spec
+
+ALGORITHMS: dict[str, Algorithm] = {
+    found.name: found
+    for found in (
+        sft.ALGORITHM,
+        reward.ALGORITHM,
+        dpo.ALGORITHM,
+        ppo.ALGORITHM,
+        grpo.ALGORITHM,
+        dr_grpo.ALGORITHM,
+        rloo.ALGORITHM,
+        reinforce_pp.ALGORITHM,
+        gspo.ALGORITHM,
+    )
+}
+CUSTOM = custom.ALGORITHM
+
+
+def algorithm_of(spec: Spec) -> Algorithm:
+    """The algorithm of a job; `CUSTOM` for one named by import path."""
+    return CUSTOM if ":" in spec.algorithm else ALGORITHMS[spec.algorithm]
+
+
+def settings_of(spec: Spec) -> Frozen:
+    """The section of the job's algorithm, such as `spec.ppo`; an empty one where it has none."""
+    found = algorithm_of(spec)
+    section: Frozen = getattr(spec, found.name) if found.settings else Frozen()
+    return section
+
+
+def graph_of(spec: Spec) -> Graph:
+    """The dataflow graph of a job."""
+    return algorithm_of(spec).graph(spec, settings_of(spec))
+
+
+__all__ = ["ALGORITHMS", "CUSTOM", "Algorithm", "algorithm_of", "graph_of", "settings_of"]

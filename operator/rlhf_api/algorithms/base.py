@@ -1,0 +1,176 @@
+"""Algorithm: its settings section, its graph, and its rules across fields. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from ..base import Frozen, NonNegativeFloat, Positive, PositiveFloat
+from ..graph import POLICY, REFERENCE, SEQUENCES, Compute, Generate, Graph, Infer, Node, Score, Train
+from ..problems import Problem
+
+if TYPE_CHECKING:
+    from ..spec import Spec
+
+Rules = Callable[["Spec", str, Any], Iterator[Problem]]
+"""(spec, the settings' field such as `spec.ppo`, settings) -> problems."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An entry of `rlhf_api.algorithms.ALGORITHMS`, or an object named in a manifest as `module:name`.
+
+    `settings` is the pydantic model of the algorithm's own section, None where it has none; `graph` makes the dataflow
+    graph of a job from its spec and that section; `rules` are its problems across fields.
+    """
+
+    name: str
+    settings: type[Frozen] | None
+    graph: Callable[[Spec, Any], Graph]
+    rules: Rules | None = None
+
+
+class PolicyGradient(Frozen):
+    """Settings that every algorithm with sampled responses has; DAPO's parts combine with any of them."""
+
+    epochs: Positive = 1
+    """Passes over each step's responses."""
+    minibatch_size: Positive = 64
+    """Responses of one optimizer update, over all ranks."""
+    clip_ratio: PositiveFloat = 0.2
+    """The importance ratio is clipped to 1 - clipRatio ... 1 + clipRatio."""
+    clip_ratio_high: PositiveFloat | None = None
+    """Upper clip, 1 + clipRatioHigh, where it differs (DAPO's clip-higher: 0.28)."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bound of the loss of negative advantages, in advantages (dual-clip PPO: 3); above 1."""
+    loss_aggregation: Literal["token", "sequence", "constant"] = "token"
+    """Mean over all response tokens; mean over responses of their mean; or sum over tokens divided by responses x
+    sampling.maxNewTokens."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Bonus for each nat of entropy of the policy's next-token distribution."""
+    stop_ratio: float | None = Field(None, gt=1)
+    """The rest of a step's updates of the policy is left out once the mean importance ratio of a minibatch is above
+    this, or below its inverse."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """Penalty for each nat of divergence from the reference; 0: the job has no reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Estimator of the divergence of each token."""
+    kl_in: Literal["reward", "loss"] = "reward"
+    """The penalty is part of the token rewards, or of the loss."""
+    kl_target: PositiveFloat | None = None
+    """With it klCoefficient adapts, so that the divergence nears klTarget nats a response."""
+    kl_horizon: Positive = 10000
+    """Responses over which klCoefficient adapts to klTarget."""
+    overlong_filter: bool = False
+    """Responses that the length limit cut off are left out of the loss."""
+    overlong_buffer: int = Field(0, ge=0)
+    """Length of the zone before sampling.maxNewTokens in which overlongPenalty rises from 0; 0: no penalty."""
+    overlong_penalty: NonNegativeFloat = 1.0
+    """Subtracted from the score of a response of full length, linearly less within overlongBuffer."""
+    dynamic_sampling: int = Field(0, ge=0)
+    """Rounds of fresh prompts, at most, that take the place of groups whose responses all have one score; 0: such
+    groups stay."""
+
+
+def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
+    """Problems that all algorithms with sampled responses share."""
+    responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    if settings.minibatch_size > responses:
+        yield Problem(
+            f"{where}.minibatchSize",
+            f"a step has {responses} answers (data.promptsPerStep x sampling.answersPerPrompt); "
+            f"use at most that; got {settings.minibatch_size}",
+        )
+    high = settings.clip_ratio_high
+    if high is not None and high < settings.clip_ratio:
+        yield Problem(
+            f"{where}.clipRatioHigh", f"must be at least clipRatio ({settings.clip_ratio:g}); got {high:g}"
+        )
+    if settings.kl_target is not None and settings.kl_coefficient == 0:
+        yield Problem(
+            f"{where}.klTarget", f"needs klCoefficient above 0 to begin with; got {settings.kl_target:g}"
+        )
+    limit = spec.sampling.max_new_tokens
+    if settings.overlong_buffer > limit:
+        yield Problem(
+            f"{where}.overlongBuffer",
+            f"must be at most sampling.maxNewTokens ({limit}); got {settings.overlong_buffer}",
+        )
+    if settings.dynamic_sampling and spec.sampling.answers_per_prompt < 2:
+        yield Problem(
+            f"{where}.dynamicSampling",
+            "compares the responses to a prompt: set sampling.answersPerPrompt to at least 2; got 1",
+        )
+    if settings.dynamic_sampling and spec.replay.dynamic:
+        yield Problem(
+            f"{where}.dynamicSampling", "needs all scores of a step; use replay.streamDataLoaderType fixed"
+        )
+
+
+def group_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
+    """Problems of algorithms whose baseline is the other responses to the same prompt."""
+    yield from policy_gradient_rules(spec, where, settings)
+    if spec.sampling.answers_per_prompt < 2:
+        yield Problem(
+            "spec.sampling.answersPerPrompt",
+            f"{spec.algorithm} compares the responses to a prompt; use at least 2 (8 is usual); got 1",
+        )
+
+
+def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
+    """Nodes that every algorithm with sampled responses begins with: responses, their log-probabilities under policy
+    and reference as far as something needs them, and scores.
+
+    The policy's own log-probabilities before the step are not computed where a step is one update: they are those of
+    the update itself.
+    """
+    responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    one_update = settings.epochs == 1 and settings.minibatch_size >= responses and not spec.replay.window
+    penalty = settings.kl_coefficient > 0
+    nodes: list[Node] = [Generate()]
+    if not one_update or (penalty and settings.kl_in == "reward"):
+        nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
+    if penalty:
+        nodes.append(Infer(name="reference_logprobs", model=REFERENCE, writes=("reference_logprobs",)))
+    nodes.append(Score())
+    if settings.overlong_filter:
+        nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
+    return tuple(nodes)
+
+
+def rewarded(settings: PolicyGradient) -> tuple[str, ...]:
+    """Columns that rewards are made of."""
+    in_reward = settings.kl_coefficient > 0 and settings.kl_in == "reward"
+    return ("scores", *(("logprobs", "reference_logprobs") if in_reward else ()))
+
+
+def train_policy(settings: PolicyGradient, loss: str = "policy") -> Train:
+    """The policy's training node: reads the reference where the penalty is part of the loss."""
+    in_loss = settings.kl_coefficient > 0 and settings.kl_in == "loss"
+    reads = (SEQUENCES, "sampled_logprobs", "advantages", *(("reference_logprobs",) if in_loss else ()))
+    return Train(name="train_policy", model=POLICY, loss=loss, output="logprobs_and_entropy", reads=reads)
+
+
+def grouped(function: str, loss: str = "policy") -> Callable[[Spec, PolicyGradient], Graph]:
+    """Graph of the algorithms without a critic whose advantage is one number for each response: its reward against
+    the rewards of the other responses to the prompt."""
+
+    def graph(spec: Spec, settings: PolicyGradient) -> Graph:
+        rewards = Compute(
+            name="rewards",
+            function="response_rewards",
+            reads=rewarded(settings),
+            writes=("response_rewards",),
+        )
+        advantages = Compute(
+            name="advantages",
+            function=function,
+            reads=("response_rewards", "position"),
+            writes=("advantages",),
+        )
+        return Graph((*experience(spec, settings), rewards, advantages, train_policy(settings, loss)))
+
+    return graph

@@ -1,0 +1,61 @@
+"""An algorithm of a user's own, named `module:name`: what a host must know of it without importing it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from ..base import Frozen
+from ..graph import (
+    CRITIC,
+    POLICY,
+    REFERENCE,
+    SEQUENCES,
+    Compute,
+    Dataset,
+    Generate,
+    Graph,
+    Infer,
+    Node,
+    RowKind,
+    Score,
+    Train,
+)
+from .base import Algorithm
+
+if TYPE_CHECKING:
+    from ..spec import Spec
+
+
+class Custom(Frozen):
+    """For `algorithm: module:name`: what its graph has, so that roles and memory are planned without running it; the
+    trainer refuses a graph that differs."""
+
+    rows: RowKind = "prompts"
+    """Kind of the dataset's rows; `prompts` are answered by the policy."""
+    scores: bool = True
+    """The graph has a Score node, so that the job has the reward role."""
+    reference: bool = False
+    """The graph calls the reference."""
+    critic: bool = False
+    """The graph trains a critic beside the policy."""
+    settings: dict[str, JsonValue] = {}
+    """The algorithm's own settings."""
+
+
+def _graph(_spec: Spec, settings: Custom) -> Graph:
+    source = Generate() if settings.rows == "prompts" else Dataset(rows=settings.rows)
+    nodes: list[Node] = [source]
+    if settings.scores:
+        nodes.append(Score())
+    if settings.reference:
+        nodes.append(Infer(name="reference", model=REFERENCE, writes=("reference_logprobs",)))
+    nodes.append(Compute(name="own", function="the algorithm's own", reads=(SEQUENCES,)))
+    nodes.append(Train(name="policy", model=POLICY, loss="the algorithm's own", reads=(SEQUENCES,)))
+    if settings.critic:
+        nodes.append(Train(name="critic", model=CRITIC, loss="the algorithm's own", reads=(SEQUENCES,)))
+    return Graph(tuple(nodes))
+
+
+ALGORITHM = Algorithm(name="custom", settings=Custom, graph=_graph)

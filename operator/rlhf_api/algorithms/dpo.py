@@ -1,0 +1,49 @@
+"""Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from ..base import Frozen, PositiveFloat
+from ..graph import POLICY, REFERENCE, SEQUENCES, Dataset, Graph, Infer, Train
+from .base import Algorithm
+
+if TYPE_CHECKING:
+    from ..spec import Spec
+
+
+class DPO(Frozen):
+    """Direct preference optimization of the policy on pairs of responses, without sampling."""
+
+    beta: PositiveFloat = 0.1
+    """Strength of the implicit KL penalty to the reference (Rafailov et al. 2023)."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """DPO's logistic loss, or IPO's squared one (Azar et al. 2023)."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of preferences taken to be wrong (conservative DPO); for `sigmoid`."""
+
+
+def _graph(_spec: Spec, _settings: DPO) -> Graph:
+    return Graph(
+        (
+            Dataset(rows="pairs", group=2),
+            Infer(
+                name="reference_logprobs",
+                model=REFERENCE,
+                output="logprobs_untempered",
+                writes=("reference_logprobs",),
+            ),
+            Train(
+                name="train_policy",
+                model=POLICY,
+                loss="dpo",
+                output="logprobs_untempered",
+                reads=(SEQUENCES, "reference_logprobs"),
+            ),
+        )
+    )
+
+
+ALGORITHM = Algorithm(name="dpo", settings=DPO, graph=_graph)

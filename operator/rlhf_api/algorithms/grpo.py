@@ -1,0 +1,21 @@
+"""Group relative policy optimization (Shao et al. 2024, arXiv:2402.03300)."""
+
+from typing import Literal
+
+from ..base import NonNegativeFloat
+from .base import Algorithm, PolicyGradient, group_rules, grouped
+
+
+class GRPO(PolicyGradient):
+    """Group relative policy optimization: the advantage of a response is its reward against those of the other
+    responses to the prompt, in standard deviations; no critic."""
+
+    kl_coefficient: NonNegativeFloat = 0.001
+    """Penalty for each nat of divergence from the reference; 0: the job has no reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the divergence of each token."""
+    kl_in: Literal["reward", "loss"] = "loss"
+    """The penalty is part of the loss, or of the responses' rewards."""
+
+
+ALGORITHM = Algorithm(name="grpo", settings=GRPO, graph=grouped("grpo"), rules=group_rules)

@@ -1,0 +1,25 @@
+"""Group sequence policy optimization (Zheng et al. 2025, arXiv:2507.18071)."""
+
+from typing import Literal
+
+from ..base import PositiveFloat
+from .base import Algorithm, PolicyGradient, group_rules, grouped
+
+
+class GSPO(PolicyGradient):
+    """GRPO with one importance ratio for a whole response, the geometric mean of its tokens' ratios, which is clipped
+    as one."""
+
+    clip_ratio: PositiveFloat = 3e-4
+    """The response's ratio is clipped to 1 - clipRatio ... 1 + clipRatioHigh."""
+    clip_ratio_high: PositiveFloat = 4e-4
+    """Upper clip."""
+    loss_aggregation: Literal["token", "sequence", "constant"] = "sequence"
+    """Mean over responses; or over all tokens."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the divergence of each token."""
+    kl_in: Literal["reward", "loss"] = "loss"
+    """The penalty is part of the loss, or of the responses' rewards."""
+
+
+ALGORITHM = Algorithm(name="gspo", settings=GSPO, graph=grouped("grpo", loss="gspo"), rules=group_rules)

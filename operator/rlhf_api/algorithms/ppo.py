@@ -1,0 +1,81 @@
+"""Proximal policy optimization with a critic (Schulman et al. 2017, arXiv:1707.06347)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from ..base import Fraction, NonNegativeFloat, Positive
+from ..graph import CRITIC, SEQUENCES, Compute, Graph, Infer, Train
+from ..problems import Problem
+from .base import Algorithm, PolicyGradient, experience, policy_gradient_rules, rewarded, train_policy
+
+if TYPE_CHECKING:
+    from ..spec import Spec
+
+
+class PPO(PolicyGradient):
+    """Proximal policy optimization with a critic and a token-level KL penalty to the reference."""
+
+    kl_coefficient: NonNegativeFloat = 0.05
+    """Reward taken per nat of divergence from the reference; 0: the job has no reference."""
+    gamma: Fraction = 1.0
+    """Discount of each further token."""
+    gae_lambda: Fraction = 0.95
+    """Generalized advantage estimation."""
+    clip_value: NonNegativeFloat = 0.2
+    """How far a value may move before its loss is clipped; 0 clips none."""
+    whiten_advantages: bool = True
+    """To mean 0 and standard deviation 1 over the response tokens of a step."""
+    normalize_values: bool = False
+    """The critic learns returns divided by their running standard deviation, around their running mean."""
+    value_minibatch_size: Positive | None = None
+    """Responses of one update of the critic; minibatchSize unless given."""
+    critic_warmup_steps: int = Field(0, ge=0)
+    """Steps at the start in which the critic alone is trained."""
+
+
+def _graph(spec: Spec, settings: PPO) -> Graph:
+    begin = experience(spec, settings)
+    return Graph(
+        (
+            *begin,
+            Infer(name="values", model=CRITIC, output="values", writes=("values",)),
+            Compute(
+                name="rewards", function="token_rewards", reads=rewarded(settings), writes=("token_rewards",)
+            ),
+            Compute(
+                name="advantages",
+                function="gae",
+                reads=("token_rewards", "values"),
+                writes=("advantages", "returns"),
+            ),
+            train_policy(settings),
+            Train(
+                name="train_critic",
+                model=CRITIC,
+                loss="value",
+                output="values",
+                reads=(SEQUENCES, "values", "returns"),
+            ),
+        )
+    )
+
+
+def _rules(spec: Spec, where: str, settings: PPO) -> Iterator[Problem]:
+    yield from policy_gradient_rules(spec, where, settings)
+    responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    size = settings.value_minibatch_size
+    if size is not None and size > responses:
+        yield Problem(
+            f"{where}.valueMinibatchSize", f"a step has {responses} responses; use at most that; got {size}"
+        )
+    warmup = settings.critic_warmup_steps
+    if warmup >= spec.steps:
+        message = f"the policy would never be trained: use less than steps ({spec.steps}); got {warmup}"
+        yield Problem(f"{where}.criticWarmupSteps", message)
+
+
+ALGORITHM = Algorithm(name="ppo", settings=PPO, graph=_graph, rules=_rules)

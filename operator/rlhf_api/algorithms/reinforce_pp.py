@@ -1,0 +1,49 @@
+"""REINFORCE++ (Hu et al. 2025, arXiv:2501.03262)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..base import Fraction, NonNegativeFloat
+from ..graph import Compute, Graph
+from ..problems import Problem
+from .base import (
+    Algorithm,
+    PolicyGradient,
+    experience,
+    group_rules,
+    policy_gradient_rules,
+    rewarded,
+    train_policy,
+)
+
+if TYPE_CHECKING:
+    from ..spec import Spec
+
+
+class ReinforcePP(PolicyGradient):
+    """REINFORCE with PPO's clipping and advantages normalised over all tokens of a step; no critic."""
+
+    kl_coefficient: NonNegativeFloat = 0.01
+    """Reward taken per nat of divergence from the reference; 0: the job has no reference."""
+    gamma: Fraction = 1.0
+    """Discount of each further token."""
+    group_baseline: bool = False
+    """The mean reward of the responses to the prompt is taken off each one's reward first."""
+
+
+def _graph(spec: Spec, settings: ReinforcePP) -> Graph:
+    reads = (*rewarded(settings), *(("position",) if settings.group_baseline else ()))
+    rewards = Compute(name="rewards", function="token_rewards", reads=reads, writes=("token_rewards",))
+    advantages = Compute(
+        name="advantages", function="reinforce_pp", reads=("token_rewards",), writes=("advantages",)
+    )
+    return Graph((*experience(spec, settings), rewards, advantages, train_policy(settings)))
+
+
+def _rules(spec: Spec, where: str, settings: ReinforcePP) -> Iterator[Problem]:
+    yield from (group_rules if settings.group_baseline else policy_gradient_rules)(spec, where, settings)
+
+
+ALGORITHM = Algorithm(name="reinforce_pp", settings=ReinforcePP, graph=_graph, rules=_rules)

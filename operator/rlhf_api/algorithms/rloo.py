@@ -1,0 +1,14 @@
+"""REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740)."""
+
+from ..base import NonNegativeFloat
+from .base import Algorithm, PolicyGradient, group_rules, grouped
+
+
+class RLOO(PolicyGradient):
+    """REINFORCE with the mean reward of the other responses to the prompt as baseline; no critic."""
+
+    kl_coefficient: NonNegativeFloat = 0.05
+    """Reward taken per nat of divergence from the reference; 0: the job has no reference."""
+
+
+ALGORITHM = Algorithm(name="rloo", settings=RLOO, graph=grouped("rloo"), rules=group_rules)

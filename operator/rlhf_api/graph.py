@@ -1,0 +1,187 @@
+"""Dataflow graph of an algorithm: calls on models and roles, joined by the columns that they read and write.
+
+Torch-free data. The trainer looks up each node's function by its key (`rlhf_trainer.ops`); everything else that depends
+on the algorithm (roles, trained models, memory, data rows) is read off the graph.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from .roles import Role
+
+RowKind = Literal["prompts", "responses", "pairs"]
+"""Dataset rows: `{prompt}`, `{prompt, answer}`, or `{prompt, pos_answers, neg_answers}`."""
+Head = Literal["causal", "value", "score"]
+"""Output of a model: logits over the vocabulary, a value for each token, or a score for each sequence."""
+
+
+class GraphError(ValueError):
+    """A graph that cannot run: a column without a writer, two writers, or no training node."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that the graph calls. `name` is its group in a snapshot; `field` the entry of `spec.model` that it
+    starts from, and the folder that it is exported to."""
+
+    name: str
+    field: Literal["policy", "critic", "reference"]
+    head: Head
+
+
+POLICY = Model("policy", "policy", "causal")
+CRITIC = Model("critic", "critic", "value")
+REFERENCE = Model("reference", "reference", "causal")
+SUPERVISED = Model("model", "policy", "causal")
+REWARD_MODEL = Model("model", "policy", "score")
+
+SEQUENCES = "sequences"
+"""Tokens of prompts and responses: there from the first node on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One call. It runs once every column that it reads exists, and not at all where all that it writes does."""
+
+    name: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(Node):
+    """Responses to prompts of the dataset, sampled from `model` by the generators or by the trainer itself."""
+
+    name: str = "generate"
+    model: Model = POLICY
+    writes: tuple[str, ...] = (SEQUENCES, "sampled_logprobs", "versions", "position", "finished")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Node):
+    """Sequences made of dataset rows of kind `rows`. `group` consecutive sequences stay in one micro-batch: 2 for the
+    two responses of a pair."""
+
+    name: str = "dataset"
+    rows: RowKind
+    group: int = 1
+    writes: tuple[str, ...] = (SEQUENCES,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infer(Node):
+    """A forward pass of `model` without gradients; `output` is the key of what is read from its logits."""
+
+    model: Model
+    output: str = "logprobs"
+    reads: tuple[str, ...] = (SEQUENCES,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(Node):
+    """Rewards of the reward role: one number for each sequence."""
+
+    name: str = "score"
+    reads: tuple[str, ...] = (SEQUENCES,)
+    writes: tuple[str, ...] = ("scores",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute(Node):
+    """A pure function over columns, the same on every rank; `function` is its key, or `module:name`."""
+
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Node):
+    """Optimizer steps of `model` on minibatches; `loss` is the key of the loss, or `module:name`."""
+
+    model: Model
+    loss: str
+    output: str = "logprobs"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in an order in which each one's columns are written before they are read."""
+
+    nodes: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise GraphError("; ".join(problems))
+
+    @property
+    def source(self) -> Generate | Dataset:
+        """The first node: where sequences come from."""
+        (source,) = (n for n in self.nodes if isinstance(n, Generate | Dataset))
+        return source
+
+    @property
+    def generates(self) -> bool:
+        """Whether responses are sampled during training."""
+        return isinstance(self.source, Generate)
+
+    @property
+    def rows(self) -> RowKind:
+        """Kind of the dataset's rows."""
+        return "prompts" if isinstance(self.source, Generate) else self.source.rows
+
+    @property
+    def prepare(self) -> tuple[Node, ...]:
+        """Nodes between the source and training."""
+        return tuple(n for n in self.nodes if isinstance(n, Infer | Score | Compute))
+
+    @property
+    def train(self) -> tuple[Train, ...]:
+        """Training nodes, in order."""
+        return tuple(n for n in self.nodes if isinstance(n, Train))
+
+    @property
+    def trained(self) -> tuple[Model, ...]:
+        """Models with an optimizer, in the order of their training nodes."""
+        return tuple(dict.fromkeys(n.model for n in self.train))
+
+    def remote(self, node: Node) -> Role | None:
+        """The role that answers a node; None for what runs in the trainer."""
+        if isinstance(node, Score):
+            return Role.REWARD
+        if isinstance(node, Infer) and node.model not in self.trained:
+            return Role.REFERENCE
+        return None
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles that the graph needs: the trainer, then those that answer one of its nodes."""
+        generator = (Role.GENERATOR,) if self.generates else ()
+        called = {role for node in self.prepare if (role := self.remote(node))}
+        return (Role.TRAINER, *generator, *(role for role in (Role.REWARD, Role.REFERENCE) if role in called))
+
+    def _problems(self) -> Iterator[str]:
+        if sum(isinstance(n, Generate | Dataset) for n in self.nodes) != 1:
+            yield "a graph has exactly one Generate or Dataset node"
+            return
+        if not self.train:
+            yield "a graph trains at least one model: it has no Train node"
+        written: dict[str, str] = {}
+        names: set[str] = set()
+        for node in self.nodes:
+            if node.name in names:
+                yield f"two nodes are named {node.name!r}"
+            names.add(node.name)
+            for column in node.reads:
+                if column not in written:
+                    known = ", ".join(written) or "none"
+                    yield f"node {node.name!r} reads {column!r}, which no node before it writes; there are: {known}"
+            for column in node.writes:
+                if column in written:
+                    yield f"node {node.name!r} writes {column!r}, which node {written[column]!r} has written"
+                written[column] = node.name
+            if isinstance(node, Infer) and len(node.writes) != 1:
+                yield f"node {node.name!r} writes one column, not {len(node.writes)}"
+            if isinstance(node, Infer) and node.model not in (*self.trained, REFERENCE):
+                yield f"node {node.name!r} calls {node.model.name!r}, which is neither trained nor the reference"
+        if self.generates and self.source.model not in self.trained:  # type: ignore[union-attr]
+            yield "Generate samples from a model that no Train node trains"
