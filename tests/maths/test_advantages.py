@@ -6,7 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_trainer.maths.advantages import generalized_advantages, whiten
+from rlhf_trainer.maths.advantages import (
+    generalized_advantages,
+    reinforce_pp_advantages,
+    returns_to_go,
+    whiten,
+)
 from rlhf_trainer.maths.kl import token_rewards
 
 real = st.floats(-5, 5, width=32)
@@ -118,3 +123,88 @@ def test_whitened_mean_and_deviation(x, random):
     torch.testing.assert_close(
         whiten(torch.tensor([x[i] for i in order], dtype=torch.float64)), whitened[order]
     )
+
+
+@given(answers, discount)
+def test_returns_to_go_are_the_discounted_sums(batch, gamma):
+    rewards, _, lengths = packed(batch)
+    expected = []
+    for response in batch:
+        own = [reward for reward, _ in response]
+        expected += [sum(gamma**k * r for k, r in enumerate(own[t:])) for t in range(len(own))]
+    torch.testing.assert_close(
+        returns_to_go(rewards, lengths, gamma), torch.tensor(expected, dtype=torch.float64)
+    )
+
+
+@given(st.lists(st.tuples(real, st.booleans()), min_size=1, max_size=30))
+def test_masked_whitening_is_that_of_the_counted_tokens(rows):
+    x, mask = torch.tensor(rows, dtype=torch.float64).unbind(1)
+    mask = mask.bool()
+    counted = np.array([value for value, counts in rows if counts])
+    whitened = whiten(x, mask=mask)
+    assert whitened[~mask].tolist() == [0.0] * int((~mask).sum())
+    if len(counted):
+        expected = (counted - counted.mean()) / np.sqrt(counted.var() + 1e-8)
+        np.testing.assert_allclose(whitened[mask], expected, atol=1e-7)
+    assert torch.equal(whiten(x, mask=torch.ones_like(mask)), whiten(x))
+
+
+def naive_reinforce_pp(batch, beta, gamma, groups, masked) -> list[float]:
+    """Token by token in plain Python: baseline, penalty, score at the end, returns-to-go, one mean and deviation."""
+    scores = [score for score, _ in batch]
+    if groups is not None:
+        members = [[s for s, g in zip(scores, groups, strict=True) if g == group] for group in groups]
+        scores = [s - sum(own) / len(own) for s, own in zip(scores, members, strict=True)]
+    returns, counts = [], []
+    for score, (_, tokens) in zip(scores, batch, strict=True):
+        following, own = score, []
+        for kl, counted in reversed(tokens):
+            counted = counted or not masked
+            penalty = beta * kl if counted else 0.0
+            following = following - penalty if not own else gamma * following - penalty
+            own.append((following, counted))
+        returns += [g for g, _ in reversed(own)]
+        counts += [c for _, c in reversed(own)]
+    counted = [g for g, c in zip(returns, counts, strict=True) if c]
+    mean = sum(counted) / max(1, len(counted))
+    variance = sum((g - mean) ** 2 for g in counted) / max(1, len(counted))
+    return [(g - mean) / (variance + 1e-8) ** 0.5 if c else 0.0 for g, c in zip(returns, counts, strict=True)]
+
+
+scored = st.lists(
+    st.tuples(real, st.lists(st.tuples(real, st.booleans()), min_size=1, max_size=6)), min_size=1, max_size=6
+)
+
+
+@given(scored, st.floats(0, 1), discount, st.booleans(), st.booleans(), st.randoms(use_true_random=False))
+def test_reinforce_pp_is_that_of_a_loop_in_any_order(batch, beta, gamma, grouped, masked, random):
+    groups = [random.randint(0, 2) for _ in batch] if grouped else None
+
+    def advantages(order: list) -> torch.Tensor:
+        kl, mask = torch.tensor([token for i in order for token in batch[i][1]], dtype=torch.float64).unbind(
+            1
+        )
+        return reinforce_pp_advantages(
+            kl,
+            torch.tensor([batch[i][0] for i in order], dtype=torch.float64),
+            torch.tensor([len(batch[i][1]) for i in order]),
+            kl_coefficient=beta,
+            gamma=gamma,
+            groups=torch.tensor([groups[i] for i in order]) if groups else None,
+            mask=mask.bool() if masked else None,
+        )
+
+    together = advantages(list(range(len(batch))))
+    expected = torch.tensor(naive_reinforce_pp(batch, beta, gamma, groups, masked), dtype=torch.float64)
+    torch.testing.assert_close(together, expected, atol=1e-6, rtol=1e-6)
+    order = random.sample(range(len(batch)), len(batch))
+    pieces = together.split([len(tokens) for _, tokens in batch])
+    torch.testing.assert_close(advantages(order), torch.cat([pieces[i] for i in order]), atol=1e-6, rtol=1e-6)
+
+
+def test_reinforce_pp_without_a_penalty_gives_every_token_its_responses_score():
+    advantages = reinforce_pp_advantages(
+        torch.randn(4), torch.tensor([3.0, 1.0]), torch.tensor([2, 2]), kl_coefficient=0.0
+    )
+    torch.testing.assert_close(advantages, torch.tensor([1.0, 1.0, -1.0, -1.0]))

@@ -1,8 +1,10 @@
-"""Advantages of answer tokens."""
+"""Advantages of response tokens: generalized advantages, returns-to-go, whitening, REINFORCE++."""
 
 import torch
 from torch import Tensor
 
+from .groups import group_centered
+from .kl import token_rewards
 from .ragged import pad, response_mask
 
 
@@ -28,11 +30,54 @@ def generalized_advantages(
     return packed, packed + values
 
 
-def whiten(x: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """(x - mean) / sqrt(variance + epsilon) over all answer tokens, population variance: one token gives 0.
+def returns_to_go(rewards: Tensor, lengths: Tensor, gamma: float) -> Tensor:
+    """G_t = r_t + gamma G_{t+1}, 0 after a response's last token.
 
-    Shapes: float [A], A >= 1, any unit -> [A] without a unit, same dtype; mean 0, standard deviation 1.
+    Shapes: `rewards` float [A] in units of reward, `lengths` int64 [N] -> [A] in the same unit and dtype.
+    Raises ValueError where `lengths` do not fit.
+    Source: Sutton and Barto 2018, "Reinforcement Learning", eq. 3.9; the generalized advantage of
+    Schulman et al. 2015 (arXiv:1506.02438) with V = 0 and lambda = 1.
+    """
+    return generalized_advantages(rewards, torch.zeros_like(rewards), lengths, gamma, gae_lambda=1.0)[0]
+
+
+def whiten(x: Tensor, epsilon: float = 1e-8, mask: Tensor | None = None) -> Tensor:
+    """(x - mean) / sqrt(variance + epsilon) over all response tokens, population variance: one token gives 0.
+
+    With a `mask`, mean and variance are those of the tokens that it counts, and the others become 0.
+    Shapes: float [A], A >= 1, any unit, `mask` bool [A] -> [A] without a unit, same dtype; mean 0, standard
+    deviation 1. The whole batch belongs in one call: mean and variance of a part of it are others.
     Source: Huang et al. 2022, "The 37 Implementation Details of PPO", detail 7 (advantage normalisation).
     """
-    centered = x - x.mean()
-    return centered * torch.rsqrt(centered.square().mean() + epsilon)
+    if mask is not None:
+        whitened = torch.zeros_like(x)
+        whitened[mask] = whiten(x[mask], epsilon)
+        return whitened
+    deviations = x - x.mean()
+    return deviations * torch.rsqrt(deviations.square().mean() + epsilon)
+
+
+def reinforce_pp_advantages(
+    kl: Tensor,
+    scores: Tensor,
+    lengths: Tensor,
+    *,
+    kl_coefficient: float,
+    gamma: float = 1.0,
+    groups: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Returns-to-go of the KL-penalised token rewards, whitened over all tokens of the batch: REINFORCE++.
+
+    With `groups`, a response's score is first taken less the mean of its group (REINFORCE++ with baseline; the
+    paper then penalises the KL in the loss, by k2: `kl_coefficient` 0 here). Tokens that `mask` does not count
+    are not penalised, do not enter mean and variance, and get 0.
+    Shapes: `kl` float [A] in nats, `scores` float [N] in units of reward, `lengths` and `groups` int64 [N],
+    `mask` bool [A] -> [A] without a unit, dtype of `kl`; `kl_coefficient` in reward per nat. Raises ValueError
+    where they do not fit.
+    Source: Hu et al. 2025 (arXiv:2501.03262), section 3.
+    """
+    if groups is not None:
+        scores = group_centered(scores, groups)
+    rewards = token_rewards(kl, scores, lengths, kl_coefficient, mask=mask)
+    return whiten(returns_to_go(rewards, lengths, gamma), mask=mask)

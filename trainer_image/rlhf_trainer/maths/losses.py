@@ -1,4 +1,7 @@
-"""Losses of policy, critic and reward model, each per token or pair, and the weights that sum them up."""
+"""Losses of policy, critic and reward model, each per token or pair, and the weights that sum them up.
+
+A policy loss is a ratio, of tokens (PPO, GRPO) or of sequences (GSPO), in a clipped surrogate.
+"""
 
 from typing import Literal
 
@@ -6,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-Aggregation = Literal["token", "sequence"]
+from .ragged import check_mask, pad, sequence_sums, to_tokens
+
+Aggregation = Literal["token", "sequence", "constant"]
 
 
 def ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -18,26 +23,84 @@ def ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     return torch.exp(logprobs - old_logprobs)
 
 
-def clipped_policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_ratio: float
+def sequence_ratio(
+    logprobs: Tensor, old_logprobs: Tensor, lengths: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """-min(r A, clip(r, 1 - c, 1 + c) A) of each token with ratio r, advantage A and c = `clip_ratio`.
+    """s sg[1 / p] p of each token, where s = (p(y) / p_old(y))^(1/|y|) of its sequence and sg stops gradients.
 
+    Its value is s at every token, and the mean over a sequence's tokens has the gradient of s: GSPO's loss is
+    `clipped_surrogate` of it, aggregated by "sequence". Every sequence has to be whole, since s is taken over all
+    its tokens: a micro-batch holds whole sequences. Where `mask` is given, s and |y| are of the tokens it counts;
+    a sequence without any has s = 1.
+    Shapes: `logprobs`, `old_logprobs` float [A] in nats, `lengths` int64 [N], `mask` bool [A] -> [A] without a
+    unit, same dtype. Raises ValueError where they do not fit.
+    Source: Zheng et al. 2025 (arXiv:2507.18071), eq. 7 (s) and 14 (its form for each token).
+    """
+    counts = lengths if mask is None else pad(mask, lengths).sum(1).clamp(min=1)
+    sums = sequence_sums((logprobs - old_logprobs).detach(), lengths, mask)
+    return to_tokens(torch.exp(sums / counts), lengths) * torch.exp(logprobs - logprobs.detach())
+
+
+def clipped_surrogate(
+    r: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Tensor:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) of each token with ratio r and advantage A.
+
+    With `dual_clip` = c > 1 no more than -c A where A < 0: a token of negative advantage that became far more
+    likely (stale samples) stops pulling, where PPO's own clip bounds only the other side.
+    Shapes: `r` (of `ratio` or `sequence_ratio`), `advantages` float [A] -> [A] in units of the advantages, same
+    dtype. Raises ValueError unless c > 1.
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7, negated; clip_high > clip_low Yu et al. 2025
+    (arXiv:2503.14476), eq. 10 (clip-higher); c Ye et al. 2020 (arXiv:1912.09729), section "Dual-clip PPO".
+    """
+    loss = -torch.minimum(r * advantages, r.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    if dual_clip is None:
+        return loss
+    if dual_clip <= 1:
+        raise ValueError(f"the dual clip is a ratio above 1, such as 3, not {dual_clip}")
+    return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+
+
+def clipped_policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_ratio: float,
+    *,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """`clipped_surrogate` of the tokens' own ratios: the policy loss of PPO and GRPO.
+
+    Without `clip_high`, the ratio is clipped at `clip_ratio` on both sides.
     Shapes: `logprobs`, `old_logprobs` float [A] in nats, `advantages` [A] -> [A] in units of the advantages,
     same dtype.
     Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7, negated.
     """
-    r = ratio(logprobs, old_logprobs)
-    return -torch.minimum(r * advantages, r.clamp(1 - clip_ratio, 1 + clip_ratio) * advantages)
+    high = clip_ratio if clip_high is None else clip_high
+    return clipped_surrogate(ratio(logprobs, old_logprobs), advantages, clip_ratio, high, dual_clip)
 
 
-def clipped(logprobs: Tensor, old_logprobs: Tensor, clip_ratio: float) -> Tensor:
-    """1 where the ratio lies outside [1 - c, 1 + c], else 0; the mean over tokens is the clip fraction.
+def outside_clip(r: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """1 where the ratio lies outside [1 - clip_low, 1 + clip_high], else 0; the mean is the clip fraction.
 
-    Shapes: two float [A] in nats -> [A] without a unit, same dtype.
+    Shapes: `r` float [A] -> [A] without a unit, same dtype.
     Source: Huang et al. 2022, "The 37 Implementation Details of PPO", detail 12 (debug variables, clipfrac).
     """
-    return ((ratio(logprobs, old_logprobs) - 1).abs() > clip_ratio).to(logprobs.dtype)
+    change = r - 1
+    return ((change > clip_high) | (-change > clip_low)).to(r.dtype)
+
+
+def clipped(
+    logprobs: Tensor, old_logprobs: Tensor, clip_ratio: float, *, clip_high: float | None = None
+) -> Tensor:
+    """`outside_clip` of the tokens' own ratios; without `clip_high`, `clip_ratio` bounds both sides.
+
+    Shapes: two float [A] in nats -> [A] without a unit, same dtype.
+    """
+    return outside_clip(
+        ratio(logprobs, old_logprobs), clip_ratio, clip_ratio if clip_high is None else clip_high
+    )
 
 
 def clipped_value_loss(
@@ -56,23 +119,43 @@ def clipped_value_loss(
     return loss / 2
 
 
-def token_weights(lengths: Tensor, aggregation: Aggregation) -> Tensor:
-    """Weights w with `(w * loss).sum()` = the mean over all tokens ("token": 1/A each), or the mean over
-    sequences of each one's mean ("sequence": 1/(N length)).
+def token_weights(
+    lengths: Tensor,
+    aggregation: Aggregation,
+    mask: Tensor | None = None,
+    *,
+    constant: int | None = None,
+) -> Tensor:
+    """Weights w with `(w * loss).sum()` = the mean over all tokens ("token": 1/A each), the mean over sequences
+    of each one's mean ("sequence": 1/(N length)), or the mean over sequences of each one's sum divided by the
+    same number of tokens ("constant": 1/(N constant)), such as the longest response allowed.
 
-    They sum to 1 over a whole minibatch. Made for all of it and cut up with it, they make the losses of its
-    micro-batches add up to the loss of the minibatch.
-    Shapes: `lengths` int64 [N] >= 1 -> float32 [A]. Raises ValueError for another aggregation.
+    Tokens that `mask` does not count have weight 0 and enter no length and no A, nor their sequence the N of
+    "sequence" where it has no others. For "constant", N are all sequences: what is masked must not make the rest
+    weigh more. Where no token counts at all, all weights are 0.
+
+    Those of "token" and "sequence" sum to 1 over a whole minibatch. Made for all of it and cut up with it, weights
+    make the losses of its micro-batches add up to the loss of the minibatch.
+    Shapes: `lengths` int64 [N] >= 1, `mask` bool [A] -> float32 [A]. Raises ValueError for another aggregation, for
+    "constant" without a positive constant, and where mask and lengths do not fit.
     Source: "token" Yu et al. 2025 (arXiv:2503.14476), eq. 8; "sequence" Shao et al. 2024 (arXiv:2402.03300),
-    eq. 3.
+    eq. 3; "constant" Liu et al. 2025 (arXiv:2503.20783), section 3.2 (Dr. GRPO).
     """
+    if mask is not None:
+        check_mask(mask, lengths)
+    counts = lengths if mask is None else pad(mask, lengths).sum(1)
     if aggregation == "token":
-        per_sequence = torch.full(lengths.shape, 1.0, device=lengths.device) / lengths.sum()
+        per_sequence = torch.full(lengths.shape, 1.0, device=lengths.device) / counts.sum()
     elif aggregation == "sequence":
-        per_sequence = 1.0 / (len(lengths) * lengths)
+        per_sequence = 1.0 / (counts.count_nonzero() * counts)
+    elif aggregation == "constant":
+        if constant is None or constant <= 0:
+            raise ValueError(f"aggregation 'constant' needs a positive number of tokens, not {constant}")
+        per_sequence = torch.full(lengths.shape, 1.0 / (len(lengths) * constant), device=lengths.device)
     else:
-        raise ValueError(f"aggregation is 'token' or 'sequence', not {aggregation!r}")
-    return torch.repeat_interleave(per_sequence, lengths)
+        raise ValueError(f"aggregation is 'token', 'sequence' or 'constant', not {aggregation!r}")
+    weights = torch.repeat_interleave(per_sequence, lengths)
+    return weights if mask is None else weights.masked_fill(~mask, 0.0)
 
 
 def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:

@@ -32,3 +32,38 @@ def pad(x: Tensor, lengths: Tensor) -> Tensor:
     padded = x.new_zeros(mask.shape)
     padded[mask] = x
     return padded
+
+
+def check_mask(mask: Tensor, lengths: Tensor) -> None:
+    """Raises ValueError unless `mask` is bool [A], one value for each token of `lengths` [N]."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"a mask of tokens is bool, not {mask.dtype}")
+    check_lengths(mask, lengths)
+
+
+def sequence_sums(x: Tensor, lengths: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The sum of each sequence's tokens, of those alone that `mask` counts; differentiable in `x`.
+
+    Added up in float64, one token after the other: a sequence's sum has the same bits in any batch.
+    Shapes: `x` float [A], `lengths` int64 [N], `mask` bool [A] -> [N] in the unit and dtype of `x`. Raises
+    ValueError where they do not fit.
+    """
+    check_lengths(x, lengths)
+    if mask is not None:
+        check_mask(mask, lengths)
+        x = x.masked_fill(~mask, 0.0)
+    # unsafe: the lengths are checked above, and its own check fails for no sequences at all.
+    return torch.segment_reduce(x.double(), "sum", lengths=lengths, unsafe=True).to(x.dtype)
+
+
+def to_tokens(x: Tensor, lengths: Tensor) -> Tensor:
+    """Every token gets the value of its sequence: an advantage of a response becomes one of each token.
+
+    Shapes: `x` [N], `lengths` int64 [N] -> [A] in the unit and dtype of `x`. Raises ValueError where they do
+    not fit.
+    """
+    if x.shape != lengths.shape:
+        raise ValueError(
+            f"{len(lengths)} sequences need as many values, not an array of shape {tuple(x.shape)}"
+        )
+    return torch.repeat_interleave(x, lengths)

@@ -1,0 +1,106 @@
+"""Advantages within groups against plain Python over dictionaries of scores, by hand, and under any order."""
+
+import statistics
+from collections import defaultdict
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_trainer.maths.groups import group_centered, group_standardized, has_spread, leave_one_out
+
+score = st.floats(-10, 10, width=32)
+rows = st.lists(st.tuples(score, st.sampled_from([7, -3, 0, 2**40, 5])), min_size=1, max_size=24)
+advantage = st.sampled_from([group_centered, group_standardized, leave_one_out])
+
+
+def tensors(batch: list, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor([r for r, _ in batch], dtype=dtype), torch.tensor([g for _, g in batch])
+
+
+def scores_of_groups(batch: list) -> dict[int, list[float]]:
+    members = defaultdict(list)
+    for r, group in batch:
+        members[group].append(r)
+    return members
+
+
+def test_by_hand():
+    scores, groups = torch.tensor([1.0, 5.0, 3.0, 9.0, 2.0]), torch.tensor([4, 1, 4, 6, 4])
+    # group 4: 1, 3, 2 with mean 2 and sample deviation 1; groups 1 and 6 have one member
+    torch.testing.assert_close(group_centered(scores, groups), torch.tensor([-1.0, 0.0, 1.0, 0.0, 0.0]))
+    torch.testing.assert_close(
+        group_standardized(scores, groups, epsilon=1.0), torch.tensor([-0.5, 0.0, 0.5, 0.0, 0.0])
+    )
+    # 1 - (3 + 2) / 2, 3 - (1 + 2) / 2, 2 - (1 + 3) / 2
+    torch.testing.assert_close(leave_one_out(scores, groups), torch.tensor([-1.5, 0.0, 1.5, 0.0, 0.0]))
+
+
+@given(rows)
+def test_are_what_statistics_of_each_group_say(batch):
+    members = scores_of_groups(batch)
+    grpo, dr_grpo, rloo = [], [], []
+    for r, group in batch:
+        own, n = members[group], len(members[group])
+        deviation = statistics.stdev(own) if n > 1 else 0.0
+        grpo.append((r - statistics.fmean(own)) / (deviation + 1e-4))
+        dr_grpo.append(r - statistics.fmean(own))
+        rloo.append(r - (sum(own) - r) / (n - 1) if n > 1 else 0.0)
+    scores, groups = tensors(batch)
+    for function, expected in ((group_standardized, grpo), (group_centered, dr_grpo), (leave_one_out, rloo)):
+        torch.testing.assert_close(
+            function(scores, groups), torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=1e-9
+        )
+
+
+@given(rows, advantage, st.randoms(use_true_random=False))
+def test_order_of_rows_and_names_of_groups_change_nothing(batch, function, random):
+    order = random.sample(range(len(batch)), len(batch))
+    scores, groups = tensors(batch)
+    torch.testing.assert_close(
+        function(scores[order], groups[order]), function(scores, groups)[order], atol=1e-9, rtol=1e-9
+    )
+    torch.testing.assert_close(function(scores, -groups + 3), function(scores, groups), atol=1e-9, rtol=1e-9)
+
+
+@given(rows, advantage)
+def test_a_group_does_not_see_the_others_and_sums_to_zero(batch, function):
+    """Bit for bit: prompts that share a step do not share anything else."""
+    scores, groups = tensors(batch)
+    together = function(scores, groups)
+    for group in groups.unique():
+        own = groups == group
+        assert torch.equal(function(scores[own], groups[own]), together[own])
+        assert float(together[own].sum()) == pytest.approx(0, abs=1e-6)
+
+
+@given(score, st.integers(1, 200), advantage)
+def test_equal_scores_give_exactly_zero(value, count, function):
+    advantages = function(torch.full((count,), value), torch.zeros(count, dtype=torch.int64))
+    assert advantages.dtype == torch.float32
+    assert advantages.tolist() == [0.0] * count
+
+
+@given(rows, st.floats(0, 5))
+def test_spread_is_largest_less_smallest_of_the_group(batch, epsilon):
+    scores, groups = tensors(batch)
+    members = scores_of_groups(batch)
+    expected = [max(members[g]) - min(members[g]) > epsilon for _, g in batch]
+    assert has_spread(scores, groups, epsilon).tolist() == expected
+
+
+def test_groups_without_spread_are_those_that_teach_nothing():
+    scores, groups = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.5]), torch.tensor([0, 0, 1, 1, 2])
+    assert has_spread(scores, groups).tolist() == [False, False, True, True, False]
+    assert (group_standardized(scores, groups) != 0).tolist() == has_spread(scores, groups).tolist()
+
+
+@pytest.mark.parametrize("function", [group_centered, group_standardized, leave_one_out, has_spread])
+def test_no_responses_and_ids_that_do_not_fit(function):
+    nothing = function(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    assert nothing.shape == (0,)
+    with pytest.raises(
+        ValueError, match="one value for each response, not arrays of shape \\(2,\\) and \\(3,\\)"
+    ):
+        function(torch.zeros(2), torch.zeros(3, dtype=torch.int64))

@@ -1,0 +1,92 @@
+"""Running moments against those of all returns at once, a plain debiased moving average, and any split."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_trainer.maths.values import Moments, denormalize, normalize, update_moments
+
+batches = st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=12), min_size=1, max_size=6)
+
+
+def after(parts: list, decay: float | None = None) -> Moments:
+    moments = Moments()
+    for part in parts:
+        moments = update_moments(moments, torch.tensor(part, dtype=torch.float64), decay)
+    return moments
+
+
+@given(batches)
+def test_without_decay_they_are_those_of_all_returns_however_they_came(parts):
+    flat = np.array([x for part in parts for x in part])
+    moments = after(parts)
+    assert moments.weight == len(flat)
+    assert moments.mean == pytest.approx(flat.mean(), abs=1e-9)
+    assert moments.variance == pytest.approx(flat.var(), abs=1e-8)
+    assert after(list(reversed(parts))).variance == pytest.approx(moments.variance, abs=1e-8)
+
+
+@given(batches, st.floats(0, 0.9999))
+def test_with_decay_they_are_the_moving_averages_divided_by_their_bias(parts, decay):
+    mean = square = bias = 0.0
+    for part in parts:
+        mean = decay * mean + (1 - decay) * float(np.mean(part))
+        square = decay * square + (1 - decay) * float(np.mean(np.square(part)))
+        bias = decay * bias + (1 - decay)
+    moments = after(parts, decay)
+    assert bias == pytest.approx(1 - decay ** len(parts), rel=1e-9)
+    assert moments.mean == pytest.approx(mean / bias, rel=1e-6, abs=1e-6)
+    assert moments.variance == pytest.approx(square / bias - (mean / bias) ** 2, rel=1e-6, abs=1e-5)
+
+
+def test_a_large_mean_does_not_swallow_the_variance():
+    returns = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64) + 1e9
+    assert after([returns.tolist()] * 1000).variance == pytest.approx(1.25, rel=1e-6)
+    assert after([returns.tolist()] * 1000, decay=0.99).variance == pytest.approx(1.25, rel=1e-6)
+
+
+@given(batches, st.floats(-100, 100))
+def test_normalized_and_back(parts, value):
+    moments = after(parts)
+    x = torch.tensor([value, *parts[0]], dtype=torch.float64)
+    torch.testing.assert_close(denormalize(normalize(x, moments), moments), x, atol=1e-9, rtol=1e-9)
+
+
+def test_normalized_returns_have_mean_0_and_deviation_1():
+    returns = torch.tensor([3.0, 5.0, 10.0, -2.0])
+    normalized = normalize(returns, update_moments(Moments(), returns))
+    assert normalized.dtype == torch.float32
+    assert float(normalized.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(normalized.std(correction=0)) == pytest.approx(1, abs=1e-6)
+
+
+def test_before_the_first_returns_nothing_changes():
+    x = torch.tensor([0.1, -7.0])
+    assert torch.equal(normalize(x, Moments()), x)
+    assert torch.equal(denormalize(x, Moments()), x)
+
+
+def test_returns_that_do_not_vary_stay_finite():
+    moments = update_moments(Moments(), torch.full((3,), 2.0))
+    assert (moments.mean, moments.variance) == (2.0, 0.0)
+    assert normalize(torch.tensor([2.0]), moments).tolist() == [0.0]
+    assert math.isfinite(float(normalize(torch.tensor([3.0]), moments)))
+
+
+def test_only_counted_tokens_enter():
+    returns = torch.tensor([1.0, 500.0, 3.0])
+    counted = torch.tensor([True, False, True])
+    assert update_moments(Moments(), returns, mask=counted) == update_moments(Moments(), returns[counted])
+    known = Moments(weight=3.0, mean=1.0, variance=2.0)
+    assert update_moments(known, returns, mask=torch.zeros(3, dtype=torch.bool)) == known
+    assert update_moments(known, torch.zeros(0), decay=0.9) == known
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_decay_out_of_range(decay):
+    with pytest.raises(ValueError, match="below 1"):
+        update_moments(Moments(), torch.zeros(1), decay)

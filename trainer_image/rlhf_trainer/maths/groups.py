@@ -1,0 +1,80 @@
+"""Advantages of whole responses against the other responses to the same prompt.
+
+Rows with the same id in `groups` are one group: of any size, any id, in any order. Means are
+taken in float64: that of equal float32 scores is exactly their value, and their advantages exactly 0.
+"""
+
+import torch
+from torch import Tensor
+
+
+def _groups(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's group as 0, 1, ... and that group's size: two int64 [N]."""
+    if scores.ndim != 1 or scores.shape != groups.shape:
+        raise ValueError(
+            "scores and groups are one value for each response, not arrays of shape "
+            f"{tuple(scores.shape)} and {tuple(groups.shape)}"
+        )
+    _, index, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
+    return index, sizes[index]
+
+
+def _sums(x: Tensor, index: Tensor) -> Tensor:
+    """The sum of each row's group: [N], dtype of `x`."""
+    return torch.zeros_like(x).index_add(0, index, x)[index]
+
+
+def _deviations(scores: Tensor, index: Tensor, sizes: Tensor) -> Tensor:
+    """r - mean(r of its group): float64 [N]."""
+    x = scores.double()
+    return x - _sums(x, index) / sizes
+
+
+def group_centered(scores: Tensor, groups: Tensor) -> Tensor:
+    """r - mean(r of its group), not divided by the standard deviation: the advantage of Dr. GRPO.
+
+    Shapes: `scores` float [N] in units of reward, `groups` int64 [N] -> [N] in units of reward, same dtype; a
+    group of one gives 0. Raises ValueError where they do not fit.
+    Source: Liu et al. 2025 (arXiv:2503.20783), section 3.2.
+    """
+    return _deviations(scores, *_groups(scores, groups)).to(scores.dtype)
+
+
+def group_standardized(scores: Tensor, groups: Tensor, epsilon: float = 1e-4) -> Tensor:
+    """(r - mean) / (std + epsilon) with mean and standard deviation of its group: the advantage of GRPO.
+
+    std is the sample's, sqrt(sum (r - mean)^2 / (n - 1)): the paper does not say which, and both TRL and verl
+    divide by n - 1, where the population's would make advantages sqrt(n / (n - 1)) larger. `epsilon` as in TRL.
+    Shapes: `scores` float [N] in units of reward, `groups` int64 [N] -> [N] without a unit, same dtype; a group
+    of one gives 0. Raises ValueError where they do not fit.
+    Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2.
+    """
+    index, sizes = _groups(scores, groups)
+    deviations = _deviations(scores, index, sizes)
+    std = (_sums(deviations.square(), index) / (sizes - 1).clamp(min=1)).sqrt()
+    return (deviations / (std + epsilon)).to(scores.dtype)
+
+
+def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:
+    """r - mean(r of the others in its group): the advantage of RLOO, as n / (n - 1) (r - mean of all n).
+
+    Shapes: `scores` float [N] in units of reward, `groups` int64 [N] -> [N] in units of reward, same dtype; a
+    group of one gives 0. Raises ValueError where they do not fit.
+    Source: Ahmadian et al. 2024 (arXiv:2402.14740), section 2.2 (RLOO); Kool et al. 2019.
+    """
+    index, sizes = _groups(scores, groups)
+    return (_deviations(scores, index, sizes) * sizes / (sizes - 1).clamp(min=1)).to(scores.dtype)
+
+
+def has_spread(scores: Tensor, groups: Tensor, epsilon: float = 0.0) -> Tensor:
+    """True for the responses of groups with max(r) - min(r) > epsilon; the others carry no gradient.
+
+    DAPO's dynamic sampling keeps the groups with accuracy between 0 and 1; for other rewards that is a spread.
+    Shapes: `scores` float [N] and `epsilon` in units of reward, `groups` int64 [N] -> bool [N]; a group of one
+    has none. Raises ValueError where they do not fit.
+    Source: Yu et al. 2025 (arXiv:2503.14476), eq. 11.
+    """
+    index, _ = _groups(scores, groups)
+    largest = torch.full_like(scores, -torch.inf).scatter_reduce(0, index, scores, "amax")
+    smallest = torch.full_like(scores, torch.inf).scatter_reduce(0, index, scores, "amin")
+    return (largest - smallest)[index] > epsilon

@@ -1,0 +1,36 @@
+"""Scores of responses before they become rewards: bias, scale and clip, and a penalty for length."""
+
+import torch
+from torch import Tensor
+
+
+def scaled_scores(
+    scores: Tensor, *, bias: float = 0.0, scale: float = 1.0, clip: float | None = None
+) -> Tensor:
+    """clip((score + bias) scale, -clip, clip).
+
+    Shapes: `scores` float [N] in the reward's own unit, as `bias` is; `clip` in the unit after `scale` ->
+    [N] in that unit, same dtype. Raises ValueError for a negative clip.
+    Source: Mei et al. 2024 (ReaL, arXiv:2406.14088), reward_output_bias (there subtracted), reward_output_scaling,
+    max_reward_clip of its PPO; clipping Huang et al. 2022, "The 37 Implementation Details of PPO".
+    """
+    scaled = (scores + bias) * scale
+    if clip is None:
+        return scaled
+    if clip < 0:
+        raise ValueError(f"rewards are clipped to [-clip, clip], so clip is not negative, not {clip}")
+    return scaled.clamp(-clip, clip)
+
+
+def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
+    """0 up to max_length - buffer tokens, from there in a straight line to -1 at max_length, and -1 beyond.
+
+    The response's score is added to it (times a coefficient). A soft ramp tells a long response apart from a bad
+    one, which a cut at max_length does not.
+    Shapes: `lengths` int64 [N] of responses, in tokens -> float32 [N] in [-1, 0]. Raises ValueError unless
+    0 < buffer <= max_length.
+    Source: Yu et al. 2025 (DAPO, arXiv:2503.14476), eq. 13.
+    """
+    if not 0 < buffer <= max_length:
+        raise ValueError(f"the buffer is 1 to {max_length} tokens (the longest response), not {buffer}")
+    return ((max_length - buffer - lengths).to(torch.float32) / buffer).clamp(-1.0, 0.0)

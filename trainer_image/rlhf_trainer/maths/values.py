@@ -1,0 +1,72 @@
+"""Value normalisation: the critic learns returns of mean 0 and deviation 1, by running moments of the returns."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Running mean and population variance of returns, in units of reward and its square, and the weight they have.
+
+    Plain floats: they lie in a checkpoint as they are. Before the first update nothing is changed: mean 0,
+    variance 1.
+    """
+
+    weight: float = 0.0
+    mean: float = 0.0
+    variance: float = 1.0
+
+    def deviation(self, epsilon: float = 1e-5) -> float:
+        """sqrt(variance), of at least `epsilon` in variance."""
+        return math.sqrt(max(self.variance, epsilon))
+
+
+def update_moments(
+    moments: Moments, returns: Tensor, decay: float | None = None, mask: Tensor | None = None
+) -> Moments:
+    """The moments with one more batch of returns: of all returns ever, or with `decay` their moving average.
+
+    Two weighted sets are joined by mean and variance of each (no difference of large squares). Without a decay the
+    weight is the number of tokens. With one, what was known weighs `decay` of what it did, and the new batch
+    1 - decay: that is the exponential moving average divided by its bias correction 1 - decay^n.
+    Shapes: `returns` float [A] in units of reward, `mask` bool [A] of the tokens that count; where none does, the
+    moments stay. Raises ValueError unless 0 <= decay < 1.
+    Source: joining Chan et al. 1979; the moving average Yu et al. 2022 (MAPPO, arXiv:2103.01955),
+    section 5.1 (value normalisation), after van Hasselt et al. 2016 (PopArt, arXiv:1602.07714) without its
+    correction of the last layer; its bias Kingma and Ba 2015 (arXiv:1412.6980), section 3.
+    """
+    if decay is not None and not 0 <= decay < 1:
+        raise ValueError(f"the decay of a moving average is 0 or more and below 1, not {decay}")
+    x = (returns if mask is None else returns[mask]).double()
+    if len(x) == 0:
+        return moments
+    known, new = (moments.weight, float(len(x))) if decay is None else (moments.weight * decay, 1 - decay)
+    total = known + new
+    mean, variance = float(x.mean()), float(x.var(correction=0))
+    step = mean - moments.mean
+    return Moments(
+        weight=total,
+        mean=moments.mean + step * new / total,
+        variance=(known * moments.variance + new * variance + step * step * known * new / total) / total,
+    )
+
+
+def normalize(returns: Tensor, moments: Moments) -> Tensor:
+    """(R - mean) / deviation: what the critic learns.
+
+    Shapes: float [A] in units of reward -> [A] without a unit, same dtype.
+    Source: Yu et al. 2022 (MAPPO, arXiv:2103.01955), section 5.1.
+    """
+    return (returns - moments.mean) / moments.deviation()
+
+
+def denormalize(values: Tensor, moments: Moments) -> Tensor:
+    """V deviation + mean, the inverse of `normalize`: the critic's output in units of reward, for advantages.
+
+    Shapes: float [A] without a unit -> [A] in units of reward, same dtype. Read with the moments with which the
+    critic was last trained, not with newer ones.
+    Source: Yu et al. 2022 (MAPPO, arXiv:2103.01955), section 5.1.
+    """
+    return values * moments.deviation() + moments.mean
