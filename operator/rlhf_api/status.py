@@ -42,10 +42,12 @@ class LedgerStatus(Report):
     trained: int
     requeued: int
     """Asked again, because whoever had them failed."""
+    filtered: int = 0
+    """Answered, and left out by dynamic sampling: all their responses have one score."""
     dropped: int
     """Given up for a reason that the log names, in the whole run."""
     lost: int
-    """Issued in the whole run, and neither trained on nor dropped nor being worked on: 0."""
+    """Issued in the whole run, and neither trained on nor filtered nor dropped nor being worked on: 0."""
 
 
 class TrainerStatus(Report):

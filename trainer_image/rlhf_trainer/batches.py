@@ -127,6 +127,30 @@ def response_logprobs(logits: Tensor, micro: MicroBatch, temperature: float = 1.
         logprobs = torch.log_softmax(chunk.float() / temperature, dim=-1)
         return logprobs.gather(-1, target[:, None]).squeeze(-1)
 
+    return _in_chunks(of, selected, targets)
+
+
+def response_logprobs_and_entropy(
+    logits: Tensor, micro: MicroBatch, temperature: float = 1.0, *, differentiable: bool = False
+) -> Tensor:
+    """`response_logprobs`, and beside each the entropy in nats of the distribution that its token was drawn from.
+
+    logits [n, T, V] of any float dtype -> float32 [A_mb, 2]. The entropy has a gradient only where `differentiable`.
+    """
+    targets = micro.input_ids[micro.response_row, micro.response_column]
+    selected = logits[micro.response_row, micro.response_column - 1]
+
+    def of(chunk: Tensor, target: Tensor) -> Tensor:
+        logprobs = torch.log_softmax(chunk.float() / temperature, dim=-1)
+        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
+            entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return torch.stack([logprobs.gather(-1, target[:, None]).squeeze(-1), entropy], dim=-1)
+
+    return _in_chunks(of, selected, targets)
+
+
+def _in_chunks(of: Callable[[Tensor, Tensor], Tensor], selected: Tensor, targets: Tensor) -> Tensor:
+    """`of` each CHUNK of rows, computed again for the backward pass instead of being kept."""
     pairs = zip(selected.split(CHUNK), targets.split(CHUNK), strict=True)
     if not selected.requires_grad:
         return torch.cat([of(chunk, target) for chunk, target in pairs])

@@ -153,7 +153,9 @@ class Columns:
 
     def with_tokens(self, **columns: Tensor) -> Self:
         """With token columns added or replaced. Raises ValueError where one is not [A]."""
-        return replace(self, tokens={**self.tokens, **self._checked(columns, int(self.lengths.sum()), "tokens")})
+        return replace(
+            self, tokens={**self.tokens, **self._checked(columns, int(self.lengths.sum()), "tokens")}
+        )
 
     def with_rows(self, **columns: Tensor) -> Self:
         """With row columns added or replaced. Raises ValueError where one is not [N]."""
@@ -184,5 +186,7 @@ class Columns:
         for name, column in columns.items():
             if column.shape != (count,):
                 shape = tuple(column.shape)
-                raise ValueError(f"column {name!r} has shape {shape}; it needs one entry for each of {count} {what}")
+                raise ValueError(
+                    f"column {name!r} has shape {shape}; it needs one entry for each of {count} {what}"
+                )
         return columns

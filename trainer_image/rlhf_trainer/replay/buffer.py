@@ -9,8 +9,8 @@ import torch
 
 from rlhf_api.replay import EPISODES, Replay
 
-from ..records import Experience
-from .table import FLOATS, Episode, Texts, decode, encode
+from ..records import Columns
+from .table import Episode, Texts, decode, encode, token_columns
 
 
 class EpisodeReplayBuffer:
@@ -18,8 +18,8 @@ class EpisodeReplayBuffer:
 
     The keys: `episode` and `index` (its place in `buffer`), which say which answer it is; `prompt_id`, `prompt`,
     `response`, `reward`, `weight_version`, `finished`; and as numpy arrays that cannot be written, with one entry a
-    token, `prompt_tokens`, `response_tokens`, `sampled_logprobs`, `logprobs`, `reference_logprobs`, `values`,
-    `advantages`, `returns`.
+    token, `prompt_tokens`, `response_tokens`, `sampled_logprobs` and the other token columns of the job's algorithm,
+    such as `logprobs` and `advantages`.
     """
 
     def __init__(self, episode: Episode, texts: Texts, data: bytes | None = None) -> None:
@@ -32,15 +32,16 @@ class EpisodeReplayBuffer:
 
     @cached_property
     def buffer(self) -> list[dict[str, Any]]:
-        made, sequences = self.episode.experience, self.episode.experience.sequences
+        columns, sequences = self.episode.columns, self.episode.columns.sequences
         lengths = sequences.response_lengths.tolist()
-        arrays = {name: getattr(made, name).split(lengths) for name in (*FLOATS, "versions")}
+        arrays = {name: columns[name].split(lengths) for name in (*token_columns(columns), "versions")}
+        scores = columns.rows.get("scores")
         prompts, responses = self._texts(sequences)
         samples = []
         for i, prompt_length in enumerate(sequences.prompt_lengths.tolist()):
             row = sequences.row(i)
             tokens = {"prompt_tokens": row[:prompt_length], "response_tokens": row[prompt_length:]}
-            floats = {name: arrays[name][i] for name in FLOATS}
+            floats = {name: arrays[name][i] for name in token_columns(columns)}
             views = {name: array.numpy().view() for name, array in (tokens | floats).items()}
             for view in views.values():
                 view.flags.writeable = False
@@ -51,9 +52,9 @@ class EpisodeReplayBuffer:
                     "prompt_id": self.episode.prompt_ids[i],
                     "prompt": prompts[i],
                     "response": responses[i],
-                    "reward": float(made.scores[i]),
+                    "reward": None if scores is None else float(scores[i]),
                     "weight_version": int(arrays["versions"][i].max()),
-                    "finished": bool(self.episode.finished[i]),
+                    "finished": bool(columns["finished"][i]),
                     **views,
                 }
             )
@@ -84,14 +85,14 @@ class ReplayBuffer:
         window = self._replay.window
         return found[-window:] if window > 0 else found if window else []
 
-    def experience(self, picks: Sequence[tuple[int, int]]) -> Experience:
+    def columns(self, picks: Sequence[tuple[int, int]]) -> Columns:
         """What was picked, as (episode, index), in that order; at least one."""
-        by_number = {kept.episode_id: kept.episode.experience for kept in self._kept}
+        by_number = {kept.episode_id: kept.episode.columns for kept in self._kept}
         numbers = sorted({number for number, _ in picks})
         parts = {n: by_number[n].select(torch.tensor([i for m, i in picks if m == n])) for n in numbers}
         # Joined by episode, then put into the order of the picks.
         order = sorted(range(len(picks)), key=lambda at: picks[at][0])
-        return Experience.join([parts[n] for n in numbers]).select(torch.tensor(order).argsort())
+        return Columns.join([parts[n] for n in numbers]).select(torch.tensor(order).argsort())
 
     def blobs(self, pending: Episode | None) -> dict[str, bytes]:
         """The tables of all episodes by their names in a checkpoint; `pending` was not trained on yet."""

@@ -79,6 +79,7 @@ class Ledger:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self._issued, self._returned, self._trained = Runs(), Runs(), Runs()
+        self._filtered = Runs()
         self._dropped: dict[str, Runs] = {}
         self._requeued: Counter[int] = Counter()  # by epoch
 
@@ -117,6 +118,13 @@ class Ledger:
             self._check_open(position, "dropped")
             self._dropped.setdefault(reason, Runs()).add(position)
 
+    def filter(self, positions: Iterable[int]) -> None:
+        """Answered, and left out of training by the algorithm: their responses all have one score."""
+        for position in positions:
+            self._check(position in self._returned, position, "filtered without an answer")
+            self._check_open(position, "filtered")
+            self._filtered.add(position)
+
     @property
     def dropped(self) -> Mapping[str, int]:
         """How many prompts were dropped, by reason."""
@@ -126,7 +134,8 @@ class Ledger:
         """Prompts that were issued and are nowhere: not trained on, not dropped, and not among `held`, those that the
         run is working on."""
         in_hand = sum(self._open(position) for position in set(held))
-        return len(self._issued) - len(self._trained) - sum(map(len, self._dropped.values())) - in_hand
+        settled = len(self._trained) + len(self._filtered) + sum(map(len, self._dropped.values()))
+        return len(self._issued) - settled - in_hand
 
     def status(self, held: Iterable[int]) -> LedgerStatus:
         """The figures of the epoch that the newest prompt is of; `dropped` and `lost` are the whole run's."""
@@ -138,6 +147,7 @@ class Ledger:
             returned=self._returned.count(low, high),
             trained=self._trained.count(low, high),
             requeued=self._requeued[epoch],
+            filtered=self._filtered.count(low, high),
             dropped=sum(map(len, self._dropped.values())),
             lost=self.lost(held),
         )
@@ -149,6 +159,7 @@ class Ledger:
             "issued": self._issued.state(),
             "returned": self._returned.state(),
             "trained": self._trained.state(),
+            "filtered": self._filtered.state(),
             "dropped": {reason: runs.state() for reason, runs in self._dropped.items()},
             "requeued": {str(epoch): count for epoch, count in self._requeued.items()},
         }
@@ -160,13 +171,15 @@ class Ledger:
         made._issued, made._returned, made._trained = (
             Runs(state[name]) for name in ("issued", "returned", "trained")
         )
+        made._filtered = Runs(state.get("filtered", ()))
         made._dropped = {reason: Runs(runs) for reason, runs in state["dropped"].items()}
         made._requeued = Counter({int(epoch): count for epoch, count in state["requeued"].items()})
         return made
 
     def _open(self, position: int) -> bool:
-        """Whether it was issued, and is neither trained on nor dropped."""
-        settled = position in self._trained or any(position in runs for runs in self._dropped.values())
+        """Whether it was issued, and is neither trained on nor filtered nor dropped."""
+        settled = position in self._trained or position in self._filtered
+        settled = settled or any(position in runs for runs in self._dropped.values())
         return position in self._issued and not settled
 
     def _check_open(self, position: int, what: str) -> None:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from ..maths.kl import token_kl
-from ..records import Experience, Sequences, ragged_index
+from ..records import Columns, Sequences, ragged_index
 
 FORMAT = b"1"
-FLOATS = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")
-"""response-aligned arrays, by the names that `Experience` has for them."""
+_ORDER = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")
+"""Token columns that stand first, in this order; those of other algorithms follow by name."""
+_OWN_ROWS = ("scores", "finished", "position")
+"""Row columns that stand among the fixed ones; `scores` as `reward`."""
 
 Texts = Callable[[Sequences], tuple[list[str], list[str]]]
 """The prompts and the answers of sequences as text."""
@@ -29,92 +31,103 @@ def _list(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", kind, nullable=False))
 
 
-SCHEMA = pa.schema(
-    [
-        _column("episode", pa.int64()),
-        _column("prompt_id", pa.string()),
-        _column("prompt", pa.string()),
-        _column("response", pa.string()),
-        _column("reward", pa.float32()),
-        _column("kl", pa.float32()),
-        _column("weight_version", pa.int64()),
-        _column("finished", pa.bool_()),
-        _column("trained", pa.int64(), nullable=True),
-        _column("position", pa.int64()),
-        _column("prompt_tokens", _list(pa.int32())),
-        _column("response_tokens", _list(pa.int32())),
-        *(_column(name, _list(pa.float32())) for name in FLOATS),
-        _column("weight_versions", _list(pa.int64())),
-    ],
-    metadata={b"rlhf_episode": FORMAT},
+_FIXED = (
+    _column("episode", pa.int64()),
+    _column("prompt_id", pa.string()),
+    _column("prompt", pa.string()),
+    _column("response", pa.string()),
+    _column("reward", pa.float32(), nullable=True),
+    _column("kl", pa.float32(), nullable=True),
+    _column("weight_version", pa.int64()),
+    _column("finished", pa.bool_()),
+    _column("trained", pa.int64(), nullable=True),
+    _column("position", pa.int64()),
+    _column("prompt_tokens", _list(pa.int32())),
+    _column("response_tokens", _list(pa.int32())),
 )
-"""`kl` is the mean of logprobs - reference_logprobs, in nats; `weight_version` the newest one that sampled the answer;
-`finished` is false where the length limit cut it off; `trained` is the step that trained on it, null before;
-`position` is the prompt's place in the order in which the run takes prompts. The lists have one entry a token."""
+"""Columns of every episode. `kl` is the mean of logprobs - reference_logprobs, in nats, null without a reference;
+`weight_version` the newest one that sampled the response; `finished` is false where the length limit cut it off;
+`trained` is the step that trained on it, null before; `position` is the prompt's place in the order in which the run
+takes prompts. Then come the algorithm's own columns: lists with one float a token, and floats; `weight_versions` is the
+last."""
+_VERSIONS = _column("weight_versions", _list(pa.int64()))
+_FLOATS = _list(pa.float32())
 
 
 @dataclass(frozen=True)
 class Episode:
-    """The answers to one step's prompts: N rows of `experience`, with the id and the place of each one's prompt.
-
-    `positions` int64 [N], `finished` bool [N]; `trained` is the step that trained on them, None before.
-    """
+    """The responses to one step's prompts: N rows of `columns`, with the id of each one's prompt; `trained` is the step
+    that trained on them, None before."""
 
     number: int
     prompt_ids: tuple[str, ...]
-    positions: Tensor
-    finished: Tensor
-    experience: Experience
+    columns: Columns
     trained: int | None = None
 
     def __len__(self) -> int:
-        return len(self.experience)
+        return len(self.columns)
+
+
+def token_columns(columns: Columns) -> list[str]:
+    """Names of the float columns with one number a token, in the order of the table."""
+    own = sorted(name for name in columns.tokens if name not in (*_ORDER, "versions", "mask"))
+    return [*(name for name in _ORDER if name in columns.tokens), *own]
 
 
 def encode(episode: Episode, texts: Texts) -> bytes:
     """The same bytes for the same episode."""
-    made, sequences = episode.experience, episode.experience.sequences
+    columns, sequences = episode.columns, episode.columns.sequences
     prompts, responses = texts(sequences)
     lengths, starts = sequences.response_lengths, sequences.starts
     asked = ragged_index(starts, sequences.prompt_lengths)
     answered = ragged_index(starts + sequences.prompt_lengths, lengths)
-    kl = token_kl(made.logprobs, made.reference_logprobs)
-    columns = {
-        "episode": pa.array([episode.number] * len(episode), pa.int64()),
-        "prompt_id": pa.array(episode.prompt_ids, pa.string()),
-        "prompt": pa.array(prompts, pa.string()),
-        "response": pa.array(responses, pa.string()),
-        "reward": pa.array(_numpy(made.scores)),
-        "kl": pa.array(_means(kl, sequences)),
-        "weight_version": pa.array([int(v.max()) for v in made.versions.split(lengths.tolist())], pa.int64()),
-        "finished": pa.array(_numpy(episode.finished)),
-        "trained": pa.array([episode.trained] * len(episode), pa.int64()),
-        "position": pa.array(_numpy(episode.positions)),
-        "prompt_tokens": _ragged(sequences.tokens[asked].int(), sequences.prompt_lengths),
-        "response_tokens": _ragged(sequences.tokens[answered].int(), lengths),
-        **{name: _ragged(getattr(made, name), lengths) for name in FLOATS},
-        "weight_versions": _ragged(made.versions, lengths),
-    }
-    table = pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    count, versions = len(episode), columns["versions"]
+    fixed = [
+        pa.array([episode.number] * count, pa.int64()),
+        pa.array(episode.prompt_ids, pa.string()),
+        pa.array(prompts, pa.string()),
+        pa.array(responses, pa.string()),
+        pa.array(_numpy(columns["scores"])) if "scores" in columns else pa.nulls(count, pa.float32()),
+        pa.array(_kl(columns)) if "reference_logprobs" in columns else pa.nulls(count, pa.float32()),
+        pa.array([int(v.max()) for v in versions.split(lengths.tolist())], pa.int64()),
+        pa.array(_numpy(columns["finished"])),
+        pa.array([episode.trained] * count, pa.int64()),
+        pa.array(_numpy(columns["position"])),
+        _ragged(sequences.tokens[asked].int(), sequences.prompt_lengths),
+        _ragged(sequences.tokens[answered].int(), lengths),
+    ]
+    tokens = {name: _ragged(columns[name].float(), lengths) for name in token_columns(columns)}
+    if columns.mask is not None:
+        tokens["mask"] = _ragged(columns.mask.float(), lengths)
+    rows = {name: pa.array(_numpy(columns[name].float())) for name in columns.rows if name not in _OWN_ROWS}
+    fields = [
+        *_FIXED,
+        *(_column(n, _FLOATS) for n in tokens),
+        *(_column(n, pa.float32()) for n in rows),
+        _VERSIONS,
+    ]
+    schema = pa.schema(fields, metadata={b"rlhf_episode": FORMAT})
+    arrays = [*fixed, *tokens.values(), *rows.values(), _ragged(versions, lengths)]
     out = io.BytesIO()
-    pq.write_table(table, out, compression="zstd", use_dictionary=False)
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), out, compression="zstd", use_dictionary=False)
     return out.getvalue()
 
 
 def decode(data: bytes) -> Episode:
-    """Raises ValueError where the bytes are no episode, or one that another version wrote."""
+    """Raises ValueError where the bytes are no episode, or one of another format."""
     try:
         table = pq.read_table(io.BytesIO(data), use_threads=False).combine_chunks()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"not an episode's Parquet table: {error}") from error
-    if (table.schema.metadata or {}).get(b"rlhf_episode") != FORMAT or not table.schema.equals(SCHEMA):
+    if (table.schema.metadata or {}).get(b"rlhf_episode") != FORMAT or not _known(table.schema):
         raise ValueError(f"not an episode's table of format {FORMAT.decode()}: {table.schema.names}")
     if not table.num_rows:
         raise ValueError("an episode has at least one answer; the table has no rows")
-    columns = {name: table.column(name).chunk(0) for name in SCHEMA.names}
+    columns = {name: table.column(name).chunk(0) for name in table.schema.names}
     prompt_tokens, prompt_lengths = _packed(columns["prompt_tokens"])
     response_tokens, response_lengths = _packed(columns["response_tokens"])
-    aligned = {name: _packed(columns[name]) for name in (*FLOATS, "weight_versions")}
+    own = [field for field in table.schema if field.name not in {f.name for f in (*_FIXED, _VERSIONS)}]
+    aligned = {f.name: _packed(columns[f.name]) for f in (*own, _VERSIONS) if pa.types.is_list(f.type)}
     if any(not torch.equal(lengths, response_lengths) for _, lengths in aligned.values()):
         raise ValueError(
             "each array of an answer has one entry for each of its tokens; this table's have not"
@@ -124,20 +137,35 @@ def decode(data: bytes) -> Episode:
     tokens = torch.empty(int(lengths.sum()), dtype=torch.int64)
     tokens[ragged_index(starts, prompt_lengths)] = prompt_tokens.long()
     tokens[ragged_index(starts + prompt_lengths, response_lengths)] = response_tokens.long()
-    experience = Experience(
-        sequences=Sequences(tokens, lengths, prompt_lengths),
-        **{name: aligned[name][0] for name in FLOATS},
-        versions=aligned["weight_versions"][0],
-        scores=_tensor(columns["reward"]),
-    )
+    token_values = {name: values for name, (values, _) in aligned.items()}
+    token_values["versions"] = token_values.pop("weight_versions")
+    if "mask" in token_values:
+        token_values["mask"] = token_values["mask"].bool()
+    row_values = {name: _tensor(columns[name]) for name in ("finished", "position")}
+    if not columns["reward"].null_count:
+        row_values["scores"] = _tensor(columns["reward"])
+    row_values |= {f.name: _tensor(columns[f.name]) for f in own if f.name not in aligned}
     return Episode(
         number=columns["episode"][0].as_py(),
         prompt_ids=tuple(columns["prompt_id"].to_pylist()),
-        positions=_tensor(columns["position"]),
-        finished=_tensor(columns["finished"]),
-        experience=experience,
+        columns=Columns(Sequences(tokens, lengths, prompt_lengths), token_values, row_values),
         trained=columns["trained"][0].as_py(),
     )
+
+
+def _known(schema: pa.Schema) -> bool:
+    """Whether the fixed columns are there with their types, and all others are floats."""
+    fixed = (*_FIXED, _VERSIONS)
+    names = {field.name for field in fixed}
+    return all(f.name in schema.names and schema.field(f.name).type == f.type for f in fixed) and all(
+        field.type in (_FLOATS, pa.float32()) for field in schema if field.name not in names
+    )
+
+
+def _kl(columns: Columns) -> np.ndarray:
+    """The mean KL of each response in nats: float32 [N]."""
+    own = columns["logprobs" if "logprobs" in columns else "sampled_logprobs"]
+    return _means(token_kl(own, columns["reference_logprobs"]), columns.sequences)
 
 
 def _numpy(array: Tensor) -> np.ndarray:

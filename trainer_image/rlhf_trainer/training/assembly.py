@@ -1,12 +1,15 @@
 """What a manifest's models and tasks are made of: loaded, checked, put under DeepSpeed, connected."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from torch import distributed
+from torch import Tensor, distributed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf_api.graph import Graph, Model
 from rlhf_api.roles import Role
 from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
@@ -17,6 +20,7 @@ from ..comms.ranks import Ranks
 from ..context import TrainerContext
 from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
+from ..graph.executor import RemoteCall
 from ..models.load import (
     check_fit,
     create_policy,
@@ -28,14 +32,16 @@ from ..models.load import (
 )
 from ..models.loading import loading, torch_dtype
 from ..models.trained_model import TrainedModel
+from ..ops import OpContext
+from ..records import Sequences
 from ..scoring.client import Scorer
 from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE
 from ..settings import longest, policy_path, tokenizer_path
 from ..weights.broadcaster import WeightSync
-from .experience import Scorers
+from .algorithms import resolve
 from .loop import Task
-from .ppo import PPO
-from .supervised import KINDS, Supervised
+from .offline import OfflineTask
+from .online import OnlineTask
 
 
 def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTrainedTokenizerBase:
@@ -64,13 +70,41 @@ def create(directory: Path, section: CreateModel, texts: Sequence[str], seed: in
 
 
 def make_task(ctx: TrainerContext, config: RunConfig, rows: Sequence[Row], held_out: Sequence[Row]) -> Task:
-    """What the training loop runs for this job's algorithm."""
-    if ctx.spec.algorithm == "ppo":
-        return ppo(ctx, config, rows, held_out)
-    return supervised(ctx, config, rows)
+    """The task of this job's algorithm: its graph, with a trained model and a call of a role for each node."""
+    spec = ctx.spec
+    found = resolve(spec)
+    graph, op_ctx = found.graph, OpContext(spec, found.settings)
+    models = {used.name: trained_model(ctx, config, used) for used in graph.trained}
+    remote = remote_calls(ctx, graph) if ctx.services is not None else {}
+    if not graph.generates:
+        return OfflineTask(ctx, graph, models, remote, rows, op_ctx)
+    return OnlineTask(
+        ctx,
+        graph,
+        models,
+        remote,
+        rows,
+        op_ctx,
+        fleet=None if spec.generator.shared_with_trainer else fleet(ctx, models["policy"]),
+        judge=partial(_scores, scorer(ctx, Role.REWARD), judge=True) if ctx.services else None,
+        held_out=held_out,
+    )
 
 
-def engine(ctx: TrainerContext, config: RunConfig, model: PreTrainedModel, rate: float) -> TrainedModel:
+def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> TrainedModel:
+    """A model of the graph, loaded and put under DeepSpeed."""
+    spec, dtype = ctx.spec, torch_dtype(config.dtype(Role.TRAINER))
+    path, field = policy_path(config), "policy"
+    if used.field == "critic":
+        path = spec.model.critic or spec.model.reward or path
+        field = "critic" if spec.model.critic else "reward" if spec.model.reward else "policy"
+    load = {"causal": load_policy, "score": load_reward, "value": load_critic}[used.head]
+    model = loading(f"spec.model.{field}", lambda: load(path, dtype))
+    loading(f"spec.model.{field}", lambda: check_fit(model.config, ctx.tokenizer, longest(spec)))
+    return engine(ctx, config, model)
+
+
+def engine(ctx: TrainerContext, config: RunConfig, model: PreTrainedModel) -> TrainedModel:
     """A model under DeepSpeed, as the manifest wants it."""
     spec, dtype = config.spec, config.dtype(Role.TRAINER)
     precision = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}.get(
@@ -79,45 +113,13 @@ def engine(ctx: TrainerContext, config: RunConfig, model: PreTrainedModel, rate:
     return TrainedModel(
         model,
         deepspeed={**precision, **spec.trainer.deepspeed.raw()},
-        learning_rate=rate,
+        learning_rate=spec.optimizer.learning_rate,
         betas=spec.optimizer.betas,
         epsilon=spec.optimizer.epsilon,
         weight_decay=spec.optimizer.weight_decay,
         gradient_clip=spec.optimizer.gradient_clip,
         micro_batch_tokens=spec.trainer.micro_batch_tokens,
         pad_token_id=ctx.tokenizer.pad_token_id,
-    )
-
-
-def supervised(ctx: TrainerContext, config: RunConfig, rows: Sequence[Row]) -> Task:
-    load = load_reward if ctx.spec.algorithm == "reward" else load_policy
-    dtype = torch_dtype(config.dtype(Role.TRAINER))
-    model = loading("spec.model.policy", lambda: load(policy_path(config), dtype))
-    loading("spec.model.policy", lambda: check_fit(model.config, ctx.tokenizer, longest(ctx.spec)))
-    rate = ctx.spec.optimizer.learning_rate
-    return Supervised(ctx, KINDS[ctx.spec.algorithm], engine(ctx, config, model, rate), rows)
-
-
-def ppo(ctx: TrainerContext, config: RunConfig, rows: Sequence[Row], held_out: Sequence[Row]) -> Task:
-    spec, dtype = ctx.spec, torch_dtype(config.dtype(Role.TRAINER))
-    actor = loading("spec.model.policy", lambda: load_policy(policy_path(config), dtype))
-    loading("spec.model.policy", lambda: check_fit(actor.config, ctx.tokenizer, longest(spec)))
-    path = spec.model.critic or spec.model.reward or policy_path(config)
-    field = "critic" if spec.model.critic else "reward" if spec.model.reward else "policy"
-    critic = loading(f"spec.model.{field}", lambda: load_critic(path, dtype))
-    loading(f"spec.model.{field}", lambda: check_fit(critic.config, ctx.tokenizer, longest(spec)))
-    optimizer = spec.optimizer
-    policy = engine(ctx, config, actor, optimizer.learning_rate)
-    critic_rate = optimizer.critic_learning_rate
-    value = engine(ctx, config, critic, optimizer.learning_rate if critic_rate is None else critic_rate)
-    return PPO(
-        ctx,
-        policy=policy,
-        critic=value,
-        fleet=None if spec.generator.shared_with_trainer else fleet(ctx, policy),
-        scorers=scorers(ctx),
-        rows=rows,
-        held_out=held_out,
     )
 
 
@@ -145,20 +147,37 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
     return Fleet(ctx, policy, sync, client)
 
 
-def scorers(ctx: TrainerContext) -> Scorers | None:
-    if ctx.services is None:
-        return None
-    spec, services = ctx.spec, ctx.services
+def remote_calls(ctx: TrainerContext, graph: Graph) -> dict[str, RemoteCall]:
+    """Calls of other roles, by the names of the graph's nodes that they answer."""
+    calls: dict[str, RemoteCall] = {}
+    for node in graph.prepare:
+        role = graph.remote(node)
+        if role is Role.REWARD:
+            calls[node.name] = partial(_scores, scorer(ctx, role))
+        elif role is Role.REFERENCE:
+            calls[node.name] = partial(_logprobs, scorer(ctx, role))
+    return calls
 
-    def scorer(role: Role, route: str) -> Scorer:
-        section = spec.reward if role is Role.REWARD else spec.reference
-        return Scorer(
-            role,
-            route,
-            http=services.http,
-            roster=services.roster,
-            timeout=section.timeout_seconds,
-            patience=section.startup_timeout_seconds,
-        )
 
-    return Scorers(scorer(Role.REWARD, SCORE_ROUTE), scorer(Role.REFERENCE, LOGPROBS_ROUTE))
+def scorer(ctx: TrainerContext, role: Role) -> Scorer:
+    """Rank 0's connection to the members of the reward role or of the reference."""
+    assert ctx.services is not None
+    section = ctx.spec.reward if role is Role.REWARD else ctx.spec.reference
+    return Scorer(
+        role,
+        SCORE_ROUTE if role is Role.REWARD else LOGPROBS_ROUTE,
+        http=ctx.services.http,
+        roster=ctx.services.roster,
+        timeout=section.timeout_seconds,
+        patience=section.startup_timeout_seconds,
+    )
+
+
+def _scores(
+    reward: Scorer, sequences: Sequences, rows: Sequence[Mapping[str, Any]], **header: bool
+) -> Tensor:
+    return reward.ask(sequences, "scores", list(rows), **header)
+
+
+def _logprobs(reference: Scorer, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:
+    return reference.ask(sequences, "logprobs")

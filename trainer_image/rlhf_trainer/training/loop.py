@@ -15,6 +15,7 @@ from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import restore_generators, save_generators
 from ..checkpoint.saver import Saver
 from ..checkpoint.segments import Group
+from ..comms.roster import Stopped
 from ..context import TrainerContext
 from .metrics import Metrics
 
@@ -74,7 +75,10 @@ def train(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry
         if ctx.stop_requested():
             return _suspend(ctx, task, saver, step)
         began = time.perf_counter()
-        figures = task.collect(step)
+        try:
+            figures = task.collect(step)
+        except Stopped:  # on every rank, and as if the step had not begun
+            return _suspend(ctx, task, saver, step)
         if ctx.stop_requested():  # what was collected is saved with the rest and trained on after `--resume`
             return _suspend(ctx, task, saver, step)
         ctx.report(activity="training")

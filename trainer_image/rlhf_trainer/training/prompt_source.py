@@ -1,4 +1,4 @@
-"""The prompts of a run: which come next, and what became of each."""
+"""Prompts of a run in their order, and the ledger of each one's way through it."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from ..data import RowStream, prompts
 from ..records import Prompt
 from ..replay.ledger import Ledger
 from ..replay.table import Episode
-from .experience import Collected
+from .responses import Collected
 
 log = logging.getLogger(__name__)
 
@@ -26,18 +26,19 @@ class PromptSource:
         self.places: dict[str, int] = {}
         """The positions of the prompts that are being worked on, by their ids."""
 
-    def issue(self) -> list[Prompt]:
-        """The prompts of the next step."""
-        data, first = self._ctx.spec.data, self._stream.position
-        places = self._stream.take(data.prompts_per_step)
-        batch = prompts(self._rows, places, self._ctx.tokenizer, data.max_prompt_length)
-        self.places = {prompt.id: first + i for i, prompt in enumerate(batch)}
-        self._ledger.issue(self.places.values())
+    def issue(self, count: int) -> list[Prompt]:
+        """The next `count` prompts."""
+        first = self._stream.position
+        places = self._stream.take(count)
+        batch = prompts(self._rows, places, self._ctx.tokenizer, self._ctx.spec.data.max_prompt_length)
+        issued = {prompt.id: first + i for i, prompt in enumerate(batch)}
+        self.places |= issued
+        self._ledger.issue(issued.values())
         self._tell()
         return batch
 
     def take(self, collected: Collected) -> Episode | None:
-        """What came of prompts that were issued."""
+        """Enters responses, and prompts that will have none, into the ledger; returns the episode."""
         self._ledger.requeue(collected.requeued)
         for reason, positions in collected.dropped.items():
             self._ledger.drop(positions, reason)
@@ -45,6 +46,13 @@ class PromptSource:
             self._ledger.answer(_each_once(collected.episode))
         self._tell()
         return collected.episode
+
+    def filtered(self, positions: Sequence[int]) -> None:
+        """Prompts whose responses are not trained on, since they all have one score."""
+        self._ledger.filter(positions)
+        gone = set(positions)
+        self.places = {prompt_id: at for prompt_id, at in self.places.items() if at not in gone}
+        self._tell()
 
     def trained(self, episode: Episode) -> None:
         """The step is done."""
@@ -69,7 +77,9 @@ class PromptSource:
             raise InvalidJob([Problem("spec.data.train", message)])
         self._ledger, self._stream.position = ledger, state["position"]
         self.places = (
-            dict(zip(pending.prompt_ids, pending.positions.tolist(), strict=True)) if pending else {}
+            dict(zip(pending.prompt_ids, pending.columns["position"].tolist(), strict=True))
+            if pending
+            else {}
         )
         self._tell()
 
@@ -84,4 +94,4 @@ class PromptSource:
 
 def _each_once(episode: Episode) -> list[int]:
     """The positions of its prompts; one may have several answers."""
-    return list(dict.fromkeys(episode.positions.tolist()))
+    return list(dict.fromkeys(episode.columns["position"].tolist()))

@@ -1,47 +1,102 @@
-"""PPO's updates of policy and critic in one step, and what they tell."""
+"""Optimizer steps of a graph's training nodes in one training step, and their metrics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
+from rlhf_api.graph import CRITIC, Graph, Train
 from rlhf_api.spec import Spec
 
 from .. import faults
-from ..algorithms.ppo import critic_loss, policy_loss
-from ..batches import OutputFn, response_values
+from ..maths.schedule import learning_rate
 from ..models.trained_model import TrainedModel
-from ..records import Experience
-from .rates import rate_at
+from ..ops import LOSSES, OpContext, find, output_fn
+from ..records import Columns
+
+SHARED = ("kl_mean", "logprob_difference", "ratio_outside_share", "entropy")
+"""Statistics that are about the step, whichever model's update computes them: logged without the model's name."""
 
 
 class Updates:
-    """One step's updates, each of both models on one minibatch."""
+    """One training step: each call of `run` trains every node on minibatches of its own size."""
 
     def __init__(
-        self, spec: Spec, policy: TrainedModel, critic: TrainedModel, read: OutputFn, step: int
+        self, graph: Graph, models: Mapping[str, TrainedModel], ctx: OpContext, group: int = 1
     ) -> None:
-        self._ppo, self._policy, self._critic, self._read = spec.ppo, policy, critic, read
-        optimizer, base = spec.optimizer, spec.optimizer.critic_learning_rate
-        self._actor_rate = rate_at(spec, step, optimizer.learning_rate)
-        self._critic_rate = self._actor_rate if base is None else rate_at(spec, step, base)
-        self._step, self._count, self._sums = step, 0, dict[str, float]()
+        """`group` consecutive sequences stay in one micro-batch."""
+        self._graph, self._models, self._ctx, self._group = graph, models, ctx, group
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._stopped = False
+        self._count = 0
 
-    def run(self, experience: Experience, minibatches: Iterable[Tensor]) -> None:
-        """An update on each minibatch: rows of the experience."""
-        for rows in minibatches:
-            faults.point(f"update:{self._step}.{self._count}")
-            part = experience.select(rows)
-            loss = policy_loss(part, self._ppo)
-            actor = self._policy.update(part.sequences, self._read, loss, self._actor_rate)
-            loss = critic_loss(part, self._ppo)
-            critic = self._critic.update(part.sequences, response_values, loss, self._critic_rate)
-            named = {f"policy_{k}": v for k, v in actor.items()} | {
-                f"critic_{k}": v for k, v in critic.items()
-            }
-            self._sums = {key: self._sums.get(key, 0.0) + value for key, value in named.items()}
-            self._count += 1
+    def run(self, columns: Columns, epochs: int = 1, *, whole: bool = False) -> None:
+        """Trains on all sequences, `epochs` times; `whole`: as one minibatch, not split further."""
+        for node in self._graph.train:
+            settings, steps = self._ctx.settings, self._ctx.step
+            critic = node.model == CRITIC
+            if not critic and steps < getattr(settings, "critic_warmup_steps", 0):
+                continue
+            size = getattr(settings, "minibatch_size", len(columns))
+            if critic:
+                size = getattr(settings, "value_minibatch_size", None) or size
+            seed = self._ctx.spec.seed * 1_000_003 + steps
+            chosen = (
+                iter([torch.arange(len(columns))]) if whole else minibatches(len(columns), size, epochs, seed)
+            )
+            for rows in chosen:
+                self._update(node, columns if whole else columns.select(rows))
 
-    def figures(self) -> dict[str, float]:
-        """Means over the updates."""
-        means = {key: value / self._count for key, value in self._sums.items()}
-        return {**means, "loss": means["policy_loss"], "learning_rate": self._actor_rate}
+    def metrics(self) -> dict[str, float]:
+        """Means over the updates, each model's under its name where there are several."""
+        means = {key: value / self._counts[key] for key, value in self._sums.items()}
+        first = self._graph.train[0]
+        if (loss := f"{self._prefix(first)}loss") in means:
+            means["loss"] = means[loss]
+        rate = learning_rate_of(self._ctx.spec, first.model == CRITIC, self._ctx.step)
+        return {**means, "learning_rate": rate}
+
+    def _update(self, node: Train, part: Columns) -> None:
+        spec, settings = self._ctx.spec, self._ctx.settings
+        bound = getattr(settings, "stop_ratio", None)
+        if self._stopped and node.model != CRITIC:
+            return
+        faults.point(f"update:{self._ctx.step}.{self._count}")
+        self._count += 1
+        loss = find(LOSSES, node.loss)(part, self._ctx)
+        rate = learning_rate_of(spec, node.model == CRITIC, self._ctx.step)
+        model = self._models[node.model.name]
+        found = model.update(part.sequences, output_fn(node.output, spec), loss, rate, self._group)
+        for name, value in found.items():
+            key = name if name in SHARED else self._prefix(node) + name
+            self._sums[key] = self._sums.get(key, 0.0) + value
+            self._counts[key] = self._counts.get(key, 0) + 1
+        if bound is not None and "ratio_mean" in found and not 1 / bound <= found["ratio_mean"] <= bound:
+            self._stopped = True
+
+    def _prefix(self, node: Train) -> str:
+        return f"{node.model.name}_" if len(self._graph.trained) > 1 else ""
+
+
+def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[Tensor]:
+    """Rows of each minibatch, `epochs` times over all rows, shuffled by `seed`; a short rest joins the last."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        order = torch.randperm(count, generator=generator)
+        whole = max(1, count // size)
+        for i in range(whole):
+            yield order[i * size : (i + 1) * size if i < whole - 1 else count]
+
+
+def learning_rate_of(spec: Spec, critic: bool, step: int) -> float:
+    """The learning rate of the policy, or of the critic, in a training step."""
+    optimizer = spec.optimizer
+    base = optimizer.critic_learning_rate if critic else None
+    return learning_rate(
+        step,
+        base=optimizer.learning_rate if base is None else base,
+        warmup_steps=optimizer.warmup_steps,
+        total_steps=spec.steps,
+        schedule=optimizer.schedule,
+    )

@@ -1,0 +1,122 @@
+"""Executor: runs the nodes between an algorithm's source and its training, in an order that rank 0 decides.
+
+Every rank runs the same loop. In each turn rank 0 picks what comes next, by what is there, and tells the others: run a
+node, take the columns that a role has answered with, or stop. So the order of collectives is rank 0's alone. Calls of
+other roles start on rank 0 as soon as their columns exist and go on while the ranks compute.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_api.graph import Compute, Graph, Infer, Node
+from rlhf_api.problems import InvalidJob, Problem
+
+from ..comms.ranks import Message, Ranks
+from ..comms.roster import Stopped
+from ..models.trained_model import TrainedModel
+from ..ops import COMPUTE, ROW_OUTPUTS, OpContext, find, output_fn
+from ..records import Columns, Sequences
+
+RemoteCall = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
+"""(sequences, their dataset rows) -> the column that a role answers with."""
+
+
+class Executor:
+    """Runs the preparing nodes of a graph. Its method is a collective."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        graph: Graph,
+        models: Mapping[str, TrainedModel],
+        remote: Mapping[str, RemoteCall],
+        ctx: OpContext,
+    ) -> None:
+        """`models` by name; `remote` calls by the names of their nodes, on rank 0 alone.
+
+        Raises InvalidJob where the graph names an operation that does not exist.
+        """
+        self._ranks, self._graph, self._models, self._remote, self._ctx = ranks, graph, models, remote, ctx
+        self._functions = {n.name: find(COMPUTE, n.function) for n in graph.prepare if isinstance(n, Compute)}
+        self._outputs = {n.name: output_fn(n.output, ctx.spec) for n in graph.prepare if isinstance(n, Infer)}
+        self._pool = ThreadPoolExecutor(max_workers=max(1, len(remote)), thread_name_prefix="remote")
+
+    def run(
+        self, columns: Columns, rows: Sequence[Mapping[str, Any]] = (), *, until: Node | None = None
+    ) -> Columns:
+        """The columns with all that the nodes write; a node whose columns exist already is not run.
+
+        `rows`: the dataset row of each sequence, needed on rank 0 alone. With `until`, only that node and those that
+        it depends on. Raises Stopped, on every rank, where the run is to end while a role is waited for.
+        """
+        todo = [node for node in self._wanted(until) if not all(name in columns for name in node.writes)]
+        calls: dict[Future[Tensor], Node] = {}
+
+        def next_turn() -> Message:
+            try:
+                return choose()
+            except Stopped:
+                return {}, {"node": None, "stopped": True}
+
+        def choose() -> Message:
+            for node in todo:
+                if self._graph.remote(node) and node not in calls.values() and _ready(node, columns):
+                    calls[self._pool.submit(self._remote[node.name], columns.sequences, rows)] = node
+            for node in todo:
+                if not self._graph.remote(node) and _ready(node, columns):
+                    return {}, {"node": node.name}
+            if not calls:
+                return {}, {"node": None}
+            done, _ = wait(calls, return_when=FIRST_COMPLETED)
+            call = next(call for call in calls if call in done)
+            return {"column": call.result()}, {"node": calls.pop(call).name}
+
+        by_name = {node.name: node for node in todo}
+        while True:
+            arrays, header = self._ranks.share(next_turn)
+            if header.get("stopped"):
+                raise Stopped("stopped while other roles worked on the step's responses")
+            if header["node"] is None:
+                return columns
+            node = by_name[header["node"]]
+            columns = self._run(node, columns, arrays)
+            todo.remove(node)
+
+    def _wanted(self, until: Node | None) -> list[Node]:
+        """Preparing nodes, or `until` with those that write what it reads."""
+        if until is None:
+            return list(self._graph.prepare)
+        found, columns = [until], set(until.reads)
+        for node in reversed(self._graph.prepare):
+            if node is not until and columns & set(node.writes):
+                found.insert(0, node)
+                columns |= set(node.reads)
+        return found
+
+    def _run(self, node: Node, columns: Columns, arrays: Mapping[str, Tensor]) -> Columns:
+        if "column" in arrays:
+            return _with(columns, node, arrays["column"])
+        if isinstance(node, Infer):
+            sizes = torch.ones_like(columns.lengths) if node.output in ROW_OUTPUTS else columns.lengths
+            model = self._models[node.model.name]
+            return _with(columns, node, model.infer(columns.sequences, self._outputs[node.name], sizes))
+        made = self._functions[node.name](columns, self._ctx)
+        if missing := [name for name in node.writes if name not in made]:
+            message = f"node {node.name!r} wrote no column {', '.join(missing)}, which its graph says it does"
+            raise InvalidJob([Problem("spec.algorithm", message)])
+        return made
+
+
+def _ready(node: Node, columns: Columns) -> bool:
+    return all(name == "sequences" or name in columns for name in node.reads)
+
+
+def _with(columns: Columns, node: Node, column: Tensor) -> Columns:
+    """With what an inference or a role gave: one number for each sequence, or for each response token."""
+    (name,) = node.writes
+    of_rows = not isinstance(node, Infer) or node.output in ROW_OUTPUTS
+    return columns.with_rows(**{name: column}) if of_rows else columns.with_tokens(**{name: column})

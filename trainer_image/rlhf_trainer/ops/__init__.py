@@ -1,0 +1,71 @@
+"""Tables of the operations that a graph names by key; each may also be a function of one's own, `module:name`."""
+
+from functools import partial
+
+from rlhf_api.algorithms import settings_of
+from rlhf_api.spec import Spec
+
+from ..batches import (
+    OutputFn,
+    response_logprobs,
+    response_logprobs_and_entropy,
+    response_values,
+    sequence_scores,
+)
+from . import compute, losses
+from .context import ComputeFn, LossFn, OpContext, find
+
+COMPUTE: dict[str, ComputeFn] = {
+    "overlong_mask": compute.overlong_mask,
+    "token_rewards": compute.token_reward_column,
+    "response_rewards": compute.response_reward_column,
+    "gae": compute.gae,
+    "grpo": compute.grpo,
+    "group_mean": compute.group_mean,
+    "rloo": compute.rloo,
+    "reinforce_pp": compute.reinforce_pp,
+}
+LOSSES: dict[str, LossFn] = {
+    "likelihood": losses.likelihood,
+    "preference": losses.preference,
+    "dpo": losses.dpo,
+    "policy": losses.policy,
+    "gspo": losses.gspo,
+    "value": losses.value,
+}
+OUTPUTS = ("logprobs", "logprobs_untempered", "logprobs_and_entropy", "values", "scores")
+ROW_OUTPUTS = ("scores",)
+"""Outputs with one number for each sequence; the others have one for each response token."""
+
+
+def output_fn(key: str, spec: Spec) -> OutputFn:
+    """The function that reads `key` from a model's logits; log-probabilities are at the sampling temperature, but for
+    `logprobs_untempered`."""
+    temperature = spec.sampling.temperature
+    table: dict[str, OutputFn] = {
+        "logprobs": partial(response_logprobs, temperature=temperature),
+        "logprobs_untempered": partial(response_logprobs, temperature=1.0),
+        "logprobs_and_entropy": partial(
+            response_logprobs_and_entropy, temperature=temperature, differentiable=_entropy_bonus(spec)
+        ),
+        "values": response_values,
+        "scores": sequence_scores,
+    }
+    return find(table, key)
+
+
+def _entropy_bonus(spec: Spec) -> bool:
+    return bool(getattr(settings_of(spec), "entropy_coefficient", 0.0))
+
+
+__all__ = [
+    "COMPUTE",
+    "LOSSES",
+    "OUTPUTS",
+    "ROW_OUTPUTS",
+    "ComputeFn",
+    "LossFn",
+    "OpContext",
+    "find",
+    "output_fn",
+]

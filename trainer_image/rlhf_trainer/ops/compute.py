@@ -1,0 +1,106 @@
+"""Compute operations: token rewards and advantages from the columns of a batch. Pure but for running state."""
+
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from ..maths.advantages import generalized_advantages, returns_to_go, whiten
+from ..maths.groups import group_centered, group_standardized, leave_one_out
+from ..maths.kl import kl_estimate, token_rewards
+from ..maths.ragged import sequence_sums, to_tokens
+from ..maths.rewards import overlong_penalty
+from ..maths.values import Moments, denormalize, update_moments
+from ..records import Columns
+from .context import OpContext
+
+
+def kl_coefficient(ctx: OpContext) -> float:
+    """The coefficient of the KL penalty now: adaptive where the job has a target."""
+    return float(ctx.state.get("kl_coefficient", ctx.settings.kl_coefficient))
+
+
+def overlong_mask(columns: Columns, _ctx: OpContext) -> Columns:
+    """`mask`: false for every token of a response that the length limit cut off (DAPO's overlong filter)."""
+    return columns.with_tokens(mask=to_tokens(columns["finished"], columns.lengths))
+
+
+def token_reward_column(columns: Columns, ctx: OpContext) -> Columns:
+    """`token_rewards`: the KL penalty at each token, the response's score at its last; in units of reward."""
+    scores = _scores(columns, ctx)
+    if getattr(ctx.settings, "group_baseline", False):
+        scores = group_centered(scores, columns["position"])
+    kl = _kl_in_reward(columns, ctx)
+    rewards = token_rewards(kl, scores, columns.lengths, kl_coefficient(ctx), mask=columns.mask)
+    return columns.with_tokens(token_rewards=rewards)
+
+
+def response_reward_column(columns: Columns, ctx: OpContext) -> Columns:
+    """`response_rewards`: the score less the KL penalty of the whole response; in units of reward."""
+    kl = sequence_sums(_kl_in_reward(columns, ctx), columns.lengths, columns.mask)
+    return columns.with_rows(response_rewards=_scores(columns, ctx) - kl_coefficient(ctx) * kl)
+
+
+def gae(columns: Columns, ctx: OpContext) -> Columns:
+    """`advantages` (whitened where the settings say so) and `returns` by generalized advantage estimation.
+
+    With normalised values, `values` become units of reward here, and the running moments learn the new returns.
+    """
+    settings, values = ctx.settings, columns["values"]
+    if settings.normalize_values:
+        values = denormalize(values, value_moments(ctx))
+    advantages, returns = generalized_advantages(
+        columns["token_rewards"], values, columns.lengths, settings.gamma, settings.gae_lambda
+    )
+    if settings.normalize_values:
+        ctx.state["values"] = asdict(update_moments(value_moments(ctx), returns, mask=columns.mask))
+    if settings.whiten_advantages:
+        advantages = whiten(advantages, mask=columns.mask)
+    return columns.with_tokens(values=values, advantages=advantages, returns=returns)
+
+
+def value_moments(ctx: OpContext) -> Moments:
+    """Running moments of the returns: those that the critic was last trained with."""
+    return Moments(**ctx.state.get("values", {}))
+
+
+def grpo(columns: Columns, _ctx: OpContext) -> Columns:
+    """`advantages` in standard deviations of the group's rewards."""
+    return _of_responses(columns, group_standardized(columns["response_rewards"], columns["position"]))
+
+
+def group_mean(columns: Columns, _ctx: OpContext) -> Columns:
+    """`advantages` against the mean of the group's rewards."""
+    return _of_responses(columns, group_centered(columns["response_rewards"], columns["position"]))
+
+
+def rloo(columns: Columns, _ctx: OpContext) -> Columns:
+    """`advantages` against the mean reward of the other responses of the group."""
+    return _of_responses(columns, leave_one_out(columns["response_rewards"], columns["position"]))
+
+
+def reinforce_pp(columns: Columns, ctx: OpContext) -> Columns:
+    """`advantages`: returns to go, normalised over all tokens of the batch (Hu et al. 2025, arXiv:2501.03262)."""
+    returns = returns_to_go(columns["token_rewards"], columns.lengths, ctx.settings.gamma)
+    return columns.with_tokens(advantages=whiten(returns, mask=columns.mask))
+
+
+def _of_responses(columns: Columns, advantages: Tensor) -> Columns:
+    return columns.with_tokens(advantages=to_tokens(advantages, columns.lengths))
+
+
+def _scores(columns: Columns, ctx: OpContext) -> Tensor:
+    """Scores less DAPO's soft penalty for overlong responses: [N] in units of reward."""
+    settings, scores = ctx.settings, columns["scores"]
+    if not settings.overlong_buffer:
+        return scores
+    longest = ctx.spec.sampling.max_new_tokens
+    penalty = overlong_penalty(columns.lengths, longest, settings.overlong_buffer)
+    return scores + settings.overlong_penalty * penalty
+
+
+def _kl_in_reward(columns: Columns, ctx: OpContext) -> Tensor:
+    """KL of each token in nats where it is part of the rewards, else 0: float [A]."""
+    if ctx.settings.kl_in != "reward" or "reference_logprobs" not in columns:
+        return torch.zeros(int(columns.lengths.sum()))
+    return kl_estimate(columns["logprobs"], columns["reference_logprobs"], ctx.settings.kl_estimator)

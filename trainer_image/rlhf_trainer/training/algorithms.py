@@ -1,0 +1,80 @@
+"""The job's algorithm with its settings and graph: from the table, or imported from the user's own module."""
+
+import importlib
+import json
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from rlhf_api.algorithms import CUSTOM, Algorithm, algorithm_of, graph_of, settings_of
+from rlhf_api.algorithms.custom import Custom
+from rlhf_api.base import Frozen
+from rlhf_api.graph import Graph, GraphError
+from rlhf_api.problems import InvalidJob, Problem, from_pydantic
+from rlhf_api.spec import Spec
+
+WHERE = "spec.algorithm"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """`settings` is the section that the operations read."""
+
+    graph: Graph
+    settings: Frozen
+
+
+def resolve(spec: Spec) -> Resolved:
+    """The graph and the settings of a job.
+
+    Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run, or
+    the graph has other roles and models than `spec.custom` says, by which the job's processes were planned.
+    """
+    if algorithm_of(spec) is not CUSTOM:
+        return Resolved(graph_of(spec), settings_of(spec))
+    algorithm, declared = _imported(spec.algorithm), settings_of(spec)
+    assert isinstance(declared, Custom)
+    settings = _settings(algorithm, declared)
+    try:
+        graph = algorithm.graph(spec, settings)
+    except GraphError as error:
+        raise _wrong(f"the graph of {spec.algorithm!r} cannot run: {error}") from error
+    planned = graph_of(spec)
+    if graph.rows != planned.rows:
+        raise InvalidJob(
+            [Problem("spec.custom.rows", f"the graph trains on {graph.rows}; got {planned.rows}")]
+        )
+    if set(graph.roles) != set(planned.roles) or {m.name for m in graph.trained} != {
+        m.name for m in planned.trained
+    }:
+        has = ", ".join(
+            (*(role.value for role in graph.roles), *(f"a trained {m.name}" for m in graph.trained))
+        )
+        message = f"the graph of {spec.algorithm!r} has {has}; set scores, reference and critic accordingly"
+        raise InvalidJob([Problem("spec.custom", message)])
+    if algorithm.rules and (problems := list(algorithm.rules(spec, "spec.custom.settings", settings))):
+        raise InvalidJob(problems)
+    return Resolved(graph, settings)
+
+
+def _imported(path: str) -> Algorithm:
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a user's module may raise anything
+        raise _wrong(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Algorithm):
+        raise _wrong(f"{path!r} is a {type(found).__name__}, not a rlhf_api.algorithms.Algorithm")
+    return found
+
+
+def _settings(algorithm: Algorithm, declared: Custom) -> Frozen:
+    model = algorithm.settings or Frozen
+    try:
+        return model.model_validate_json(json.dumps(declared.settings))
+    except ValidationError as error:
+        raise from_pydantic(error, model, ("spec", "custom", "settings")) from None
+
+
+def _wrong(message: str) -> InvalidJob:
+    return InvalidJob([Problem(WHERE, message)])

@@ -1,0 +1,85 @@
+"""Training on given responses: rows of the dataset -> sequences -> preparing nodes -> one update a step."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rlhf_api.graph import Dataset, Graph
+from rlhf_api.rows import Row
+
+from ..checkpoint.reading import Snapshot
+from ..checkpoint.segments import Group
+from ..context import TrainerContext
+from ..data import RowStream
+from ..graph.executor import Executor, RemoteCall
+from ..models.export import save_model
+from ..models.state import load_training_state, training_state
+from ..models.trained_model import TrainedModel
+from ..ops import OpContext
+from ..ops.datasets import ENCODE
+from ..records import Columns
+from .updates import Updates
+
+
+class OfflineTask:
+    """One update of each trained model a step, on the next rows of the dataset. Implements `loop.Task`."""
+
+    def __init__(
+        self,
+        ctx: TrainerContext,
+        graph: Graph,
+        models: Mapping[str, TrainedModel],
+        remote: Mapping[str, RemoteCall],
+        rows: Sequence[Row],
+        op_ctx: OpContext,
+    ) -> None:
+        """`remote`: calls of other roles by their nodes' names, on rank 0 alone."""
+        assert isinstance(graph.source, Dataset)
+        self._ctx, self._graph, self._models, self._rows, self._op_ctx = ctx, graph, models, rows, op_ctx
+        self._source = graph.source
+        self._executor = Executor(ctx.ranks, graph, models, remote, op_ctx)
+        self._stream = RowStream(len(rows), ctx.spec.seed)
+        self._batch: Columns | None = None
+
+    def collect(self, step: int) -> dict[str, float]:
+        data = self._ctx.spec.data
+        rows = [self._rows[row] for _, row in self._stream.take(data.prompts_per_step)]
+        self._op_ctx.step = step
+        sequences = ENCODE[self._source.rows](rows, self._ctx.tokenizer, data)
+        self._batch = self._executor.run(Columns(sequences))
+        return {"tokens": int(sequences.lengths.sum())}
+
+    def train(self, step: int) -> dict[str, float]:
+        assert self._batch is not None
+        batch, self._batch = self._batch, None
+        self._op_ctx.step = step
+        updates = Updates(self._graph, self._models, self._op_ctx, self._source.group)
+        updates.run(batch, whole=True)
+        return updates.metrics()
+
+    def publish(self, version: int) -> None:
+        """Nobody outside this process works with these weights."""
+
+    def evaluate(self, step: int) -> dict[str, Any] | None:  # noqa: ARG002
+        return None
+
+    def state(self) -> Mapping[str, Any]:
+        pending = self._ctx.spec.data.prompts_per_step if self._batch is not None else 0
+        return {"position": self._stream.position - pending, "algorithm": self._op_ctx.state}
+
+    def groups(self) -> Mapping[str, Group]:
+        return {name: training_state(model) for name, model in self._models.items()}
+
+    def blobs(self) -> Mapping[str, bytes]:
+        return {}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self._stream.position = snapshot.state["position"]
+        self._op_ctx.state = dict(snapshot.state.get("algorithm") or {})
+        self._batch = None
+        for name, model in self._models.items():
+            load_training_state(model, partial(snapshot.tensor, name))
+
+    def export(self) -> None:
+        for used in self._graph.trained:
+            save_model(self._models[used.name], self._ctx.tokenizer, self._ctx.workdir / used.field)

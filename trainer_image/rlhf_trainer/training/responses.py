@@ -1,0 +1,75 @@
+"""Responses to prompts as columns: the same on every rank, with what became of prompts that have none."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..comms.ranks import Message, Ranks
+from ..generation.arrivals import Answers
+from ..records import Columns, Rollout, Sequences
+from ..replay.table import Episode
+
+
+@dataclass(frozen=True)
+class Collected:
+    """`episode` is None where no prompt was answered; `requeued`: positions of prompts, and `dropped`: positions of
+    those that are given up, by reason."""
+
+    episode: Episode | None
+    requeued: list[int]
+    dropped: Mapping[str, list[int]]
+
+
+def collected(ranks: Ranks, number: int, answers: Answers, places: Mapping[str, int]) -> Collected:
+    """Rank 0's responses on every rank, as (a part of) the episode `number`; a collective.
+
+    `places` has the position of each prompt by its id.
+    """
+    arrays, header = ranks.share(lambda: _message(answers, places))
+    requeued, dropped = header["requeued"], header["dropped"]
+    if not header["ids"]:
+        return Collected(None, requeued, dropped)
+    sequences = Sequences(arrays["tokens"], arrays["lengths"], arrays["prompt_lengths"])
+    columns = Columns(
+        sequences,
+        {name: arrays[name] for name in ("sampled_logprobs", "versions")},
+        {name: arrays[name] for name in ("position", "finished")},
+    )
+    return Collected(Episode(number, tuple(header["ids"]), columns), requeued, dropped)
+
+
+def pack(rollouts: Sequence[Rollout]) -> Sequences:
+    """Prompt and response of each rollout."""
+    return Sequences.pack([(r.prompt.tokens, r.tokens) for r in rollouts])
+
+
+def joined(parts: Sequence[Episode]) -> Episode:
+    """The parts of one episode as one."""
+    return Episode(
+        number=parts[0].number,
+        prompt_ids=tuple(prompt_id for part in parts for prompt_id in part.prompt_ids),
+        columns=Columns.join([part.columns for part in parts]),
+    )
+
+
+def _message(answers: Answers, places: Mapping[str, int]) -> Message:
+    rollouts, sequences = answers.rollouts, pack(answers.rollouts)
+    dropped: dict[str, list[int]] = {}
+    for prompt_id, reason in answers.refused.items():
+        dropped.setdefault(reason, []).append(places[prompt_id])
+    header: dict[str, Any] = {
+        "ids": [r.prompt.id for r in rollouts],
+        "requeued": [places[prompt_id] for prompt_id in answers.requeued],
+        "dropped": dropped,
+    }
+    return {
+        "tokens": sequences.tokens,
+        "lengths": sequences.lengths,
+        "prompt_lengths": sequences.prompt_lengths,
+        "sampled_logprobs": torch.tensor([p for r in rollouts for p in r.logprobs], dtype=torch.float32),
+        "versions": torch.tensor([v for r in rollouts for v in r.versions], dtype=torch.int64),
+        "position": torch.tensor([places[r.prompt.id] for r in rollouts], dtype=torch.int64),
+        "finished": torch.tensor([r.finished for r in rollouts], dtype=torch.bool),
+    }, header
