@@ -66,6 +66,13 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
         yield Problem("spec.sampling.topK", "0 would leave no token to sample; -1 switches it off; got 0")
     elif s.top_k < -1:
         yield Problem("spec.sampling.topK", f"must be -1 (off) or at least 1; got {s.top_k}")
+    truncated = s.top_p < 1 or s.top_k > 0 or s.min_new_tokens > 0
+    if truncated and graph_of(spec).generates and (spec.replay.dynamic or spec.weights.every_steps > 1):
+        yield Problem(
+            "spec.sampling",
+            "topP, topK and minNewTokens leave out tokens, which the trainer's log-probabilities know nothing of; with "
+            "replay.streamDataLoaderType dynamic or weights.everySteps above 1 the two would be compared; switch them off",
+        )
     if s.min_new_tokens > s.max_new_tokens:
         yield Problem(
             "spec.sampling.minNewTokens",

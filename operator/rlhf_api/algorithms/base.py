@@ -93,6 +93,11 @@ def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> I
         yield Problem(
             f"{where}.klTarget", f"needs klCoefficient above 0 to begin with; got {settings.kl_target:g}"
         )
+    if settings.kl_coefficient and settings.kl_in == "loss" and settings.kl_estimator == "k1":
+        yield Problem(
+            f"{where}.klEstimator",
+            "as a loss, k1 has an expected gradient of 0 and holds nothing back; use k2 or k3, or klIn reward; got 'k1'",
+        )
     limit = spec.sampling.max_new_tokens
     if settings.overlong_buffer > limit:
         yield Problem(
