@@ -96,7 +96,8 @@ def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> I
     if settings.kl_coefficient and settings.kl_in == "loss" and settings.kl_estimator == "k1":
         yield Problem(
             f"{where}.klEstimator",
-            "as a loss, k1 has an expected gradient of 0 and holds nothing back; use k2 or k3, or klIn reward; got 'k1'",
+            "as a loss, k1 has an expected gradient of 0 and holds nothing back; use k2 or k3, or klIn reward; "
+            "got 'k1'",
         )
     limit = spec.sampling.max_new_tokens
     if settings.overlong_buffer > limit:

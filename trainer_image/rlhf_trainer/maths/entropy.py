@@ -9,11 +9,7 @@ def entropy(logits: Tensor) -> Tensor:
 
     Differentiable in the logits; tokens at -inf (cut off by top-k or top-p) add nothing, and get no gradient.
     Shapes: float [n, V], of any dtype -> float32 [n] in nats, from 0 to log V. The caller divides by the
-<<<<<<< HEAD
-    temperature, and bounds memory (about 3 n V floats) by the size of its chunks.
-=======
     temperature, and bounds memory (4 n V float32 at its peak) by the size of its chunks.
->>>>>>> h-maths
     """
     z = logits.float()
     z = z - z.amax(-1, keepdim=True).detach()
