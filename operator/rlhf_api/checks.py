@@ -54,6 +54,16 @@ def _reward(spec: Spec) -> Iterator[Problem]:
             "spec.reward",
             "nothing scores the answers: set spec.model.reward (a reward model) or spec.reward.functions",
         )
+    if spec.reward.fine_grained and (spec.reward.functions or not scored_by_model):
+        yield Problem(
+            "spec.reward.fineGrained",
+            "needs spec.model.reward and no functions: a function gives one number for a whole response; got true",
+        )
+    if spec.reward.fine_grained and spec.reward.bias:
+        yield Problem(
+            "spec.reward.bias",
+            f"would be added to every token with fineGrained; use 0; got {spec.reward.bias:g}",
+        )
     if spec.reward.clip is not None and spec.reward.clip[0] >= spec.reward.clip[1]:
         yield Problem(
             "spec.reward.clip", f"the lower bound must be below the upper; got {list(spec.reward.clip)}"
@@ -70,8 +80,8 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
     if truncated and graph_of(spec).generates and (spec.replay.dynamic or spec.weights.every_steps > 1):
         yield Problem(
             "spec.sampling",
-            "topP, topK and minNewTokens leave out tokens, which the trainer's log-probabilities know nothing of; with "
-            "replay.streamDataLoaderType dynamic or weights.everySteps above 1 the two would be compared; switch them off",
+            "topP, topK and minNewTokens leave out tokens, unknown to the trainer's log-probabilities; with "
+            "replay.streamDataLoaderType dynamic or weights.everySteps above 1 they would be compared; switch them off",
         )
     if s.min_new_tokens > s.max_new_tokens:
         yield Problem(

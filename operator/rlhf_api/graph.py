@@ -80,11 +80,12 @@ class Infer(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Score(Node):
-    """Rewards of the reward role: one number for each sequence."""
+    """Rewards of the reward role: one number for each sequence, or for each response token."""
 
     name: str = "score"
     reads: tuple[str, ...] = (SEQUENCES,)
     writes: tuple[str, ...] = ("scores",)
+    per_token: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

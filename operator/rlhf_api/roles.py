@@ -67,8 +67,14 @@ class Reward(RoleSpec):
 
     model_weight: NonNegativeFloat = 1.0
     functions: tuple[RewardFunction, ...] = ()
+    fine_grained: bool = False
+    """The reward model has one output for each token (token classification), and each token gets its own reward."""
+    bias: float = 0.0
+    """Added to the total."""
+    scale: float = 1.0
+    """Factor of the total with its bias."""
     clip: tuple[float, float] | None = None
-    """Bounds of the total."""
+    """Bounds of the scaled total."""
     timeout_seconds: Positive = 120
     """How long one batch may take."""
 

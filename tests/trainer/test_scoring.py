@@ -40,9 +40,8 @@ def scorer(function) -> FunctionScorer:
 
 def test_functions_see_texts_and_rows_and_are_weighted():
     both = [(2.0, scorer(lengths)), (-1.0, scorer(grades))]
-    assert weighted(both, None, SEQUENCES, ROWS).tolist() == [14.0, 1.0, 26.0, 1.0]
-    assert weighted(both, (2.0, 20.0), SEQUENCES, ROWS).tolist() == [14.0, 2.0, 20.0, 2.0]
-    assert weighted([], None, SEQUENCES, ROWS).tolist() == [0.0] * 4
+    assert weighted(both, SEQUENCES, ROWS).tolist() == [14.0, 1.0, 26.0, 1.0]
+    assert weighted([], SEQUENCES, ROWS).tolist() == [0.0] * 4
 
 
 def test_scores_may_come_from_numpy():

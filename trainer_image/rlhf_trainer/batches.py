@@ -165,6 +165,14 @@ def response_values(logits: Tensor, micro: MicroBatch) -> Tensor:
     return logits[micro.response_row, micro.response_column - 1, 0].float()
 
 
+def token_scores(logits: Tensor, micro: MicroBatch) -> Tensor:
+    """A fine-grained reward model's score of each response token, at the token's own column.
+
+    logits [n, T, 1] -> float32 [A_mb], in units of reward.
+    """
+    return logits[micro.response_row, micro.response_column, 0].float()
+
+
 def sequence_scores(logits: Tensor, micro: MicroBatch) -> Tensor:
     """A reward model's score of each row: logits [n, 1], pooled by the model -> float32 [n]."""
     return logits[: len(micro.rows), 0].float()

@@ -141,7 +141,13 @@ def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
         nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
     if penalty:
         nodes.append(Infer(name="reference_logprobs", model=REFERENCE, writes=("reference_logprobs",)))
-    nodes.append(Score())
+    if spec.reward.fine_grained:
+        nodes.append(Score(writes=("token_scores",), per_token=True))
+        nodes.append(
+            Compute(name="scores", function="sum_scores", reads=("token_scores",), writes=("scores",))
+        )
+    else:
+        nodes.append(Score())
     if settings.overlong_filter:
         nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
     return tuple(nodes)

@@ -118,5 +118,5 @@ def _ready(node: Node, columns: Columns) -> bool:
 def _with(columns: Columns, node: Node, column: Tensor) -> Columns:
     """With what an inference or a role gave: one number for each sequence, or for each response token."""
     (name,) = node.writes
-    of_rows = not isinstance(node, Infer) or node.output in ROW_OUTPUTS
+    of_rows = node.output in ROW_OUTPUTS if isinstance(node, Infer) else not getattr(node, "per_token", False)
     return columns.with_rows(**{name: column}) if of_rows else columns.with_tokens(**{name: column})

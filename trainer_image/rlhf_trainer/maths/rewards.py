@@ -5,21 +5,17 @@ from torch import Tensor
 
 
 def scaled_scores(
-    scores: Tensor, *, bias: float = 0.0, scale: float = 1.0, clip: float | None = None
+    scores: Tensor, *, bias: float = 0.0, scale: float = 1.0, clip: tuple[float, float] | None = None
 ) -> Tensor:
-    """clip((score + bias) scale, -clip, clip).
+    """clip((score + bias) scale, low, high) with the bounds `clip` = (low, high).
 
-    Shapes: `scores` float [N] in the reward's own unit, as `bias` is; `clip` in the unit after `scale` ->
-    [N] in that unit, same dtype. Raises ValueError for a negative clip.
+    Shapes: `scores` float [N], or [A] for scores of tokens, in the reward's own unit, as `bias` is; `clip` in the unit
+    after `scale` -> the same shape in that unit, same dtype.
     Source: Mei et al. 2024 (ReaL, arXiv:2406.14088), reward_output_bias (there subtracted), reward_output_scaling,
     max_reward_clip of its PPO; clipping Huang et al. 2022, "The 37 Implementation Details of PPO".
     """
     scaled = (scores + bias) * scale
-    if clip is None:
-        return scaled
-    if clip < 0:
-        raise ValueError(f"rewards are clipped to [-clip, clip], so clip is not negative, not {clip}")
-    return scaled.clamp(-clip, clip)
+    return scaled if clip is None else scaled.clamp(*clip)
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:

@@ -17,6 +17,7 @@ from .context import ComputeFn, LossFn, OpContext, find
 
 COMPUTE: dict[str, ComputeFn] = {
     "overlong_mask": compute.overlong_mask,
+    "sum_scores": compute.sum_scores,
     "token_rewards": compute.token_reward_column,
     "response_rewards": compute.response_reward_column,
     "gae": compute.gae,

@@ -25,13 +25,26 @@ def overlong_mask(columns: Columns, _ctx: OpContext) -> Columns:
     return columns.with_tokens(mask=to_tokens(columns["finished"], columns.lengths))
 
 
+def sum_scores(columns: Columns, _ctx: OpContext) -> Columns:
+    """`scores`: the sum of each response's token scores."""
+    return columns.with_rows(scores=sequence_sums(columns["token_scores"], columns.lengths))
+
+
 def token_reward_column(columns: Columns, ctx: OpContext) -> Columns:
     """`token_rewards`: the KL penalty at each token, the response's score at its last; in units of reward."""
-    scores = _scores(columns, ctx)
+    scores, fine_grained = _scores(columns, ctx), columns.tokens.get("token_scores")
+    if fine_grained is not None:  # at its last token, a response gets what is not of its tokens
+        scores = scores - columns["scores"]
     if getattr(ctx.settings, "group_baseline", False):
-        scores = group_centered(scores, columns["position"])
-    kl = _kl_in_reward(columns, ctx)
-    rewards = token_rewards(kl, scores, columns.lengths, kl_coefficient(ctx), mask=columns.mask)
+        scores = scores - (columns["scores"] - group_centered(columns["scores"], columns["position"]))
+    rewards = token_rewards(
+        _kl_in_reward(columns, ctx),
+        scores,
+        columns.lengths,
+        kl_coefficient(ctx),
+        fine_grained=fine_grained,
+        mask=columns.mask,
+    )
     return columns.with_tokens(token_rewards=rewards)
 
 

@@ -9,6 +9,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
 from ..comms.ranks import Message
+from ..maths.rewards import scaled_scores
 from ..models.load import check_fit, load_reward, load_tokenizer
 from ..models.loading import device, loading, torch_dtype
 from ..process import run_role
@@ -50,8 +51,10 @@ def run(env: ProcessEnv) -> None:
     def answer(message: Message) -> Message:
         sequences, rows = unpack(message), rows_of(message)
         if message[1].get("judge"):
-            return {"scores": weighted(judges, None, sequences, rows)}, {}
-        return {"scores": weighted(rewards, spec.reward.clip, sequences, rows)}, {}
+            return {"scores": weighted(judges, sequences, rows)}, {}
+        section, total = spec.reward, weighted(rewards, sequences, rows)
+        name = "token_scores" if section.fine_grained else "scores"
+        return {name: scaled_scores(total, bias=section.bias, scale=section.scale, clip=section.clip)}, {}
 
     serve(application(SCORE_ROUTE, answer, env.token), listen_host(env.host), env.port)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem, show
 
-from ..batches import sequence_scores
+from ..batches import sequence_scores, token_scores
 from ..models.inference import infer
 from ..records import Sequences
 
@@ -76,6 +76,26 @@ class FunctionScorer:
 
 
 @dataclass(frozen=True)
+class TokenScorer:
+    """A token-classification model with one output, over the policy's own tokens: a reward for each of them."""
+
+    model: PreTrainedModel
+    token_budget: int
+    pad_token_id: int
+
+    def __call__(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:  # noqa: ARG002
+        """float32 [A], response-aligned."""
+        return infer(
+            self.model,
+            sequences,
+            token_scores,
+            sequences.response_lengths,
+            token_budget=self.token_budget,
+            pad_token_id=self.pad_token_id,
+        )
+
+
+@dataclass(frozen=True)
 class ModelScorer:
     """A sequence-classification model over tokens; with a vocabulary of its own, over the text tokenized again."""
 
@@ -115,16 +135,12 @@ Score = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 
 
 def weighted(
-    scorers: Sequence[tuple[float, Score]],
-    clip: tuple[float, float] | None,
-    sequences: Sequences,
-    rows: Sequence[Mapping[str, Any]],
+    scorers: Sequence[tuple[float, Score]], sequences: Sequences, rows: Sequence[Mapping[str, Any]]
 ) -> Tensor:
-    """The clipped sum of weight x score: float32 [N], in units of reward."""
-    total = torch.zeros(len(sequences))
-    for weight, score in scorers:
-        total += weight * score(sequences, rows)
-    return total if clip is None else total.clamp(*clip)
+    """The sum of weight x score: float32, one for each sequence [N], or for each response token [A] where the scores
+    are; in units of reward."""
+    scores = [weight * score(sequences, rows) for weight, score in scorers]
+    return torch.stack(scores).sum(0) if scores else torch.zeros(len(sequences))
 
 
 def texts(sequences: Sequences, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:

@@ -153,7 +153,7 @@ def remote_calls(ctx: TrainerContext, graph: Graph) -> dict[str, RemoteCall]:
     for node in graph.prepare:
         role = graph.remote(node)
         if role is Role.REWARD:
-            calls[node.name] = partial(_scores, scorer(ctx, role))
+            calls[node.name] = partial(_scores, scorer(ctx, role), array=node.writes[0])
         elif role is Role.REFERENCE:
             calls[node.name] = partial(_logprobs, scorer(ctx, role))
     return calls
@@ -174,9 +174,13 @@ def scorer(ctx: TrainerContext, role: Role) -> Scorer:
 
 
 def _scores(
-    reward: Scorer, sequences: Sequences, rows: Sequence[Mapping[str, Any]], **header: bool
+    reward: Scorer,
+    sequences: Sequences,
+    rows: Sequence[Mapping[str, Any]],
+    array: str = "scores",
+    **header: bool,
 ) -> Tensor:
-    return reward.ask(sequences, "scores", list(rows), **header)
+    return reward.ask(sequences, array, list(rows), **header)
 
 
 def _logprobs(reference: Scorer, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:
