@@ -17,20 +17,11 @@ from ..comms.ranks import Ranks
 from ..context import TrainerContext
 from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
-from ..models.load import (
-    check_fit,
-    create_policy,
-    create_tokenizer,
-    load_critic,
-    load_policy,
-    load_reward,
-    load_tokenizer,
-)
-from ..models.loading import loading, torch_dtype
+from ..models.load import create_policy, create_tokenizer, load_tokenizer
+from ..models.loading import Head, load_job_tokenizer, load_model, loading
 from ..models.trained_model import TrainedModel
 from ..scoring.client import Scorer
 from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE
-from ..settings import longest, policy_path, tokenizer_path
 from ..weights.broadcaster import WeightSync
 from .experience import Scorers
 from .loop import Task
@@ -48,7 +39,7 @@ def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTr
         shutil.rmtree(initial, ignore_errors=True)
         loading("spec.model.create", lambda: create(initial, section, texts, config.spec.seed))
     distributed.barrier()
-    return loading("spec.model.tokenizer", lambda: load_tokenizer(tokenizer_path(config)))
+    return load_job_tokenizer(config)
 
 
 def create(directory: Path, section: CreateModel, texts: Sequence[str], seed: int) -> None:
@@ -90,22 +81,16 @@ def engine(ctx: TrainerContext, config: RunConfig, model: PreTrainedModel, rate:
 
 
 def supervised(ctx: TrainerContext, config: RunConfig, rows: Sequence[Row]) -> Task:
-    load = load_reward if ctx.spec.algorithm == "reward" else load_policy
-    dtype = torch_dtype(config.dtype(Role.TRAINER))
-    model = loading("spec.model.policy", lambda: load(policy_path(config), dtype))
-    loading("spec.model.policy", lambda: check_fit(model.config, ctx.tokenizer, longest(ctx.spec)))
+    head: Head = "score" if ctx.spec.algorithm == "reward" else "causal"
+    model = load_model(config, "policy", Role.TRAINER, ctx.tokenizer, head)
     rate = ctx.spec.optimizer.learning_rate
     return Supervised(ctx, KINDS[ctx.spec.algorithm], engine(ctx, config, model, rate), rows)
 
 
 def ppo(ctx: TrainerContext, config: RunConfig, rows: Sequence[Row], held_out: Sequence[Row]) -> Task:
-    spec, dtype = ctx.spec, torch_dtype(config.dtype(Role.TRAINER))
-    actor = loading("spec.model.policy", lambda: load_policy(policy_path(config), dtype))
-    loading("spec.model.policy", lambda: check_fit(actor.config, ctx.tokenizer, longest(spec)))
-    path = spec.model.critic or spec.model.reward or policy_path(config)
-    field = "critic" if spec.model.critic else "reward" if spec.model.reward else "policy"
-    critic = loading(f"spec.model.{field}", lambda: load_critic(path, dtype))
-    loading(f"spec.model.{field}", lambda: check_fit(critic.config, ctx.tokenizer, longest(spec)))
+    spec = ctx.spec
+    actor = load_model(config, "policy", Role.TRAINER, ctx.tokenizer)
+    critic = load_model(config, "critic", Role.TRAINER, ctx.tokenizer)
     optimizer = spec.optimizer
     policy = engine(ctx, config, actor, optimizer.learning_rate)
     critic_rate = optimizer.critic_learning_rate
