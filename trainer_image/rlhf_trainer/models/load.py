@@ -52,6 +52,16 @@ def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
         return _from_pretrained(AutoModelForSequenceClassification, path, dtype=dtype, num_labels=1)
 
 
+def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A fine-grained reward model: token classification with one output. Raises ValueError where it is none."""
+    config = _config(path)
+    if not _is_classifier(config, "ForTokenClassification"):
+        kind = ", ".join(config.architectures or ()) or "of no known kind"
+        raise ValueError(f"{path!r} is {kind}; fine-grained rewards need a token-classification model")
+    _check_one_output(config, path)
+    return _from_pretrained(AutoModelForTokenClassification, path, dtype=dtype, num_labels=1)
+
+
 def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A value model, one output per token, without dropout.
 
