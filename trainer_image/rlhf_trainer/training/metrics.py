@@ -54,7 +54,14 @@ def reward_figure(
     left.plot(steps, [row["reward_mean"] for row in rows], color="tab:blue", label="reward")
     left.set_ylabel("reward")
     right = left.twinx()
-    right.plot(steps, [row["kl_mean"] for row in rows], color="tab:orange", label="KL (nats a token)")
+    with_kl = [row for row in rows if "kl_mean" in row]  # none without a reference
+    if with_kl:
+        right.plot(
+            [row["step"] for row in with_kl],
+            [row["kl_mean"] for row in with_kl],
+            color="tab:orange",
+            label="KL (nats a token)",
+        )
     if judged:
         right.plot(
             [row["step"] for row in judged],
@@ -63,7 +70,7 @@ def reward_figure(
             color="tab:green",
             label="evaluation",
         )
-    right.set_ylabel("KL, evaluation")
+    right.set_ylabel(", ".join(name for name, found in (("KL", with_kl), ("evaluation", judged)) if found))
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
