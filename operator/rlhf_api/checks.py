@@ -134,6 +134,12 @@ def _replay(spec: Spec) -> Iterator[Problem]:
         )
 
 
+def _pretraining(spec: Spec) -> Iterator[Problem]:
+    if spec.pretraining is not None and not graph_of(spec).generates:
+        message = f"is for algorithms that sample responses; {spec.algorithm} trains on given ones"
+        yield Problem("spec.pretraining", message)
+
+
 def _checkpoint(spec: Spec) -> Iterator[Problem]:
     if spec.checkpoint.keep_best and spec.evaluation is None:
         yield Problem(
@@ -196,7 +202,18 @@ OWNED_ENGINE_ARGUMENTS = {
 }
 
 RULES: tuple[Rule, ...] = (
-    *(_algorithm, _policy, _reward, _sampling, _batches, _replay, _precision, _owned_arguments, _environment),
+    *(
+        _algorithm,
+        _policy,
+        _reward,
+        _sampling,
+        _batches,
+        _replay,
+        _pretraining,
+        _precision,
+        _owned_arguments,
+        _environment,
+    ),
     *(pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
 

@@ -71,10 +71,12 @@ class Dataset(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Infer(Node):
-    """A forward pass of `model` without gradients; `output` is the key of what is read from its logits."""
+    """A forward pass of `model` without gradients; `output` is the key of what is read from its logits. `average`: with
+    the moving average of the model's weights, which the trainer keeps."""
 
     model: Model
     output: str = "logprobs"
+    average: bool = False
     reads: tuple[str, ...] = (SEQUENCES,)
 
 
@@ -144,6 +146,11 @@ class Graph:
     def trained(self) -> tuple[Model, ...]:
         """Models with an optimizer, in the order of their training nodes."""
         return tuple(dict.fromkeys(n.model for n in self.train))
+
+    @property
+    def averaged(self) -> tuple[Model, ...]:
+        """Trained models whose moving average is inferred with."""
+        return tuple(dict.fromkeys(n.model for n in self.prepare if isinstance(n, Infer) and n.average))
 
     def remote(self, node: Node) -> Role | None:
         """The role that answers a node; None for what runs in the trainer."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .algorithms import graph_of
 from .graph import CRITIC
-from .memory import Need, Zero, gigabytes, trainer, weights
+from .memory import Need, Zero, count, gigabytes, trainer, weights
 from .pods import Gpu, combine
 from .problems import Problem
 from .roles import Role, RoleSpec
@@ -69,12 +69,24 @@ def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None
 
 def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
     if role is Role.TRAINER:
-        return trainer(Zero.of(spec), _trained(spec, sizes)) if sizes.policy else None
+        return _training(spec, sizes) if sizes.policy else None
     if role is Role.GENERATOR:
         serving = Serving.of(spec, sizes)
         return serving.need if serving else None
     size = sizes.reward if role is Role.REWARD else sizes.reference
     return weights(size.parameters, _section(spec, role).dtype or spec.model.dtype) if size else None
+
+
+def _training(spec: Spec, sizes: Sizes) -> Need:
+    """A rank of the trainer, with the moving averages that it keeps beside the trained models."""
+    zero = Zero.of(spec)
+    need = trainer(zero, _trained(spec, sizes))
+    averaged = [size.parameters for model in graph_of(spec).averaged if (size := getattr(sizes, model.field))]
+    if not averaged:
+        return need
+    ranks = zero.ranks if zero.stage == 3 else 1
+    words = f"{need.words} + {count(sum(averaged))} x 4 B of moving averages{f' / {ranks} ranks' if ranks > 1 else ''}"
+    return Need(need.total + 4 * sum(averaged) / ranks, words)
 
 
 def _trained(spec: Spec, sizes: Sizes) -> list[float]:

@@ -96,6 +96,16 @@ class Sampling(Frozen):
     answers_per_prompt: Positive = 1
 
 
+class Pretraining(Frozen):
+    """A language-modelling loss mixed into each update of a policy whose responses are sampled (PPO-ptx)."""
+
+    data: tuple[str, ...] = Field(min_length=1)
+    """Files of rows `{prompt, answer}`."""
+    rows_per_update: Positive = 16
+    coefficient: PositiveFloat = 0.1
+    """Of the mean negative log-likelihood of an answer's tokens, in nats, beside the policy loss."""
+
+
 class Optimizer(Frozen):
     """AdamW, for the policy (and the critic where `criticLearningRate` is not given)."""
 
@@ -175,6 +185,7 @@ class Spec(Sections):
     replay: Replay = Replay()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation | None = None
+    pretraining: Pretraining | None = None
     trainer: Trainer = Trainer()
     generator: Generator = Generator()
     reward: Reward = Reward()

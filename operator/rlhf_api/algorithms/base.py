@@ -64,6 +64,8 @@ class PolicyGradient(Frozen):
     """With it klCoefficient adapts, so that the divergence nears klTarget nats a response."""
     kl_horizon: Positive = 10000
     """Responses over which klCoefficient adapts to klTarget."""
+    reference_ema: float | None = Field(None, ge=0, lt=1)
+    """The reference is not a role but the moving average of the policy: it keeps this share of itself at each step."""
     overlong_filter: bool = False
     """Responses that the length limit cut off are left out of the loss."""
     overlong_buffer: int = Field(0, ge=0)
@@ -89,6 +91,12 @@ def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> I
         yield Problem(
             f"{where}.clipRatioHigh", f"must be at least clipRatio ({settings.clip_ratio:g}); got {high:g}"
         )
+    if settings.reference_ema is not None and settings.kl_coefficient == 0:
+        message = f"needs klCoefficient above 0: nothing else has a reference; got {settings.reference_ema:g}"
+        yield Problem(f"{where}.referenceEma", message)
+    if settings.reference_ema is not None and spec.model.reference is not None:
+        message = f"is the moving average with {where}.referenceEma; remove one of them; got {spec.model.reference!r}"
+        yield Problem("spec.model.reference", message)
     if settings.kl_target is not None and settings.kl_coefficient == 0:
         yield Problem(
             f"{where}.klTarget", f"needs klCoefficient above 0 to begin with; got {settings.kl_target:g}"
@@ -140,7 +148,11 @@ def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
     if not one_update or (penalty and settings.kl_in == "reward"):
         nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
     if penalty:
-        nodes.append(Infer(name="reference_logprobs", model=REFERENCE, writes=("reference_logprobs",)))
+        average = settings.reference_ema is not None
+        model = POLICY if average else REFERENCE
+        nodes.append(
+            Infer(name="reference_logprobs", model=model, average=average, writes=("reference_logprobs",))
+        )
     if spec.reward.fine_grained:
         nodes.append(Score(writes=("token_scores",), per_token=True))
         nodes.append(

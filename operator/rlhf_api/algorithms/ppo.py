@@ -31,6 +31,8 @@ class PPO(PolicyGradient):
     """To mean 0 and standard deviation 1 over the response tokens of a step."""
     normalize_values: bool = False
     """The critic learns returns divided by their running standard deviation, around their running mean."""
+    value_ema: float | None = Field(None, ge=0, lt=1)
+    """Values are those of the moving average of the critic, which keeps this share of itself at each step."""
     value_minibatch_size: Positive | None = None
     """Responses of one update of the critic; minibatchSize unless given."""
     critic_warmup_steps: int = Field(0, ge=0)
@@ -42,7 +44,13 @@ def _graph(spec: Spec, settings: PPO) -> Graph:
     return Graph(
         (
             *begin,
-            Infer(name="values", model=CRITIC, output="values", writes=("values",)),
+            Infer(
+                name="values",
+                model=CRITIC,
+                output="values",
+                average=settings.value_ema is not None,
+                writes=("values",),
+            ),
             Compute(
                 name="rewards", function="token_rewards", reads=rewarded(settings), writes=("token_rewards",)
             ),

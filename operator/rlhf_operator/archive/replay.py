@@ -57,20 +57,25 @@ def ls(options: argparse.Namespace) -> int:
     rows = [("EPISODE", "ANSWERS", "REWARD", "KL", "WEIGHTS", "TRAINED")]
     for name in names(snapshot):
         found = read(snapshot, name, _ABOUT).to_pylist()
-        mean = {key: sum(row[key] for row in found) / len(found) for key in ("reward", "kl")}
+        mean = {key: _mean([row[key] for row in found if row[key] is not None]) for key in ("reward", "kl")}
         weights = sorted({row["weight_version"] for row in found})
         rows.append(
             (
                 str(found[0]["episode"]),
                 str(len(found)),
-                f"{mean['reward']:.4g}",
-                f"{mean['kl']:.4g}",
+                mean["reward"],
+                mean["kl"],
                 str(weights[0]) if len(weights) == 1 else f"{weights[0]}-{weights[-1]}",
                 _trained(found[0]),
             )
         )
     print("\n".join(columns(rows)))
     return 0
+
+
+def _mean(values: list[float]) -> str:
+    """`-` where no answer has one, as the KL of a job without a reference."""
+    return f"{sum(values) / len(values):.4g}" if values else "-"
 
 
 def show(options: argparse.Namespace) -> int:

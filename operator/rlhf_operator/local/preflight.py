@@ -22,6 +22,8 @@ def check_files(spec: Spec) -> list[Problem]:
 
 def _data(spec: Spec) -> Iterator[Problem]:
     yield from _rows("spec.data.train", spec.data.train, graph_of(spec).rows)
+    if spec.pretraining is not None:
+        yield from _rows("spec.pretraining.data", spec.pretraining.data, "responses")
     if spec.evaluation is not None:
         # Evaluation answers prompts, whatever the algorithm trains on.
         yield from _rows("spec.evaluation.data", spec.evaluation.data, "prompts")

@@ -7,6 +7,8 @@ other roles start on rank 0 as soon as their columns exist and go on while the r
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from rlhf_api.problems import InvalidJob, Problem
 
 from ..comms.ranks import Message, Ranks
 from ..comms.roster import Stopped
+from ..models.average import MovingAverage
 from ..models.trained_model import TrainedModel
 from ..ops import COMPUTE, ROW_OUTPUTS, OpContext, find, output_fn
 from ..records import Columns, Sequences
@@ -35,12 +38,14 @@ class Executor:
         models: Mapping[str, TrainedModel],
         remote: Mapping[str, RemoteCall],
         ctx: OpContext,
+        averages: Mapping[str, MovingAverage] = MappingProxyType({}),
     ) -> None:
-        """`models` by name; `remote` calls by the names of their nodes, on rank 0 alone.
+        """`models` and their moving `averages` by name; `remote` calls by the names of their nodes, on rank 0 alone.
 
         Raises InvalidJob where the graph names an operation that does not exist.
         """
         self._ranks, self._graph, self._models, self._remote, self._ctx = ranks, graph, models, remote, ctx
+        self._averages = averages
         self._functions = {n.name: find(COMPUTE, n.function) for n in graph.prepare if isinstance(n, Compute)}
         self._outputs = {n.name: output_fn(n.output, ctx.spec) for n in graph.prepare if isinstance(n, Infer)}
         self._pool = ThreadPoolExecutor(max_workers=max(1, len(remote)), thread_name_prefix="remote")
@@ -102,8 +107,10 @@ class Executor:
             return _with(columns, node, arrays["column"])
         if isinstance(node, Infer):
             sizes = torch.ones_like(columns.lengths) if node.output in ROW_OUTPUTS else columns.lengths
-            model = self._models[node.model.name]
-            return _with(columns, node, model.infer(columns.sequences, self._outputs[node.name], sizes))
+            name = node.model.name
+            with self._averages[name].swapped() if node.average else nullcontext():
+                found = self._models[name].infer(columns.sequences, self._outputs[node.name], sizes)
+            return _with(columns, node, found)
         made = self._functions[node.name](columns, self._ctx)
         if missing := [name for name in node.writes if name not in made]:
             message = f"node {node.name!r} wrote no column {', '.join(missing)}, which its graph says it does"

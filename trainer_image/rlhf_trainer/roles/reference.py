@@ -1,18 +1,18 @@
 """The reference role: log-probabilities of the frozen policy."""
 
-from functools import partial
-
+from rlhf_api.graph import REFERENCE, Infer
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv
 
-from ..batches import response_logprobs
 from ..comms.ranks import Message
 from ..models.inference import infer
 from ..models.loading import device, load_job_tokenizer, load_model
+from ..ops import output_fn
 from ..process import run_role
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
 from ..scoring.server import application, serve
 from ..settings import listen_host
+from ..training.algorithms import resolve
 
 
 def run(env: ProcessEnv) -> None:
@@ -20,7 +20,10 @@ def run(env: ProcessEnv) -> None:
     tokenizer = load_job_tokenizer(config)
     model = load_model(config, "reference", Role.REFERENCE, tokenizer)
     model.to(device()).eval()
-    read = partial(response_logprobs, temperature=spec.sampling.temperature)
+    nodes = (
+        node for node in resolve(spec).graph.prepare if isinstance(node, Infer) and node.model == REFERENCE
+    )
+    read = output_fn(next(node.output for node in nodes), spec)
 
     def answer(message: Message) -> Message:
         sequences = unpack(message)

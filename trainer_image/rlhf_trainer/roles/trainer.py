@@ -65,6 +65,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     on_sigterm(stop.set)
     rows = read_all(spec.data.train, graph_of(spec).rows)
     held_out = read_all(spec.evaluation.data, "prompts") if spec.evaluation else []
+    text = read_all(spec.pretraining.data, "responses") if spec.pretraining else []
     if ranks.first:
         make_workdir(Path(config.workdir))
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
@@ -72,7 +73,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     committer = take_over(archive, config) if ranks.first else None
     tokenizer = prepare_model(config, ranks, rows)
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
-    task = make_task(ctx, config, rows, held_out)
+    task = make_task(ctx, config, rows, held_out, text)
     told = partial(committed, ctx, config.store)
     with Saver(ranks, archive, committer, committed=told, reached=faults.point) as saver:
         code = train(ctx, task, saver, shared(ranks, committer.cuts if committer else ()))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, distributed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_api.graph import Graph, Model
+from rlhf_api.graph import CRITIC, Graph, Model
 from rlhf_api.roles import Role
 from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
@@ -21,6 +21,7 @@ from ..context import TrainerContext
 from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
 from ..graph.executor import RemoteCall
+from ..models.average import MovingAverage
 from ..models.load import create_policy, create_tokenizer, load_tokenizer
 from ..models.loading import load_job_tokenizer, load_model, loading
 from ..models.trained_model import TrainedModel
@@ -33,6 +34,7 @@ from .algorithms import resolve
 from .loop import Task
 from .offline import OfflineTask
 from .online import OnlineTask
+from .updates import PretrainingText
 
 
 def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTrainedTokenizerBase:
@@ -60,7 +62,13 @@ def create(directory: Path, section: CreateModel, texts: Sequence[str], seed: in
         )
 
 
-def make_task(ctx: TrainerContext, config: RunConfig, rows: Sequence[Row], held_out: Sequence[Row]) -> Task:
+def make_task(
+    ctx: TrainerContext,
+    config: RunConfig,
+    rows: Sequence[Row],
+    held_out: Sequence[Row],
+    text: Sequence[Row] = (),
+) -> Task:
     """The task of this job's algorithm: its graph, with a trained model and a call of a role for each node."""
     spec = ctx.spec
     found = resolve(spec)
@@ -79,7 +87,14 @@ def make_task(ctx: TrainerContext, config: RunConfig, rows: Sequence[Row], held_
         fleet=None if spec.generator.shared_with_trainer else fleet(ctx, models["policy"]),
         judge=partial(_scores, scorer(ctx, Role.REWARD), judge=True) if ctx.services else None,
         held_out=held_out,
+        averages={m.name: MovingAverage(models[m.name], decay(found.settings, m)) for m in graph.averaged},
+        pretraining=PretrainingText(text, ctx) if spec.pretraining else None,
     )
+
+
+def decay(settings: Any, model: Model) -> float:
+    """What the moving average of a model keeps of itself at each step."""
+    return float(settings.value_ema if model == CRITIC else settings.reference_ema)
 
 
 def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> TrainedModel:

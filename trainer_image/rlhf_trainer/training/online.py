@@ -25,6 +25,7 @@ from ..generation.shared import generate_shared
 from ..graph.executor import Executor, RemoteCall
 from ..maths.groups import has_spread
 from ..maths.kl import adaptive_kl_coefficient
+from ..models.average import MovingAverage
 from ..models.export import save_model
 from ..models.state import load_training_state, training_state
 from ..models.trained_model import TrainedModel
@@ -38,7 +39,7 @@ from ..scoring.rewards import texts
 from .prompt_source import PromptSource
 from .responses import collected, joined, pack
 from .step_metrics import AGREEMENT, step_metrics
-from .updates import Updates
+from .updates import PretrainingText, Updates
 
 SAMPLES = 4
 """Responses that each evaluation keeps as text, for people to read."""
@@ -66,12 +67,15 @@ class OnlineTask:
         fleet: Fleet | None,
         judge: Judge | None,
         held_out: Sequence[Row],
+        averages: Mapping[str, MovingAverage],
+        pretraining: PretrainingText | None,
     ) -> None:
         """`fleet` is None where the trainer generates itself; `remote` and `judge` are rank 0's alone."""
         self._ctx, self._spec, self._graph, self._models = ctx, ctx.spec, graph, models
         self._policy = models["policy"]
         self._fleet, self._judge, self._held_out, self._op_ctx = fleet, judge, held_out, op_ctx
-        self._executor = Executor(ctx.ranks, graph, models, remote, op_ctx)
+        self._averages, self._pretraining = averages, pretraining
+        self._executor = Executor(ctx.ranks, graph, models, remote, op_ctx, averages)
         self._texts = partial(texts, tokenizer=ctx.tokenizer)
         self._sampling = Sampling(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts)
@@ -97,7 +101,7 @@ class OnlineTask:
 
     def train(self, step: int) -> dict[str, float]:
         self._op_ctx.step = step
-        updates = Updates(self._graph, self._models, self._op_ctx)
+        updates = Updates(self._graph, self._models, self._op_ctx, text=self._pretraining)
         epochs = int(getattr(self._op_ctx.settings, "epochs", 1))
         if self._pending is not None:
             episode, metrics = self._pending, dict[str, float]()
@@ -111,6 +115,8 @@ class OnlineTask:
             if len(replayed):
                 updates.run(replayed)
             updates.run(columns, epochs - 1)
+        for average in self._averages.values():
+            average.update()
         self._source.trained(episode)
         self._buffer.add(episode, step + 1)
         metrics |= updates.metrics()
@@ -146,10 +152,12 @@ class OnlineTask:
         return {"mean": float(scores.mean()), "count": len(scores), "samples": samples}
 
     def state(self) -> Mapping[str, Any]:
-        return {**self._source.state(), "algorithm": self._op_ctx.state}
+        text = {"pretraining": self._pretraining.position} if self._pretraining else {}
+        return {**self._source.state(), "algorithm": self._op_ctx.state, **text}
 
     def groups(self) -> Mapping[str, Group]:
-        return {name: training_state(model) for name, model in self._models.items()}
+        averages = {f"{name}_average": average.state() for name, average in self._averages.items()}
+        return {name: training_state(model) for name, model in self._models.items()} | averages
 
     def blobs(self) -> Mapping[str, bytes]:
         return self._buffer.blobs(self._pending)
@@ -162,8 +170,12 @@ class OnlineTask:
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
         self._op_ctx.state = dict(snapshot.state.get("algorithm") or {})
+        if self._pretraining:
+            self._pretraining.position = int(snapshot.state.get("pretraining", 0))
         for name, model in self._models.items():
             load_training_state(model, partial(snapshot.tensor, name))
+        for name, average in self._averages.items():
+            average.load(partial(snapshot.tensor, f"{name}_average"))
 
     def export(self) -> None:
         for used in self._graph.trained:

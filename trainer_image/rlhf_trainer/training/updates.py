@@ -1,18 +1,23 @@
 """Optimizer steps of a graph's training nodes in one training step, and their metrics."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from rlhf_api.graph import CRITIC, Graph, Train
+from rlhf_api.graph import CRITIC, POLICY, Graph, Train
+from rlhf_api.rows import Row
 from rlhf_api.spec import Spec
 
 from .. import faults
+from ..context import TrainerContext
+from ..data import RowStream
 from ..maths.schedule import learning_rate
 from ..models.trained_model import TrainedModel
 from ..ops import LOSSES, OpContext, find, output_fn
-from ..records import Columns
+from ..ops.datasets import ENCODE
+from ..ops.pretraining import mixed
+from ..records import Columns, Sequences
 
 SHARED = ("kl_mean", "logprob_difference", "ratio_outside_share", "entropy")
 """Statistics that are about the step, whichever model's update computes them: logged without the model's name."""
@@ -22,10 +27,15 @@ class Updates:
     """One training step: each call of `run` trains every node on minibatches of its own size."""
 
     def __init__(
-        self, graph: Graph, models: Mapping[str, TrainedModel], ctx: OpContext, group: int = 1
+        self,
+        graph: Graph,
+        models: Mapping[str, TrainedModel],
+        ctx: OpContext,
+        group: int = 1,
+        text: "PretrainingText | None" = None,
     ) -> None:
-        """`group` consecutive sequences stay in one micro-batch."""
-        self._graph, self._models, self._ctx, self._group = graph, models, ctx, group
+        """`group` consecutive sequences stay in one micro-batch; `text` is mixed into each update of the policy."""
+        self._graph, self._models, self._ctx, self._group, self._text = graph, models, ctx, group, text
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._stopped = False
@@ -66,8 +76,10 @@ class Updates:
         self._count += 1
         loss = find(LOSSES, node.loss)(part, self._ctx)
         rate = learning_rate_of(spec, node.model == CRITIC, self._ctx.step)
-        model = self._models[node.model.name]
-        found = model.update(part.sequences, output_fn(node.output, spec), loss, rate, self._group)
+        model, sequences = self._models[node.model.name], part.sequences
+        if self._text is not None and node.model == POLICY:
+            sequences, loss = mixed(sequences, loss, self._text.take(), self._text.coefficient)
+        found = model.update(sequences, output_fn(node.output, spec), loss, rate, self._group)
         for name, value in found.items():
             key = name if name in SHARED else self._prefix(node) + name
             self._sums[key] = self._sums.get(key, 0.0) + value
@@ -77,6 +89,30 @@ class Updates:
 
     def _prefix(self, node: Train) -> str:
         return f"{node.model.name}_" if len(self._graph.trained) > 1 else ""
+
+
+class PretrainingText:
+    """Sequences for the language-modelling loss, in an order of their own."""
+
+    def __init__(self, rows: Sequence[Row], ctx: TrainerContext) -> None:
+        assert ctx.spec.pretraining is not None
+        self._rows, self._tokenizer, self._data = rows, ctx.tokenizer, ctx.spec.data
+        self._count, self.coefficient = ctx.spec.pretraining.rows_per_update, ctx.spec.pretraining.coefficient
+        self._stream = RowStream(len(rows), ctx.spec.seed)
+
+    @property
+    def position(self) -> int:
+        """Rows taken so far: part of a snapshot."""
+        return self._stream.position
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self._stream.position = value
+
+    def take(self) -> Sequences:
+        """The sequences of the next update."""
+        rows = [self._rows[row] for _, row in self._stream.take(self._count)]
+        return ENCODE["responses"](rows, self._tokenizer, self._data)
 
 
 def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[Tensor]:
