@@ -202,18 +202,8 @@ OWNED_ENGINE_ARGUMENTS = {
 }
 
 RULES: tuple[Rule, ...] = (
-    *(
-        _algorithm,
-        _policy,
-        _reward,
-        _sampling,
-        _batches,
-        _replay,
-        _pretraining,
-        _precision,
-        _owned_arguments,
-        _environment,
-    ),
+    *(_algorithm, _policy, _reward, _sampling, _batches, _replay),
+    *(_pretraining, _checkpoint, _precision, _owned_arguments, _environment),
     *(pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
 

@@ -4,7 +4,7 @@ Torch-free data. The trainer looks up each node's function by its key (`rlhf_tra
 on the algorithm (roles, trained models, memory, data rows) is read off the graph.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,11 +72,11 @@ class Dataset(Node):
 @dataclass(frozen=True, kw_only=True)
 class Infer(Node):
     """A forward pass of `model` without gradients; `output` is the key of what is read from its logits. `average`: with
-    the moving average of the model's weights, which the trainer keeps."""
+    the moving average of the model's weights, which keeps this share of itself at each step."""
 
     model: Model
     output: str = "logprobs"
-    average: bool = False
+    average: float | None = None
     reads: tuple[str, ...] = (SEQUENCES,)
 
 
@@ -148,9 +148,10 @@ class Graph:
         return tuple(dict.fromkeys(n.model for n in self.train))
 
     @property
-    def averaged(self) -> tuple[Model, ...]:
-        """Trained models whose moving average is inferred with."""
-        return tuple(dict.fromkeys(n.model for n in self.prepare if isinstance(n, Infer) and n.average))
+    def averages(self) -> Mapping[Model, float]:
+        """Trained models whose moving average is inferred with, and the share that each average keeps of itself."""
+        nodes = (n for n in self.prepare if isinstance(n, Infer))
+        return {n.model: n.average for n in nodes if n.average is not None}
 
     def remote(self, node: Node) -> Role | None:
         """The role that answers a node; None for what runs in the trainer."""

@@ -81,7 +81,7 @@ def _training(spec: Spec, sizes: Sizes) -> Need:
     """A rank of the trainer, with the moving averages that it keeps beside the trained models."""
     zero = Zero.of(spec)
     need = trainer(zero, _trained(spec, sizes))
-    averaged = [size.parameters for model in graph_of(spec).averaged if (size := getattr(sizes, model.field))]
+    averaged = [size.parameters for model in graph_of(spec).averages if (size := getattr(sizes, model.field))]
     if not averaged:
         return need
     ranks = zero.ranks if zero.stage == 3 else 1

@@ -148,8 +148,8 @@ def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
     if not one_update or (penalty and settings.kl_in == "reward"):
         nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
     if penalty:
-        average = settings.reference_ema is not None
-        model = POLICY if average else REFERENCE
+        average = settings.reference_ema
+        model = REFERENCE if average is None else POLICY
         nodes.append(
             Infer(name="reference_logprobs", model=model, average=average, writes=("reference_logprobs",))
         )

@@ -48,7 +48,7 @@ def _graph(spec: Spec, settings: PPO) -> Graph:
                 name="values",
                 model=CRITIC,
                 output="values",
-                average=settings.value_ema is not None,
+                average=settings.value_ema,
                 writes=("values",),
             ),
             Compute(

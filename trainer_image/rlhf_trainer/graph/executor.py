@@ -108,7 +108,7 @@ class Executor:
         if isinstance(node, Infer):
             sizes = torch.ones_like(columns.lengths) if node.output in ROW_OUTPUTS else columns.lengths
             name = node.model.name
-            with self._averages[name].swapped() if node.average else nullcontext():
+            with nullcontext() if node.average is None else self._averages[name].swapped():
                 found = self._models[name].infer(columns.sequences, self._outputs[node.name], sizes)
             return _with(columns, node, found)
         made = self._functions[node.name](columns, self._ctx)

@@ -109,7 +109,7 @@ def _scores(columns: Columns, ctx: OpContext) -> Tensor:
         return scores
     longest = ctx.spec.sampling.max_new_tokens
     penalty = overlong_penalty(columns.lengths, longest, settings.overlong_buffer)
-    return scores + settings.overlong_penalty * penalty
+    return torch.add(scores, penalty, alpha=settings.overlong_penalty)
 
 
 def _kl_in_reward(columns: Columns, ctx: OpContext) -> Tensor:

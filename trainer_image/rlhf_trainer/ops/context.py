@@ -27,6 +27,10 @@ class OpContext:
     step: int = 0
     state: dict[str, Any] = field(default_factory=dict)
 
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Takes the running state of a snapshot's JSON; one without any, of an earlier release, begins anew."""
+        self.state = dict(snapshot.get("algorithm") or {})
+
 
 ComputeFn = Callable[[Columns, OpContext], Columns]
 """(columns, context) -> the columns with those that the node writes; pure but for `OpContext.state`."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, distributed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_api.graph import CRITIC, Graph, Model
+from rlhf_api.graph import Graph, Model
 from rlhf_api.roles import Role
 from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
@@ -87,14 +87,9 @@ def make_task(
         fleet=None if spec.generator.shared_with_trainer else fleet(ctx, models["policy"]),
         judge=partial(_scores, scorer(ctx, Role.REWARD), judge=True) if ctx.services else None,
         held_out=held_out,
-        averages={m.name: MovingAverage(models[m.name], decay(found.settings, m)) for m in graph.averaged},
+        averages={m.name: MovingAverage(models[m.name], share) for m, share in graph.averages.items()},
         pretraining=PretrainingText(text, ctx) if spec.pretraining else None,
     )
-
-
-def decay(settings: Any, model: Model) -> float:
-    """What the moving average of a model keeps of itself at each step."""
-    return float(settings.value_ema if model == CRITIC else settings.reference_ema)
 
 
 def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> TrainedModel:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from rlhf_api.graph import Dataset, Graph
 from rlhf_api.rows import Row
@@ -74,8 +74,8 @@ class OfflineTask:
         return {}
 
     def restore(self, snapshot: Snapshot) -> None:
-        self._stream.position = snapshot.state["position"]
-        self._op_ctx.state = dict(snapshot.state.get("algorithm") or {})
+        self._stream.position = cast(int, snapshot.state["position"])
+        self._op_ctx.restore(snapshot.state)
         self._batch = None
         for name, model in self._models.items():
             load_training_state(model, partial(snapshot.tensor, name))

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -169,9 +169,9 @@ class OnlineTask:
         except ValueError as error:
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
-        self._op_ctx.state = dict(snapshot.state.get("algorithm") or {})
+        self._op_ctx.restore(snapshot.state)
         if self._pretraining:
-            self._pretraining.position = int(snapshot.state.get("pretraining", 0))
+            self._pretraining.position = cast(int, snapshot.state["pretraining"])
         for name, model in self._models.items():
             load_training_state(model, partial(snapshot.tensor, name))
         for name, average in self._averages.items():
