@@ -1,15 +1,15 @@
-"""Packed sequences and experience: taking rows out gives what lists of lists would give."""
+"""Packed sequences and columns: taking rows out gives what lists of lists would give."""
 
-from dataclasses import fields
-
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_trainer.records import Experience, Sequences, ragged_index
+from rlhf_trainer.records import Columns, MissingColumn, Sequences, ragged_index
 
 repeatable = settings(derandomize=True, deadline=None)
 tokens = st.lists(st.integers(0, 50), min_size=1, max_size=6)
+NAMES = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns", "versions")
 batches = st.lists(st.tuples(tokens, tokens), min_size=1, max_size=6)
 
 
@@ -68,22 +68,69 @@ def test_selected_sequences_are_those_rows(batch_rows):
 
 @repeatable
 @given(batch_and_rows())
-def test_selected_experience_keeps_values_beside_their_tokens(batch_rows):
+def test_selected_columns_keep_values_beside_their_tokens(batch_rows):
     batch, rows = batch_rows
     sequences = Sequences.pack(batch)
     response_tokens = sum(len(answer) for _, answer in batch)
     # every array another multiple of the token's place, so that a mixed-up field or row shows
     place = torch.arange(response_tokens)
-    aligned = [f.name for f in fields(Experience) if f.name not in ("sequences", "scores")]
-    arrays = {name: place * (k + 1) for k, name in enumerate(aligned)}
-    experience = Experience(sequences=sequences, scores=torch.arange(len(batch)) * 0.5, **arrays)
+    arrays = {name: place * (k + 1) for k, name in enumerate(NAMES)}
+    whole = Columns(sequences).with_tokens(**arrays).with_rows(scores=torch.arange(len(batch)) * 0.5)
 
-    selected = experience.select(torch.tensor(rows, dtype=torch.int64))
+    selected = whole.select(torch.tensor(rows, dtype=torch.int64))
 
     starts = [sum(len(answer) for _, answer in batch[:i]) for i in range(len(batch))]
     expected = [p for i in rows for p in range(starts[i], starts[i] + len(batch[i][1]))]
     assert len(selected) == len(rows)
     assert as_lists(selected.sequences) == [batch[i] for i in rows]
-    assert selected.scores.tolist() == [i * 0.5 for i in rows]
-    for k, name in enumerate(aligned):
-        assert getattr(selected, name).tolist() == [p * (k + 1) for p in expected]
+    assert selected["scores"].tolist() == [i * 0.5 for i in rows]
+    for k, name in enumerate(NAMES):
+        assert selected[name].tolist() == [p * (k + 1) for p in expected]
+
+
+@repeatable
+@given(batches, st.data())
+def test_parts_are_joined_to_the_whole(batch, data):
+    whole = made(batch)
+    cut = data.draw(st.integers(0, len(batch)))
+    parts = [whole.select(torch.arange(*ends)) for ends in ((0, cut), (cut, len(batch)))]
+    joined = Columns.join(parts)
+    assert as_lists(joined.sequences) == batch
+    assert all(torch.equal(joined[name], whole[name]) for name in ("values", "scores"))
+
+
+def made(batch: list) -> Columns:
+    columns = Columns(Sequences.pack(batch))
+    count = int(columns.lengths.sum())
+    return columns.with_tokens(values=torch.arange(count) / 4).with_rows(scores=torch.arange(len(batch)) / 2)
+
+
+def test_joined_parts_have_the_columns_that_all_have():
+    """A replayed episode may lack what this step's has."""
+    one = made([([1], [2, 3])])
+    other = Columns(one.sequences).with_tokens(values=torch.ones(2))
+    joined = Columns.join([one, other])
+    assert joined["values"].tolist() == [0.0, 0.25, 1.0, 1.0]
+    assert "scores" not in joined
+
+
+def test_a_column_that_is_missing_or_has_another_shape_is_named():
+    columns = made([([1], [2, 3]), ([1, 2], [4])])
+    with pytest.raises(MissingColumn, match=r"there is no column 'rewards'; columns: values, scores"):
+        columns["rewards"]
+    with pytest.raises(MissingColumn, match="columns: none"):
+        Columns(columns.sequences)["rewards"]
+    with pytest.raises(
+        ValueError, match=r"'values' has shape \(2,\); it needs one entry for each of 3 tokens"
+    ):
+        columns.with_tokens(values=torch.ones(2))
+    with pytest.raises(ValueError, match=r"'scores' has shape \(3,\); .* each of 2 sequences"):
+        columns.with_rows(scores=torch.ones(3))
+
+
+def test_a_replaced_column_leaves_the_others_and_the_old_as_they_are():
+    before = made([([1], [2, 3])])
+    after = before.with_tokens(values=torch.zeros(2))
+    assert before["values"].tolist() == [0.0, 0.25]
+    assert after["values"].tolist() == [0.0, 0.0]
+    assert torch.equal(after["scores"], before["scores"])

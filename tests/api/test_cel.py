@@ -11,16 +11,41 @@ from rlhf_api.checks import check_change
 from rlhf_api.manifest import parse
 from rlhf_api.problems import InvalidJob
 
+GRADIENT = {
+    "grpo": "grpo",
+    "drGrpo": "dr_grpo",
+    "rloo": "rloo",
+    "reinforcePp": "reinforce_pp",
+    "gspo": "gspo",
+}
+"""Algorithms beside PPO that sample responses, by their sections."""
+
+
+def of(section: str, settings: str) -> str:
+    """A job of another algorithm, with 8 responses a step and these settings."""
+    return (
+        f"spec={{algorithm: {GRADIENT[section]}, steps: 4, model: {{policy: p, reward: r}}, "
+        "data: {train: [x], promptsPerStep: 4}, sampling: {answersPerPrompt: 2}, "
+        f"{section}: {{{settings}}}}}"
+    )
+
+
 VOLUME = "{name: data, mountPath: /data, claim: c}"
 CASES = [
     # an override that is accepted, one that is refused, words of the message
     ("spec.model.policy=p", "spec.model.policy=null", "needs exactly one of policy"),
     ("spec.model.policy=p", "spec.model={policy: p, reward: r, create: {modelType: llama}}", "exactly one"),
-    ("spec.model.create=null", "spec.model={create: {modelType: llama}, reward: r}", "PPO needs a policy"),
+    (
+        "spec.model.create=null",
+        "spec.model={create: {modelType: llama}, reward: r}",
+        "the algorithm needs a policy",
+    ),
     ("spec.model={policy: p}", "spec.reward={modelWeight: 0}", "nothing scores the answers"),
     ("spec.reward.clip=[-1, 0]", "spec.reward.clip=[1, 1]", "spec.reward.clip"),
     ("spec.ppo.minibatchSize=8", "spec.ppo.minibatchSize=9", "spec.ppo.minibatchSize"),
     ("spec.ppo={minibatchSize: 1}", "spec.ppo={}", "spec.ppo.minibatchSize"),
+    *((of(n, "minibatchSize: 8"), of(n, "minibatchSize: 9"), f"spec.{n}.minibatchSize") for n in GRADIENT),
+    *((of(n, "minibatchSize: 1"), of(n, "epochs: 2"), f"spec.{n}.minibatchSize") for n in GRADIENT),
     ("spec.trainer.microBatchTokens=768", "spec.trainer.microBatchTokens=767", "microBatchTokens"),
     ("spec.trainer.dtype=bfloat16", "spec.trainer.dtype=float32", "bf16.enabled: set spec.trainer.dtype"),
     (
@@ -49,7 +74,8 @@ CASES = [
         "samplesPerStep is for the built-in samplers",
     ),
     (
-        "spec.replay.streamDataLoaderType=dynamic",
+        "spec={algorithm: ppo, steps: 1, model: {policy: p, reward: r}, data: {train: [x]}, "
+        "replay: {streamDataLoaderType: dynamic}}",
         "spec={algorithm: ppo, steps: 1, model: {policy: p, reward: r}, data: {train: [x]}, "
         "replay: {streamDataLoaderType: dynamic}, generator: {sharedWithTrainer: true}}",
         "dynamic needs generators",
@@ -145,17 +171,36 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("change", "where"), CHANGES, ids=[change[0] for change in CHANGES])
-def test_a_running_job_cannot_change_and_a_suspended_one_can(change: str, where: str) -> None:
-    for before, refused in ((document(), [where]), (document("spec.suspend=true"), [])):
-        after = document(change)
+DEFAULTS = ("spec.data.promptsPerStep=64", "spec.ppo={}")  # PPO's section may stay with any algorithm
+OTHERS = [
+    *((of(n, "minibatchSize: 8"), f"spec.{n}.epochs=2", f"spec.{n}") for n in GRADIENT),
+    (
+        "spec={algorithm: dpo, steps: 4, model: {policy: p}, data: {train: [x]}, dpo: {beta: 0.2}}",
+        *("spec.dpo.beta=0.3", "spec.dpo"),
+    ),
+    (
+        "spec={algorithm: 'a.b:c', steps: 4, model: {policy: p, reward: r}, data: {train: [x]}, "
+        "custom: {reference: true}}",
+        *("spec.custom.settings={beta: 1}", "spec.custom"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "where"),
+    [*((DEFAULTS, change, where) for change, where in CHANGES), *(((b,), c, w) for b, c, w in OTHERS)],
+    ids=[change for *_, change, _ in (*CHANGES, *OTHERS)],
+)
+def test_a_running_job_cannot_change_and_a_suspended_one_can(base, change: str, where: str) -> None:
+    for before, refused in ((document(*base), [where]), (document(*base, "spec.suspend=true"), [])):
+        after = document(*base, change)
         assert [m.split()[0] for m in refusals(after["spec"], before["spec"])] == refused
         assert [p.where for p in check_change(parse(before).spec, parse(after).spec)] == refused
 
 
 def test_every_section_that_cannot_change_has_a_case() -> None:
     rules = [rule.message.split()[0] for rule in RULES["Spec"] if "oldSelf" in rule.rule]
-    assert set(rules) == {where for _, where in CHANGES}
+    assert set(rules) == {case[-1] for case in (*CHANGES, *OTHERS)}
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,8 @@ def test_it_has_the_fields_of_the_models() -> None:
 
 def test_fields_say_what_the_models_say() -> None:
     assert at(".spec.ppo.klCoefficient") == {
-        "description": "Reward taken per nat of divergence from the reference. Default: 0.05.",
+        "description": "Reward taken per nat of divergence from the reference; 0: the job has no reference. "
+        "Default: 0.05.",
         "type": "number",
         "minimum": 0,
     }
@@ -145,6 +146,7 @@ def test_a_null_never_says_more_than_nothing() -> None:
 
 def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
     assert {path for path, node in nodes(ROOT) if "x-kubernetes-preserve-unknown-fields" in node} == {
+        ".spec.custom.settings",
         ".spec.model.create.config",
         ".spec.generator.engineArguments",
         *(

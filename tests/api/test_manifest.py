@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.api.manifests import document, job
 
+from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.manifest import RLHFJob, load, parse
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
@@ -30,8 +31,16 @@ BAD = [
     ("spec.steps=0", "spec.steps", "must be greater than or equal to 1; got 0"),
     ("spec.steps=true", "spec.steps", "must be a valid integer; got true"),
     ("spec.steps=null", "spec.steps", "got null"),
-    ("spec.algorithm=PPO", "spec.algorithm", "'PPO' is none of sft, reward, ppo; did you mean \"ppo\"?"),
-    ("spec.algorithm=dpo", "spec.algorithm", "'dpo' is none of sft, reward, ppo"),
+    ("spec.algorithm=PPO", "spec.algorithm", "or module:name of your own; did you mean \"ppo\"?; got 'PPO'"),
+    ("spec.algorithm=trpo", "spec.algorithm", f"must be one of {', '.join(ALGORITHMS)}, or module:name"),
+    ("spec.algorithm=dpo", "spec.ppo", "is for algorithm ppo; algorithm is dpo, whose section is spec.dpo"),
+    (
+        "spec.algorithm=a.b:c",
+        "spec.ppo",
+        "is for algorithm ppo; algorithm is a.b:c, whose section is spec.custom",
+    ),
+    ("spec.algorithm=sft", "spec.ppo", "algorithm is sft, whose section is none: it has no settings"),
+    ("spec.grpo.epochs=2", "spec.grpo", "is for algorithm grpo; algorithm is ppo, whose section is spec.ppo"),
     ("spec.model.dtype=bf16", "spec.model.dtype", 'did you mean "bfloat16"?'),
     ("spec.model.policy=null", "spec.model", "needs exactly one of policy"),
     ("spec.model.polcy=x", "spec.model.polcy", 'did you mean "policy"?'),
@@ -94,7 +103,7 @@ def test_problem_names_field_value_and_remedy(override: str, where: str, words: 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(InvalidJob) as caught:
         job("spec.steps=0", "spec.ppo.gamma=2", "spec.x=1")
-    assert [p.where for p in caught.value.problems] == ["spec.steps", "spec.ppo.gamma", "spec.x"]
+    assert [p.where for p in caught.value.problems] == ["spec.ppo.gamma", "spec.steps", "spec.x"]
 
 
 def test_a_valid_manifest_has_its_values_and_defaults() -> None:
@@ -262,7 +271,9 @@ def test_both_spellings_of_the_replay_buffer_mean_the_same() -> None:
 
 
 def test_the_replay_buffer_is_for_answers_that_are_generated() -> None:
-    with pytest.raises(InvalidJob, match=r"spec.replay: is for ppo, .* algorithm is sft"):
-        job("spec.algorithm=sft", "spec.replay.maxReplayEpisode=1")
+    with pytest.raises(
+        InvalidJob, match=r"^spec.replay: is for algorithms that sample responses; sft trains"
+    ):
+        job("spec.algorithm=sft", "spec.ppo={}", "spec.replay.maxReplayEpisode=1")
     with pytest.raises(InvalidJob, match=r"streamDataLoaderType: dynamic trains while generators answer"):
         job("spec.generator.sharedWithTrainer=true", "spec.replay.streamDataLoaderType=dynamic")

@@ -5,38 +5,39 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob
-from rlhf_api.rows import Algorithm, read_rows
+from rlhf_api.rows import read_rows
 
 GOOD = '{"prompt": "p", "answer": "a", "pos_answers": ["x"], "neg_answers": ["y"], "id": 7}'
-BAD: list[tuple[Algorithm, str, str]] = [
-    ("sft", '{"prompt": "p"', ":2: is no JSON"),
-    ("sft", '{"prompt": "p"}', ":2: answer: is missing; the row has 'prompt'"),
-    ("sft", '{"prompt": "p", "anwser": "a"}', 'did you mean "anwser"?'),
-    ("sft", "{}", ":2: prompt: is missing; the row has no fields"),
-    ("sft", '{"prompt": "p", "answer": ""}', ":2: answer: "),
-    ("ppo", '{"prompt": 3}', ":2: prompt: "),
-    ("ppo", '{"prompt": null}', "got null"),
-    ("ppo", '["p"]', ':2: a row must be an object; got ["p"]'),
-    ("ppo", '{"prompt": ' + "9" * 5000 + "}", ":2: cannot be read: Exceeds the limit"),
-    ("ppo", '{"prompt": ' + "[" * 100000 + "}", ":2: "),
+BAD: list[tuple[RowKind, str, str]] = [
+    ("responses", '{"prompt": "p"', ":2: is no JSON"),
+    ("responses", '{"prompt": "p"}', ":2: answer: is missing; the row has 'prompt'"),
+    ("responses", '{"prompt": "p", "anwser": "a"}', 'did you mean "anwser"?'),
+    ("responses", "{}", ":2: prompt: is missing; the row has no fields"),
+    ("responses", '{"prompt": "p", "answer": ""}', ":2: answer: "),
+    ("prompts", '{"prompt": 3}', ":2: prompt: "),
+    ("prompts", '{"prompt": null}', "got null"),
+    ("prompts", '["p"]', ':2: a row must be an object; got ["p"]'),
+    ("prompts", '{"prompt": ' + "9" * 5000 + "}", ":2: cannot be read: Exceeds the limit"),
+    ("prompts", '{"prompt": ' + "[" * 100000 + "}", ":2: "),
     (
-        "reward",
+        "pairs",
         '{"prompt": "p", "pos_answers": ["a", "b"], "neg_answers": ["c"]}',
         "equally long; got 2 and 1",
     ),
-    ("reward", '{"prompt": "p", "pos_answers": [], "neg_answers": []}', ":2: pos_answers: "),
-    ("reward", '{"prompt": "p", "pos_answers": "a", "neg_answers": ["b"]}', ":2: pos_answers: "),
-    ("reward", '{"prompt": "p", "pos_answers": ["a"], "neg_answers": [""]}', ":2: neg_answers.0: "),
+    ("pairs", '{"prompt": "p", "pos_answers": [], "neg_answers": []}', ":2: pos_answers: "),
+    ("pairs", '{"prompt": "p", "pos_answers": "a", "neg_answers": ["b"]}', ":2: pos_answers: "),
+    ("pairs", '{"prompt": "p", "pos_answers": ["a"], "neg_answers": [""]}', ":2: neg_answers.0: "),
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "row", "words"), BAD, ids=[words for _, _, words in BAD])
-def test_bad_rows(tmp_path: Path, algorithm: Algorithm, row: str, words: str) -> None:
+@pytest.mark.parametrize(("kind", "row", "words"), BAD, ids=[words for _, _, words in BAD])
+def test_bad_rows(tmp_path: Path, kind: RowKind, row: str, words: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(f"{GOOD}\n{row}\n{GOOD}\n")
     with pytest.raises(InvalidJob) as caught:
-        read_rows(str(file), algorithm)
+        read_rows(str(file), kind)
     (problem,) = caught.value.problems
     assert str(problem).startswith(f"{file}")
     assert words in str(problem)
@@ -47,10 +48,10 @@ def test_json_lists_count_from_zero(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     file.write_text(f"[{GOOD},\n {{}}]")
     with pytest.raises(InvalidJob, match=r"rows.json\[1\]: prompt: is missing"):
-        read_rows(str(file), "ppo")
+        read_rows(str(file), "prompts")
     file.write_text(f"[{GOOD},\n {GOOD}")
     with pytest.raises(InvalidJob, match=r"rows.json:2: is no JSON"):
-        read_rows(str(file), "ppo")
+        read_rows(str(file), "prompts")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "[]", "\ufeff"])
@@ -58,14 +59,14 @@ def test_files_without_rows(tmp_path: Path, text: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidJob, match="has no rows"):
-        read_rows(str(file), "ppo")
+        read_rows(str(file), "prompts")
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b'{"prompt": "\xff"}')
     for name, words in (("no", "No such file"), ("latin", "is not UTF-8 text"), (".", "Is a directory")):
         with pytest.raises(InvalidJob, match=words):
-            read_rows(str(tmp_path / name), "ppo")
+            read_rows(str(tmp_path / name), "prompts")
 
 
 def test_text_is_kept_as_it_is(tmp_path: Path) -> None:
@@ -74,6 +75,6 @@ def test_text_is_kept_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     rows = [json.dumps({"prompt": prompt, "more": [1]}, ensure_ascii=False), '{"prompt": "z"}']
     file.write_bytes(("\ufeff" + "\r\n\r\n".join(rows)).encode())
-    first, second = read_rows(str(file), "ppo")
+    first, second = read_rows(str(file), "prompts")
     assert first.model_dump() == {"prompt": prompt, "more": [1]}
     assert second.model_dump() == {"prompt": "z"}

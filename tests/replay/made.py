@@ -2,11 +2,12 @@
 
 import torch
 
-from rlhf_trainer.records import Experience, Sequences
+from rlhf_trainer.records import Columns, Sequences
 from rlhf_trainer.replay.table import Episode
 
 LENGTHS = ((2, 3), (1, 1), (4, 2), (3, 5))
 """Tokens of each prompt and of its answer."""
+PACKED = ("tokens", "lengths", "prompt_lengths")
 
 
 def words(sequences: Sequences) -> tuple[list[str], list[str]]:
@@ -36,35 +37,33 @@ def episode(
     def floats(count: int = answers) -> torch.Tensor:
         return torch.randn(count, generator=draw)
 
-    experience = Experience(
-        sequences=sequences,
-        sampled_logprobs=floats(),
-        logprobs=floats(),
-        reference_logprobs=floats(),
-        values=floats(),
-        advantages=floats(),
-        returns=floats(),
-        versions=torch.randint(0, 9, (answers,), generator=draw),
-        scores=floats(len(lengths)),
-    )
+    named = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")
+    tokens = {name: floats() for name in named}
+    tokens["versions"] = torch.randint(0, 9, (answers,), generator=draw)
+    scores = floats(len(lengths))
     first = number * len(lengths)
+    rows = {
+        "scores": scores,
+        "position": torch.arange(first, first + len(lengths)),
+        "finished": torch.tensor([i % 2 == 0 for i in range(len(lengths))]),
+    }
     return Episode(
         number=number,
         prompt_ids=tuple(f"0/{first + i}" for i in range(len(lengths))),
-        positions=torch.arange(first, first + len(lengths)),
-        finished=torch.tensor([i % 2 == 0 for i in range(len(lengths))]),
-        experience=experience,
+        columns=Columns(sequences, tokens, rows),
         trained=trained,
     )
 
 
-def same(one: Experience, other: Experience) -> bool:
-    """Bit for bit, NaN and -0.0 too."""
+def same(one: Columns, other: Columns) -> bool:
+    """The same columns, bit for bit, NaN and -0.0 too."""
 
-    def bits(experience: Experience) -> list[torch.Tensor]:
-        own = [v for name, v in vars(experience).items() if name != "sequences"]
-        sequences = experience.sequences
-        floats = [v.view(torch.int32) if v.dtype == torch.float32 else v for v in own]
-        return [*floats, sequences.tokens, sequences.lengths, sequences.prompt_lengths]
+    def bits(columns: Columns) -> dict[str, torch.Tensor]:
+        own = {**columns.tokens, **{f"{name} of rows": column for name, column in columns.rows.items()}}
+        floats = {n: v.view(torch.int32) if v.dtype == torch.float32 else v for n, v in own.items()}
+        return {**floats, **{name: vars(columns.sequences)[name] for name in PACKED}}
 
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(bits(one), bits(other), strict=True))
+    mine, others = bits(one), bits(other)
+    return mine.keys() == others.keys() and all(
+        mine[name].dtype == others[name].dtype and torch.equal(mine[name], others[name]) for name in mine
+    )

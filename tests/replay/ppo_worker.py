@@ -20,6 +20,7 @@ from tests.support.models import byte_tokenizer
 from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
 
+from rlhf_api.algorithms import graph_of, settings_of
 from rlhf_api.rows import PromptRow
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
 from rlhf_trainer.comms.ranks import Ranks
@@ -27,9 +28,9 @@ from rlhf_trainer.context import TrainerContext
 from rlhf_trainer.generation.arrivals import Answers
 from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Prompt, Rollout
-from rlhf_trainer.training.experience import Scorers
-from rlhf_trainer.training.ppo import PPO
+from rlhf_trainer.ops import OpContext
+from rlhf_trainer.records import Prompt, Rollout, Sequences
+from rlhf_trainer.training.online import OnlineTask
 
 ROWS = [PromptRow(prompt=f"prompt {i} of the data") for i in range(10)]
 SMALL = (
@@ -51,16 +52,16 @@ SPREAD = ("uniform", "dynamic")
 STEPS, STOP = 5, 2
 
 
-class Asked:
-    """In place of reward and reference: numbers that depend on the answer alone."""
+def scores(sequences: Sequences, _rows: Any) -> torch.Tensor:
+    """In place of the reward role: numbers that depend on the response alone."""
+    ends = sequences.tokens.double()[sequences.lengths.cumsum(0) - 1]
+    return (ends.remainder(7) / 7).float()
 
-    def ask(self, sequences: Any, array: str, *_rows: Any, **_header: Any) -> torch.Tensor:
-        tokens = sequences.tokens.double()
-        if array == "scores":
-            ends = tokens[sequences.lengths.cumsum(0) - 1]
-            return (ends.remainder(7) / 7).float()
-        index = sequences.response_index(torch.arange(len(sequences)))
-        return -(tokens[index].remainder(5) + 1).float()
+
+def reference_logprobs(sequences: Sequences, _rows: Any) -> torch.Tensor:
+    """In place of the reference."""
+    index = sequences.response_index(torch.arange(len(sequences)))
+    return -(sequences.tokens.double()[index].remainder(5) + 1).float()
 
 
 class Generators:
@@ -114,7 +115,7 @@ def engine(kind: type, labels: int, rate: float) -> TrainedModel:
 class Snapshot:
     """What a checkpoint holds, through JSON and copies."""
 
-    def __init__(self, task: PPO, ranks: Ranks, step: int) -> None:
+    def __init__(self, task: OnlineTask, ranks: Ranks, step: int) -> None:
         self.step = step
         self.state = json.loads(json.dumps(task.state()))
         self._groups = {
@@ -151,13 +152,16 @@ class Job:
         )
         policy = engine(LlamaForCausalLM, 2, 0.001)
         dynamic = self.spec.replay.dynamic
-        self.task = PPO(
+        remote = {"score": scores, "reference_logprobs": reference_logprobs} if self.ranks.first else {}
+        self.task = OnlineTask(
             run,
-            policy=policy,
-            critic=engine(LlamaForTokenClassification, 1, 0.01),
+            graph_of(self.spec),
+            {"policy": policy, "critic": engine(LlamaForTokenClassification, 1, 0.01)},
+            remote,
+            ROWS,
+            OpContext(self.spec, settings_of(self.spec)),
             fleet=Generators(run, policy, refuses="0/3") if dynamic else None,
-            scorers=Scorers(Asked(), Asked()) if self.ranks.first else None,
-            rows=ROWS,
+            judge=None,
             held_out=[],
         )
         self.policy, self.lines = policy, list[dict[str, float]]()

@@ -61,11 +61,11 @@ def test_it_survives_a_checkpoint_with_what_was_not_trained_on():
     found = after.restore(blobs)
     assert found is not None
     assert (found.number, found.trained) == (6, None)
-    assert same(found.experience, pending.experience)
+    assert same(found.columns, pending.columns)
     assert numbers(after) == [4, 5]
     assert after.blobs(found) == blobs, "the same bytes: nothing is uploaded twice"
     picks = [(5, 1), (4, 3), (5, 0), (5, 1)]
-    assert same(after.experience(picks), before.experience(picks))
+    assert same(after.columns(picks), before.columns(picks))
     assert after.restore(filled(replay, 3).blobs(None)) is None
     assert numbers(after) == [2, 3], "restoring again forgets what was there"
 
@@ -77,19 +77,19 @@ def test_an_episode_that_is_none_is_named():
 
 @given(st.lists(st.tuples(st.integers(3, 5), st.integers(0, 3)), min_size=1, max_size=12))
 def test_picks_come_in_their_order(picks):
-    found = THREE.experience(picks)
+    found = THREE.columns(picks)
     for at, (number, index) in enumerate(picks):
         mine = found.select(torch.tensor([at]))
-        assert same(mine, episode(number).experience.select(torch.tensor([index])))
+        assert same(mine, episode(number).columns.select(torch.tensor([index])))
 
 
 def test_samples_say_what_they_are_and_cannot_be_written():
     sample = EpisodeReplayBuffer(episode(3), words).buffer[2]
-    made = episode(3).experience.select(torch.tensor([2]))
+    made = episode(3).columns.select(torch.tensor([2]))
     assert (sample["episode"], sample["index"], sample["prompt_id"]) == (3, 2, "0/14")
-    assert sample["advantages"].tolist() == made.advantages.tolist()
+    assert sample["advantages"].tolist() == made["advantages"].tolist()
     assert sample["prompt"].split() == [str(token) for token in sample["prompt_tokens"].tolist()]
-    assert sample["reward"] == float(made.scores[0])
+    assert sample["reward"] == float(made["scores"][0])
     with pytest.raises(ValueError, match="read-only"):
         sample["advantages"][0] = 0.0
 
@@ -131,8 +131,8 @@ def test_newest_takes_the_newest():
 def test_prioritized_prefers_large_advantages():
     buffer = ReplayBuffer(Replay(maxReplayEpisode=1), words)
     made = episode(1)
-    made.experience.advantages[:] = 0.01
-    made.experience.advantages[:3] = -5.0  # the first answer
+    made.columns["advantages"][:] = 0.01
+    made.columns["advantages"][:3] = -5.0  # the first answer
     buffer.add(made, 1)
     replay = Replay(maxReplayEpisode=1, replaySampleFn="prioritized", samplesPerStep=1)
     fresh = EpisodeReplayBuffer(episode(2), words)

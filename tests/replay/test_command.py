@@ -54,14 +54,14 @@ def test_ls(store, capsys):
         assert head == ["EPISODE", "ANSWERS", "REWARD", "KL", "WEIGHTS", "TRAINED"]
         assert [(row[0], row[1]) for row in rows] == [("2", "4"), ("3", "4"), ("4", "4")]
         assert [" ".join(row[5:]) for row in rows] == ["in step 2", "in step 3", "not yet"]
-        assert float(rows[0][2]) == pytest.approx(float(episode(2).experience.scores.mean()), rel=1e-3)
+        assert float(rows[0][2]) == pytest.approx(float(episode(2).columns["scores"].mean()), rel=1e-3)
 
 
 def test_show(store, capsys):
     assert cli.main(["replay", "show", str(store), "--limit", "5"]) == 0
     shown = capsys.readouterr().out.strip().split("\n\n")
     assert [text.split()[1] for text in shown] == ["4", "4", "4", "4", "3"], "the newest first"
-    tokens = [str(token) for token in episode(4).experience.sequences.row(0).tolist()]
+    tokens = [str(token) for token in episode(4).columns.sequences.row(0).tolist()]
     head, prompt, answer = shown[0].splitlines()
     assert re.fullmatch(
         r"episode 4  prompt 0/16  reward -?[\d.]+  KL -?[\d.]+  3 tokens  weights \d  trained not yet", head
@@ -79,7 +79,7 @@ def test_export(store, tmp_path, capsys):
     assert capsys.readouterr().out == f"12 answers of 3 episodes of the checkpoint of step 3 in {parquet}\n"
     rows = pq.read_table(parquet).to_pylist()
     assert [row["episode"] for row in rows] == [2] * 4 + [3] * 4 + [4] * 4
-    assert rows[0]["advantages"] == episode(2).experience.advantages[:3].tolist()
+    assert rows[0]["advantages"] == episode(2).columns["advantages"][:3].tolist()
     assert cli.main(["replay", "export", str(store), str(lines), "--episode", "3"]) == 0
     assert [json.loads(line) for line in lines.read_text().splitlines()] == rows[4:8]
     best = duckdb.sql(blocks("sql")[1].replace("answers.parquet", str(parquet))).fetchall()
@@ -151,7 +151,7 @@ def test_the_docs_ask_duckdb(store):
         found.execute(statement)
     rows = found.fetchall()
     assert [row[:2] for row in rows] == [(2, 4), (3, 4), (4, 4)]
-    assert rows[0][2] == pytest.approx(float(episode(2).experience.scores.mean()))
+    assert rows[0][2] == pytest.approx(float(episode(2).columns["scores"].mean()))
     assert rows[0][4] == 11 / 4
 
 
@@ -164,7 +164,7 @@ def test_the_sampler_in_the_docs_works(tmp_path, monkeypatch):
     for number in (1, 2):
         buffer.add(episode(number), number)
     picks = Sampling(replay, 0).picks(buffer.replayable(), EpisodeReplayBuffer(episode(3), words), 3)
-    best = {n: episode(n).experience.scores.argsort(descending=True)[:2].tolist() for n in (1, 2)}
+    best = {n: episode(n).columns["scores"].argsort(descending=True)[:2].tolist() for n in (1, 2)}
     assert picks == [(n, i) for n in (1, 2) for i in best[n]]
     keys = set(re.findall(r"`(\w+)`", PAGE.split("| key | value |")[1].split("\n\n")[0]))
     assert keys == set(EpisodeReplayBuffer(episode(3), words).buffer[0])

@@ -44,7 +44,8 @@ def test_a_prompt_goes_its_way_once():
     assert (status.requeued, status.dropped, status.lost) == (2, 1, 0)
     ledger.train([0, 1, 2])
     assert ledger.status(()).model_dump() == {
-        "epoch": 0, "issued": 4, "returned": 3, "trained": 3, "requeued": 2, "dropped": 1, "lost": 0,
+        "epoch": 0, "issued": 4, "returned": 3, "trained": 3, "requeued": 2, "filtered": 0,
+        "dropped": 1, "lost": 0,
     }  # fmt: skip
     assert ledger.dropped == {"HTTP 400: too long": 1}
 

@@ -1,4 +1,4 @@
-"""PPO's experience and losses against plain loops in double precision, and what must not change them."""
+"""PPO's columns and losses against plain loops in double precision, and what must not change them."""
 
 import math
 import statistics
@@ -7,14 +7,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.api.manifests import job
 from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_api.spec import PPO
-from rlhf_trainer.algorithms.ppo import build_experience, critic_loss, figures, minibatches, policy_loss
-from rlhf_trainer.batches import MicroBatch, plan, response_logprobs, response_values
+from rlhf_api.algorithms.ppo import PPO
+from rlhf_trainer.batches import (
+    MicroBatch,
+    plan,
+    response_logprobs,
+    response_logprobs_and_entropy,
+    response_values,
+)
 from rlhf_trainer.models.inference import forward, infer
-from rlhf_trainer.records import Experience, Sequences
+from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
+from rlhf_trainer.records import Columns, Sequences
+from rlhf_trainer.training.step_metrics import step_metrics
+from rlhf_trainer.training.updates import minibatches
 
 PAIRS = [((1, 2), (3, 4, 5)), ((6,), (7,)), ((8, 9, 10), (11, 12)), ((13, 14), (15, 16, 17, 18))]
 SCORES = [1.0, -0.5, 2.0, 0.25]
@@ -24,34 +33,41 @@ def uneven(seed: int, count: int) -> torch.Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
-def experience(ppo: PPO, pairs=PAIRS, scores=SCORES) -> Experience:
+def context(ppo: PPO) -> OpContext:
+    return OpContext(job().spec, ppo)
+
+
+def experience(ppo: PPO, pairs=PAIRS, scores=SCORES) -> Columns:
+    """The columns that a step of PPO trains on."""
     sequences = Sequences.pack(pairs)
     answers = int(sequences.response_lengths.sum())
     logprobs = -uneven(1, answers).abs() - 0.1
-    return build_experience(
-        sequences,
+    columns = Columns(sequences).with_tokens(
         sampled_logprobs=logprobs + 0.001 * uneven(5, answers),
         versions=torch.full((answers,), 7),
         logprobs=logprobs,
         reference_logprobs=logprobs + 0.3 * uneven(2, answers),
         values=uneven(3, answers),
-        scores=torch.tensor(scores),
-        ppo=ppo,
     )
+    finished = torch.tensor([i != 2 for i in range(len(pairs))])
+    columns = columns.with_rows(scores=torch.tensor(scores), finished=finished)
+    for function in ("token_rewards", "gae"):
+        columns = COMPUTE[function](columns, context(ppo))
+    return columns
 
 
-def by_hand(made: Experience, ppo: PPO) -> tuple[list[float], list[float]]:
+def by_hand(made: Columns, ppo: PPO) -> tuple[list[float], list[float]]:
     """Whitened advantages and returns, one token after the other."""
     advantages, returns = [], []
     at = 0
     for row, length in enumerate(made.sequences.response_lengths.tolist()):
         tokens = range(at, at + length)
-        p, q = made.logprobs.double().tolist(), made.reference_logprobs.double().tolist()
-        v = made.values.double().tolist()
+        p, q = made["logprobs"].double().tolist(), made["reference_logprobs"].double().tolist()
+        v = made["values"].double().tolist()
         following, mine = 0.0, []
         for t in reversed(tokens):
             reward = -ppo.kl_coefficient * (p[t] - q[t]) + (
-                made.scores[row].item() if t == tokens[-1] else 0.0
+                made["scores"][row].item() if t == tokens[-1] else 0.0
             )
             next_value = v[t + 1] if t != tokens[-1] else 0.0
             following = reward + ppo.gamma * next_value - v[t] + ppo.gamma * ppo.gae_lambda * following
@@ -70,25 +86,24 @@ def test_experience_equals_plain_loops(whiten):
     ppo = PPO(klCoefficient=0.13, gamma=0.9, gaeLambda=0.8, whitenAdvantages=whiten)
     made = experience(ppo)
     advantages, returns = by_hand(made, ppo)
-    assert made.advantages.tolist() == pytest.approx(advantages, abs=2e-6)
-    assert made.returns.tolist() == pytest.approx(returns, abs=2e-6)
+    assert made["advantages"].tolist() == pytest.approx(advantages, abs=2e-6)
+    assert made["returns"].tolist() == pytest.approx(returns, abs=2e-6)
 
 
 def test_experience_is_joined_and_picked_from():
     made = experience(PPO())
     parts = [made.select(torch.tensor(rows)) for rows in ([0], [1, 2], [3])]
-    whole = Experience.join(parts)
+    whole = Columns.join(parts)
     assert torch.equal(whole.sequences.tokens, made.sequences.tokens)
-    assert torch.equal(whole.advantages, made.advantages)
-    assert torch.equal(whole.scores, made.scores)
-    assert whole.versions.dtype == torch.int64
+    assert torch.equal(whole["advantages"], made["advantages"])
+    assert torch.equal(whole["scores"], made["scores"])
+    assert whole["versions"].dtype == torch.int64
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.integers(0, 2**31))
 def test_minibatches_cover_every_row_once_an_epoch(count, size, epochs, seed):
-    ppo = PPO(epochs=epochs, minibatchSize=size)
-    batches = [batch.tolist() for batch in minibatches(count, ppo, seed)]
-    assert batches == [batch.tolist() for batch in minibatches(count, ppo, seed)]
+    batches = [batch.tolist() for batch in minibatches(count, size, epochs, seed)]
+    assert batches == [batch.tolist() for batch in minibatches(count, size, epochs, seed)]
     each = max(1, count // size)
     assert len(batches) == epochs * each
     for epoch in range(epochs):
@@ -115,16 +130,16 @@ def model():
     return LlamaForCausalLM(config).eval()
 
 
-def losses(model, made: Experience, ppo: PPO, ranks: int, budget: int) -> dict[str, float]:
+def losses(model, made: Columns, ppo: PPO, ranks: int, budget: int) -> dict[str, float]:
     """The sums over all micro-batches of all ranks, as an update takes them."""
     total: dict[str, float] = {}
     shares = plan(made.sequences.lengths.tolist(), ranks, budget)
-    actor, critic = policy_loss(made, ppo), critic_loss(made, ppo)
+    actor, critic = (LOSSES[name](made, context(ppo)) for name in ("policy", "value"))
     for rows in (rows for share in shares for rows in share):
         micro = MicroBatch.build(made.sequences, rows, pad_token_id=257)
         with torch.no_grad():
             logits = forward(model, model.config, micro)
-        value, named = actor(response_logprobs(logits, micro), micro)
+        value, named = actor(response_logprobs_and_entropy(logits, micro), micro)
         against, _ = critic(response_values(logits, micro), micro)
         for name, scalar in {"policy": value, "critic": against, **named}.items():
             total[name] = total.get(name, 0.0) + scalar.item()
@@ -156,7 +171,7 @@ def test_losses_equal_plain_loops(model, aggregation):
     ppo = PPO(lossAggregation=aggregation, clipRatio=0.3, clipValue=0.2)
     made = experience(ppo)
     lengths = made.sequences.response_lengths.tolist()
-    policy = critic = outside = 0.0
+    policy = critic = outside = entropy = total_ratio = 0.0
     at = 0
     for (prompt, answer), length in zip(PAIRS, lengths, strict=True):
         with torch.no_grad():
@@ -164,11 +179,14 @@ def test_losses_equal_plain_loops(model, aggregation):
         for k, token in enumerate(answer):
             t, column = at + k, len(prompt) + k - 1
             weight = 1 / sum(lengths) if aggregation == "token" else 1 / (len(lengths) * length)
-            ratio = math.exp(logits[column].log_softmax(-1)[token].item() - made.logprobs[t].item())
+            ratio = math.exp(logits[column].log_softmax(-1)[token].item() - made["logprobs"][t].item())
             clip = min(max(ratio, 0.7), 1.3)
-            policy -= weight * min(ratio * made.advantages[t].item(), clip * made.advantages[t].item())
+            policy -= weight * min(ratio * made["advantages"][t].item(), clip * made["advantages"][t].item())
             outside += weight * (abs(ratio - 1) > 0.3)
-            value, old, goal = logits[column, 0].item(), made.values[t].item(), made.returns[t].item()
+            total_ratio += ratio
+            probabilities = logits[column].softmax(-1)
+            entropy -= (probabilities * probabilities.log()).sum().item()
+            value, old, goal = logits[column, 0].item(), made["values"][t].item(), made["returns"][t].item()
             near = min(max(value, old - 0.2), old + 0.2)
             critic += weight * max((value - goal) ** 2, (near - goal) ** 2) / 2
         at += length
@@ -176,15 +194,17 @@ def test_losses_equal_plain_loops(model, aggregation):
     assert found["policy"] == pytest.approx(policy, rel=1e-4)
     assert found["critic"] == pytest.approx(critic, rel=1e-4)
     assert found["clip_fraction"] == pytest.approx(outside, abs=1e-6)
+    assert found["entropy"] == pytest.approx(entropy / sum(lengths), rel=1e-5)
+    assert found["ratio_mean"] == pytest.approx(total_ratio / sum(lengths), rel=1e-5)
     assert found["update_kl"] >= 0
 
 
-def test_figures_say_what_they_are_called():
+def test_metrics_say_what_they_are_called():
     made = experience(PPO())
-    found = figures(made, torch.tensor([True, True, False, True]))
+    found = step_metrics(made, stale=False)
     assert found["reward_mean"] == pytest.approx(statistics.fmean(SCORES))
     assert found["reward_std"] == pytest.approx(statistics.pstdev(SCORES))
-    assert found["kl_mean"] == pytest.approx((made.logprobs - made.reference_logprobs).mean().item())
+    assert found["kl_mean"] == pytest.approx((made["logprobs"] - made["reference_logprobs"]).mean().item())
     assert found["answer_length_mean"] == 2.5
     assert found["finished_share"] == 0.75
     assert 0 < found["logprob_difference"] < 0.01
@@ -193,7 +213,7 @@ def test_figures_say_what_they_are_called():
     assert all(math.isfinite(value) for value in found.values())
 
 
-def test_figures_of_a_single_token_are_finite():
+def test_metrics_of_a_single_token_are_finite():
     made = experience(PPO(), pairs=[((1,), (2,))], scores=[1.0])
-    assert made.advantages.tolist() == [0.0]
-    assert all(math.isfinite(value) for value in figures(made, torch.tensor([True])).values())
+    assert made["advantages"].tolist() == [0.0]
+    assert all(math.isfinite(value) for value in step_metrics(made, stale=False).values())

@@ -4,20 +4,19 @@ import math
 
 import pytest
 import torch
+from tests.api.manifests import job
 from tests.support.models import byte_tokenizer
 
+from rlhf_api.base import Frozen
 from rlhf_api.rows import AnswerRow, PairRow
 from rlhf_api.spec import Data
-from rlhf_trainer.algorithms.supervised import (
-    pair_sequences,
-    preference_loss,
-    response_loss,
-    response_sequences,
-)
 from rlhf_trainer.batches import MicroBatch
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.ops import LOSSES, OpContext
+from rlhf_trainer.ops.datasets import pair_sequences, response_sequences
+from rlhf_trainer.records import Columns, Sequences
 
 EOS = 256
+CONTEXT = OpContext(job().spec, Frozen())
 DATA = Data(train=("unused",), maxPromptLength=3, maxAnswerLength=4)
 
 
@@ -54,7 +53,7 @@ def test_pairs_become_rows_better_first(tokenizer):
 def test_the_loss_of_answers_is_their_mean_negative_log_likelihood():
     sequences = Sequences.pack([((1, 2), (3, 4)), ((5,), (6,)), ((7,), (8, 9, 10))])
     logprobs = torch.tensor([-0.5, -1.0, -2.0, -0.25, -0.75, -1.5])
-    loss = response_loss(sequences)
+    loss = LOSSES["likelihood"](Columns(sequences), CONTEXT)
     total = 0.0
     for rows in ([2, 0], [1], []):  # however the rows fall into micro-batches
         micro = MicroBatch.build(sequences, rows, pad_token_id=0)
@@ -67,7 +66,7 @@ def test_the_loss_of_answers_is_their_mean_negative_log_likelihood():
 def test_the_loss_of_pairs_is_the_likelihood_that_the_better_wins():
     sequences = Sequences.pack([((1,), (2,))] * 6)
     scores = torch.tensor([1.0, 0.0, -2.0, 1.0, 0.5, 0.5])
-    loss = preference_loss(sequences)
+    loss = LOSSES["preference"](Columns(sequences), CONTEXT)
     total, right = 0.0, 0.0
     for rows in ([2, 3], [0, 1, 4, 5], []):
         micro = MicroBatch.build(sequences, rows, pad_token_id=0)

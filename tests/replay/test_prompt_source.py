@@ -15,11 +15,11 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
-from rlhf_trainer.training.experience import Collected
 from rlhf_trainer.training.prompt_source import PromptSource
+from rlhf_trainer.training.responses import Collected
 
 
-def intake(rows: int) -> tuple[PromptSource, list[Any]]:
+def source(rows: int) -> tuple[PromptSource, list[Any]]:
     """And what it tells."""
     told: list[Any] = []
     services: Any = SimpleNamespace(
@@ -32,31 +32,31 @@ def intake(rows: int) -> tuple[PromptSource, list[Any]]:
 
 
 def test_a_checkpoint_with_answers_not_trained_on_holds_their_prompts():
-    before, told = intake(6)
-    before.issue()
+    before, told = source(6)
+    before.issue(4)
     before.take(Collected(made := episode(0), [1], {}))
-    after, told = intake(6)
+    after, told = source(6)
     after.restore(before.state(), made)
     assert (told[-1].issued, told[-1].returned, told[-1].requeued, told[-1].lost) == (4, 4, 1, 0)
     after.trained(made)
     assert (told[-1].trained, told[-1].lost) == (4, 0)
-    assert [prompt.id.split("/")[0] for prompt in after.issue()] == ["0", "0", "1", "1"]
+    assert [prompt.id.split("/")[0] for prompt in after.issue(4)] == ["0", "0", "1", "1"]
     assert (told[-1].epoch, told[-1].issued) == (1, 2)
 
 
 def test_prompts_without_their_answers_would_be_told_as_lost(caplog):
-    before, _ = intake(6)
-    before.issue()
-    after, told = intake(6)
+    before, _ = source(6)
+    before.issue(4)
+    after, told = source(6)
     after.restore(before.state(), None)
     assert told[-1].lost == 4
     assert "4 prompts are lost" in caplog.text
 
 
 def test_other_prompts_are_refused():
-    before, _ = intake(6)
-    before.issue()
+    before, _ = source(6)
+    before.issue(4)
     with pytest.raises(
         InvalidJob, match=r"spec.data.train: the checkpoint is of a run with 6 prompts, .* got 5"
     ):
-        intake(5)[0].restore(before.state(), None)
+        source(5)[0].restore(before.state(), None)
