@@ -25,7 +25,7 @@ def binary() -> Binary:
     """
     require(CONTROL_PLANE)
     try:
-        folder = built("apiextensions-apiserver", _SCRIPT, ("dpkg",))
+        folder = built("apiextensions-apiserver", _SCRIPT, ())
     except subprocess.SubprocessError:
         raise Unavailable(
             f"no API server of a current Kubernetes: {_SCRIPT.name} failed, `python -m tests.modern` shows why"
