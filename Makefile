@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test units calm e2e cluster cluster-parts images cluster-down lint clean
+.PHONY: install demo test units calm e2e cluster cluster-parts modern-parts images cluster-down lint clean
 
 install: $(STAMP)
 
@@ -25,11 +25,11 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
-# What the cluster of the tests is made of is built before them, since no test's time limit has room for it, and beside
+# What the servers of the tests are made of is built before them, since no test's time limit has room for it, and beside
 # the linters and the tests that need nothing of it. The end-to-end tests wait for pods beside others that wait, where
 # each have a cluster of their own.
 test: install
-	$(MAKE) --jobs=2 cluster-parts units
+	$(MAKE) --jobs=2 cluster-parts units modern-parts
 	$(MAKE) --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target e2e calm
 	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E))
 
@@ -38,12 +38,16 @@ units: lint $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 	$(BIN)/python -m pytest $(UNITS)
 
 # They wait more than they compute.
-CALM := tests/kube tests/local tests/verbs
-calm: cluster-parts $(BIN)/helm
+CALM := tests/kube tests/local tests/modern tests/verbs
+calm: cluster-parts modern-parts $(BIN)/helm
 	$(BIN)/python -m pytest $(CALM)
 
 cluster-parts: install
 	-$(BIN)/python -m tests.cluster build
+
+# The API server for custom resources of a current Kubernetes; tests/modern skips where it cannot be built.
+modern-parts: install
+	-$(BIN)/python -m tests.modern
 
 # On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one KUBECONFIG names.
 E2E := tests/cluster_e2e

@@ -170,7 +170,7 @@ def main() -> None:
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as name, control_plane(Path(name, "plane")) as plane, connected(plane):
-        kubectl(plane.kubeconfig, "create", "-f", "-", input=document(cel=False))
+        kubectl(plane.kubeconfig, "create", "-f", "-", input=document(20))
         with FakeNodes(plane, address="127.7.0.9"):
             for count in options.jobs:
                 print(measure(plane, Path(name), count), flush=True)

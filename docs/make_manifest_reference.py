@@ -25,14 +25,18 @@ HEAD = """# The manifest
 <!-- Made by docs/make_manifest_reference.py; a test keeps it in step with the code. -->
 
 An `RLHFJob` is one YAML document: `apiVersion: rlhf.dev/v1alpha1`, `kind: RLHFJob`, `metadata.name` (a DNS label of at
-most 40 characters) and the `spec` below. `rlhf validate FILE` checks one without running it. Unknown keys are errors,
-and the message names the key that was likely meant. Relative paths, and the modules of `module:function`, are looked
-for in the directory in which the job runs.
+most 40 characters that begins with a letter) and the `spec` below. `rlhf validate FILE` checks one without running it.
+Unknown keys are errors, and the message names the key that was likely meant. Relative paths, and the modules of
+`module:function`, are looked for in the directory in which the job runs.
 
 On a cluster the same document goes to `kubectl apply`, and `kubectl explain rlhfjob.spec.ppo` tells what stands here.
 kubectl refuses an unknown key; the server drops it for clients that do not ask for validation. While a job runs, only
 `suspend`, `generator.replicas`, `activeDeadlineSeconds` and `ttlSecondsAfterFinished` may change; a suspended job may
-change in everything. A null is a field left out.
+change in everything, and so may one that failed validation. A null is a field left out.
+
+Unless a field says less, a string has at most 4096 characters, a list 4096 items and an object 256 keys. What is inside
+of free-form objects (`template`, `engineArguments`, `create.config`, `custom.settings`, DeepSpeed's `params`) has no
+bounds.
 """
 
 

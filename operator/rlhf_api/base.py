@@ -30,6 +30,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 _SAMPLER = r"^(uniform|newest|prioritized|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
+_JOB_NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 _STORE_URL = r"^(file|s3|gs|az)://.+$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
 _NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
@@ -39,6 +40,7 @@ PATTERNS = {
     _IMPORT_PATH: "must name a Python object as package.module:name",
     _SAMPLER: "must be uniform, newest, prioritized, or name a Python function as package.module:name",
     _LABEL: "must be at most 40 of a-z, 0-9 and -, with no - at either end",
+    _JOB_NAME: "must be at most 40 of a-z, 0-9 and -, begin with a letter and not end with -",
     _STORE_URL: "must be a URL that begins with file://, s3://, gs:// or az://",
     _QUANTITY: 'must be a Kubernetes quantity, such as "500m" or "16Gi"',
     _NAME: "must be the name of an object in the cluster: a-z, 0-9, - and . with a letter or digit at both ends",
@@ -47,17 +49,19 @@ PATTERNS = {
 }
 """What the patterns ask for, in words."""
 
-ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH)]
+ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""
-Sampler = Annotated[str, Field(pattern=_SAMPLER)]
+Sampler = Annotated[str, Field(pattern=_SAMPLER, max_length=256)]
 """A built-in sampler of the replay buffer, or one's own as `package.module:name`."""
-Label = Annotated[str, Field(pattern=_LABEL)]
+Label = Annotated[str, Field(pattern=_LABEL, max_length=40)]
 """A DNS label of at most 40 characters, so that names made from it stay within 63."""
-StoreUrl = Annotated[str, Field(pattern=_STORE_URL)]
+JobName = Annotated[str, Field(pattern=_JOB_NAME, max_length=40)]
+"""The name of a job, and of its Service: a DNS label (RFC 1035), which begins with a letter."""
+StoreUrl = Annotated[str, Field(pattern=_STORE_URL, max_length=1024)]
 """A place in an object store."""
 Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=32)]
 """A Kubernetes quantity in quotes, such as `"500m"` or `"16Gi"`."""
-Name = Annotated[str, Field(pattern=_NAME)]
+Name = Annotated[str, Field(pattern=_NAME, max_length=253)]
 """The name of another object in the cluster."""
 AbsolutePath = Annotated[str, Field(pattern=_PATH, max_length=256)]
 """A path from the root of a file system."""

@@ -3,9 +3,10 @@
 Each rule stands in the schema of a model and sees that model's object as `self`. It says nothing that `checks` does
 not say, so that a server without CEL loses nothing. The schema sets no defaults, so whatever may be missing is asked
 for by `has()`. A server refuses rules whose worst case costs too much, and counts with lists as long as a request can
-be: a list whose items have rules has a maximum.
+be: everything in the schema has bounds (`bounds`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -40,27 +41,6 @@ def _has(key: str) -> str:
     """Whether the field is there, and so is all that it stands in."""
     parts = key.split(".")
     return " && ".join(f"has(self.{'.'.join(parts[: i + 1])})" for i in range(len(parts)))
-
-
-def _same(key: str) -> str:
-    """Whether an optional field is what it was."""
-    return f"has(self.{key}) == has(oldSelf.{key}) && (!has(self.{key}) || self.{key} == oldSelf.{key})"
-
-
-def _unchanged(name: str) -> Rule:
-    field = Spec.model_fields[name]
-    key = field.alias or name
-    same, but = _same(key), ""
-    if field.is_required():
-        same = f"self.{key} == oldSelf.{key}"
-    elif name == "generator":
-        # Always there, for the default of its replicas.
-        others = [f"{key}.{f.alias or n}" for n, f in Generator.model_fields.items() if n != "replicas"]
-        same, but = " && ".join(map(_same, others)), " but for replicas"
-    return Rule(
-        f"(has(oldSelf.suspend) && oldSelf.suspend) || ({same})",
-        f"spec.{key} cannot change{but} while the job runs; suspend it first (spec.suspend: true)",
-    )
 
 
 _POLICY = (
@@ -169,18 +149,18 @@ _POD_SETTINGS = (
         "!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, w.mountPath == v.mountPath))",
         "volumes: two of them have the same mountPath",
     ),
-    *(
-        Rule(
-            f"!(has(self.gpu) && {_has(f'resources.{kind}')}) || "
-            f"!({_or_default(Gpu, 'resource', 'gpu')} in self.resources.{kind})",
-            f"resources.{kind} names what gpu.count asks for; remove one of them",
+    Rule(
+        "!has(self.gpu) || !has(self.resources) || ["
+        + ", ".join(
+            f"{_has(f'resources.{kind}')} ? self.resources.{kind} : {{}}" for kind in ("requests", "limits")
         )
-        for kind in ("requests", "limits")
+        + f"].all(given, !({_or_default(Gpu, 'resource', 'gpu')} in given))",
+        "resources names what gpu.count asks for; remove one of them",
     ),
 )
 _VOLUME = (
     Rule(
-        f"[{', '.join(f'has(self.{source})' for source in SOURCES)}].filter(given, given).size() == 1",
+        f"[{', '.join(f'has(self.{source})' for source in SOURCES)}].exists_one(given, given)",
         f"a volume needs exactly one source of {', '.join(SOURCES)}",
     ),
     Rule(f"!(self.name in {list(VOLUMES)})", "name: the operator has a volume of that name"),
@@ -210,10 +190,43 @@ _SCHEDULING = (
         "kueue.x-k8s.io/queue-name",
     ),
 )
-_CHANGES = tuple(_unchanged(name) for name in Spec.model_fields if name not in CHANGEABLE)
+
+
+def _same(key: str) -> str:
+    """CEL: an optional field is unchanged. Not by `self.?key`, whose worst case a server takes to be unbounded."""
+    return f"(has(self.{key}) ? has(oldSelf.{key}) && self.{key} == oldSelf.{key} : !has(oldSelf.{key}))"
+
+
+def _unchanged() -> Iterator[str]:
+    """CEL: each section is unchanged, but for those that may change while a job runs."""
+    for name, field in Spec.model_fields.items():
+        key = f"spec.{field.alias or name}"
+        if name == "generator":
+            # Always there, for the default of its replicas.
+            inner = Generator.model_fields.items()
+            yield from (_same(f"{key}.{f.alias or n}") for n, f in inner if n != "replicas")
+        elif name not in CHANGEABLE:
+            yield f"self.{key} == oldSelf.{key}" if field.is_required() else _same(key)
+
+
+# The phase would say too little: a job that ran and failed stays as it was, one that was refused may be corrected.
+_MAY_CHANGE = (
+    "has(oldSelf.spec.suspend) && oldSelf.spec.suspend || has(oldSelf.status) && has(oldSelf.status.conditions) && "
+    "oldSelf.status.conditions.exists(c, c.type == 'Failed' && c.reason == 'ValidationFailed')"
+)
+_JOB = (
+    # One rule for all sections: with one for each, this would be a tenth of the whole definition.
+    Rule(
+        f"{_MAY_CHANGE} || {' && '.join(_unchanged())}",
+        "while a job runs, its spec can change in "
+        + ", ".join(["generator.replicas", *map(to_camel, CHANGEABLE)])
+        + " alone; suspend it first (spec.suspend: true)",
+    ),
+)
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    "Spec": (*_SPEC, *_CHANGES),
+    "RLHFJob": _JOB,
+    "Spec": _SPEC,
     "Model": _POLICY,
     "Sampling": _SAMPLING,
     "Replay": _REPLAY,

@@ -6,16 +6,20 @@ The schema says what the models say, as far as a structural schema can. It sets 
 object stays what its author wrote (a role's pods override the job's only where they say something) and a later
 release may change them; each description names its default instead. The one exception is
 `spec.generator.replicas`, which `kubectl scale` can only read where it is stored. Objects are closed: a misspelt
-key is refused by kubectl, whose validation reads this schema, and dropped by the server for other clients.
+key is refused by kubectl, whose validation reads this schema, and dropped by the server for other clients. Every
+string, list and map is bounded (`bounds`). A model that stands in several places describes its fields in one.
 """
 
 import json
 import sys
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
+from . import bounds
 from .cel import RULES
 from .manifest import API_VERSION, KIND, Metadata, RLHFJob
 from .spec import Spec
@@ -41,13 +45,29 @@ _COLUMNS = (
     ("Queue", "integer", ".status.queue", 1),
     ("Message", "string", ".status.message", 1),
 )
-_KEPT = ("type", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
+_SELECTABLE = (".spec.algorithm", ".spec.suspend", ".status.phase")
+"""Fields that `kubectl get --field-selector` and watches can ask for."""
+_KEPT = (
+    *("type", "enum", "pattern", "minimum", "maximum"),
+    *("minLength", "maxLength", "minItems", "maxItems", "maxProperties"),
+)
+_BOUNDS = {
+    "string": {"maxLength": bounds.TEXT},
+    "array": {"maxItems": bounds.ITEMS},
+    "object": {"maxProperties": bounds.KEYS},
+}
 _LIST_KEYS = {"conditions": ["type"], "volumes": ["name"]}
 """Lists whose items have a key: two clients may each apply their own, and the server refuses a key given twice."""
+_WIDTH = 200
+_MODEL = "title"
+"""The key under which a schema has its model's name until `_describe_once`."""
 
 
-def crd(*, cel: bool = True) -> Schema:
-    """The object to install; without CEL rules for servers before 1.25, which do not know them."""
+def crd(minor: int = 37) -> Schema:
+    """The object to install on a server of Kubernetes 1.`minor`.
+
+    CEL rules are left out before 1.25 and selectable fields before 1.30, which do not know them.
+    """
     scale = {
         "specReplicasPath": ".spec.generator.replicas",
         "statusReplicasPath": ".status.generatorReplicas",
@@ -73,8 +93,9 @@ def crd(*, cel: bool = True) -> Schema:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "schema": {"openAPIV3Schema": _root(cel)},
+                    "schema": {"openAPIV3Schema": _root(cel=minor >= 25)},
                     "subresources": {"status": {}, "scale": scale},
+                    **({"selectableFields": [{"jsonPath": at} for at in _SELECTABLE]} if minor >= 30 else {}),
                     "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
                 }
             ],
@@ -86,7 +107,7 @@ def _column(name: str, kind: str, path: str, priority: int) -> Schema:
     return {"name": name, "type": kind, "jsonPath": path, **({"priority": priority} if priority else {})}
 
 
-def _root(cel: bool) -> Schema:
+def _root(*, cel: bool) -> Schema:
     spec = _Structural(Spec, cel=cel).root
     generator = spec["properties"]["generator"]
     generator["default"] = {}
@@ -102,7 +123,51 @@ def _root(cel: bool) -> Schema:
         "spec": spec,
         "status": _Structural(JobStatus, cel=cel, defaults=False).root,
     }
-    return {"type": "object", "description": RLHFJob.__doc__, "required": ["spec"], "properties": properties}
+    root: Schema = {"type": "object", "description": (RLHFJob.__doc__, ""), "required": ["spec"]}
+    if cel:
+        root["x-kubernetes-validations"] = _rules("RLHFJob")
+    root["properties"] = properties
+    _describe_once(root)
+    return root
+
+
+def _rules(model: str) -> list[Schema]:
+    return [{"rule": rule.rule, "message": rule.message} for rule in RULES.get(model, ())]
+
+
+def _describe_once(root: Schema) -> None:
+    """Takes out the models' names, and says once what several places would say, in the uppermost or first of them.
+
+    A field of the same name and words elsewhere, such as one of a common base, keeps its default alone; fields inside
+    of a model that stands elsewhere keep nothing.
+    """
+    seen, queue = set[str | tuple[str, str]](), deque([("", root)])
+    while queue:
+        key, node = queue.popleft()
+        words, default = node.get("description", ("", ""))
+        if (key, words) in seen and "properties" not in node:
+            words = ""
+        seen.add((key, words))
+        node["description"] = " ".join(part for part in (words, default) if part)
+        if not node["description"]:
+            del node["description"]
+        model = node.pop(_MODEL, None)
+        if model in seen:
+            _describe_nothing(node)
+        elif model:
+            seen.add(model)
+        queue.extend(_inner(node))
+
+
+def _describe_nothing(node: Schema) -> None:
+    for _, inner in _inner(node):
+        inner.pop("description", None)
+        _describe_nothing(inner)
+
+
+def _inner(node: Schema) -> Iterator[tuple[str, Schema]]:
+    yield from node.get("properties", {}).items()
+    yield from (("", node[key]) for key in ("items", "additionalProperties") if key in node)
 
 
 class _Structural:
@@ -120,7 +185,7 @@ class _Structural:
             return self._reference(node, key)
         if "anyOf" in node:
             return self._optional(node, key)
-        made: Schema = {"description": text} if (text := self._description(node)) else {}
+        made: Schema = {"description": self._description(node)}
         made |= {name: node[name] for name in _KEPT if name in node}
         for bound in ("minimum", "maximum"):
             exclusive = f"exclusive{bound.capitalize()}"
@@ -132,6 +197,9 @@ class _Structural:
                 made |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": _LIST_KEYS[key]}
         if node["type"] == "object":
             made |= self._object(node) if "properties" in node else self._map(node)
+        if "enum" not in node and "properties" not in node:
+            for name, most in _BOUNDS.get(node["type"], {}).items():
+                made.setdefault(name, most)
         return made
 
     def _reference(self, node: Schema, key: str) -> Schema:
@@ -155,26 +223,39 @@ class _Structural:
         return {"additionalProperties": self._convert(values)}
 
     def _object(self, node: Schema) -> Schema:
-        made: Schema = {"required": node["required"]} if "required" in node else {}
-        if self._cel and (rules := RULES.get(node["title"])):
-            made["x-kubernetes-validations"] = [{"rule": r.rule, "message": r.message} for r in rules]
+        made: Schema = {_MODEL: node["title"]}
+        if "required" in node:
+            made["required"] = node["required"]
+        if self._cel and (rules := _rules(node["title"])):
+            made["x-kubernetes-validations"] = rules
         made["properties"] = {name: self._convert(value, name) for name, value in node["properties"].items()}
         return made
 
-    def _description(self, node: Schema) -> str:
-        """The first paragraph of a docstring, with the default."""
-        text = " ".join(node.get("description", "").split("\n\n")[0].split())
+    def _description(self, node: Schema) -> tuple[str, str]:
+        """The first paragraph of a docstring as a sentence, and the default."""
+        words = " ".join(node.get("description", "").split("\n\n")[0].split())
         default = node.get("default")
         if not self._defaults or default is None or isinstance(default, dict) or default == []:
-            return text
-        separator = " " if text.endswith((".", "?", "!")) else ". "
-        return f"{text}{separator if text else ''}Default: {json.dumps(default)}."
+            return words, ""
+        stop = "" if not words or words.endswith((".", "?", "!")) else "."
+        return f"{words}{stop}", f"Default: {json.dumps(default)}."
 
 
-def document(*, cel: bool = True) -> str:
+class _Dumper(yaml.SafeDumper):
+    """Short mappings and rules stand on one line: indentation would be a quarter of the file."""
+
+    def represent_mapping(self, tag: str, mapping: Any, *_: Any, **__: Any) -> yaml.MappingNode:
+        short = "rule" in mapping or len(json.dumps(mapping)) <= _WIDTH
+        return super().represent_mapping(tag, mapping, flow_style=short)
+
+    def ignore_aliases(self, *_: Any) -> bool:
+        return True
+
+
+def document(minor: int = 37) -> str:
     """As a file."""
     head = "# Made by `python -m rlhf_api.crd`; a test keeps it in step with the models.\n"
-    return head + yaml.safe_dump(crd(cel=cel), sort_keys=False, width=120, default_flow_style=None)
+    return head + yaml.dump(crd(minor), Dumper=_Dumper, sort_keys=False, width=2**31, default_flow_style=None)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from .base import Frozen, Label
+from .base import Frozen, JobName
+from .bounds import oversized
 from .checks import check
 from .document import documents, not_json
 from .problems import InvalidJob, Problem, from_pydantic, show
@@ -20,7 +21,7 @@ KIND = "RLHFJob"
 class Metadata(Frozen):
     """What this contract reads of an object's metadata; a cluster adds more."""
 
-    name: Label
+    name: JobName
     namespace: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
@@ -50,7 +51,7 @@ def parse(document: Any) -> RLHFJob:
         job = RLHFJob.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise from_pydantic(error, RLHFJob) from None
-    problems = check(job.spec)
+    problems = [*oversized(job.spec, "spec"), *check(job.spec)]
     if problems:
         raise InvalidJob(problems)
     return job

@@ -1,7 +1,7 @@
 """What a cluster is told about a job's pods; one machine takes no notice of it."""
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
@@ -14,7 +14,7 @@ class Gpu(Frozen):
     """The GPUs of one pod."""
 
     count: Positive
-    resource: str = "nvidia.com/gpu"
+    resource: str = Field("nvidia.com/gpu", max_length=317)
     """What the cluster's device plugin calls them."""
     memory_gigabytes: PositiveFloat | None = None
     """Of one GPU, in units of 10^9 bytes; with it the job's memory is worked out before any pod starts."""
@@ -23,16 +23,16 @@ class Gpu(Frozen):
 class Resources(Frozen):
     """CPU, memory and other resources, as Kubernetes counts them; GPUs stand in `gpu`."""
 
-    requests: dict[str, Quantity] = {}
-    limits: dict[str, Quantity] = {}
+    requests: dict[str, Quantity] = Field({}, max_length=32)
+    limits: dict[str, Quantity] = Field({}, max_length=32)
 
 
 class Toleration(Frozen):
     """A Kubernetes toleration."""
 
-    key: str | None = None
+    key: str | None = Field(None, max_length=317)
     operator: Literal["Exists", "Equal"] = "Equal"
-    value: str | None = None
+    value: str | None = Field(None, max_length=63)
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     toleration_seconds: int | None = None
 
@@ -48,7 +48,7 @@ class Volume(Frozen):
     """A PersistentVolumeClaim."""
     config_map: Name | None = None
     secret: Name | None = None
-    host_path: str | None = Field(None, pattern=r"^/")
+    host_path: str | None = Field(None, pattern=r"^/", max_length=256)
     """A directory of the node; the `restricted` Pod Security Standard forbids it."""
     empty: Quantity | None = None
     """An empty directory of at most this size."""
@@ -57,16 +57,16 @@ class Volume(Frozen):
 class PodSettings(Frozen):
     """How pods look. What a role says is added to what the job says for all roles, and wins over it."""
 
-    image: str | None = None
+    image: str | None = Field(None, max_length=512)
     """The operator's trainer image unless given."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    image_pull_secrets: tuple[Name, ...] = ()
+    image_pull_secrets: tuple[Name, ...] = Field((), max_length=32)
     gpu: Gpu | None = None
     resources: Resources = Resources()
-    node_selector: dict[str, str] = {}
+    node_selector: dict[str, Annotated[str, Field(max_length=63)]] = Field({}, max_length=32)
     tolerations: tuple[Toleration, ...] = Field((), max_length=32)
     priority_class: Name | None = None
-    secrets: tuple[Name, ...] = ()
+    secrets: tuple[Name, ...] = Field((), max_length=32)
     """Secrets whose keys become environment variables: credentials of stores, hubs and trackers."""
     volumes: tuple[Volume, ...] = Field((), max_length=32)
     shared_memory: Quantity = "1Gi"

@@ -9,7 +9,8 @@ from celpy import celtypes
 
 from rlhf_api.crd import crd
 
-SPEC: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+ROOT: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SPEC: dict[str, Any] = ROOT["properties"]["spec"]
 _SCALARS = {
     "string": celtypes.StringType,
     "integer": celtypes.IntType,
@@ -18,10 +19,10 @@ _SCALARS = {
 }
 
 
-def refusals(spec: Any, before: Any = None) -> list[str]:
-    """The messages of the rules that refuse `spec`, or its change from `before`."""
-    old = None if before is None else _typed(_stored(before), SPEC)
-    return list(_refused(_typed(_stored(spec), SPEC), old, SPEC))
+def refusals(spec: Any, before: Any = None, status: Any = None) -> list[str]:
+    """The messages of the rules that refuse `spec`, or its change from `before` in a job of this status."""
+    old = None if before is None else _job(before, status)
+    return list(_refused(_job(spec, status), old, ROOT))
 
 
 @cache
@@ -30,9 +31,10 @@ def program(rule: str) -> celpy.Runner:
     return environment.program(environment.compile(rule))
 
 
-def _stored(spec: Any) -> Any:
+def _job(spec: Any, status: Any) -> Any:
     """With the one default that the schema sets."""
-    return {**spec, "generator": {"replicas": 1, **(spec.get("generator") or {})}}
+    stored = {**spec, "generator": {"replicas": 1, **(spec.get("generator") or {})}}
+    return _typed({"spec": stored, "status": status}, ROOT)
 
 
 def _typed(value: Any, schema: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from rlhf_api import bounds
 from rlhf_api.crd import crd, document
 from rlhf_api.deepspeed import DeepSpeedConfig
 from rlhf_api.spec import Spec
@@ -51,9 +52,9 @@ def test_it_is_printed_by_the_module() -> None:
     assert out.stdout == document()
 
 
-@pytest.mark.parametrize("cel", [True, False])
-def test_it_is_valid_in_kubernetes_1_37(cel: bool) -> None:
-    assert kubernetes_validate.validate(crd(cel=cel), "1.37", strict=True) == "1.37"
+@pytest.mark.parametrize("minor", [20, 25, 37])
+def test_it_is_valid_in_kubernetes_1_37(minor: int) -> None:
+    assert kubernetes_validate.validate(crd(minor), "1.37", strict=True) == "1.37"
 
 
 def test_it_is_structural() -> None:
@@ -70,7 +71,7 @@ def test_it_is_structural() -> None:
             "default",
         ),
         *("pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems"),
-        *("maxLength", "x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields"),
+        *("maxLength", "maxProperties", "x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields"),
         *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
     }
     for path, node in nodes(ROOT):
@@ -83,13 +84,19 @@ def test_it_is_structural() -> None:
             assert len(inner) == 1, path
 
 
-def test_without_cel_it_is_the_same_but_for_the_rules() -> None:
+def test_an_old_server_gets_the_same_but_for_what_it_does_not_know() -> None:
     def strip(node: Any) -> Any:
         if isinstance(node, dict):
             return {k: strip(v) for k, v in node.items() if k != "x-kubernetes-validations"}
         return [strip(item) for item in node] if isinstance(node, list) else node
 
-    assert strip(crd()) == crd(cel=False)
+    plain = strip(crd())
+    selectable = plain["spec"]["versions"][0].pop("selectableFields")
+    assert plain == crd(24)
+    plain["spec"]["versions"][0]["selectableFields"] = selectable
+    assert plain == strip(crd(30))
+    assert "selectableFields" not in crd(29)["spec"]["versions"][0]
+    assert "x-kubernetes-validations" in crd(25)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 def keys(model: type[BaseModel]) -> set[str]:
@@ -148,6 +155,7 @@ def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
     assert {path for path, node in nodes(ROOT) if "x-kubernetes-preserve-unknown-fields" in node} == {
         ".spec.custom.settings",
         ".spec.model.create.config",
+        ".spec.custom.settings",
         ".spec.generator.engineArguments",
         *(
             f".spec.trainer.deepspeed.{key}"
@@ -180,11 +188,47 @@ def test_scale_paths_exist() -> None:
     ]
 
 
-def test_lists_whose_items_have_rules_are_bounded() -> None:
-    """A server multiplies a rule's worst case by the items there can be, and refuses what costs too much."""
+def test_every_string_list_and_map_is_bounded() -> None:
+    bound = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}
     for path, node in nodes(ROOT):
+        if path in (".apiVersion", ".kind") or "enum" in node or "properties" in node:
+            continue
+        assert node["type"] not in bound or node[bound[node["type"]]] >= 1, path
+        # A server multiplies a rule's worst case by the items there can be, and refuses what costs too much.
         if node["type"] == "array" and any("x-kubernetes-validations" in n for _, n in nodes(node["items"])):
             assert node["maxItems"] <= 32, path
+
+
+def test_no_field_takes_more_than_the_bounds_for_all() -> None:
+    """`oversized` refuses what is beyond those, so a larger one would have no effect."""
+    for _, node in nodes(ROOT):
+        assert node.get("maxLength", 0) <= bounds.TEXT
+        assert node.get("maxItems", 0) <= bounds.ITEMS
+        assert node.get("maxProperties", 0) <= bounds.KEYS
+
+
+def test_a_model_in_several_places_describes_its_fields_in_the_uppermost() -> None:
+    assert "Default" in at(".spec.pods.sharedMemory")["description"]
+    assert at(".spec.pods.gpu.resource")["description"].startswith("What the cluster's device plugin")
+    for role in ("trainer", "generator", "reward", "reference"):
+        inside = f".spec.{role}.pods."
+        described = {path for path, n in nodes(ROOT) if path.startswith(inside) and "description" in n}
+        assert described == set()
+        assert at(f".spec.{role}.pods")["description"] == "On a cluster: added to `spec.pods`."
+    assert not any("title" in node for _, node in nodes(ROOT))
+
+
+def test_words_that_algorithms_share_stand_in_the_first_with_each_ones_default() -> None:
+    assert at(".spec.ppo.klHorizon")["description"].endswith("adapts to klTarget. Default: 10000.")
+    assert at(".spec.grpo.klHorizon")["description"] == "Default: 10000."
+    assert at(".spec.ppo.dualClip")["description"].startswith("Bound of the loss")
+    assert "description" not in at(".spec.grpo.dualClip")
+    assert at(".spec.gspo.clipRatio")["description"].startswith("The response's ratio is clipped")
+
+
+def test_what_can_be_selected_exists() -> None:
+    for field in VERSION["selectableFields"]:
+        assert at(field["jsonPath"])["type"] in ("string", "boolean", "integer")
 
 
 def test_patterns_mean_the_same_to_every_reader() -> None:

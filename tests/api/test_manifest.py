@@ -87,6 +87,7 @@ BAD = [
     ("spec.surprise={1: 2}", "spec.surprise.1", "a key must be text; put it in quotes; got 1"),
     ("spec.evaluation.data=[x]", "spec.evaluation.function", "is required and missing"),
     ("metadata.name=My_Job", "metadata.name", "must be at most 40 of a-z, 0-9 and -"),
+    ("metadata.name=7b-ppo", "metadata.name", "begin with a letter"),
     ("kind=Job", "kind", "is none of RLHFJob"),
     ("apiVersion=v1", "apiVersion", "'v1' is none of rlhf.dev/v1alpha1"),
 ]

@@ -1,4 +1,4 @@
-"""Kubernetes' binaries: built from Debian's source package once, kept in the cache."""
+"""Servers of Kubernetes: built from Debian's packages once, kept in the cache."""
 
 import hashlib
 import shutil
@@ -15,21 +15,33 @@ _BUILD_S = 3600
 
 
 def binaries() -> Path:
-    """The folder that holds them. Built now where the cache has none; a build that fails leaves nothing there.
+    """The folder that holds Kubernetes' programs.
 
     Raises:
         Unavailable: this machine cannot build them.
     """
-    recipe = hashlib.sha256(_SCRIPT.read_bytes()).hexdigest()[:12]
-    folder = cache() / f"kubernetes-{VERSION}-{recipe}"
+    return built(f"kubernetes-{VERSION}", _SCRIPT, BUILD)
+
+
+def built(name: str, script: Path, packages: tuple[str, ...]) -> Path:
+    """The folder that `script OUT SCRATCH` fills, which needs `packages`.
+
+    Called where the cache has no folder of this name and script; a build that fails leaves nothing there.
+
+    Raises:
+        Unavailable: this machine cannot have the packages.
+        CalledProcessError: the script failed; it has said why.
+    """
+    recipe = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    folder = cache() / f"{name}-{recipe}"
     if folder.exists():
         return folder
-    require(BUILD)
-    print(f"building Kubernetes {VERSION} into {folder}, once: about 4 minutes on 2 cores", file=sys.stderr)
+    require(packages)
+    print(f"building {name} into {folder}, once: about 4 minutes on 2 cores", file=sys.stderr)
     cache().mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=".kubernetes-", dir=cache()))
+    part = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache()))
     try:
-        subprocess.run([str(_SCRIPT), str(part / "out"), str(part)], check=True, timeout=_BUILD_S)
+        subprocess.run([str(script), str(part / "out"), str(part)], check=True, timeout=_BUILD_S)
         (part / "out").rename(folder)
     except OSError:
         # Someone else's build was first.

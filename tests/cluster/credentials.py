@@ -17,27 +17,28 @@ _USERS = {
     "dns": ("system:serviceaccount:kube-system:kube-dns", ""),
 }
 _NAMES = ("localhost", *(f"kubernetes{rest}" for rest in ("", ".default", ".default.svc")))
+KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "365")
+"""The kind of key, and how long its certificate is good."""
 _OPENSSL_S = 30
 
 
 def make(folder: Path, server: str, addresses: tuple[str, ...]) -> None:
     """Everything into `folder`: certificates for `addresses`, tokens, and `<user>.kubeconfig` files for `server`."""
     folder.mkdir(parents=True, exist_ok=True)
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "365")
-    _openssl(
+    openssl(
         folder,
-        *("req", "-x509", *key, "-subj", "/CN=rlhf-test-ca", "-keyout", "ca.key", "-out", "ca.crt"),
+        *("req", "-x509", *KEY, "-subj", "/CN=rlhf-test-ca", "-keyout", "ca.key", "-out", "ca.crt"),
         *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
     )
     names = [f"DNS:{name}" for name in (*_NAMES, "kubernetes.default.svc.cluster.local")]
-    _openssl(
+    openssl(
         folder,
-        *("req", "-x509", *key, "-CA", "ca.crt", "-CAkey", "ca.key", "-subj", "/CN=kube-apiserver"),
+        *("req", "-x509", *KEY, "-CA", "ca.crt", "-CAkey", "ca.key", "-subj", "/CN=kube-apiserver"),
         *("-addext", "subjectAltName=" + ",".join([*names, *(f"IP:{address}" for address in addresses)])),
         *("-addext", "basicConstraints=critical,CA:FALSE", "-keyout", "api.key", "-out", "api.crt"),
     )
-    _openssl(folder, "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", "sa.key")
-    _openssl(folder, "ec", "-in", "sa.key", "-pubout", "-out", "sa.pub")
+    openssl(folder, "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", "sa.key")
+    openssl(folder, "ec", "-in", "sa.key", "-pubout", "-out", "sa.pub")
     tokens = {name: secrets.token_hex(16) for name in _USERS}
     lines = [f'{tokens[name]},{user},{name},"{group}"' for name, (user, group) in _USERS.items()]
     (folder / "tokens.csv").write_text("\n".join(lines) + "\n")
@@ -61,7 +62,8 @@ def _kubeconfig(file: Path, server: str, authority: str, token: str) -> None:
     file.chmod(0o600)
 
 
-def _openssl(folder: Path, *arguments: str) -> None:
+def openssl(folder: Path, *arguments: str) -> None:
+    """Runs it in `folder`. Raises RuntimeError with what it complains about."""
     command = ["openssl", *arguments]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=_OPENSSL_S, check=False

@@ -42,7 +42,7 @@ def crd(control_plane: Cluster) -> Iterator[None]:
         yield
         return
     minor = json.loads(kubectl(kubeconfig, "get", "--raw=/version"))["minor"].rstrip("+")
-    kubectl(kubeconfig, "create", "-f", "-", input=document(cel=int(minor) >= 25))
+    kubectl(kubeconfig, "create", "-f", "-", input=document(int(minor)))
     eventually(
         lambda: kubectl(kubeconfig, "get", "--raw=/apis/rlhf.dev/v1alpha1/rlhfjobs"),
         "the server serves RLHFJob",

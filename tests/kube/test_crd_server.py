@@ -126,6 +126,7 @@ def test_numbers_survive(control_plane: Cluster, namespace: str) -> None:
 REFUSED = [
     ("metadata.name=a.b", "metadata.name"),
     (f"metadata.name={'a' * 41}", "metadata.name"),
+    ("metadata.name=7b-ppo", "metadata.name"),
     ("spec.steps=0", "spec.steps"),
     ("spec.steps=1.5", "spec.steps"),
     ("spec.algorithm=dpo", "spec.algorithm"),
@@ -137,6 +138,9 @@ REFUSED = [
     ("spec.generator.replicas=0", "spec.generator.replicas"),
     ("spec.pods.volumes=[{name: d, mountPath: /d}, {name: d, mountPath: /e}]", "spec.pods.volumes[1]"),
     ("spec.pods.volumes=[{name: d}]", "spec.pods.volumes.mountPath"),
+    (f"spec.model.reward={'x' * 4097}", "spec.model.reward"),
+    (f"spec.environment={dict.fromkeys(map('A{}'.format, range(257)), 'x')}", "spec.environment"),
+    (f"spec.evaluation={{function: 'a:b', data: {['x'] * 4097}}}", "spec.evaluation.data"),
 ]
 
 

@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,11 +13,11 @@ from tests.cluster import credentials, servers
 from tests.cluster.binaries import binaries
 from tests.cluster.packages import CONTROL_PLANE, require
 from tests.support.kube import eventually, kubectl
+from tests.support.processes import STOP_S, Processes, processes
 
 from rlhf_operator.local.ports import HOST, assign
 
 _READY_S = 60
-_STOP_S = 10
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,13 @@ class ControlPlane(Cluster):
     binaries: Path
     _apiserver_command: list[str]
     _controller_manager_command: list[str]
-    _group: int
-    _processes: dict[str, subprocess.Popen] = field(default_factory=dict)
+    _processes: Processes
 
     def start_apiserver(self) -> None:
         """On the port that it has always had; returns when it answers."""
-        self.launch("apiserver", self._apiserver_command)
+        self._processes.launch("apiserver", self._apiserver_command)
         self.wait_ready()  # the controller manager gives up after ten seconds without
-        self.launch("controller-manager", self._controller_manager_command)
+        self._processes.launch("controller-manager", self._controller_manager_command)
 
     def stop_apiserver(self) -> None:
         """At once, as when its machine is gone: connections are cut, and new ones refused.
@@ -77,36 +75,20 @@ class ControlPlane(Cluster):
         The controller manager goes with it: one that stayed would look again only after up to a minute.
         """
         for name in ("controller-manager", "apiserver"):
-            process = self._processes.pop(name)
+            process = self._processes.running.pop(name)
             process.kill()
-            process.wait(_STOP_S)
+            process.wait(STOP_S)
 
     def signal_apiserver(self, number: signal.Signals) -> None:
         """SIGSTOP, for one that takes connections and never answers, until SIGCONT."""
-        self._processes["apiserver"].send_signal(number)
-
-    def launch(self, name: str, command: list[str]) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=self._group,
-            )
+        self._processes.running["apiserver"].send_signal(number)
 
     def wait_ready(self) -> None:
         def ready() -> bool:
-            for name, process in self._processes.items():
-                if process.poll() is not None:
-                    raise RuntimeError(f"{name} has ended: {_tail(self.folder / f'{name}.log')}")
+            self._processes.check()
             return kubectl(self.kubeconfig, "get", "--raw=/readyz", timeout=5) == "ok"
 
         eventually(ready, "the API server's readiness", _READY_S)
-
-    def wait_ended(self) -> None:
-        for process in self._processes.values():
-            process.wait(_STOP_S)
 
 
 @contextmanager
@@ -124,19 +106,9 @@ def control_plane(folder: Path) -> Iterator[ControlPlane]:
     command = servers.apiserver(programs, files, etcd_port, port, HOST, HOST)
     # No node, so nobody needs the address of the API server as a service; loopback is refused as one.
     command.append("--endpoint-reconciler-type=none")
-    # The group's first process kills the group when its pipe from here closes, whatever this process died of.
-    keeper = subprocess.Popen(["sh", "-c", "read _; kill -KILL 0"], stdin=subprocess.PIPE, process_group=0)
     manager = servers.controller_manager(programs, files)
-    plane = ControlPlane(files / "admin.kubeconfig", folder, programs, command, manager, keeper.pid)
-    try:
-        plane.launch("etcd", servers.etcd(folder / "etcd", etcd_port, peer_port))
+    with processes(folder) as made:
+        plane = ControlPlane(files / "admin.kubeconfig", folder, programs, command, manager, made)
+        made.launch("etcd", servers.etcd(folder / "etcd", etcd_port, peer_port))
         plane.start_apiserver()
         yield plane
-    finally:
-        keeper.stdin.close()
-        keeper.wait(_STOP_S)
-        plane.wait_ended()
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-2000:]

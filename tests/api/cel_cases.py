@@ -1,0 +1,171 @@
+"""Cases of the CEL rules, as overrides of a valid manifest (`manifests.document`)."""
+
+from pydantic.alias_generators import to_camel
+
+from rlhf_api.algorithms import ALGORITHMS
+
+VOLUME = "{name: data, mountPath: /data, claim: c}"
+UPDATING = [n for n, a in ALGORITHMS.items() if a.settings and "minibatch_size" in a.settings.model_fields]
+SMALL = (
+    "spec={{algorithm: {name}, steps: 1, model: {{policy: p, reward: r}}, data: {{train: [x], promptsPerStep: 8}}, "
+    "sampling: {{answersPerPrompt: 2}}, {key}: {{minibatchSize: {size}}}}}"
+)
+SHARED = (
+    "spec={algorithm: ppo, steps: 1, model: {policy: p, reward: r}, data: {train: [x]}, "
+    "replay: {streamDataLoaderType: dynamic}"
+)
+CASES = [
+    # an override that is accepted, one that is refused, words of the message
+    ("spec.model.policy=p", "spec.model.policy=null", "needs exactly one of policy"),
+    (
+        "spec.model.policy=p",
+        "spec.model={policy: p, reward: r, create: {modelType: llama}}",
+        "exactly one of policy",
+    ),
+    (
+        "spec.model.create=null",
+        "spec.model={create: {modelType: llama}, reward: r}",
+        "the algorithm needs a policy",
+    ),
+    ("spec.model={policy: p}", "spec.reward={modelWeight: 0}", "nothing scores the answers"),
+    ("spec.reward.clip=[-1, 0]", "spec.reward.clip=[1, 1]", "spec.reward.clip"),
+    *(
+        (
+            SMALL.format(name=name, key=to_camel(name), size=16),
+            SMALL.format(name=name, key=to_camel(name), size=17),
+            f"spec.{to_camel(name)}.minibatchSize must not exceed",
+        )
+        for name in UPDATING
+    ),
+    ("spec.ppo={minibatchSize: 1}", "spec.ppo={}", "spec.ppo.minibatchSize"),
+    ("spec.trainer.microBatchTokens=768", "spec.trainer.microBatchTokens=767", "microBatchTokens"),
+    ("spec.trainer.dtype=bfloat16", "spec.trainer.dtype=float32", "bf16.enabled: set spec.trainer.dtype"),
+    (
+        "spec.trainer={dtype: float16, deepspeed: {fp16: {enabled: true}}}",
+        "spec.trainer.deepspeed={fp16: {enabled: true}}",
+        "fp16.enabled: set spec.trainer.dtype",
+    ),
+    ("spec.environment.A=x", "spec.environment.RLHF_A=x", "begin with RLHF_"),
+    ("spec.sampling.topK=-1", "spec.sampling.topK=0", "spec.sampling.topK"),
+    ("spec.sampling.minNewTokens=256", "spec.sampling.minNewTokens=257", "minNewTokens"),
+    *(
+        (
+            f"spec.replay={{{name}: {value}}}",
+            f"spec.replay={{{name}: {value}, {relay}: {value}}}",
+            f"{relay} means",
+        )
+        for name, relay, value in (
+            ("maxReplayEpisode", "maxRelayEpisode", 2),
+            ("replayEpisodeOffset", "relayEpisodeOffset", 0),
+            ("replaySampleFn", "relaySampleFn", "newest"),
+        )
+    ),
+    (
+        "spec.replay={replaySampleFn: newest, samplesPerStep: 4}",
+        "spec.replay={relaySampleFn: 'a:b', samplesPerStep: 4}",
+        "samplesPerStep is for the built-in samplers",
+    ),
+    (
+        f"{SHARED}}}",
+        f"{SHARED}, generator: {{sharedWithTrainer: true}}}}",
+        "dynamic needs generators",
+    ),
+    ("spec.scheduling={gang: volcano, queue: q}", "spec.scheduling={queue: q}", "scheduling.queue"),
+    (
+        f"spec.pods.volumes=[{VOLUME}]",
+        f"spec.pods.volumes=[{VOLUME}, {{name: more, mountPath: /data, claim: c}}]",
+        "two of them have the same mountPath",
+    ),
+    (
+        "spec.reward.pods={gpu: {count: 1}, resources: {requests: {cpu: '1'}}}",
+        "spec.reward.pods={gpu: {count: 1}, resources: {requests: {nvidia.com/gpu: '1'}}}",
+        "resources names what gpu.count asks for",
+    ),
+    (
+        "spec.reward.pods={gpu: {count: 1, resource: amd.com/gpu}, resources: {limits: {nvidia.com/gpu: '1'}}}",
+        "spec.reward.pods={gpu: {count: 1, resource: amd.com/gpu}, resources: {limits: {amd.com/gpu: '1'}}}",
+        "resources names what gpu.count asks for",
+    ),
+    (
+        f"spec.generator.pods.volumes=[{VOLUME}]",
+        "spec.generator.pods.volumes=[{name: data, mountPath: /data}]",
+        "needs exactly one source",
+    ),
+    (
+        "spec.pods.volumes=[{name: data, mountPath: /data, empty: 1Gi}]",
+        "spec.pods.volumes=[{name: data, mountPath: /data, empty: 1Gi, secret: s}]",
+        "needs exactly one source",
+    ),
+    (
+        f"spec.pods.volumes=[{VOLUME}]",
+        "spec.pods.volumes=[{name: tmp, mountPath: /data, claim: c}]",
+        "the operator has a volume of that name",
+    ),
+    (
+        "spec.pods.volumes=[{name: data, mountPath: /workspace/data, claim: c}]",
+        "spec.pods.volumes=[{name: data, mountPath: /etc/rlhf/x, claim: c}]",
+        "every pod has something of its own there",
+    ),
+    ("spec.pods.tolerations=[{key: k}]", "spec.pods.tolerations=[{value: v}]", "key is required unless"),
+    (
+        "spec.pods.tolerations=[{operator: Exists}]",
+        "spec.pods.tolerations=[{key: k, operator: Exists, value: v}]",
+        "operator Exists takes none",
+    ),
+    (
+        "spec.pods.tolerations=[{key: k, effect: NoExecute, tolerationSeconds: 3}]",
+        "spec.pods.tolerations=[{key: k, tolerationSeconds: 3}]",
+        "NoExecute alone",
+    ),
+]
+
+RUNNING = "while a job runs, its spec can change in generator.replicas, suspend,"
+CHANGES = [
+    ("spec.algorithm=sft", "spec.algorithm"),
+    ("spec.steps=5", "spec.steps"),
+    ("spec.seed=1", "spec.seed"),
+    ("spec.model.reward=other", "spec.model"),
+    ("spec.data.train=[other.jsonl]", "spec.data"),
+    ("spec.sampling.topK=6", "spec.sampling"),
+    *((f"spec.{to_camel(name)}.klCoefficient=0.1", f"spec.{to_camel(name)}") for name in UPDATING),
+    ("spec.dpo.beta=0.5", "spec.dpo"),
+    ("spec.custom.settings={a: 1}", "spec.custom"),
+    ("spec.pretraining={data: [x]}", "spec.pretraining"),
+    ("spec.ppo.clipValue=0.1", "spec.ppo"),
+    ("spec.replay.maxReplayEpisode=2", "spec.replay"),
+    ("spec.optimizer.betas=[0.8, 0.9]", "spec.optimizer"),
+    ("spec.evaluation={data: [x], function: 'a:b'}", "spec.evaluation"),
+    ("spec.trainer.replicas=2", "spec.trainer"),
+    ("spec.trainer.deepspeed.zero_optimization.stage=2", "spec.trainer"),
+    ("spec.generator.tensorParallelSize=2", "spec.generator"),
+    ("spec.generator.engineArguments.enforce-eager=true", "spec.generator"),
+    ("spec.reward.functions=[]", "spec.reward"),
+    ("spec.reference.replicas=2", "spec.reference"),
+    ("spec.weights.bucketMegabytes=1", "spec.weights"),
+    ("spec.checkpoint.store=s3://bucket/other", "spec.checkpoint"),
+    ("spec.environment.B=b", "spec.environment"),
+    ("spec.pods.template={spec: {dnsPolicy: Default}}", "spec.pods"),
+    ("spec.workspace.claim=c", "spec.workspace"),
+    ("spec.scheduling.gang=volcano", "spec.scheduling"),
+]
+"""Of a running job: an override that is refused, and the section that the full checks name."""
+ALLOWED = [
+    "spec.suspend=true",
+    "spec.generator.replicas=5",
+    "spec.activeDeadlineSeconds=60",
+    "spec.ttlSecondsAfterFinished=0",
+]
+"""Of a running job: overrides that are accepted."""
+FAILED = {
+    "phase": "Failed",
+    "totalSteps": 0,
+    "conditions": [
+        {
+            "type": "Failed",
+            "status": "True",
+            "reason": "ValidationFailed",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+    ],
+}
+"""The status of a job that failed validation."""

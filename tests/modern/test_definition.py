@@ -1,0 +1,111 @@
+"""The definition on a current API server: accepted, and within the cost budget of its rules for its bounds."""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.api.cel_cases import RUNNING
+from tests.api.manifests import document
+from tests.modern.binary import Binary
+from tests.modern.jobs import Jobs, check, define, defined
+from tests.modern.server import Refused, Server, server
+
+from rlhf_api.crd import crd
+
+RULES = "x-kubernetes-validations"
+
+
+def nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(tree, dict):
+        yield tree
+        for inner in tree.values():
+            yield from nodes(inner)
+    elif isinstance(tree, list):
+        for inner in tree:
+            yield from nodes(inner)
+
+
+def changed(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The definition with a change to each of its objects."""
+    made = copy.deepcopy(crd())
+    for node in [*nodes(made)]:
+        change(node)
+    return made
+
+
+def test_it_is_accepted_as_it_is_written(modern: Server) -> None:
+    stored = defined(modern)
+    conditions = {c["type"]: c["status"] for c in stored["status"]["conditions"]}
+    assert conditions == {"NamesAccepted": "True", "Established": "True"}
+    assert stored["spec"]["versions"] == crd()["spec"]["versions"]
+
+
+@pytest.mark.parametrize("version", ["1.33", "1.34", "1.35"])
+def test_earlier_versions_that_the_server_emulates_accept_it(binary: Binary, tmp_path, version: str) -> None:
+    with server(binary, tmp_path, f"--emulated-version=kube={version}") as earlier:
+        define(earlier)
+        jobs = Jobs(earlier)
+        jobs.with_status({"phase": "Running", "totalSteps": 4})
+        with pytest.raises(Refused, match=RUNNING):
+            jobs.replace(document("spec.steps=9")["spec"])
+        assert jobs.names("status.phase=Running") == ["job"]
+
+
+def test_its_rules_take_a_sixteenth_of_the_budget_at_most(modern: Server) -> None:
+    """So there is room for those of further algorithms."""
+
+    def repeat(node: dict[str, Any]) -> None:
+        if isinstance(rules := node.get(RULES), list):
+            node[RULES] = [{**rule, "message": f"{rule['message']} {i}"} for i in range(16) for rule in rules]
+
+    check(modern, changed(repeat))
+
+
+@pytest.mark.parametrize("bound", ["maxItems", "maxLength"])
+def test_without_its_bounds_they_would_cost_too_much(modern: Server, bound: str) -> None:
+    with pytest.raises(Refused, match="estimated rule cost exceeds budget"):
+        check(modern, changed(lambda node: node.pop(bound, None)))
+
+
+def test_the_largest_job_costs_its_rules_no_more_than_the_server_allows(jobs: Jobs) -> None:
+    """Estimates are made of the bounds; the costs of one object are counted while its rules run."""
+    largest = document()
+    spec = largest["spec"]
+    spec["environment"] = {f"A{i}": "x" * 4096 for i in range(256)}
+    spec["data"]["train"] = ["x" * 300] * 4096
+    spec["pods"] = pods = {
+        "gpu": {"count": 1, "resource": "g" * 317},
+        "resources": {kind: {f"r{i}": "1" for i in range(32)} for kind in ("requests", "limits")},
+        "tolerations": [{"key": "k" * 317, "effect": "NoExecute", "tolerationSeconds": 1}] * 32,
+        "volumes": [
+            {"name": f"v{i}", "mountPath": f"/{i:02}{'x' * 253}", "claim": "c" * 253} for i in range(32)
+        ],
+    }
+    for role in ("trainer", "generator", "reward", "reference"):
+        spec[role] = {**spec.get(role, {}), "pods": pods}
+    jobs.create(largest, "dryRun=All")
+    spec["data"]["train"] = ["x" * 300]  # what etcd takes
+    jobs.create(largest)
+    jobs.merge({"status": {"phase": "Running", "totalSteps": 4}}, part="/status")
+    jobs.merge({"spec": {"generator": {"replicas": 2}}})
+    with pytest.raises(Refused, match=RUNNING):
+        jobs.merge({"spec": {"environment": {"A255": "y" * 4096}}})
+
+
+def test_what_is_too_large_is_refused_with_its_field(jobs: Jobs) -> None:
+    made = document()
+    made["spec"]["environment"] = {f"A{i}": "x" for i in range(257)}
+    made["spec"]["model"]["reward"] = "x" * 4097
+    made["spec"]["data"]["train"] = ["x"] * 4097
+    made["spec"]["pods"] = {"template": {f"k{i}": 1 for i in range(257)}}
+    with pytest.raises(Refused) as caught:
+        jobs.create(made)
+    found = dict(re.findall(r"(spec\.[\w.]+): Too (\w+)", str(caught.value)))
+    assert found == {
+        "spec.environment": "many",
+        "spec.model.reward": "long",
+        "spec.data.train": "many",
+        "spec.pods.template": "many",
+    }

@@ -1,0 +1,85 @@
+"""The transition rule on a current API server: changes of running, suspended and failed jobs."""
+
+import pytest
+from tests.api.cel_cases import ALLOWED, CHANGES, FAILED, RUNNING
+from tests.api.manifests import document
+from tests.modern.jobs import Jobs
+from tests.modern.server import Refused, Server
+
+DRY = "dryRun=All"
+STATUS = {"phase": "Running", "totalSteps": 4}
+
+
+@pytest.fixture(scope="module")
+def running(modern: Server) -> Jobs:
+    """With a job that runs; no test changes it."""
+    made = Jobs(modern)
+    made.with_status(STATUS)
+    return made
+
+
+@pytest.fixture(scope="module")
+def suspended(modern: Server) -> Jobs:
+    made = Jobs(modern)
+    made.with_status({"phase": "Suspended", "totalSteps": 4}, "spec.suspend=true")
+    return made
+
+
+@pytest.mark.parametrize("change", [change for change, _ in CHANGES])
+def test_a_running_job_cannot_change_and_a_suspended_one_can(
+    running: Jobs, suspended: Jobs, change: str
+) -> None:
+    spec = document(change)["spec"]
+    with pytest.raises(Refused, match=RUNNING):
+        running.replace(spec, query=DRY)
+    suspended.replace(spec, query=DRY)
+
+
+@pytest.mark.parametrize("change", ALLOWED)
+def test_what_a_running_job_may_change(running: Jobs, change: str) -> None:
+    running.replace(document(change)["spec"], query=DRY)
+
+
+def test_a_section_that_is_taken_away_is_a_change(running: Jobs) -> None:
+    with pytest.raises(Refused, match=RUNNING):
+        running.merge({"spec": {"ppo": None}}, query=DRY)
+
+
+def test_a_job_that_waits_for_its_checkpoint_may_change(jobs: Jobs) -> None:
+    """It is suspended as soon as it says so: its trainer may still be saving."""
+    jobs.with_status(STATUS)
+    jobs.merge({"spec": {"suspend": True}})
+    jobs.replace(document("spec.suspend=true", "spec.steps=9")["spec"])
+    assert jobs.get()["spec"]["steps"] == 9
+
+
+def test_a_job_that_failed_validation_can_be_corrected_in_place(jobs: Jobs) -> None:
+    jobs.with_status(FAILED, "spec.generator.engineArguments.dtype=half")  # what no rule can say
+    jobs.replace(document("spec.steps=9")["spec"])
+    assert jobs.get()["spec"]["steps"] == 9
+
+
+def test_a_job_that_ran_and_failed_stays_as_it_was(jobs: Jobs) -> None:
+    crashed = {**FAILED["conditions"][0], "reason": "BackoffLimitExceeded"}
+    jobs.with_status({**FAILED, "conditions": [crashed]})
+    with pytest.raises(Refused, match=RUNNING):
+        jobs.replace(document("spec.steps=9")["spec"])
+
+
+def test_a_new_status_is_no_change_of_the_spec(jobs: Jobs) -> None:
+    jobs.with_status(STATUS)
+    jobs.merge({"status": {"step": 3, "phase": "Succeeded"}, "spec": {"steps": 9}}, part="/status")
+    assert jobs.get()["status"]["step"] == 3
+    assert jobs.get()["spec"]["steps"] == 4
+
+
+def test_a_running_job_scales(jobs: Jobs) -> None:
+    """Of a manifest that says nothing of generators too."""
+    manifest = document()
+    del manifest["spec"]["generator"]
+    jobs.create(manifest)
+    jobs.merge({"status": {**STATUS, "generatorReplicas": 1, "selector": "a=b"}}, part="/status")
+    jobs.merge({"spec": {"replicas": 3}}, part="/scale")
+    assert jobs.get()["spec"]["generator"] == {"replicas": 3}
+    with pytest.raises(Refused, match=r"spec.generator.replicas.*greater than or equal to 1"):
+        jobs.merge({"spec": {"replicas": 0}}, part="/scale")
