@@ -19,7 +19,7 @@ extras = {'contract': project['dependencies'], **project['optional-dependencies'
 
 FROM base AS wheel
 WORKDIR /source
-COPY pyproject.toml README.md ./
+COPY LICENSE README.md pyproject.toml ./
 COPY constraints constraints
 COPY operator operator
 COPY trainer_image trainer_image

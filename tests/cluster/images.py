@@ -22,6 +22,7 @@ _ROOT = Path(__file__).parents[2]
 _OURS = (
     ".dockerignore",
     "Dockerfile",
+    "LICENSE",
     "pyproject.toml",
     "constraints",
     "README.md",
