@@ -77,10 +77,10 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The operator's extra alone, in an environment of its own: it must import without torch.
-$(VENV)-operator: pyproject.toml $(PINS)
+# The wheel with the operator's extra alone, in an environment of its own: it must do without this clone and torch.
+$(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -name '*.py')
 	$(python) -m venv $@
-	$@/bin/pip install --quiet --constraint constraints/common.txt --editable '.[operator]'
+	$@/bin/pip install --quiet --constraint constraints/common.txt '.[operator]'
 	touch $@
 
 clean:
