@@ -8,7 +8,7 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test units calm e2e cluster cluster-parts images cluster-down lint clean
+.PHONY: install demo test units calm e2e cluster cluster-parts images cluster-down lint release clean
 
 install: $(STAMP)
 
@@ -37,7 +37,7 @@ test: install
 	$(MAKE) --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target e2e calm
 	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E))
 
-UNITS := tests/api tests/chart tests/maths tests/reconcile
+UNITS := tests/api tests/chart tests/maths tests/reconcile tests/test_docs.py tests/test_packaging.py
 units: lint $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 	$(BIN)/python -m pytest $(UNITS)
 
@@ -83,5 +83,9 @@ $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -na
 	$@/bin/pip install --quiet --constraint constraints/common.txt '.[operator]'
 	touch $@
 
+# Wheel, chart, constraints and bills of materials in dist/, and images where there is buildah; checked, not published.
+release: install $(BIN)/helm
+	$(BIN)/python tools/release dist
+
 clean:
-	rm -rf $(VENV) $(VENV)-operator runs
+	rm -rf $(VENV) $(VENV)-operator dist runs
