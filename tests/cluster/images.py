@@ -22,8 +22,9 @@ _ROOT = Path(__file__).parents[2]
 _OURS = (
     ".dockerignore",
     "Dockerfile",
+    "LICENSE",
     "pyproject.toml",
-    "constraints.txt",
+    "constraints",
     "README.md",
     "operator",
     "trainer_image",
@@ -31,7 +32,7 @@ _OURS = (
 _BUILDS = {
     OPERATOR: (_OURS, ("--target=operator",)),
     TRAINER: (_OURS, ("--target=trainer",)),
-    SEAWEEDFS: (("tests/cluster/Dockerfile", "constraints.txt"), ("--file=tests/cluster/Dockerfile",)),
+    SEAWEEDFS: (("tests/cluster/Dockerfile", "constraints/common.txt"), ("--file=tests/cluster/Dockerfile",)),
 }
 """What each is made of, and how."""
 _BASE = "localhost/python:3.11-slim-bookworm"

@@ -80,8 +80,12 @@ class ControlPlane(Cluster):
             process.wait(STOP_S)
 
     def signal_apiserver(self, number: signal.Signals) -> None:
-        """SIGSTOP, for one that takes connections and never answers, until SIGCONT."""
-        self._processes.running["apiserver"].send_signal(number)
+        """SIGSTOP, for one that takes connections and never answers, until SIGCONT; returns when it has stopped."""
+        server = self._processes.running["apiserver"]
+        server.send_signal(number)
+        if number == signal.SIGSTOP:
+            # Until the last of its threads has stopped it may still answer; one that has ended never stops.
+            os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def wait_ready(self) -> None:
         def ready() -> bool:

@@ -1,0 +1,109 @@
+"""`make test`: its parts run to their end and are reported together."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PASSES = "def test_it():\n    pass\n"
+FAILS = "import pytest\n@pytest.mark.skip\ndef test_later(): ...\ndef test_it():\n    assert False\n"
+DIES = "import os\ndef test_it():\n    os._exit(0)\n"
+LEAVES = (
+    "import pytest\ndef test_first(): ...\ndef test_it():\n    pytest.exit('enough')\ndef test_last(): ...\n"
+)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """With this project's Makefile and tools, small tests in each part, and an environment that is installed."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\n'
+    )
+    for folder in ("api", "chart", "maths", "reconcile", "kube", "local", "verbs", "cluster_e2e", "trainer"):
+        write_test(tmp_path, folder, PASSES)
+    for name in ("docs", "make", "packaging"):
+        (tmp_path / "tests" / f"test_{name}.py").write_text(PASSES)
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("ruff", "mypy", "lint-imports", "helm", "promtool"):
+        write_program(programs / name, "true")
+    write_program(programs / "python", f'exec {sys.executable} "$@"')
+    (tmp_path / ".venv-operator").mkdir()
+    (tmp_path / ".venv" / ".installed").touch()
+    return tmp_path
+
+
+def write_test(clone: Path, folder: str, text: str) -> None:
+    (clone / "tests" / folder).mkdir(parents=True, exist_ok=True)
+    (clone / "tests" / folder / "test_it.py").write_text(text)
+
+
+def write_program(path: Path, command: str) -> None:
+    path.write_text(f"#!/bin/sh\n{command}\n")
+    path.chmod(0o755)
+
+
+def make_test(clone: Path) -> tuple[int, list[str]]:
+    """Its exit code, and the table that it ends with, without times."""
+    # As from a shell: where this test itself runs under `make`, that one's options are not meant.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTEST"))}
+    kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take a while to load
+    done = subprocess.run(
+        ["make", "test"], cwd=clone, env=kept, capture_output=True, text=True, timeout=300, check=False
+    )
+    _, _, table = done.stdout.partition("skipped\n")
+    return done.returncode, [re.sub(r"\s+(\d+:\d\d)?\s*", " ", line) for line in table.splitlines()]
+
+
+def test_all_parts_pass(clone):
+    assert make_test(clone) == (
+        0,
+        [
+            "lint passed 0 0 0",
+            "units passed 7 0 0",
+            "e2e passed 1 0 0",
+            "calm passed 3 0 0",
+            "heavy passed 1 0 0",
+            "12 passed, 0 failed, 0 skipped",
+        ],
+    )
+
+
+def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
+    write_program(clone / ".venv" / "bin" / "ruff", "exit 1")
+    write_test(clone, "api", FAILS)
+    write_test(clone, "kube", DIES)
+    write_test(clone, "cluster_e2e", LEAVES)
+    assert make_test(clone) == (
+        2,
+        [
+            "lint FAILED 0 1 0",
+            "units FAILED 6 1 1",
+            "e2e FAILED 2 1 0",
+            "calm FAILED 0 1 0",
+            "heavy passed 1 0 0",
+            "FAILED lint: failed or did not run to its end",
+            "FAILED units: tests.api.test_it::test_it",
+            "FAILED e2e: failed or did not run to its end",
+            "FAILED calm: failed or did not run to its end",
+            "9 passed, 4 failed, 1 skipped",
+        ],
+    )
+
+
+def test_all_linters_run_and_the_failing_ones_are_named(clone):
+    write_program(clone / ".venv" / "bin" / "ruff", "exit 1")
+    write_program(clone / ".venv" / "bin" / "lint-imports", "echo broken; exit 1")
+    done = subprocess.run(
+        ["make", "lint"], cwd=clone, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "broken" in done.stdout
+    assert "error: failed: ruff check ., ruff format --check ., lint-imports" in done.stderr
