@@ -1,17 +1,38 @@
-"""What roles derive from the manifest: where models are, how long sequences get, where to listen. No torch."""
+"""Paths, lengths and addresses that roles derive from the manifest. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
 
+ModelField = Literal["policy", "critic", "reference", "reward", "tokenizer"]
 
-def policy_path(config: RunConfig) -> str:
-    """Where the initial policy is: given, or made in the work directory."""
-    return config.spec.model.policy or f"{config.workdir}/initial"
+STARTS_FROM: dict[ModelField, tuple[ModelField, ...]] = {
+    "policy": (),
+    "critic": ("reward", "policy"),
+    "reference": ("policy",),
+    "reward": ("policy",),
+    "tokenizer": ("policy",),
+}
+"""For each field of `spec.model`, the fields that stand in for it where it is not given, in order."""
 
 
-def tokenizer_path(config: RunConfig) -> str:
-    return config.spec.model.tokenizer or policy_path(config)
+@dataclass(frozen=True)
+class ModelSource:
+    """A path or hub name, and the manifest's field that it comes from."""
+
+    where: str
+    path: str
+
+
+def model_source(config: RunConfig, field: ModelField) -> ModelSource:
+    """Resolves a field of `spec.model` by `STARTS_FROM`; at its end, the model made in the work directory."""
+    for name in (field, *STARTS_FROM[field]):
+        if path := getattr(config.spec.model, name):
+            return ModelSource(f"spec.model.{name}", path)
+    return ModelSource("spec.model.create", f"{config.workdir}/initial")
 
 
 def longest(spec: Spec) -> int:
@@ -21,7 +42,7 @@ def longest(spec: Spec) -> int:
 
 
 def listen_host(host: str) -> str:
-    """What to bind to: loopback where only this machine connects, every interface of a pod otherwise."""
+    """The address to bind to: loopback where only this machine connects, every interface of a pod otherwise."""
     if host.startswith("127."):
         return host
     return "::" if ":" in host else "0.0.0.0"

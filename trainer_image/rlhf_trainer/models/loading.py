@@ -1,26 +1,70 @@
-"""Loading a role's model with the manifest's field in the message when that fails."""
+"""Loads the models and tokenizers that a manifest names; a failure names the manifest's field."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf_api.graph import Head
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig
 
+from ..settings import ModelField, longest, model_source
+from . import load
+
+TrainedField = Literal["policy", "critic", "reference", "reward"]
+
+HEADS: dict[TrainedField, Head] = {
+    "policy": "causal",
+    "critic": "value",
+    "reference": "causal",
+    "reward": "score",
+}
+LOADERS: dict[Head, Callable[[str, torch.dtype], PreTrainedModel]] = {
+    "causal": load.load_policy,
+    "score": load.load_reward,
+    "value": load.load_critic,
+}
 Loaded = TypeVar("Loaded")
 
 
-def loading(where: str, load: Callable[[], Loaded]) -> Loaded:
-    """`load()`; a ValueError becomes an InvalidJob that names the field `where`."""
+def load_model(
+    config: RunConfig,
+    field: TrainedField,
+    role: Role,
+    tokenizer: PreTrainedTokenizerBase,
+    head: Head | None = None,
+) -> PreTrainedModel:
+    """Loads a field of `spec.model`, or what stands in for it, in the compute dtype of `role`.
+
+    `head` is the field's own unless given: algorithm `reward` trains the policy with a score head. Raises
+    InvalidJob, naming the field that holds the path, where the model cannot be had, or takes neither this
+    tokenizer's ids nor the job's longest sequence.
+    """
+    source = model_source(config, field)
+
+    def fitting() -> PreTrainedModel:
+        model = LOADERS[head or HEADS[field]](source.path, getattr(torch, config.dtype(role)))
+        load.check_fit(model.config, tokenizer, longest(config.spec))
+        return model
+
+    return loading(source.where, fitting)
+
+
+def load_job_tokenizer(config: RunConfig, field: ModelField = "tokenizer") -> PreTrainedTokenizerBase:
+    """Loads the job's tokenizer, or that of another field's model. Raises InvalidJob, naming the field."""
+    source = model_source(config, field)
+    return loading(source.where, lambda: load.load_tokenizer(source.path))
+
+
+def loading(where: str, make: Callable[[], Loaded]) -> Loaded:
+    """`make()`; a ValueError becomes an InvalidJob that names the field `where`."""
     try:
-        return load()
+        return make()
     except ValueError as error:
         raise InvalidJob([Problem(where, str(error))]) from error
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def device() -> torch.device:

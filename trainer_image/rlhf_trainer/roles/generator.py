@@ -21,7 +21,7 @@ from rlhf_api.sizes import Sizes
 from rlhf_api.spec import Spec
 
 from ..process import run_role
-from ..settings import listen_host, longest, policy_path, tokenizer_path
+from ..settings import listen_host, longest, model_source
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def arguments(config: RunConfig, host: str, port: int, memory: float | None) -> 
     last. Raises InvalidJob where they cannot serve this policy."""
     spec = config.spec
     options: dict[str, JsonValue] = {
-        "model": policy_path(config),
-        "tokenizer": tokenizer_path(config),
+        "model": model_source(config, "policy").path,
+        "tokenizer": model_source(config, "tokenizer").path,
         "served-model-name": config.job,
         "dtype": config.dtype(Role.GENERATOR),
         "seed": spec.seed,

@@ -8,21 +8,17 @@ from rlhf_api.run import ProcessEnv
 from ..batches import response_logprobs
 from ..comms.ranks import Message
 from ..models.inference import infer
-from ..models.load import check_fit, load_policy, load_tokenizer
-from ..models.loading import device, loading, torch_dtype
+from ..models.loading import device, load_job_tokenizer, load_model
 from ..process import run_role
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
 from ..scoring.server import application, serve
-from ..settings import listen_host, longest, policy_path, tokenizer_path
+from ..settings import listen_host
 
 
 def run(env: ProcessEnv) -> None:
-    config = env.config
-    spec, path = config.spec, config.spec.model.reference or policy_path(config)
-    where = "spec.model.reference" if spec.model.reference else "spec.model.policy"
-    tokenizer = loading("spec.model.tokenizer", lambda: load_tokenizer(tokenizer_path(config)))
-    model = loading(where, lambda: load_policy(path, torch_dtype(config.dtype(Role.REFERENCE))))
-    loading(where, lambda: check_fit(model.config, tokenizer, longest(spec)))
+    config, spec = env.config, env.config.spec
+    tokenizer = load_job_tokenizer(config)
+    model = load_model(config, "reference", Role.REFERENCE, tokenizer)
     model.to(device()).eval()
     read = partial(response_logprobs, temperature=spec.sampling.temperature)
 

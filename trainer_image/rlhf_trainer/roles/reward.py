@@ -9,23 +9,20 @@ from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
 from ..comms.ranks import Message
-from ..models.load import check_fit, load_reward, load_tokenizer
-from ..models.loading import device, loading, torch_dtype
+from ..models.loading import device, load_job_tokenizer, load_model
 from ..process import run_role
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
 from ..scoring.rewards import FunctionScorer, ModelScorer, Score, import_function, weighted
 from ..scoring.server import application, serve
-from ..settings import listen_host, longest, tokenizer_path
+from ..settings import listen_host
 
 
 def scorers(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[tuple[float, Score]]:
     """What the manifest scores answers by, with weights."""
     spec, found = config.spec, list[tuple[float, Score]]()
     if spec.model.reward is not None and spec.reward.model_weight != 0:
-        where, path = "spec.model.reward", spec.model.reward
-        own = loading(where, lambda: load_tokenizer(path))
-        model = loading(where, lambda: load_reward(path, torch_dtype(config.dtype(Role.REWARD))))
-        loading(where, lambda: check_fit(model.config, own, longest(spec)))
+        own = load_job_tokenizer(config, "reward")
+        model = load_model(config, "reward", Role.REWARD, own)
         model.to(device()).eval()
         found.append(
             (spec.reward.model_weight, ModelScorer(model, tokenizer, own, spec.trainer.micro_batch_tokens))
@@ -39,7 +36,7 @@ def scorers(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[tuple
 def run(env: ProcessEnv) -> None:
     config, spec = env.config, env.config.spec
     sys.path.insert(0, str(Path.cwd()))  # where the user's modules are
-    tokenizer = loading("spec.model.tokenizer", lambda: load_tokenizer(tokenizer_path(config)))
+    tokenizer = load_job_tokenizer(config)
     rewards = scorers(config, tokenizer)
     judges: list[tuple[float, Score]] = []
     if spec.evaluation is not None:

@@ -21,22 +21,13 @@ from ..context import TrainerContext
 from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
 from ..graph.executor import RemoteCall
-from ..models.load import (
-    check_fit,
-    create_policy,
-    create_tokenizer,
-    load_critic,
-    load_policy,
-    load_reward,
-    load_tokenizer,
-)
-from ..models.loading import loading, torch_dtype
+from ..models.load import create_policy, create_tokenizer, load_tokenizer
+from ..models.loading import load_job_tokenizer, load_model, loading
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
 from ..records import Sequences
 from ..scoring.client import Scorer
 from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE
-from ..settings import longest, policy_path, tokenizer_path
 from ..weights.broadcaster import WeightSync
 from .algorithms import resolve
 from .loop import Task
@@ -54,7 +45,7 @@ def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTr
         shutil.rmtree(initial, ignore_errors=True)
         loading("spec.model.create", lambda: create(initial, section, texts, config.spec.seed))
     distributed.barrier()
-    return loading("spec.model.tokenizer", lambda: load_tokenizer(tokenizer_path(config)))
+    return load_job_tokenizer(config)
 
 
 def create(directory: Path, section: CreateModel, texts: Sequence[str], seed: int) -> None:
@@ -93,15 +84,7 @@ def make_task(ctx: TrainerContext, config: RunConfig, rows: Sequence[Row], held_
 
 def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> TrainedModel:
     """A model of the graph, loaded and put under DeepSpeed."""
-    spec, dtype = ctx.spec, torch_dtype(config.dtype(Role.TRAINER))
-    path, field = policy_path(config), "policy"
-    if used.field == "critic":
-        path = spec.model.critic or spec.model.reward or path
-        field = "critic" if spec.model.critic else "reward" if spec.model.reward else "policy"
-    load = {"causal": load_policy, "score": load_reward, "value": load_critic}[used.head]
-    model = loading(f"spec.model.{field}", lambda: load(path, dtype))
-    loading(f"spec.model.{field}", lambda: check_fit(model.config, ctx.tokenizer, longest(spec)))
-    return engine(ctx, config, model)
+    return engine(ctx, config, load_model(config, used.field, Role.TRAINER, ctx.tokenizer, used.head))
 
 
 def engine(ctx: TrainerContext, config: RunConfig, model: PreTrainedModel) -> TrainedModel:

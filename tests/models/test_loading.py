@@ -1,0 +1,112 @@
+"""Loading by the manifest's fields: which path, which head, which dtype, and whose field an error names."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig
+from rlhf_trainer.models.load import create_policy, create_tokenizer
+from rlhf_trainer.models.loading import load_job_tokenizer, load_model
+from rlhf_trainer.settings import ModelSource, model_source
+
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return create_tokenizer(["good and bad"], 270)
+
+
+@pytest.fixture(scope="module")
+def path(tokenizer, tmp_path_factory) -> str:
+    directory = tmp_path_factory.mktemp("model")
+    create_policy("llama", LLAMA, tokenizer, 0).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
+def config(model: dict, algorithm: str = "ppo", prompt: int = 40, **spec) -> RunConfig:
+    given = {
+        "algorithm": algorithm,
+        "steps": 1,
+        "model": model,
+        "data": {"train": ["rows.jsonl"], "maxPromptLength": prompt, "maxAnswerLength": 24},
+        "sampling": {"maxNewTokens": 24},
+        "reward": {"functions": [{"function": "a:b"}]},
+    }
+    return RunConfig.model_validate_json(json.dumps({"job": "j", "workdir": "/w", "spec": given | spec}))
+
+
+POLICY, CREATED = {"policy": "p"}, {"create": {"modelType": "llama"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "where", "path"),
+    [
+        (POLICY, "policy", "policy", "p"),
+        (POLICY, "tokenizer", "policy", "p"),
+        (POLICY, "critic", "policy", "p"),
+        (POLICY, "reference", "policy", "p"),
+        (POLICY | {"reward": "r"}, "critic", "reward", "r"),
+        (POLICY | {"reward": "r"}, "reference", "policy", "p"),
+        (POLICY | {"reward": "r", "critic": "c"}, "critic", "critic", "c"),
+        (POLICY | {"reference": "f", "tokenizer": "t"}, "reference", "reference", "f"),
+        (POLICY | {"reference": "f", "tokenizer": "t"}, "tokenizer", "tokenizer", "t"),
+        (CREATED, "policy", "create", "/w/initial"),
+        (CREATED, "critic", "create", "/w/initial"),
+        (CREATED, "tokenizer", "create", "/w/initial"),
+        (CREATED | {"reward": "r"}, "critic", "reward", "r"),
+    ],
+)
+def test_a_field_that_is_not_given_starts_from_another(model, field, where, path):
+    assert model_source(config(model), field) == ModelSource(f"spec.model.{where}", path)
+
+
+@pytest.mark.parametrize(
+    ("field", "head", "kind"),
+    [
+        ("policy", None, "LlamaForCausalLM"),
+        ("reference", None, "LlamaForCausalLM"),
+        ("critic", None, "LlamaForTokenClassification"),
+        ("reward", None, "LlamaForSequenceClassification"),
+        ("policy", "score", "LlamaForSequenceClassification"),
+    ],
+)
+def test_each_field_has_its_head(tokenizer, path, field, head, kind):
+    model = load_model(config({"policy": path}), field, Role.TRAINER, tokenizer, head)
+    assert type(model).__name__ == kind
+
+
+def test_each_role_has_its_dtype(tokenizer, path):
+    made = config({"policy": path, "dtype": "bfloat16"}, reference={"dtype": "float32"})
+    assert load_model(made, "policy", Role.TRAINER, tokenizer).dtype == torch.bfloat16
+    assert load_model(made, "reference", Role.REFERENCE, tokenizer).dtype == torch.float32
+
+
+def test_errors_name_the_field_that_holds_the_path(tokenizer, path):
+    with pytest.raises(InvalidJob, match=r"spec.model.reward: there is no directory '/none'"):
+        load_model(config({"policy": path, "reward": "/none"}), "critic", Role.TRAINER, tokenizer)
+    with pytest.raises(InvalidJob, match=r"spec.model.policy: sequences of up to 65 tokens do not fit"):
+        load_model(config({"policy": path}, prompt=41), "reference", Role.REFERENCE, tokenizer)
+    with pytest.raises(InvalidJob, match=r"spec.model.policy: there is no directory '/none'"):
+        load_job_tokenizer(config({"policy": "/none"}))
+    other = create_tokenizer(["other words altogether, of which there are many more"], 300)
+    with pytest.raises(InvalidJob, match=r"spec.model.policy: the tokenizer has \d+ tokens"):
+        load_model(config({"policy": path}), "policy", Role.TRAINER, other)
+
+
+def test_the_generator_role_starts_without_torch():
+    """vLLM's own start is what users wait for."""
+    code = "import sys, rlhf_trainer.roles.generator; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
