@@ -24,7 +24,9 @@ class TrainedModel:
     """One trained model, spread over all ranks of the default process group, which the caller has
     initialised.
 
-    Every method is a collective: all ranks call it with the same arguments. `deepspeed` is the user's own
+    Every method is a collective: all ranks call it with the same arguments. The model stays in evaluation mode:
+    an update's forward pass is that of `infer`, without dropout (a policy's first importance ratio is 1), layer
+    drop or router noise, however its class names them. `deepspeed` is the user's own
     DeepSpeed configuration. AdamW from torch unless that names Adam or AdamW of DeepSpeed's; `gradient_clip`
     0 switches clipping off; biases and norms are not decayed. Raises ValueError for settings that contradict
     it.
@@ -49,7 +51,7 @@ class TrainedModel:
         self.rank = distributed.get_rank()
         self.micro_batch_tokens = micro_batch_tokens
         self.pad_token_id = pad_token_id
-        self.deepspeed = initialize(model, settings, adam)
+        self.deepspeed = initialize(model.eval(), settings, adam)
         self.stage = int(self.deepspeed.zero_optimization_stage())
 
     @property
@@ -67,9 +69,8 @@ class TrainedModel:
         """What `read` gives for every row, packed in the order of the sequences.
 
         `sizes` int64 [N]: values per row (the answer lengths, or ones) -> float32 [sum(sizes)] on the CPU of
-        every rank. Without dropout and without gradients.
+        every rank. Without gradients.
         """
-        self.unwrapped.eval()
         batches = plan(sequences.lengths.tolist(), self.world_size, self.micro_batch_tokens)[self.rank]
         packed = infer_batches(
             self.deepspeed,
@@ -99,7 +100,6 @@ class TrainedModel:
         engine = self.deepspeed
         for parameters in engine.optimizer.param_groups:
             parameters["lr"] = learning_rate
-        engine.train()
         totals: dict[str, Tensor] = {}
         batches = plan(sequences.lengths.tolist(), self.world_size, self.micro_batch_tokens, group)[self.rank]
         for i, rows in enumerate(batches):
