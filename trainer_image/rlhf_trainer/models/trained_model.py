@@ -93,7 +93,9 @@ class TrainedModel:
         `loss(output, micro)` gives a scalar and named scalars, weighted so that their sums over all
         micro-batches of all ranks are the loss and the statistics; it is called with empty output for empty
         micro-batches and names the same statistics each time. The gradient is the plain sum. Returns the
-        summed statistics with `loss` and `grad_norm` (2-norm of the whole gradient before clipping).
+        summed statistics with `loss` and `grad_norm` (2-norm of the whole gradient before clipping). In float16
+        also `loss_scale`, and `overflow`: 1 where the gradient was not finite, which skips the step (Micikevicius
+        et al. 2018, "Mixed precision training"); the norm is 0 then.
         """
         if not len(sequences):
             raise ValueError("an update needs at least one sequence, got none")
@@ -117,12 +119,17 @@ class TrainedModel:
             # micro-batch, or a loss that ignores its output, connected to every weight that the other ranks
             # reduce.
             engine.backward((value + output.sum() * 0) * self.world_size, scale_wrt_gas=False)
-        norm = self._gradient_norm_before_step()
+        norm, scale = self._gradient_norm_before_step(), getattr(engine.optimizer, "cur_scale", 1.0)
         engine.step()
         summed = torch.stack(list(totals.values()))
         distributed.all_reduce(summed)
         norm = engine.get_global_grad_norm() if norm is None else norm
-        return dict(zip(totals, summed.tolist(), strict=True)) | {"grad_norm": float(norm)}
+        statistics = dict(zip(totals, summed.tolist(), strict=True))
+        if not engine.fp16_enabled():
+            return statistics | {"grad_norm": float(norm)}
+        skipped = bool(engine.optimizer.overflow)
+        norms = {"grad_norm": 0.0 if skipped else float(norm), "overflow": float(skipped)}
+        return statistics | norms | {"loss_scale": float(scale)}
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The whole weights in the compute dtype, under their state-dict names, tied weights once, in a fixed
