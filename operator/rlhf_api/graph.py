@@ -12,8 +12,8 @@ from .roles import Role
 
 RowKind = Literal["prompts", "responses", "pairs"]
 """Dataset rows: `{prompt}`, `{prompt, answer}`, or `{prompt, pos_answers, neg_answers}`."""
-Head = Literal["causal", "value", "score"]
-"""Output of a model: logits over the vocabulary, a value for each token, or a score for each sequence."""
+Head = Literal["causal", "value", "score", "token_score"]
+"""Output of a model: logits over the vocabulary, a value for each token, or a score for each sequence or token."""
 
 
 class GraphError(ValueError):

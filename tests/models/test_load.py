@@ -107,7 +107,7 @@ def test_a_critic_takes_over_the_head_of_a_reward_model_and_loads_again(path, tm
     )
     assert scores.abs().min() > 1e-3
     for model in (critic, load_critic(str(tmp_path / "critic"), torch.float32)):
-        model.train()  # has no dropout
+        model.eval()
 
         def last(logits, micro: MicroBatch):
             return logits[torch.arange(len(micro.rows)), micro.attention_mask.sum(1) - 1, 0]

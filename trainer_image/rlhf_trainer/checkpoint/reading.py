@@ -19,6 +19,10 @@ AHEAD = 3
 T = TypeVar("T")
 
 
+class MissingTensor(DamagedSnapshot, LookupError):
+    """A name that the snapshot's manifest does not list: of another model, or saved by an earlier release."""
+
+
 class Snapshot:
     """One snapshot as a task reads it. All ranks ask for the same things in the same order."""
 
@@ -46,10 +50,10 @@ class Snapshot:
         return self.stored.manifest.groups
 
     def tensor(self, group: str, name: str) -> Tensor:
-        """Raises DamagedSnapshot where it is not there or not intact."""
+        """Raises DamagedSnapshot where it is not intact, MissingTensor where it is not there."""
         place = self._places.get((group, name))
         if place is None:
-            raise DamagedSnapshot(f"the snapshot of step {self.step} has no tensor {name!r} in {group!r}")
+            raise MissingTensor(f"the snapshot of step {self.step} has no tensor {name!r} in {group!r}")
         return self._segment(*place)[name]
 
     def tensors(self, group: str) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
-"""The trainer's gang: which rank this is, and what rank 0 shares with the others."""
+"""Collectives of the trainer's ranks: rank 0's messages to all, flags and small arrays of each."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +14,14 @@ from torch import Tensor
 from .wire import decode, encode
 
 Message = tuple[dict[str, Tensor], dict[str, Any]]
-Beside = dist.ProcessGroup
+SideGroup = dist.ProcessGroup
 
 GANG_TIMEOUT = timedelta(hours=2)
-"""Longer than rank 0 may wait for generators and scorers; a rank that dies is noticed by torchrun, not by this."""
+"""How long a collective waits for a rank that hangs; one that ended is noticed by its connections at once."""
+HEARTBEAT_SECONDS = 30.0
+"""How often rank 0 tells the others that it still works on what they wait for; well below `GANG_TIMEOUT`."""
+HEARTBEAT = -1
+"""Sent in place of a message's size."""
 GLOO = "gloo/transport"
 """In each of gloo's messages about a lost connection, which have no type of their own."""
 
@@ -51,7 +56,7 @@ class Ranks:
 
     @contextmanager
     def raise_if_rank_lost(self) -> Iterator[None]:
-        """Whatever the ranks do in here together: raises RankLost where a backend has lost one of them."""
+        """Turns a backend's error about a connection into RankLost, in whatever the ranks do in here together."""
         try:
             yield
         except RuntimeError as error:
@@ -62,32 +67,35 @@ class Ranks:
             ) from error
 
     def share(self, make: Callable[[], Message]) -> Message:
-        """What `make` returns on rank 0, on every rank; it runs on rank 0 alone."""
+        """Broadcast of what `make` returns on rank 0, where alone it runs, for as long as it takes."""
         if self.world == 1:
             return make()
         if self.first:
-            message = make()
+            with self._heartbeat():
+                message = make()
             self._broadcast(encode(*message))
             return message
         return decode(self._broadcast(None))
 
     def agree(self, flag: Callable[[], bool]) -> bool:
-        """Rank 0's answer, on every rank."""
+        """Broadcast of rank 0's flag."""
         return bool(self.share(lambda: ({}, {"flag": flag()}))[1]["flag"])
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank's flag is set, on every rank."""
+        """Logical or of all ranks' flags, on every rank."""
         if self.world == 1:
             return flag
         flags = torch.tensor([int(flag)])
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags)
 
-    def side_group(self) -> Beside | None:
-        """For what one thread of each rank does together while their main threads do something else; a collective."""
+    def side_group(self) -> SideGroup | None:
+        """Process group of the ranks' background threads; None for one rank. A collective."""
         return dist.new_group(backend="gloo", timeout=GANG_TIMEOUT) if self.world > 1 else None
 
-    def gather(self, arrays: Mapping[str, Tensor], beside: Beside | None = None) -> list[dict[str, Tensor]]:
+    def gather(
+        self, arrays: Mapping[str, Tensor], beside: SideGroup | None = None
+    ) -> list[dict[str, Tensor]]:
         """Every rank's arrays, in rank order, on every rank. Meant for small things such as generator states."""
         if self.world == 1:
             return [dict(arrays)]
@@ -101,9 +109,37 @@ class Ranks:
         dist.all_gather(everyone, padded, beside)
         return [decode(bytes(data[: int(n)].numpy()))[0] for data, n in zip(everyone, sizes, strict=True)]
 
+    @contextmanager
+    def _heartbeat(self) -> Iterator[None]:
+        """Broadcasts `HEARTBEAT` from a thread while rank 0 works alone, so that nobody's wait for it times out.
+
+        All others are in `_broadcast` then: the order of collectives stays the same on every rank. Raises what the
+        thread met, such as the loss of a rank.
+        """
+        over, met = threading.Event(), list[RuntimeError]()
+
+        def beat() -> None:
+            try:
+                while not over.wait(HEARTBEAT_SECONDS):
+                    dist.broadcast(torch.tensor([HEARTBEAT]), src=0)
+            except RuntimeError as error:
+                met.append(error)
+
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+        thread.join()
+        if met:
+            raise met[0]
+
     def _broadcast(self, data: bytes | None) -> bytes:
-        size = torch.tensor([len(data) if data is not None else 0])
+        size = torch.tensor([len(data) if data is not None else HEARTBEAT])
         dist.broadcast(size, src=0)
+        while int(size) == HEARTBEAT:
+            dist.broadcast(size, src=0)
         buffer = (
             torch.frombuffer(bytearray(data), dtype=torch.uint8)
             if data

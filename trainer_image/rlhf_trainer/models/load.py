@@ -63,7 +63,7 @@ def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A value model, one output per token, without dropout.
+    """A value model, one output per token.
 
     From a causal language model its head is zero, so that all values start at 0; from a reward model it takes
     over the score head, so that values start as the score of the text so far; a saved critic loads as it is.
@@ -80,9 +80,6 @@ def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
     if _is_classifier(config, "ForSequenceClassification"):
         with torch.no_grad():
             head.weight.copy_(_head(load_reward(path, dtype)).weight)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     return model
 
 

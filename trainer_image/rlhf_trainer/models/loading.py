@@ -6,6 +6,7 @@ from typing import Literal, TypeVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf_api.graph import Head
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
@@ -13,8 +14,6 @@ from rlhf_api.run import RunConfig
 from ..settings import ModelField, longest, model_source
 from . import load
 
-Head = Literal["causal", "score", "value", "token_score"]
-"""A model's outputs: logits per token, one score per sequence, one value per token, one score per token."""
 TrainedField = Literal["policy", "critic", "reference", "reward"]
 
 HEADS: dict[TrainedField, Head] = {

@@ -1,6 +1,7 @@
 """The exact training state in whole tensors, for any number of ranks and any ZeRO stage to go on from."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,15 @@ from .zero import deepspeed
 
 MASTER = "parameters"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+LOSS_SCALE = "loss_scale"
+SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What DeepSpeed's dynamic loss scaler changes from step to step."""
 
 
 def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
     """`step` (int64 scalar: optimizer steps taken), then float32 `parameters/<name>`, `exp_avg/<name>` and
-    `exp_avg_sq/<name>` for every trained parameter, whole, always in the same order.
+    `exp_avg_sq/<name>` for every trained parameter, whole, always in the same order. With a dynamic loss scale
+    (float16) `loss_scale` follows the step: float64 [4], in the order of `SCALER`.
 
     All ranks iterate in lockstep and get the same tensors, of which one rank keeps a copy: they may be the
     live state. The step is 0 and the moments are zero before the first update.
@@ -25,6 +30,8 @@ def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
     if step:
         _link_moments(engine)
     yield "step", torch.tensor(step)
+    if (scaler := _scaler(engine)) is not None:
+        yield LOSS_SCALE, torch.tensor([getattr(scaler, name) for name in SCALER], dtype=torch.float64)
     for name, parameter in _trained(engine):
         yield f"{MASTER}/{name}", _read(engine, parameter, None)
         for moment in MOMENTS:
@@ -35,8 +42,9 @@ def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
 def load_training_state(engine: TrainedModel, get: Callable[[str], Tensor]) -> None:
     """Puts what `training_state` gave back into an engine made in the same way; a collective.
 
-    `get` returns the tensor of a name, on every rank. Training then goes on as if it had never stopped.
-    Raises ValueError where a tensor has another shape than the model's.
+    `get` returns the tensor of a name, on every rank, or raises LookupError where there is none: states saved
+    before `loss_scale` was go on with a fresh one. Training then goes on as if it had never stopped. Raises
+    ValueError where a tensor has another shape than the model's.
     """
     step = int(get("step"))
     if step:
@@ -47,6 +55,7 @@ def load_training_state(engine: TrainedModel, get: Callable[[str], Tensor]) -> N
         _write(engine, parameter, None, _fitting(get, f"{MASTER}/{name}", parameter))
         for moment in MOMENTS if step else ():
             _write(engine, parameter, moment, _fitting(get, f"{moment}/{name}", parameter))
+    _load_scaler(engine, get)
 
 
 def _trained(engine: TrainedModel) -> list[tuple[str, Parameter]]:
@@ -86,6 +95,24 @@ def _set_step(engine: TrainedModel, step: int) -> None:
     for state in _optimizer(engine).state.values():
         # torch keeps a tensor, DeepSpeed's own Adams an int
         state["step"] = state["step"].fill_(step) if isinstance(state["step"], Tensor) else step
+
+
+def _scaler(engine: TrainedModel) -> Any:
+    """DeepSpeed's dynamic loss scaler; None where the scale is fixed, or there is none."""
+    scaler = getattr(engine.deepspeed.optimizer, "loss_scaler", None)
+    return scaler if getattr(scaler, "dynamic", False) else None
+
+
+def _load_scaler(engine: TrainedModel, get: Callable[[str], Tensor]) -> None:
+    """After the moments were made, which counts as a step."""
+    if (scaler := _scaler(engine)) is None:
+        return
+    try:
+        scale, *counts = get(LOSS_SCALE).tolist()
+    except LookupError:
+        return
+    for name, value in zip(SCALER, (scale, *map(int, counts)), strict=True):
+        setattr(scaler, name, value)
 
 
 def _create_moments(engine: TrainedModel) -> None:

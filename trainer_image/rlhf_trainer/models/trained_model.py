@@ -24,7 +24,9 @@ class TrainedModel:
     """One trained model, spread over all ranks of the default process group, which the caller has
     initialised.
 
-    Every method is a collective: all ranks call it with the same arguments. `deepspeed` is the user's own
+    Every method is a collective: all ranks call it with the same arguments. The model stays in evaluation mode:
+    an update's forward pass is that of `infer`, without dropout (a policy's first importance ratio is 1), layer
+    drop or router noise, however its class names them. `deepspeed` is the user's own
     DeepSpeed configuration. AdamW from torch unless that names Adam or AdamW of DeepSpeed's; `gradient_clip`
     0 switches clipping off; biases and norms are not decayed. Raises ValueError for settings that contradict
     it.
@@ -49,7 +51,7 @@ class TrainedModel:
         self.rank = distributed.get_rank()
         self.micro_batch_tokens = micro_batch_tokens
         self.pad_token_id = pad_token_id
-        self.deepspeed = initialize(model, settings, adam)
+        self.deepspeed = initialize(model.eval(), settings, adam)
         self.stage = int(self.deepspeed.zero_optimization_stage())
 
     @property
@@ -67,9 +69,8 @@ class TrainedModel:
         """What `read` gives for every row, packed in the order of the sequences.
 
         `sizes` int64 [N]: values per row (the answer lengths, or ones) -> float32 [sum(sizes)] on the CPU of
-        every rank. Without dropout and without gradients.
+        every rank. Without gradients.
         """
-        self.unwrapped.eval()
         batches = plan(sequences.lengths.tolist(), self.world_size, self.micro_batch_tokens)[self.rank]
         packed = infer_batches(
             self.deepspeed,
@@ -92,14 +93,15 @@ class TrainedModel:
         `loss(output, micro)` gives a scalar and named scalars, weighted so that their sums over all
         micro-batches of all ranks are the loss and the statistics; it is called with empty output for empty
         micro-batches and names the same statistics each time. The gradient is the plain sum. Returns the
-        summed statistics with `loss` and `grad_norm` (2-norm of the whole gradient before clipping).
+        summed statistics with `loss` and `grad_norm` (2-norm of the whole gradient before clipping). In float16
+        also `loss_scale`, and `overflow`: 1 where the gradient was not finite, which skips the step (Micikevicius
+        et al. 2018, "Mixed precision training"); the norm is 0 then.
         """
         if not len(sequences):
             raise ValueError("an update needs at least one sequence, got none")
         engine = self.deepspeed
         for parameters in engine.optimizer.param_groups:
             parameters["lr"] = learning_rate
-        engine.train()
         totals: dict[str, Tensor] = {}
         batches = plan(sequences.lengths.tolist(), self.world_size, self.micro_batch_tokens, group)[self.rank]
         for i, rows in enumerate(batches):
@@ -117,12 +119,17 @@ class TrainedModel:
             # micro-batch, or a loss that ignores its output, connected to every weight that the other ranks
             # reduce.
             engine.backward((value + output.sum() * 0) * self.world_size, scale_wrt_gas=False)
-        norm = self._gradient_norm_before_step()
+        norm, scale = self._gradient_norm_before_step(), getattr(engine.optimizer, "cur_scale", 1.0)
         engine.step()
         summed = torch.stack(list(totals.values()))
         distributed.all_reduce(summed)
         norm = engine.get_global_grad_norm() if norm is None else norm
-        return dict(zip(totals, summed.tolist(), strict=True)) | {"grad_norm": float(norm)}
+        statistics = dict(zip(totals, summed.tolist(), strict=True))
+        if not engine.fp16_enabled():
+            return statistics | {"grad_norm": float(norm)}
+        skipped = bool(engine.optimizer.overflow)
+        norms = {"grad_norm": 0.0 if skipped else float(norm), "overflow": float(skipped)}
+        return statistics | norms | {"loss_scale": float(scale)}
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The whole weights in the compute dtype, under their state-dict names, tied weights once, in a fixed
