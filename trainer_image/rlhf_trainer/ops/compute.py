@@ -32,11 +32,11 @@ def sum_scores(columns: Columns, _ctx: OpContext) -> Columns:
 
 def token_reward_column(columns: Columns, ctx: OpContext) -> Columns:
     """`token_rewards`: the KL penalty at each token, the response's score at its last; in units of reward."""
-    scores, fine_grained = _scores(columns, ctx), columns.tokens.get("token_scores")
-    if fine_grained is not None:  # at its last token, a response gets what is not of its tokens
-        scores = scores - columns["scores"]
+    whole, fine_grained = _scores(columns, ctx), columns.tokens.get("token_scores")
+    # At its last token, a response gets what is not of its tokens.
+    scores = whole if fine_grained is None else whole - columns["scores"]
     if getattr(ctx.settings, "group_baseline", False):
-        scores = scores - (columns["scores"] - group_centered(columns["scores"], columns["position"]))
+        scores = scores - (whole - group_centered(whole, columns["position"]))
     rewards = token_rewards(
         _kl_in_reward(columns, ctx),
         scores,

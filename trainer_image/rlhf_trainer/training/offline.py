@@ -9,6 +9,7 @@ from rlhf_api.rows import Row
 
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.segments import Group
+from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..data import RowStream
 from ..graph.executor import Executor, RemoteCall
@@ -42,11 +43,17 @@ class OfflineTask:
         self._batch: Columns | None = None
 
     def collect(self, step: int) -> dict[str, float]:
+        """The next rows, prepared for training. A stop while a role is awaited puts them back, and raises Stopped on
+        every rank."""
         data = self._ctx.spec.data
         rows = [self._rows[row] for _, row in self._stream.take(data.prompts_per_step)]
         self._op_ctx.step = step
         sequences = ENCODE[self._source.rows](rows, self._ctx.tokenizer, data)
-        self._batch = self._executor.run(Columns(sequences))
+        try:
+            self._batch = self._executor.run(Columns(sequences))
+        except Stopped:
+            self._stream.position -= data.prompts_per_step
+            raise
         return {"tokens": int(sequences.lengths.sum())}
 
     def train(self, step: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlhf_api.graph import Graph, Score
+from rlhf_api.graph import Graph
 from rlhf_api.rows import Row
 from rlhf_store.manifest import DamagedSnapshot
 
@@ -229,8 +229,8 @@ class OnlineTask:
     ) -> tuple[Episode, int]:
         """The groups whose scores differ, and how many prompts are filtered out; none where `keep` is set and all
         groups would go."""
-        (score,) = (node for node in self._graph.prepare if isinstance(node, Score))
-        columns = self._executor.run(part.columns, rows, until=score)
+        scored = next(node for node in self._graph.prepare if "scores" in node.writes)
+        columns = self._executor.run(part.columns, rows, until=scored)
         spread = has_spread(columns["scores"], columns["position"])
         if keep and not bool(spread.any()):
             spread = torch.ones_like(spread)
@@ -304,6 +304,8 @@ class OnlineTask:
         if target is None:
             return
         logged = step_metrics(columns, stale=True) | metrics
+        if "kl_mean" not in logged:  # while the critic alone is trained, nothing may have measured it
+            return
         observed = logged["kl_mean"] * logged["answer_length_mean"]
         metrics["kl_coefficient"] = kl_coefficient(self._op_ctx)
         self._op_ctx.state["kl_coefficient"] = adaptive_kl_coefficient(
