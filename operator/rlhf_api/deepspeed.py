@@ -119,7 +119,7 @@ class DeepSpeedConfig(_Section):
 
 
 OWNED = {
-    "train_batch_size": "the algorithm's minibatchSize, such as spec.ppo.minibatchSize, or spec.data.promptsPerStep",
+    "train_batch_size": "spec.ppo.minibatchSize, or that of another algorithm, or spec.data.promptsPerStep",
     "train_micro_batch_size_per_gpu": "spec.trainer.microBatchTokens",
     "gradient_accumulation_steps": "spec.trainer.microBatchTokens (accumulation follows from it)",
     "gradient_clipping": "spec.optimizer.gradientClip",
