@@ -39,7 +39,8 @@ JOBS: dict[str, tuple[str, ...]] = {
     "gspo": ("spec.algorithm=gspo", *GROUPS),
     "grpo, DAPO's parts": (
         *("spec.algorithm=grpo", *GROUPS),
-        "spec.grpo={klCoefficient: 0, clipRatioHigh: 0.28, overlongFilter: true, overlongBuffer: 8, dynamicSampling: 2}",
+        "spec.grpo={klCoefficient: 0, clipRatioHigh: 0.28, overlongFilter: true, overlongBuffer: 8, "
+        "dynamicSampling: 2}",
     ),
     "dpo": (
         "spec.algorithm=dpo",
