@@ -1,9 +1,8 @@
 """Training on responses that the policy samples: prompts -> responses -> preparing nodes -> episode -> updates, with
 replay -> weights to the generators."""
 
-import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -19,11 +18,8 @@ from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..data import prompts
-from ..generation.arrivals import Answers
 from ..generation.fleet import Fleet
-from ..generation.shared import generate_shared
 from ..graph.executor import Executor, RemoteCall
-from ..maths.groups import has_spread
 from ..maths.kl import adaptive_kl_coefficient
 from ..models.average import MovingAverage
 from ..models.export import save_model
@@ -31,13 +27,14 @@ from ..models.state import load_training_state, training_state
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext, output_fn
 from ..ops.compute import kl_coefficient
-from ..records import Columns, Prompt, Sequences
+from ..records import Columns, Sequences
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from ..replay.samplers import Sampling
 from ..replay.table import Episode
 from ..scoring.rewards import texts
+from .collector import EpisodeCollector
 from .prompt_source import PromptSource
-from .responses import collected, joined, pack
+from .responses import joined, pack
 from .step_metrics import AGREEMENT, step_metrics
 from .updates import PretrainingText, Updates
 
@@ -75,13 +72,13 @@ class OnlineTask:
         self._policy = models["policy"]
         self._fleet, self._judge, self._held_out, self._op_ctx = fleet, judge, held_out, op_ctx
         self._averages, self._pretraining = averages, pretraining
-        self._executor = Executor(ctx.ranks, graph, models, remote, op_ctx, averages)
+        executor = Executor(ctx.ranks, graph, models, remote, op_ctx, averages)
         self._texts = partial(texts, tokenizer=ctx.tokenizer)
         self._sampling = Sampling(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts)
         self._source = PromptSource(ctx, rows)
+        self._collector = EpisodeCollector(ctx, graph, self._policy, fleet, executor, self._source, op_ctx)
         self._pending: Episode | None = None
-        self._version = 0
 
     def collect(self, step: int) -> dict[str, float]:
         """The next episode, unless a snapshot brought one that was not trained on yet. `dynamic` collects while it
@@ -93,7 +90,7 @@ class OnlineTask:
         self._op_ctx.step = step
         before = self._source.state()
         try:
-            self._pending, timings = self._collected(step)
+            self._pending, timings = self._collector.episode(step + 1)
         except Stopped:
             self._source.restore(before, None)
             raise
@@ -121,12 +118,12 @@ class OnlineTask:
         self._buffer.add(episode, step + 1)
         metrics |= updates.metrics()
         self._adapt(metrics, episode.columns)
-        staleness = float((self._version - columns["versions"]).double().mean())
+        staleness = float((self._collector.version - columns["versions"]).double().mean())
         return {**metrics, **replay_metrics, "staleness": staleness}
 
     def publish(self, version: int) -> None:
         """The generators get every so many versions, as `spec.weights.everySteps` says, and the first."""
-        self._version = version
+        self._collector.version = version
         if self._fleet is None:
             return
         if self._fleet.version < 0 or version % self._spec.weights.every_steps == 0:
@@ -136,11 +133,13 @@ class OnlineTask:
 
     def evaluate(self, step: int) -> dict[str, Any] | None:  # noqa: ARG002
         """The judge's mean over responses to the held-out prompts, with a few of them as text."""
-        if self._fleet is not None and self._stale():
-            self._fleet.publish(self._version)
+        if self._fleet is not None and self._collector.stale:
+            self._fleet.publish(self._collector.version)
         places = [(-1, row) for row in range(len(self._held_out))]
         length = self._spec.data.max_prompt_length
-        rollouts = self._respond(prompts(self._held_out, places, self._ctx.tokenizer, length)).rollouts
+        rollouts = self._collector.respond(
+            prompts(self._held_out, places, self._ctx.tokenizer, length)
+        ).rollouts
         if self._judge is None:
             return None
         scores = self._judge(pack(rollouts), [dict(r.prompt.row) for r in rollouts])
@@ -181,101 +180,20 @@ class OnlineTask:
         for used in self._graph.trained:
             save_model(self._models[used.name], self._ctx.tokenizer, self._ctx.workdir / used.field)
 
-    def _stale(self) -> bool:
-        """The generators hold earlier weights: then the old log-probabilities are theirs."""
-        return self._fleet is not None and self._fleet.version != self._version
-
-    def _respond(self, batch: list[Prompt]) -> Answers:
-        """The responses to a batch of prompts: on every rank where the trainer generates, else on rank 0."""
-        if self._fleet is not None:
-            return self._fleet.answer(batch)
-        sampling, tokenizer = self._spec.sampling, self._ctx.tokenizer
-        return Answers(
-            generate_shared(self._policy, self._ctx.ranks, tokenizer, batch, sampling, self._version)
-        )
-
-    def _collected(self, step: int) -> tuple[Episode, dict[str, float]]:
-        """The episode of a step, prepared for training. With dynamic sampling, groups whose responses all have one
-        score give way to those of fresh prompts, for at most so many rounds."""
-        rounds = int(getattr(self._op_ctx.settings, "dynamic_sampling", 0))
-        wanted = self._spec.data.prompts_per_step
-        seconds = {"generate_seconds": 0.0, "score_seconds": 0.0}
-        parts: list[Episode] = []
-        for left in range(rounds, -1, -1):
-            began = time.perf_counter()
-            self._ctx.report(activity="generating")
-            answers = self._respond(self._source.issue(wanted))
-            generated = time.perf_counter()
-            self._ctx.report(activity="scoring")
-            part = self._received(step, answers, sampled=self._stale())
-            assert part is not None, "a fleet that answers nothing raises"
-            rows = [dict(r.prompt.row) for r in answers.rollouts]
-            if rounds:
-                part, dropped = self._with_spread(part, rows, keep=not left and not parts)
-                wanted = dropped
-                parts += [part] if len(part) else []
-            else:
-                part, wanted = replace(part, columns=self._executor.run(part.columns, rows)), 0
-                parts.append(part)
-            seconds["generate_seconds"] += generated - began
-            seconds["score_seconds"] += time.perf_counter() - generated
-            if not wanted:
-                break
-        episode = joined(parts)
-        return replace(episode, columns=self._executor.run(episode.columns)), seconds
-
-    def _with_spread(
-        self, part: Episode, rows: Sequence[Mapping[str, Any]], *, keep: bool
-    ) -> tuple[Episode, int]:
-        """The groups whose scores differ, and how many prompts are filtered out; none where `keep` is set and all
-        groups would go."""
-        scored = next(node for node in self._graph.prepare if "scores" in node.writes)
-        columns = self._executor.run(part.columns, rows, until=scored)
-        spread = has_spread(columns["scores"], columns["position"])
-        if keep and not bool(spread.any()):
-            spread = torch.ones_like(spread)
-        gone = sorted(set(columns["position"][~spread].tolist()))
-        self._source.filtered(gone)
-        kept = spread.nonzero().flatten()
-        ids = tuple(part.prompt_ids[i] for i in kept.tolist())
-        return replace(part, prompt_ids=ids, columns=columns.select(kept)), len(gone)
-
-    def _received(self, step: int, answers: Answers, *, sampled: bool) -> Episode | None:
-        """The responses as (a part of) the episode of `step`, entered into the ledger; None where there are none.
-
-        `sampled`: the log-probabilities of the generators are taken for those of the policy before the step.
-        """
-        found = self._source.take(collected(self._ctx.ranks, step + 1, answers, self._source.places))
-        if found is None or not sampled:
-            return found
-        return replace(found, columns=found.columns.with_tokens(logprobs=found.columns["sampled_logprobs"]))
-
     def _train_as_they_come(self, step: int, updates: Updates) -> tuple[Episode, dict[str, float]]:
-        """A first pass over the step's responses, a minibatch at a time, while the generators go on.
-
-        The policy moves under them, so the old log-probabilities are the generators' own: those at which the tokens
-        were sampled.
-        """
-        assert self._fleet is not None, "checked with the manifest"
+        """A first pass over the step's responses, a minibatch at a time, while the generators go on."""
         self._ctx.report(activity="generating and training")
-        size = -(-self._op_ctx.settings.minibatch_size // self._spec.sampling.answers_per_prompt)
-        parts, agreement = list[Episode](), dict[str, float]()
-        waited, scored, began = 0.0, 0.0, time.perf_counter()
-        for answers in self._fleet.stream(self._source.issue(self._spec.data.prompts_per_step), size):
-            came = time.perf_counter()
-            part = self._received(step, answers, sampled=True)
-            if part is not None:
-                rows = [dict(r.prompt.row) for r in answers.rollouts]
-                part = replace(part, columns=self._executor.run(part.columns, rows))
-                waited, scored = waited + came - began, scored + time.perf_counter() - came
-                if not parts and not self._stale():
-                    agreement = self._agreement(part.columns)
-                parts.append(part)
-                updates.run(part.columns, whole=True)
-            began = time.perf_counter()
+        parts, agreement, seconds = list[Episode](), dict[str, float](), Counter[str]()
+        for part, timings in self._collector.stream(step + 1, self._op_ctx.settings.minibatch_size):
+            seconds.update(timings)
+            if part is None:
+                continue
+            if not parts and not self._collector.stale:
+                agreement = self._agreement(part.columns)
+            parts.append(part)
+            updates.run(part.columns, whole=True)
         episode = joined(parts)
-        metrics = self._metrics(episode.columns, {"generate_seconds": waited, "score_seconds": scored})
-        return episode, metrics | agreement
+        return episode, self._metrics(episode.columns, dict(seconds)) | agreement
 
     def _agreement(self, columns: Columns) -> dict[str, float]:
         """Of generators and trainer, while both have the same weights: before the step's first update."""
@@ -314,7 +232,7 @@ class OnlineTask:
 
     def _metrics(self, columns: Columns, timings: dict[str, float]) -> dict[str, float]:
         return {
-            **step_metrics(columns, stale=self._stale() or self._spec.replay.dynamic),
+            **step_metrics(columns, stale=self._collector.stale or self._spec.replay.dynamic),
             "tokens": int(columns.lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,

@@ -1,0 +1,133 @@
+"""Collects episodes: prompts -> responses -> the algorithm's preparing nodes, all at once or as responses come."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlhf_api.graph import Graph
+
+from ..context import TrainerContext
+from ..generation.arrivals import Answers
+from ..generation.fleet import Fleet
+from ..generation.shared import generate_shared
+from ..graph.executor import Executor
+from ..maths.groups import has_spread
+from ..models.trained_model import TrainedModel
+from ..ops import OpContext
+from ..records import Prompt
+from ..replay.table import Episode
+from .prompt_source import PromptSource
+from .responses import collected, joined
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class EpisodeCollector:
+    """Responses of the policy to the next prompts, with the columns that training needs. Its methods are collectives.
+
+    `version` is the policy's weight version: whoever trains sets it.
+    """
+
+    def __init__(
+        self,
+        ctx: TrainerContext,
+        graph: Graph,
+        policy: TrainedModel,
+        fleet: Fleet | None,
+        executor: Executor,
+        source: PromptSource,
+        op_ctx: OpContext,
+    ) -> None:
+        """`fleet` is None where the trainer generates itself."""
+        self._ctx, self._graph, self._policy, self._fleet = ctx, graph, policy, fleet
+        self._executor, self._source, self._op_ctx = executor, source, op_ctx
+        self.version = 0
+
+    @property
+    def stale(self) -> bool:
+        """The generators hold earlier weights: then the old log-probabilities are theirs."""
+        return self._fleet is not None and self._fleet.version != self.version
+
+    def respond(self, batch: list[Prompt]) -> Answers:
+        """The responses to a batch of prompts: on every rank where the trainer generates, else on rank 0."""
+        if self._fleet is not None:
+            return self._fleet.answer(batch)
+        sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
+        return Answers(
+            generate_shared(self._policy, self._ctx.ranks, tokenizer, batch, sampling, self.version)
+        )
+
+    def episode(self, number: int) -> tuple[Episode, dict[str, float]]:
+        """The episode of a step, and the seconds of its parts. With dynamic sampling, groups whose responses all have
+        one score give way to those of fresh prompts, for at most so many rounds."""
+        rounds = int(getattr(self._op_ctx.settings, "dynamic_sampling", 0))
+        wanted = self._ctx.spec.data.prompts_per_step
+        seconds = {"generate_seconds": 0.0, "score_seconds": 0.0}
+        parts: list[Episode] = []
+        for left in range(rounds, -1, -1):
+            began = time.perf_counter()
+            self._ctx.report(activity="generating")
+            answers = self.respond(self._source.issue(wanted))
+            generated = time.perf_counter()
+            self._ctx.report(activity="scoring")
+            part = self._received(number, answers, sampled=self.stale)
+            assert part is not None, "a fleet that answers nothing raises"
+            rows = [dict(r.prompt.row) for r in answers.rollouts]
+            if rounds:
+                part, wanted = self._with_spread(part, rows, keep=not left and not parts)
+            else:
+                part, wanted = replace(part, columns=self._executor.run(part.columns, rows)), 0
+            parts += [part] if len(part) else []
+            seconds["generate_seconds"] += generated - began
+            seconds["score_seconds"] += time.perf_counter() - generated
+            if not wanted:
+                break
+        episode = joined(parts)
+        return replace(episode, columns=self._executor.run(episode.columns)), seconds
+
+    def stream(self, number: int, responses: int) -> Iterator[tuple[Episode | None, dict[str, float]]]:
+        """The episode of a step in parts of about so many responses, as they come while the generators go on, with the
+        seconds that each part was waited for and prepared; None where the prompts of a part have no response.
+
+        The policy moves between the parts, so the old log-probabilities are the generators' own: those at which the
+        tokens were sampled.
+        """
+        assert self._fleet is not None, "checked with the manifest"
+        size = -(-responses // self._ctx.spec.sampling.answers_per_prompt)
+        began = time.perf_counter()
+        for answers in self._fleet.stream(self._source.issue(self._ctx.spec.data.prompts_per_step), size):
+            came = time.perf_counter()
+            part = self._received(number, answers, sampled=True)
+            if part is not None:
+                rows = [dict(r.prompt.row) for r in answers.rollouts]
+                part = replace(part, columns=self._executor.run(part.columns, rows))
+            scored = time.perf_counter() - came
+            yield part, {"generate_seconds": came - began, "score_seconds": scored}
+            began = time.perf_counter()
+
+    def _received(self, number: int, answers: Answers, *, sampled: bool) -> Episode | None:
+        """The responses as (a part of) an episode, entered into the ledger; None where there are none.
+
+        `sampled`: the log-probabilities of the generators are taken for those of the policy before the step.
+        """
+        found = self._source.take(collected(self._ctx.ranks, number, answers, self._source.places))
+        if found is None or not sampled:
+            return found
+        return replace(found, columns=found.columns.with_tokens(logprobs=found.columns["sampled_logprobs"]))
+
+    def _with_spread(self, part: Episode, rows: Rows, *, keep: bool) -> tuple[Episode, int]:
+        """The groups whose scores differ, and how many prompts are filtered out; none where `keep` is set and all
+        groups would go."""
+        scored = next(node for node in self._graph.prepare if "scores" in node.writes)
+        columns = self._executor.run(part.columns, rows, until=scored)
+        spread = has_spread(columns["scores"], columns["position"])
+        if keep and not bool(spread.any()):
+            spread = torch.ones_like(spread)
+        gone = sorted(set(columns["position"][~spread].tolist()))
+        self._source.filtered(gone)
+        kept = spread.nonzero().flatten()
+        ids = tuple(part.prompt_ids[i] for i in kept.tolist())
+        return replace(part, prompt_ids=ids, columns=columns.select(kept)), len(gone)
