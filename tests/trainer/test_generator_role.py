@@ -1,13 +1,16 @@
 """The generator's command line and environment: the job's own options, and what users add."""
 
+import importlib.util
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from rlhf_api.checks import OWNED_ENGINE_ARGUMENTS, check
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
-from rlhf_trainer.roles.generator import arguments, engine_environment, option
+from rlhf_trainer.roles.generator import CPU_HEAD_SIZES, arguments, engine_environment, option
 from rlhf_trainer.settings import listen_host
 
 
@@ -101,6 +104,42 @@ def test_the_cpu_build_is_spared_what_it_does_not_need(tmp_path):
     assert options(made, memory=None)["enforce-eager"] is True
     assert options(made, memory=None)["distributed-executor-backend"] == "uni"
     assert "distributed-executor-backend" not in options(config(tmp_path, tensorParallelSize=2), memory=None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ({"hidden_size": 96, "num_attention_heads": 4}, 24),
+        ({"hidden_size": 128, "num_attention_heads": 2, "head_dim": 48}, 48),
+        ({"n_embd": 32, "n_head": 2}, 16),
+        ({"hidden_size": 128, "num_attention_heads": 2}, None),
+        ({"hidden_size": 96, "num_attention_heads": 4, "head_dim": 32}, None),
+        ({"hidden_size": 96, "num_attention_heads": 4, "kv_lora_rank": 16}, None),
+        ({"hidden_size": 96}, None),
+        ([], None),
+    ],
+)
+def test_a_head_size_that_the_cpus_engine_lacks_is_refused_before_it_starts(tmp_path, shape, size):
+    """vLLM would start, and die at the first request."""
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    made = config(tmp_path, {"policy": str(tmp_path)})
+    options(made)  # GPUs have other kernels
+    if size is None:
+        options(made, memory=None)
+        return
+    with pytest.raises(
+        InvalidJob, match=rf"spec.model.policy: vLLM on CPUs has no attention for heads of {size},"
+    ):
+        options(made, memory=None)
+
+
+def test_the_list_of_head_sizes_is_the_installed_engines():
+    """Read from its source: importing it takes vLLM's whole start."""
+    (root,) = importlib.util.find_spec("vllm").submodule_search_locations
+    source = Path(root, "v1", "attention", "backends", "cpu_attn.py").read_text()
+    sizes = re.search(r"def get_supported_head_sizes.*?return \[([\d, ]+)\]", source, re.DOTALL)
+    assert sizes, "ask the engine in another way"
+    assert tuple(map(int, sizes[1].split(","))) == CPU_HEAD_SIZES
 
 
 def test_a_gpu_has_room_for_new_weights_unless_the_manifest_says_otherwise(tmp_path, caplog):

@@ -124,12 +124,12 @@ class TrainedModel:
         summed = torch.stack(list(totals.values()))
         distributed.all_reduce(summed)
         norm = engine.get_global_grad_norm() if norm is None else norm
-        statistics = dict(zip(totals, summed.tolist(), strict=True))
+        told: dict[str, float] = dict(zip(totals, summed.tolist(), strict=True))
         if not engine.fp16_enabled():
-            return statistics | {"grad_norm": float(norm)}
+            return told | {"grad_norm": float(norm)}
         skipped = bool(engine.optimizer.overflow)
         norms = {"grad_norm": 0.0 if skipped else float(norm), "overflow": float(skipped)}
-        return statistics | norms | {"loss_scale": float(scale)}
+        return told | norms | {"loss_scale": float(scale)}
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The whole weights in the compute dtype, under their state-dict names, tied weights once, in a fixed

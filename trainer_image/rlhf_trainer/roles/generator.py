@@ -9,11 +9,12 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 
 from pydantic import JsonValue
 
 from rlhf_api.model_files import model_sizes
-from rlhf_api.problems import InvalidJob
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 from rlhf_api.serving import UTILIZATION, Serving, left_open
@@ -21,7 +22,7 @@ from rlhf_api.sizes import Sizes
 from rlhf_api.spec import Spec
 
 from ..process import run_role
-from ..settings import listen_host, longest, model_source
+from ..settings import ModelSource, listen_host, longest, model_source
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,9 @@ EXTENSION = "rlhf_trainer.engines.vllm.extension.WeightStatus"
 FRONT = "rlhf_trainer.engines.vllm.middleware.Front"
 CPU_OPTIONS: dict[str, JsonValue] = {"enforce-eager": True, "kv-cache-memory-bytes": 256 << 20}
 """vLLM would compile for half a minute, and take half of the machine's memory as cache at once."""
+SHAPE_KEYS = (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Of vLLM 0.32's attention on CPUs, which takes any other at its start, and dies of it at the first request."""
 
 
 def arguments(config: RunConfig, host: str, port: int, memory: float | None) -> list[str]:
@@ -55,6 +59,7 @@ def arguments(config: RunConfig, host: str, port: int, memory: float | None) -> 
         "disable-uvicorn-access-log": True,
     }
     if memory is None:
+        check_head_size(model_source(config, "policy"))
         options |= CPU_OPTIONS
         if spec.generator.tensor_parallel_size == 1:
             options |= {"distributed-executor-backend": "uni"}
@@ -62,6 +67,25 @@ def arguments(config: RunConfig, host: str, port: int, memory: float | None) -> 
         options |= part_of_gpu(spec, memory)
     options |= dict(spec.generator.engine_arguments)
     return [text for name, value in options.items() for text in option(name, value)]
+
+
+def check_head_size(policy: ModelSource) -> None:
+    """Raises InvalidJob where the attention heads of a model in a directory have a size that vLLM on CPUs lacks. Says
+    nothing where config.json leaves it open: hub names, several towers, compressed attention."""
+    try:
+        config = json.loads(Path(policy.path, "config.json").read_bytes())
+        if "kv_lora_rank" in config or "text_config" in config:
+            return
+        width, heads = (config.get(new) or config[old] for new, old in SHAPE_KEYS)
+        size = config.get("head_dim") or width // heads
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        return  # whoever loads it says what is wrong
+    if size not in CPU_HEAD_SIZES:
+        message = (
+            f"vLLM on CPUs has no attention for heads of {size}, only for {', '.join(map(str, CPU_HEAD_SIZES))}; "
+            "use another model, GPUs, or `generator.sharedWithTrainer: true`"
+        )
+        raise InvalidJob([Problem(policy.where, message)])
 
 
 def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:

@@ -136,7 +136,7 @@ def connect(env: ProcessEnv) -> Services:
 
 def read_all(files: Sequence[str], kind: RowKind) -> list[Row]:
     """Raises InvalidJob, with every file's first problem."""
-    rows, problems = list[Row](), []
+    rows, problems = list[Row](), list[Problem]()
     for file in files:
         try:
             rows += read_rows(file, kind)
