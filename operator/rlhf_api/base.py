@@ -15,9 +15,10 @@ class Frozen(BaseModel):
 
 
 class Report(Frozen):
-    """What programs make and read: Python names work beside the keys, which a manifest does not allow."""
+    """What programs make and read: Python names work beside the keys, and keys of other releases are passed over,
+    neither of which a manifest allows."""
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(extra="ignore", validate_by_name=True, validate_by_alias=True)
 
 
 DType = Literal["float32", "bfloat16", "float16"]

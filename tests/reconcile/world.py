@@ -9,12 +9,15 @@ from typing import Any
 
 from tests.api.manifests import document
 
+from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig
 from rlhf_api.status import JobStatus, TrainerStatus
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, ROLE, pod_name
 from rlhf_operator.cluster.observed import Job, Pod
 from rlhf_operator.cluster.plan import Observed, Plan, plan
-from rlhf_operator.cluster.wanted import wanted
+from rlhf_operator.cluster.refusal import leave_alone, refuse, reopened
+from rlhf_operator.cluster.wanted import active_config, wanted
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -27,35 +30,51 @@ def stamp(now: datetime.datetime) -> str:
 
 @dataclass
 class World:
-    """One job called `job`; `pods` are bodies by name."""
+    """One job called `job`; `pods` are bodies by name, `configs` what its ConfigMaps hold."""
 
     overrides: tuple[str, ...] = ()
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    configs: dict[str, RunConfig] = field(default_factory=dict)
     status: JobStatus | None = None
+    written: dict[str, Any] = field(default_factory=dict)
+    """What another release has written into the status."""
     now: datetime.datetime = START
-    generation: int = 1
+    generation: int = 0
     trainer: TrainerStatus | None = None
     events: list[tuple[str, str]] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     expired: bool = False
+    _asked: tuple[str, ...] | None = None
 
     @property
     def job(self) -> Job:
+        if self._asked != self.overrides:
+            self._asked, self.generation = self.overrides, self.generation + 1
         body = document(*self.overrides)
         body["metadata"] |= {"namespace": "ns", "uid": "job-uid", "generation": self.generation}
-        status = self.status.model_dump(mode="json", by_alias=True) if self.status else None
-        return Job.of({**body, "status": status})
+        status = self.status.model_dump(mode="json", by_alias=True) if self.status else {}
+        return Job.of({**body, "status": status | self.written})
 
     def look(self, **seen: Any) -> Plan:
+        """As the reconciler does."""
         job = self.job
         pods = [Pod.of(body) for body in self.pods.values()]
-        return plan(Observed(job, wanted(job, None), pods, self.trainer, **seen), self.now)
+        if job.unreadable:
+            return leave_alone(job)
+        try:
+            want = wanted(job, self.configs.get(active_config(job) or ""))
+        except InvalidJob as error:
+            return refuse(job, error, pods, self.now)
+        todo = plan(Observed(reopened(job, want.spec), want, pods, self.trainer, **seen), self.now)
+        if todo.config is not None:
+            self.configs[want.config_name] = todo.config
+        return todo
 
     def carry_out(self, todo: Plan, *, only: Callable[[str], bool] = lambda _what: True) -> None:
         """What the operator does with a plan; `only` says which parts it still gets to do."""
         if not only("status"):
             return
-        self.status = todo.status
+        self.status = todo.status or self.status
         for deletion in todo.delete:
             body = self.pods.get(deletion.name)
             if body and body["metadata"]["uid"] == deletion.uid and only("delete"):

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_api.problems import InvalidJob
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
@@ -17,7 +16,8 @@ from .names import role_labels, selector
 from .observed import Job, Pod
 from .wanted import Wanted
 
-_LONGEST = 1024
+LONGEST = 1024
+"""Characters of a message."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def describe(
     status = status.model_copy(
         update={
             "phase": phase,
-            "message": message[:_LONGEST],
+            "message": message[:LONGEST],
             "observed_generation": job.generation,
             "generator_replicas": generators,
             "selector": selector(role_labels(job.name, Role.GENERATOR)) if has_generators else "",
@@ -79,29 +79,6 @@ def describe(
         }
     )
     return status, tuple(_events(before, status, finish, wanted, trouble, processes, resumed=resumed))
-
-
-def refuse(job: Job, error: InvalidJob, now: datetime.datetime) -> tuple[JobStatus, tuple[Event, ...]]:
-    """The status of a job that can't run as it stands."""
-    message = "; ".join(map(str, error.problems))[:_LONGEST]
-    if len(error.problems) > 1:
-        message = f"{len(error.problems)} problems: {message}"[:_LONGEST]
-    failed = condition("Failed", "True", "ValidationFailed", message, time_text(now))
-    status = JobStatus(
-        phase="Failed",
-        message=message,
-        observed_generation=job.generation,
-        completion_time=time_text(now),
-        total_steps=0,
-        conditions=(failed.model_copy(update={"observed_generation": job.generation}),),
-    )
-    return status, (Event("Warning", "ValidationFailed", message),)
-
-
-def refused_before(status: JobStatus | None) -> bool:
-    """Whether the job ended because its spec was not valid: a corrected one is looked at again."""
-    reasons = [c.reason for c in status.conditions if c.type == "Failed"] if status else []
-    return reasons == ["ValidationFailed"]
 
 
 def _phase(

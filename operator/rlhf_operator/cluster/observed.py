@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf_api.problems import from_pydantic
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
@@ -46,10 +47,13 @@ class Job:
     checkpoint: str | None
     """The newest request for a checkpoint."""
     status: JobStatus | None
+    unreadable: str | None = None
+    """What of its status this release cannot read: another one wrote it, and what it says must not be lost."""
 
     @classmethod
     def of(cls, body: Body) -> "Job":
         meta = body["metadata"]
+        status, unreadable = _status(body.get("status"))
         return cls(
             body=body,
             name=meta["name"],
@@ -59,7 +63,8 @@ class Job:
             going="deletionTimestamp" in meta,
             queue=meta.get("labels", {}).get(QUEUE),
             checkpoint=meta.get("annotations", {}).get(CHECKPOINT),
-            status=_status(body.get("status")),
+            status=status,
+            unreadable=unreadable,
         )
 
 
@@ -123,12 +128,14 @@ def seconds(text: str) -> float:
     return datetime.datetime.fromisoformat(text).timestamp()
 
 
-def _status(body: Any) -> JobStatus | None:
-    """None where there is none yet, or one that this version cannot read: it is then worked out anew."""
+def _status(body: Any) -> tuple[JobStatus | None, str | None]:
+    """The status, None before the first one; or what cannot be read of it."""
+    if not body or "phase" not in body:
+        return None, None
     try:
-        return JobStatus.model_validate(body, strict=False) if body and "phase" in body else None
-    except ValidationError:
-        return None
+        return JobStatus.model_validate(body, strict=False), None
+    except ValidationError as error:
+        return None, "; ".join(map(str, from_pydantic(error, JobStatus, ("status",)).problems))
 
 
 def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:

@@ -62,7 +62,8 @@ class Plan:
     """The status to write first, then what follows from it. Each part may fail or be cut short: the next look at the
     job sees what is missing."""
 
-    status: JobStatus
+    status: JobStatus | None
+    """None: it is left as it is."""
     config: RunConfig | None = None
     """What the job's ConfigMap, service, policy and gang are made from."""
     create: tuple[NewPod, ...] = ()

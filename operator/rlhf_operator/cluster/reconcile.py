@@ -16,7 +16,7 @@ from rlhf_api.status import JobStatus
 from ..decide import Finish
 from .api import Api, ApiError, Key
 from .cache import Cache
-from .conditions import Event, refuse, refused_before
+from .conditions import Event
 from .kueue import quota, workload
 from .names import pod_name
 from .objects import companions, owned, token_secret
@@ -24,6 +24,7 @@ from .observed import Job, Pod
 from .plan import POLL_SECONDS, NewPod, Observed, Plan, plan
 from .pod import START_CONFIG, build_pod
 from .recorder import Recorder
+from .refusal import leave_alone, refuse, reopened
 from .settings import Settings
 from .telemetry import Telemetry
 from .trainers import Trainers
@@ -65,14 +66,15 @@ class Reconciler:
             return None
         job = Job.of(body)
         pods = [Pod.of(pod) for pod in self._cache.pods(key) if _owned_by(pod, job)]
+        now = datetime.datetime.now(datetime.UTC)
+        if job.unreadable:
+            return await self._give_up(key, job, leave_alone(job))
         try:
             want = await self._wanted(key, job)
         except InvalidJob as error:
-            return await self._refuse(job, error)
-        if refused_before(job.status) and job.status and job.status.observed_generation != job.generation:
-            job = Job.of({**body, "status": None})
+            return await self._give_up(key, job, refuse(job, error, pods, now))
+        job = reopened(job, want.spec)
         trainer = await self._trainers.read(job, pods)
-        now = datetime.datetime.now(datetime.UTC)
         seen = Observed(
             job, want, pods, trainer, self._refused.get(key), quota(job, self._cache.workload(key))
         )
@@ -90,14 +92,11 @@ class Reconciler:
         """
         if todo.stop:
             await self._trainers.stop(job, pods)
-        status = await self._with_checkpoint(job, pods, todo.status)
-        await self._write(key, job, status)
+        if todo.status is not None:
+            await self._write(key, job, await self._with_checkpoint(job, pods, todo.status))
         # First of all: who is about to be deleted should get no more work.
         told = await self._trainers.tell(job, pods, todo.members)
-        await _all(
-            self._api.delete("Pod", job.namespace, pod.name, uid=pod.uid, grace=pod.grace)
-            for pod in todo.delete
-        )
+        await self._delete_pods(job, todo)
         with self._refusing(key):
             if todo.config is not None and (todo.create or todo.delete or key not in self._applied):
                 await self._apply_companions(key, job, todo.config, want.config_name)
@@ -111,14 +110,14 @@ class Reconciler:
             await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
         return told
 
-    async def _refuse(self, job: Job, error: InvalidJob) -> float | None:
-        if refused_before(job.status) and job.status and job.status.observed_generation == job.generation:
-            return None
-        status, events = refuse(job, error, datetime.datetime.now(datetime.UTC))
-        await self._write((job.namespace, job.name), job, status)
-        for event in events:
+    async def _give_up(self, key: Key, job: Job, todo: Plan) -> float | None:
+        """No more than what can be done without a valid spec."""
+        if todo.status is not None:
+            await self._write(key, job, todo.status)
+        await self._delete_pods(job, todo)
+        for event in todo.events:
             await self._record(job, event)
-        return None
+        return todo.again
 
     async def _wanted(self, key: Key, job: Job) -> Wanted:
         """Worked out once for each change of the spec: checking one takes longer than all else that is decided."""
@@ -140,13 +139,19 @@ class Reconciler:
             pass
         try:
             found = await self._api.get("ConfigMap", job.namespace, name)
-            return RunConfig.model_validate_json(found["data"][START_CONFIG])
+            return RunConfig.model_validate_json(found["data"][START_CONFIG], extra="ignore")
         except ApiError as error:
             if error.status != 404:
                 raise
             return None
         except (KeyError, ValueError):
             return None  # somebody else's writing: the spec as it stands is all there is
+
+    async def _delete_pods(self, job: Job, todo: Plan) -> None:
+        await _all(
+            self._api.delete("Pod", job.namespace, pod.name, uid=pod.uid, grace=pod.grace)
+            for pod in todo.delete
+        )
 
     async def _with_checkpoint(self, job: Job, pods: list[Pod], status: JobStatus) -> JobStatus:
         """Passes a request for a checkpoint on, once; the status remembers that it was taken."""
