@@ -16,7 +16,8 @@ STARTING = "starting"
 _CONDITION_OF: dict[Phase, str] = {"Succeeded": "Complete", "Failed": "Failed", "Suspended": "Suspended"}
 _MESSAGE = 1024
 _MEMBERS = 128
-"""Bounds of what a status holds."""
+_FORESEEABLE = 10 * 365 * 86400.0
+"""Bounds of what a status holds; an end further away, in seconds, is none."""
 
 
 def job_status(
@@ -78,10 +79,9 @@ def time_text(now: datetime.datetime) -> str:
 def _with_progress(
     status: JobStatus, trainer: TrainerStatus, now: datetime.datetime, *, over: bool
 ) -> JobStatus:
-    end = None
-    if trainer.seconds_per_step is not None and not over:
-        left = trainer.seconds_per_step * max(trainer.total_steps - trainer.step, 0)
-        end = time_text(now + datetime.timedelta(seconds=left))
+    left = (trainer.seconds_per_step or math.nan) * max(trainer.total_steps - trainer.step, 0)
+    # A comparison with what is no number is False.
+    end = time_text(now + datetime.timedelta(seconds=left)) if 0 <= left < _FORESEEABLE and not over else None
     return status.model_copy(
         update={
             "estimated_end": end,
