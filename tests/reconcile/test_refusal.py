@@ -46,9 +46,9 @@ def test_a_status_that_cannot_be_read_is_left_alone_and_said():
     todo = world.step()
     assert todo.status is None
     assert names(todo) == ([], [])
-    assert (todo.config, todo.stop, todo.expire, todo.queue) == (None, False, False, None)
+    assert (todo.companions, todo.stop, todo.expire, todo.queue) == (False, False, False, None)
     (event,) = todo.events
-    assert event.reason == "StatusUnreadable"
+    assert event.reason == "Unreadable"
     assert "status.phase: 'Paused' is none of Pending" in event.message
     world.written = {}  # the newer release is back
     assert names(world.step()) == ([], [])

@@ -11,16 +11,19 @@ from tests.api.manifests import document
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
 from rlhf_api.status import JobStatus, TrainerStatus
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, ROLE, pod_name
 from rlhf_operator.cluster.observed import Job, Pod
+from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.plan import Observed, Plan, plan
 from rlhf_operator.cluster.refusal import leave_alone, refuse, reopened
+from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.wanted import active_config, wanted
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+TODAY = Defaults(image="trainer:1")
+"""The settings of the operator that a world begins with."""
 _uids = itertools.count()
 
 
@@ -34,7 +37,7 @@ class World:
 
     overrides: tuple[str, ...] = ()
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    configs: dict[str, RunConfig] = field(default_factory=dict)
+    configs: dict[str, Pinned] = field(default_factory=dict)
     status: JobStatus | None = None
     written: dict[str, Any] = field(default_factory=dict)
     """What another release has written into the status."""
@@ -44,6 +47,9 @@ class World:
     events: list[tuple[str, str]] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     expired: bool = False
+    defaults: Defaults = TODAY
+    images: list[tuple[str, str]] = field(default_factory=list)
+    """Default images that pods were made with, by name."""
     _asked: tuple[str, ...] | None = None
 
     @property
@@ -60,14 +66,15 @@ class World:
         job = self.job
         pods = [Pod.of(body) for body in self.pods.values()]
         if job.unreadable:
-            return leave_alone(job)
+            return leave_alone(job.unreadable)
         try:
-            want = wanted(job, self.configs.get(active_config(job) or ""))
+            want = wanted(job, self.configs.get(active_config(job) or ""), self.defaults)
         except InvalidJob as error:
             return refuse(job, error, pods, self.now)
         todo = plan(Observed(reopened(job, want.spec), want, pods, self.trainer, **seen), self.now)
-        if todo.config is not None:
-            self.configs[want.config_name] = todo.config
+        self.want = want
+        if todo.companions:
+            self.configs[want.pinned.name] = want.pinned
         return todo
 
     def carry_out(self, todo: Plan, *, only: Callable[[str], bool] = lambda _what: True) -> None:
@@ -84,6 +91,7 @@ class World:
             if name not in self.pods and only("create"):
                 self.pods[name] = new_pod(new.role, new.index, new.attempt, self.now)
                 self.made.append(name)
+                self.images.append((name, self.want.pinned.defaults.image))
         self.events += [(event.reason, event.message) for event in todo.events]
         self.expired |= todo.expire
 

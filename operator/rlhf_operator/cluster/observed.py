@@ -28,6 +28,10 @@ _DISRUPTED = {
     "UnexpectedAdmissionError",
 }
 """Reasons of a pod's end that are not its own, for servers that have no DisruptionTarget condition."""
+_OVER = ("Failed", "Succeeded")
+"""Phases of a pod that has ended."""
+_RACES = "OutOf"
+"""How the reasons begin with which a kubelet refuses a pod whose resources another one got, such as `OutOfcpu`."""
 SIGTERMED = 128 + 15
 
 
@@ -87,6 +91,8 @@ class Pod:
     ended: Ended | None = None
     gone_by: float | None = None
     """It is being deleted, and its kubelet ends it by then."""
+    over: bool = False
+    """None of its containers runs any more, and its resources are free; a sidecar may outlast the role's."""
     trouble: str | None = None
     """Why it does not get to run."""
     placed: bool = True
@@ -118,6 +124,7 @@ class Pod:
             ready=conditions.get("Ready", {}).get("status") == "True",
             ended=_ended(meta, status, role_container, conditions),
             gone_by=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+            over=status.get("phase") in _OVER,
             trouble=_trouble(containers, conditions),
             placed=placed,
         )
@@ -140,11 +147,12 @@ def _status(body: Any) -> tuple[JobStatus | None, str | None]:
 
 def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
     end = container.get("state", {}).get("terminated")
-    if status.get("phase") not in ("Failed", "Succeeded") and end is None:
+    if status.get("phase") not in _OVER and end is None:
         return None
     disrupted = (
         "deletionTimestamp" in meta  # told to end, by whomever
         or status.get("reason") in _DISRUPTED
+        or str(status.get("reason")).startswith(_RACES)
         or conditions.get("DisruptionTarget", {}).get("status") == "True"
     )
     if end is None:  # evicted before it ran, or its node's kubelet lost sight of it

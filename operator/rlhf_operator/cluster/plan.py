@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rlhf_api.roles import Role
-from rlhf_api.run import Membership, RunConfig
+from rlhf_api.run import Membership
 from rlhf_api.status import ClusterStatus, JobStatus, TrainerStatus
 
 from ..decide import Finish, Kill, Seen, Start, decide
@@ -23,6 +23,8 @@ SUSPEND_SECONDS = 600.0
 """How long a trainer may take to save itself before its pods are taken away."""
 KILL_SECONDS = 5
 """Grace of a trainer whose peer has failed: it has nothing left to save."""
+SIDECAR_SECONDS = 30.0
+"""How long other containers of a pod may outlast the role's at the end of a job, say to send its log away."""
 LOST_SECONDS = 30.0
 """How long after its grace a pod may linger before it is given up: its kubelet is gone, and its name is needed."""
 
@@ -64,8 +66,8 @@ class Plan:
 
     status: JobStatus | None
     """None: it is left as it is."""
-    config: RunConfig | None = None
-    """What the job's ConfigMap, service, policy and gang are made from."""
+    companions: bool = False
+    """The job's ConfigMap, service, policy and gang are to be there."""
     create: tuple[NewPod, ...] = ()
     delete: tuple[Deletion, ...] = ()
     members: Membership = field(default_factory=Membership)
@@ -101,7 +103,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     # Who starts too slowly is ended by the kubelet's startup probe.
     on_time = [replace(process, ready=True) for process in processes]
     actions = (finish,) if finish else decide(spec, on_time, restarts, resumable=True, now=now.timestamp())
-    cluster = cluster.model_copy(update={"suspend_requested": None, "config": observed.wanted.config_name})
+    cluster = cluster.model_copy(update={"suspend_requested": None, "config": observed.wanted.pinned.name})
 
     create, counted, delete = list[NewPod](), set[str](), list[Deletion]()
     for action in actions:
@@ -130,7 +132,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     )  # fmt: skip
     return Plan(
         status=status,
-        config=observed.wanted.config if finish is None else None,
+        companions=finish is None,
         create=tuple(create),
         delete=_deletions(delete, sight, now),
         members=membership(sight),
@@ -202,7 +204,10 @@ def _queue(observed: Observed, *, idle: bool) -> Literal["enter", "leave"] | Non
 def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:
     """Nothing is made again; what ended stays for its log until the job goes."""
     sight = sort(observed.wanted.spec, before.cluster or ClusterStatus(), observed.pods)
-    living = [_end(pod) for pod in sight.pods if pod.ended is None]
+    holding = [pod for pod in sight.pods if not pod.over]
+    ending = [
+        _end(pod) for pod in holding if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
+    ]
     left = None
     lifetime = observed.wanted.spec.ttl_seconds_after_finished
     if lifetime is not None and before.completion_time is not None:
@@ -211,10 +216,10 @@ def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime
     expire = left is not None and left <= 0
     return Plan(
         status=before,
-        delete=_deletions(living, sight, now),
-        queue="leave" if observed.quota not in ("none", "absent") and not living else None,
+        delete=_deletions(ending, sight, now),
+        queue="leave" if observed.quota not in ("none", "absent") and not holding else None,
         expire=expire,
-        again=POLL_SECONDS if living else left if not expire else None,
+        again=POLL_SECONDS if holding else left if not expire else None,
     )
 
 

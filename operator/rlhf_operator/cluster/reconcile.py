@@ -2,27 +2,26 @@
 
 import asyncio
 import datetime
-import hashlib
 import json
 import logging
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from rlhf_api.problems import InvalidJob
-from rlhf_api.run import RunConfig
 from rlhf_api.status import JobStatus
 
 from ..decide import Finish
-from .api import Api, ApiError, Key
-from .cache import Cache
+from .api import Api, ApiError, Body, Key
+from .cache import COMPANIONS, Cache
 from .conditions import Event
 from .kueue import quota, workload
-from .names import pod_name
+from .names import pod_name, token_name
 from .objects import companions, owned, token_secret
 from .observed import Job, Pod
+from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of, shows_defaults
 from .plan import POLL_SECONDS, NewPod, Observed, Plan, plan
-from .pod import START_CONFIG, build_pod
+from .pod import build_pod
 from .recorder import Recorder
 from .refusal import leave_alone, refuse, reopened
 from .settings import Settings
@@ -31,6 +30,7 @@ from .trainers import Trainers
 from .wanted import Wanted, active_config, wanted
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
 """Until a trainer is told again who serves it, that did not take it."""
@@ -48,7 +48,7 @@ class Reconciler:
         self._recorder, self._telemetry = recorder, telemetry
         self._trainers = Trainers(settings.token_key)
         self._kept: dict[Key, tuple[tuple[str, int, str | None], Wanted]] = {}
-        self._applied: dict[Key, str] = {}
+        self._applied: dict[Key, tuple[Pinned, list[tuple[str, Key, str]]]] = {}
         self._refused: dict[Key, Finish | str] = {}
 
     async def close(self) -> None:
@@ -68,9 +68,11 @@ class Reconciler:
         pods = [Pod.of(pod) for pod in self._cache.pods(key) if _owned_by(pod, job)]
         now = datetime.datetime.now(datetime.UTC)
         if job.unreadable:
-            return await self._give_up(key, job, leave_alone(job))
+            return await self._give_up(key, job, leave_alone(job.unreadable))
         try:
-            want = await self._wanted(key, job)
+            want = await self._wanted(key, job, pods)
+        except UnreadableConfig as error:
+            return await self._give_up(key, job, leave_alone(str(error)))
         except InvalidJob as error:
             return await self._give_up(key, job, refuse(job, error, pods, now))
         job = reopened(job, want.spec)
@@ -98,8 +100,10 @@ class Reconciler:
         told = await self._trainers.tell(job, pods, todo.members)
         await self._delete_pods(job, todo)
         with self._refusing(key):
-            if todo.config is not None and (todo.create or todo.delete or key not in self._applied):
-                await self._apply_companions(key, job, todo.config, want.config_name)
+            if todo.companions:
+                await self._apply_companions(key, job, want.pinned)
+            if todo.create:
+                await self._create_token(job)
             await self._line_up(job, want, todo)
             await _all(self._create_pod(job, want, pod) for pod in todo.create)
         if todo.create:
@@ -119,33 +123,41 @@ class Reconciler:
             await self._record(job, event)
         return todo.again
 
-    async def _wanted(self, key: Key, job: Job) -> Wanted:
+    async def _wanted(self, key: Key, job: Job, pods: list[Pod]) -> Wanted:
         """Worked out once for each change of the spec: checking one takes longer than all else that is decided."""
         basis = (job.uid, job.generation, active_config(job))
         kept = self._kept.get(key)
         if kept is None or kept[0] != basis:
-            kept = self._kept[key] = (basis, wanted(job, await self._running_config(job)))
+            running = await self._running(job, pods)
+            kept = self._kept[key] = (basis, wanted(job, running, self._settings.defaults))
         return kept[1]
 
-    async def _running_config(self, job: Job) -> RunConfig | None:
-        """What the job's pods run. Only asked for where its spec is another by now."""
-        name = active_config(job)
+    async def _running(self, job: Job, pods: list[Pod]) -> Pinned | None:
+        """What the job's pods run, where it is anything else than the spec as it stands with today's defaults."""
+        name, defaults = active_config(job), self._settings.defaults
         if name is None:
             return None
+        with suppress(InvalidJob):
+            now = wanted(job, None, defaults).pinned
+            if now.name == name:
+                return now
+        if (found := await self._get("ConfigMap", job, name)) is None:
+            return None
+        pinned = Pinned.read(found, defaults)
+        if DEFAULTS in found["data"]:
+            return pinned
+        # Release 0.1 did not write them down; its pods show them.
+        like = next((pod for pod in pods if shows_defaults(pinned.config.spec, pod.role)), None)
+        body = await self._get("Pod", job, like.name) if like else None
+        return Pinned.read(found, defaults_of(body)) if body else pinned
+
+    async def _get(self, kind: str, job: Job, name: str) -> Body | None:
         try:
-            if wanted(job, None).config_name == name:
-                return None
-        except InvalidJob:
-            pass
-        try:
-            found = await self._api.get("ConfigMap", job.namespace, name)
-            return RunConfig.model_validate_json(found["data"][START_CONFIG], extra="ignore")
+            return await self._api.get(kind, job.namespace, name)
         except ApiError as error:
             if error.status != 404:
                 raise
             return None
-        except (KeyError, ValueError):
-            return None  # somebody else's writing: the spec as it stands is all there is
 
     async def _delete_pods(self, job: Job, todo: Plan) -> None:
         await _all(
@@ -176,13 +188,17 @@ class Reconciler:
         }
         self._cache.put(await self._api.apply_status(body))
 
-    async def _apply_companions(self, key: Key, job: Job, config: RunConfig, config_name: str) -> None:
-        objects = [owned(body, job) for body in companions(config, config_name, self._settings.own_namespace)]
-        digest = hashlib.sha256(json.dumps([job.uid, objects]).encode()).hexdigest()
-        if self._applied.get(key) == digest:
+    async def _apply_companions(self, key: Key, job: Job, pinned: Pinned) -> None:
+        """Where they are others than before, or one of them is gone."""
+        known = self._applied.get(key)
+        if known is not None and known[0] is pinned and all(self._cache.has(*each) for each in known[1]):
             return
-        await _all([self._create_token(job), *(self._api.apply(body) for body in objects)])
-        self._applied[key] = digest
+        bodies = [owned(body, job) for body in companions(pinned, self._settings.own_namespace)]
+        made = await _all(self._api.apply(body) for body in bodies)
+        listed = [body for body in made if body["kind"] in COMPANIONS]
+        for body in listed:
+            self._cache.put(body)
+        self._applied[key] = pinned, [(body["kind"], key, body["metadata"]["name"]) for body in listed]
 
     async def _create_token(self, job: Job) -> None:
         try:
@@ -195,7 +211,7 @@ class Reconciler:
         if todo.queue == "leave":
             await self._api.delete("Workload", job.namespace, job.name)
         elif todo.queue == "enter":
-            self._cache.put(await self._api.apply(owned(workload(job, want.config, self._settings), job)))
+            self._cache.put(await self._api.apply(owned(workload(job, want.pinned), job)))
 
     @contextmanager
     def _refusing(self, key: Key) -> Iterator[None]:
@@ -213,14 +229,16 @@ class Reconciler:
             raise
 
     async def _create_pod(self, job: Job, want: Wanted, new: NewPod) -> None:
+        pinned = want.pinned
         body = build_pod(
-            want.config,
+            pinned.config,
             new.role,
             new.index,
             attempt=new.attempt,
             resume=new.resume,
-            config_name=want.config_name,
-            settings=self._settings,
+            config_name=pinned.name,
+            token_secret=token_name(job.name, job.uid),
+            defaults=pinned.defaults,
         )
         try:
             self._cache.put(await self._api.create(owned(body, job)))
@@ -251,10 +269,10 @@ def _owned_by(pod: dict[str, Any], job: Job) -> bool:
     return any(owner.get("uid") == job.uid for owner in pod["metadata"].get("ownerReferences", ()))
 
 
-async def _all(calls: "Any") -> None:
+async def _all(calls: "Iterable[Coroutine[Any, Any, T]]") -> list[T]:
     """All calls side by side, each to its end; then the first error, if there was one."""
-    running: list[Coroutine[Any, Any, Any]] = list(calls)
-    results = await asyncio.gather(*running, return_exceptions=True)
+    results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
+    return [result for result in results if not isinstance(result, BaseException)]

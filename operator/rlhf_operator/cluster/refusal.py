@@ -19,12 +19,10 @@ from .plan import POLL_SECONDS, Deletion, Plan
 _REFUSED = "ValidationFailed"
 
 
-def leave_alone(job: Job) -> Plan:
-    """A status that this release cannot read is said so, and nothing is touched until one comes that can."""
-    message = (
-        f"another release wrote what this one cannot read; job and pods are left alone: {job.unreadable}"
-    )
-    return Plan(status=None, events=(Event("Warning", "StatusUnreadable", message[:LONGEST]),), again=None)
+def leave_alone(why: str) -> Plan:
+    """What this release cannot read is said, and nothing is touched until one comes that can."""
+    message = f"another release wrote what this one cannot read; job and pods are left alone: {why}"
+    return Plan(status=None, events=(Event("Warning", "Unreadable", message[:LONGEST]),), again=None)
 
 
 def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datetime) -> Plan:
@@ -38,7 +36,7 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
             message = f"{len(error.problems)} problems: {message}"[:LONGEST]
         before = _failed(before or JobStatus(phase="Pending", total_steps=0), job, message, time_text(now))
         events = (Event("Warning", _REFUSED, message),)
-    living = [pod for pod in pods if pod.ended is None]
+    living = [pod for pod in pods if not pod.over]
     return Plan(
         status=before,
         delete=tuple(Deletion(pod.name, pod.uid) for pod in living if pod.gone_by is None),
