@@ -8,11 +8,12 @@ import pytest
 from tests.api.manifests import job
 from tests.reconcile.world import TODAY, World, names, reasons, running
 
+from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_operator.cluster.observed import Job, Pod
-from rlhf_operator.cluster.pinned import Pinned, UnreadableConfig, defaults_of
+from rlhf_operator.cluster.pinned import Pinned, UnreadableConfig, defaults_of_0_1
 from rlhf_operator.cluster.plan import Observed, plan
-from rlhf_operator.cluster.pod import RESUME_CONFIG, START_CONFIG
+from rlhf_operator.cluster.pod import RESUME_CONFIG, START_CONFIG, build_pod
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.wanted import active_config, wanted
 
@@ -116,7 +117,7 @@ def test_jobs_of_the_last_release_run_on():
     made = Job.of(body)
     assert made.unreadable is None
     assert active_config(made) == config_map["metadata"]["name"]
-    then = defaults_of(next(pod for pod in pods if pod["metadata"]["name"] == "job-trainer-0"))
+    then = defaults_of_0_1(next(pod for pod in pods if pod["metadata"]["name"] == "job-trainer-0"))
     assert then.image == "registry.example/rlhf-trainer:0.1.0"
     assert then.workspace_claim == "shared"
     running_config = Pinned.read(config_map, then)
@@ -124,6 +125,19 @@ def test_jobs_of_the_last_release_run_on():
     assert want.ignored is None
     assert want.pinned.defaults == then
     assert dict(want.pinned.config_map()["data"]).items() >= config_map["data"].items()
+    again = build_pod(
+        want.pinned.config,
+        Role.TRAINER,
+        0,
+        attempt=2,
+        resume=True,
+        config_name=want.pinned.name,
+        token_secret="t",
+        defaults=want.pinned.defaults,
+    )
+    before = next(pod for pod in pods if pod["metadata"]["name"] == "job-trainer-0")
+    (new,), (old,) = again["spec"]["containers"], before["spec"]["containers"]
+    assert (new["command"], new["image"]) == (old["command"], old["image"])
     todo = plan(Observed(made, want, [Pod.of(pod) for pod in pods]), World().now)
     assert names(todo) == ([], [])
     assert todo.status.phase == "Running"
@@ -135,7 +149,7 @@ def test_a_generator_of_a_job_of_the_last_release_is_replaced_with_its_image():
     body = copy.deepcopy(RELEASE_0_1)
     pods = [Pod.of(pod) for pod in body["pods"] if "generator" not in pod["metadata"]["name"]]
     want = wanted(
-        Job.of(body["job"]), Pinned.read(body["companions"][0], defaults_of(body["pods"][0])), NEWER
+        Job.of(body["job"]), Pinned.read(body["companions"][0], defaults_of_0_1(body["pods"][0])), NEWER
     )
     todo = plan(Observed(Job.of(body["job"]), want, pods), World().now)
     assert names(todo)[0] == ["job-generator-0"]

@@ -113,8 +113,8 @@ def shows_defaults(spec: Spec, role: Role) -> bool:
     return combine(spec.pods, getattr(spec, role.value).pods).image is None
 
 
-def defaults_of(pod: Mapping[str, Any]) -> Defaults:
-    """The defaults that a pod that `shows_defaults` was made with."""
+def defaults_of_0_1(pod: Mapping[str, Any]) -> Defaults:
+    """What release 0.1.0 made a pod with that `shows_defaults`; it wrote that down nowhere else."""
     spec = pod["spec"]
     container = next(c for c in spec["containers"] if c["name"] == "role")
     volume: Mapping[str, Any] = next((v for v in spec.get("volumes", ()) if v["name"] == "workspace"), {})
@@ -122,6 +122,7 @@ def defaults_of(pod: Mapping[str, Any]) -> Defaults:
         image=container["image"],
         image_pull_policy=container.get("imagePullPolicy"),
         workspace_claim=volume.get("persistentVolumeClaim", {}).get("claimName"),
+        torchrun="rlhf_trainer.roles.gang",
     )
 
 

@@ -69,7 +69,7 @@ def build_pod(
                     "name": "role",
                     "image": pods.image or defaults.image,
                     **_pull(pods, defaults),
-                    "command": command(config, process),
+                    "command": command(config, process, torchrun=defaults.torchrun),
                     "workingDir": WORKSPACE,
                     "env": _environment(config, process, pods, token_secret, resume=resume),
                     "envFrom": [{"secretRef": {"name": secret}} for secret in pods.secrets],

@@ -19,7 +19,7 @@ from .kueue import quota, workload
 from .names import pod_name, token_name
 from .objects import companions, owned, token_secret
 from .observed import Job, Pod
-from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of, shows_defaults
+from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of_0_1, shows_defaults
 from .plan import POLL_SECONDS, NewPod, Observed, Plan, plan
 from .pod import build_pod
 from .recorder import Recorder
@@ -146,10 +146,9 @@ class Reconciler:
         pinned = Pinned.read(found, defaults)
         if DEFAULTS in found["data"]:
             return pinned
-        # Release 0.1 did not write them down; its pods show them.
         like = next((pod for pod in pods if shows_defaults(pinned.config.spec, pod.role)), None)
         body = await self._get("Pod", job, like.name) if like else None
-        return Pinned.read(found, defaults_of(body)) if body else pinned
+        return Pinned.read(found, defaults_of_0_1(body)) if body else pinned
 
     async def _get(self, kind: str, job: Job, name: str) -> Body | None:
         try:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlhf_api.base import Report
+from rlhf_api.run import TORCHRUN
 
 FIELD_MANAGER = "rlhf-operator"
 
@@ -15,6 +16,8 @@ class Defaults(Report):
     image: str
     image_pull_policy: str | None = None
     workspace_claim: str | None = None
+    torchrun: str = TORCHRUN
+    """The module of the image that starts a trainer's ranks."""
 
 
 @dataclass(frozen=True)
