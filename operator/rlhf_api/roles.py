@@ -36,6 +36,8 @@ class Trainer(RoleSpec):
     """DeepSpeed under torchrun: `replicas` nodes of `processesPerReplica` ranks."""
 
     processes_per_replica: Positive = 1
+    progress_deadline_seconds: Positive | None = None
+    """On a cluster: a trainer that makes no step for so long is started again, and that is counted."""
     micro_batch_tokens: Positive = 16384
     """Upper bound of the padded tokens that one rank forwards at once."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()

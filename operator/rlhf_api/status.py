@@ -117,6 +117,10 @@ class ClusterStatus(Report):
     """The ConfigMap with the configuration that the pods run."""
     counted: tuple[str, ...] = ()
     """Uids of ended pods that are in `restarts` already and wait to be replaced."""
+    provisioning_since: str | None = None
+    """Since when pods are there and the trainer does not train yet."""
+    progress_time: str | None = None
+    """When the trainer was last started or reported another step."""
     suspend_requested: str | None = None
     """When the trainer was first to be asked for a checkpoint and its end."""
     checkpoint_requested: str | None = None

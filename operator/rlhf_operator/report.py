@@ -3,6 +3,7 @@
 import datetime
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rlhf_api.roles import Role
 from rlhf_api.run import replicas, roles_of
@@ -60,6 +61,18 @@ def job_status(
     if phase == "Succeeded":  # the trainer may have ended before its last step was seen
         status = status.model_copy(update={"step": status.total_steps})
     return status.model_copy(update={"progress": f"{status.step}/{status.total_steps}"})
+
+
+_VOLATILE = {"activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"}
+"""What changes within a step, and no decision is made on."""
+_REFRESH_SECONDS = 30.0
+
+
+def worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
+    """Whether a status is to be stored in place of another that was, `age` seconds ago: at once where anything but
+    figures of the step under way has changed, else every 30 s."""
+    changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+    return bool(changed - _VOLATILE) or bool(changed and age >= _REFRESH_SECONDS)
 
 
 def first_status(spec: Spec, before: JobStatus | None) -> JobStatus:

@@ -4,7 +4,8 @@ import pytest
 from tests.reconcile.world import World, names, reasons, running
 
 from rlhf_api.status import JobStatus, TrainerStatus
-from rlhf_operator.cluster.plan import LOST_SECONDS, SIDECAR_SECONDS, SUSPEND_SECONDS
+from rlhf_operator.cluster.plan import SIDECAR_SECONDS, SUSPEND_SECONDS
+from rlhf_operator.cluster.sight import LOST_SECONDS
 from rlhf_operator.decide import Finish
 
 TWO = "spec.trainer.replicas=2"

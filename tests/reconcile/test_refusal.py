@@ -41,6 +41,7 @@ def test_a_field_of_another_release_is_passed_over(where):
 
 def test_a_status_that_cannot_be_read_is_left_alone_and_said():
     world = running()
+    world.step()
     before, told = world.status, len(world.events)
     world.written = {"phase": "Paused"}
     todo = world.step()

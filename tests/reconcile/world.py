@@ -130,6 +130,7 @@ class World:
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [{"name": "role", "started": True, "state": state}],
         }
+        self.pods[name]["spec"] = {"nodeName": "node-1"}
 
     def end(self, name: str, code: int = 1, message: str = "", **status: Any) -> None:
         end = {"exitCode": code, "finishedAt": stamp(self.now), "message": message}

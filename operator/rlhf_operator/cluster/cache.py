@@ -144,6 +144,7 @@ _OF_METADATA = (
 )
 _OF_STATUS = {
     "conditions": ("type", "status", "reason", "message"),
+    "initContainerStatuses": ("name", "state"),
     "containerStatuses": ("name", "state", "ready", "started", "restartCount"),
 }
 

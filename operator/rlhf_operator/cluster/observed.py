@@ -96,7 +96,8 @@ class Pod:
     trouble: str | None = None
     """Why it does not get to run."""
     placed: bool = True
-    """A node was found for it."""
+    """Nobody says that no node was found for it."""
+    node: str | None = None
 
     @property
     def serving(self) -> bool:
@@ -125,8 +126,9 @@ class Pod:
             ended=_ended(meta, status, role_container, conditions),
             gone_by=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
             over=status.get("phase") in _OVER,
-            trouble=_trouble(containers, conditions),
+            trouble=_trouble(status, conditions),
             placed=placed,
+            node=body.get("spec", {}).get("nodeName"),
         )
 
 
@@ -157,9 +159,8 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
     )
     if end is None:  # evicted before it ran, or its node's kubelet lost sight of it
         said = f"{status.get('reason') or 'failed'}: {status.get('message') or 'no container was run'}"
-        return Ended(
-            seconds(status["startTime"]) if status.get("startTime") else 0.0, SIGTERMED, said, disrupted
-        )
+        code, said = _failed_init(status) or (SIGTERMED, said)
+        return Ended(seconds(status["startTime"]) if status.get("startTime") else 0.0, code, said, disrupted)
     code = end.get("exitCode", SIGTERMED)
     how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
     telling = telling_line(end.get("message") or "")
@@ -172,12 +173,26 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
     )
 
 
-def _trouble(containers: Sequence[Body], conditions: Mapping[str, Body]) -> str | None:
+def _trouble(status: Body, conditions: Mapping[str, Body]) -> str | None:
+    """A reason, a colon and what is said of it."""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"
-    for container in containers:
+    if (failed := _failed_init(status)) is not None:
+        return f"InitContainerFailed: {failed[1]}"
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting")
         if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return f"{waiting['reason']}: {waiting.get('message', '')}"
+    return None
+
+
+def _failed_init(status: Body) -> tuple[int, str] | None:
+    """The exit code of an init container that failed, and how it ended."""
+    for container in status.get("initContainerStatuses", ()):
+        end = container.get("state", {}).get("terminated")
+        if end and end.get("exitCode"):
+            told = telling_line(end.get("message") or "")
+            said = f"init container {container['name']} {exit_words(end['exitCode'])}"
+            return end["exitCode"], f"{said}: {told}" if told else said
     return None

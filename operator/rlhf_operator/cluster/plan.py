@@ -10,11 +10,11 @@ from rlhf_api.run import Membership
 from rlhf_api.status import ClusterStatus, JobStatus, TrainerStatus
 
 from ..decide import Finish, Kill, Seen, Start, decide
-from ..report import first_status
+from ..report import first_status, time_text
 from .conditions import Event, describe
 from .kueue import Quota
 from .observed import Job, Pod
-from .sight import Sight, membership, seen, sort
+from .sight import Sight, lost, membership, seen, sort, stuck
 from .wanted import Wanted
 
 POLL_SECONDS = 5.0
@@ -25,8 +25,6 @@ KILL_SECONDS = 5
 """Grace of a trainer whose peer has failed: it has nothing left to save."""
 SIDECAR_SECONDS = 30.0
 """How long other containers of a pod may outlast the role's at the end of a job, say to send its log away."""
-LOST_SECONDS = 30.0
-"""How long after its grace a pod may linger before it is given up: its kubelet is gone, and its name is needed."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,8 @@ class Observed:
     pods: Sequence[Pod]
     trainer: TrainerStatus | None = None
     """The last report of the present trainer."""
+    silent_since: float | None = None
+    """Since when it does not answer, in seconds since the epoch."""
     refused: Finish | str | None = None
     """What the API server said to the last pods that were to be made, where it did not take them."""
     quota: Quota = "none"
@@ -97,7 +97,11 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None)
     restarts = {role: status.restarts for role, status in before.roles.items()}
 
-    finish = _deadline(observed, before, now) or _refusal(observed)
+    cluster = cluster.model_copy(update=_times(observed, before, cluster, now))
+    processes = stuck(spec, processes, sight, cluster, now.timestamp())
+    finish = (
+        _deadline(observed, before, now) or _too_long(observed, before, cluster, now) or _refusal(observed)
+    )
     if finish is None and suspend:
         return _suspend(observed, before, cluster, sight, processes, now)
     # Who starts too slowly is ended by the kubelet's startup probe.
@@ -116,7 +120,9 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
             restarts[action.role] = restarts.get(action.role, 0) + action.counts
         else:
             if action.role is Role.TRAINER and not refused:
-                cluster = cluster.model_copy(update={"attempt": cluster.attempt + 1})
+                cluster = cluster.model_copy(
+                    update={"attempt": cluster.attempt + 1, "progress_time": time_text(now)}
+                )
             resume = cluster.attempt > 1 or spec.checkpoint.resume
             create += [NewPod(action.role, index, cluster.attempt, resume) for index in action.indices]
 
@@ -128,7 +134,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     delete += [_end(pod) for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
     status, events = describe(
         job, observed.wanted, before, processes, restarts, observed.trainer, cluster, sight.pods,
-        finish=finish, creating=len(create), refused=observed.refused, now=now,
+        finish=finish, creating=len(create), refused=observed.refused, silent_since=observed.silent_since, now=now,
     )  # fmt: skip
     return Plan(
         status=status,
@@ -176,10 +182,17 @@ def _suspend(
         by_user = observed.wanted.spec.suspend
         why = ("Suspended", "") if by_user else ("WaitingForQuota", f"waits in queue {observed.job.queue}")
         finish = Finish("Suspended", *why)
-    cluster = cluster.model_copy(update={"suspend_requested": None if finish else since, "counted": ()})
+    cluster = cluster.model_copy(
+        update={
+            "suspend_requested": None if finish else since,
+            "counted": (),
+            "provisioning_since": None,
+        }
+    )
     status, events = describe(
         observed.job, observed.wanted, before, processes, {r: s.restarts for r, s in before.roles.items()},
-        observed.trainer, cluster, sight.pods, finish=finish, suspending=not finish, now=now,
+        observed.trainer, cluster, sight.pods, finish=finish, suspending=not finish,
+        silent_since=observed.silent_since, now=now,
     )  # fmt: skip
     leaving = () if saving else sight.pods
     return Plan(
@@ -233,6 +246,33 @@ def _deadline(observed: Observed, before: JobStatus, now: datetime.datetime) -> 
     return Finish("Failed", "DeadlineExceeded", f"ran for {ran:.0f} s; spec.activeDeadlineSeconds is {limit}")
 
 
+def _too_long(
+    observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
+) -> Finish | None:
+    limit = observed.wanted.spec.scheduling.pre_running_deadline_seconds
+    if limit is None or cluster.provisioning_since is None:
+        return None
+    waited = (now - datetime.datetime.fromisoformat(cluster.provisioning_since)).total_seconds()
+    if waited < limit:
+        return None
+    message = f"the trainer did not begin within {limit} s (spec.scheduling.preRunningDeadlineSeconds)"
+    return Finish(
+        "Failed", "PreRunningDeadlineExceeded", f"{message}; {before.message}" if before.message else message
+    )
+
+
+def _times(
+    observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
+) -> dict[str, str | None]:
+    """Since when the job is in the state that a deadline is about."""
+    provisioning = before.phase == "Provisioning"
+    stepped = observed.trainer is not None and observed.trainer.step != before.step
+    return {
+        "provisioning_since": (cluster.provisioning_since or time_text(now)) if provisioning else None,
+        "progress_time": time_text(now) if stepped else cluster.progress_time,
+    }
+
+
 def _refusal(observed: Observed) -> Finish | None:
     return observed.refused if isinstance(observed.refused, Finish) else None
 
@@ -245,9 +285,5 @@ def _deletions(wanted: Sequence[Deletion], sight: Sight, now: datetime.datetime)
     """Those not under way already, and those given up."""
     going = {pod.uid: pod.gone_by for pod in sight.pods if pod.gone_by is not None}
     new = {deletion.uid: deletion for deletion in wanted if deletion.uid not in going}
-    lost = [
-        Deletion(pod.name, pod.uid, 0)
-        for pod in sight.pods
-        if pod.gone_by is not None and now.timestamp() > pod.gone_by + LOST_SECONDS
-    ]
-    return (*new.values(), *lost)
+    given_up = [Deletion(pod.name, pod.uid, 0) for pod in sight.pods if lost(pod, now.timestamp())]
+    return (*new.values(), *given_up)

@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import json
 import logging
+import time
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.status import JobStatus
 
 from ..decide import Finish
+from ..report import worth_writing
 from .api import Api, ApiError, Body, Key
 from .cache import COMPANIONS, Cache
 from .conditions import Event
@@ -50,6 +52,7 @@ class Reconciler:
         self._kept: dict[Key, tuple[tuple[str, int, str | None], Wanted]] = {}
         self._applied: dict[Key, tuple[Pinned, list[tuple[str, Key, str]]]] = {}
         self._refused: dict[Key, Finish | str] = {}
+        self._written: dict[Key, float] = {}
 
     async def close(self) -> None:
         await self._trainers.close()
@@ -78,7 +81,13 @@ class Reconciler:
         job = reopened(job, want.spec)
         trainer = await self._trainers.read(job, pods)
         seen = Observed(
-            job, want, pods, trainer, self._refused.get(key), quota(job, self._cache.workload(key))
+            job,
+            want,
+            pods,
+            trainer,
+            self._trainers.silent_since(job),
+            self._refused.get(key),
+            quota(job, self._cache.workload(key)),
         )
         todo = plan(seen, now)
         told = await self._carry_out(key, job, want, pods, todo)
@@ -177,20 +186,28 @@ class Reconciler:
     async def _write(self, key: Key, job: Job, status: JobStatus) -> None:
         content = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
         self._telemetry.job(key, content)
-        if content == job.body.get("status"):
+        age = time.monotonic() - self._written.get(key, float("-inf"))
+        if not worth_writing(job.body.get("status") or {}, content, age):
             return
         body = {
             "apiVersion": job.body["apiVersion"],
             "kind": job.body["kind"],
-            "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid},
+            "metadata": {
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+                # Refused where somebody wrote after we looked: this process may lead no longer.
+                "resourceVersion": job.body["metadata"]["resourceVersion"],
+            },
             "status": content,
         }
         self._cache.put(await self._api.apply_status(body))
+        self._written[key] = time.monotonic()
 
     async def _apply_companions(self, key: Key, job: Job, pinned: Pinned) -> None:
         """Where they are others than before, or one of them is gone."""
         known = self._applied.get(key)
-        if known is not None and known[0] is pinned and all(self._cache.has(*each) for each in known[1]):
+        if known is not None and known[0] == pinned and all(self._cache.has(*each) for each in known[1]):
             return
         bodies = [owned(body, job) for body in companions(pinned, self._settings.own_namespace)]
         made = await _all(self._api.apply(body) for body in bodies)
@@ -259,7 +276,7 @@ class Reconciler:
         if body is not None:
             self._trainers.forget(body["metadata"]["uid"])
         self._telemetry.job(key, None)
-        for kept in (self._kept, self._applied, self._refused):
+        for kept in (self._kept, self._applied, self._refused, self._written):
             kept.pop(key, None)
 
 

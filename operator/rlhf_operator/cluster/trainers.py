@@ -36,6 +36,8 @@ class _Known:
     asking: asyncio.Task[None] | None = None
     unanswered: int = 0
     """Times in a row."""
+    silent_since: float | None = None
+    """Seconds since the epoch, where it did not answer when it was asked last."""
     next: float = 0.0
     """When it may be asked again, by the monotonic clock."""
     complaint: str = ""
@@ -94,10 +96,16 @@ class Trainers:
                 log.warning("%s/%s: %s", job.namespace, job.name, complaint)
         known.complaint = complaint
         if status is not None:
-            known.status, known.unanswered = status, 0
+            known.status, known.unanswered, known.silent_since = status, 0, None
         else:
+            known.silent_since = known.silent_since or time.time()
             known.next = time.monotonic() + min(_PAUSE_SECONDS * 2.0**known.unanswered, _LONGEST_PAUSE)
             known.unanswered = min(known.unanswered + 1, 16)
+
+    def silent_since(self, job: Job) -> float | None:
+        """Since when the trainer does not answer, in seconds since the epoch; None where it does, or is none."""
+        known = self._known.get(job.uid)
+        return known.silent_since if known else None
 
     async def tell(self, job: Job, pods: list[Pod], members: Membership) -> bool:
         """Pushes the membership, unless this trainer knows it already; False where it should know and does not."""
