@@ -108,6 +108,17 @@ class RolePlan(Report):
     """What one GPU must hold at least, with the arithmetic; null where the job does not say enough."""
 
 
+class RestartWindow(Report):
+    """Restarts of a role since the first that its budget still knows of."""
+
+    failures: Count = 0
+    """Counted against `backoffLimit`."""
+    disruptions: Count = 0
+    """Not counted; the pause before the next grows with them too."""
+    since: Word
+    last: Word
+
+
 class ClusterStatus(Report):
     """What the operator keeps about a job on a cluster, across its own restarts."""
 
@@ -117,6 +128,7 @@ class ClusterStatus(Report):
     """The ConfigMap with the configuration that the pods run."""
     counted: tuple[str, ...] = ()
     """Uids of ended pods that are in `restarts` already and wait to be replaced."""
+    restarts: dict[Role, RestartWindow] = {}
     provisioning_since: str | None = None
     """Since when pods are there and the trainer does not train yet."""
     progress_time: str | None = None

@@ -178,7 +178,7 @@ def test_a_trainer_that_makes_steps_is_left_alone_by_an_operator_that_was_starte
 
 
 def test_a_trainer_that_hangs_again_and_again_uses_up_its_budget():
-    world = running(HOUR, "spec.trainer.backoffLimit=1")
+    world = running(HOUR, "spec.trainer.backoffLimit=1", "spec.trainer.backoffWindowSeconds=86400")
     for _ in range(2):
         world.now += datetime.timedelta(seconds=3700)
         world.settle()

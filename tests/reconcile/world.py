@@ -110,7 +110,7 @@ class World:
             self.kubelet()
             still = not (todo.create or todo.delete) and all(self.runs(n) or self.over(n) for n in self.pods)
             quiet = quiet + 1 if still else 0
-            if quiet == 4:
+            if quiet == (4 if seconds < 60 else 8):
                 return
         raise AssertionError(f"never settles: {sorted(self.pods)} {self.status}")
 

@@ -160,7 +160,8 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
     if end is None:  # evicted before it ran, or its node's kubelet lost sight of it
         said = f"{status.get('reason') or 'failed'}: {status.get('message') or 'no container was run'}"
         code, said = _failed_init(status) or (SIGTERMED, said)
-        return Ended(seconds(status["startTime"]) if status.get("startTime") else 0.0, code, said, disrupted)
+        at = seconds(status["startTime"]) if status.get("startTime") else 0.0
+        return Ended(at, code, said, disrupted, status.get("reason") or "")
     code = end.get("exitCode", SIGTERMED)
     how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
     telling = telling_line(end.get("message") or "")
@@ -170,6 +171,8 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
         code,
         f"{why}; see `kubectl logs {meta['name']}`",
         disrupted,
+        # What happened to the pod says more than that its container ended of it.
+        status.get("reason") or end.get("reason") or "",
     )
 
 

@@ -1,19 +1,20 @@
 """What to do next about a job: a pure function of what is seen. This page and `reconcile.py` tell the whole story."""
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Membership
-from rlhf_api.status import ClusterStatus, JobStatus, TrainerStatus
+from rlhf_api.status import ClusterStatus, JobStatus, RestartWindow, TrainerStatus
 
+from ..budget import Restarts, one_more, totals
 from ..decide import Finish, Kill, Seen, Start, decide
 from ..report import first_status, time_text
 from .conditions import Event, describe
 from .kueue import Quota
-from .observed import Job, Pod
+from .observed import Job, Pod, seconds
 from .sight import Sight, lost, membership, seen, sort, stuck
 from .wanted import Wanted
 
@@ -94,8 +95,10 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     # Pods that the API server refused were never there, whatever the status says that it was about to make.
     refused = observed.refused is not None and not sight.of(Role.TRAINER)
     begun = before.phase in ("Provisioning", "Running") and cluster.attempt > 0 and not refused
-    processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None)
-    restarts = {role: status.restarts for role, status in before.roles.items()}
+    restarts = _restarts(before, cluster)
+    waited = bool(cluster.counted)  # what was to go before a start has been seen and counted
+    last = 0.0 if waited else restarts.get(Role.TRAINER, Restarts()).last
+    processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None, last=last)
 
     cluster = cluster.model_copy(update=_times(observed, before, cluster, now))
     processes = stuck(spec, processes, sight, cluster, now.timestamp())
@@ -105,8 +108,11 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     if finish is None and suspend:
         return _suspend(observed, before, cluster, sight, processes, now)
     # Who starts too slowly is ended by the kubelet's startup probe.
-    on_time = [replace(process, ready=True) for process in processes]
-    actions = (finish,) if finish else decide(spec, on_time, restarts, resumable=True, now=now.timestamp())
+    actions = (
+        (finish,)
+        if finish
+        else decide(spec, processes, restarts, now=now.timestamp(), startup_timeouts=False)
+    )
     cluster = cluster.model_copy(update={"suspend_requested": None, "config": observed.wanted.pinned.name})
 
     create, counted, delete = list[NewPod](), set[str](), list[Deletion]()
@@ -117,8 +123,10 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
             delete += [_end(pod, KILL_SECONDS) for pod in sight.of(action.role) if pod.index == action.index]
         elif occupied := _occupying(sight, action):
             counted |= {pod.uid for pod in occupied}
-            restarts[action.role] = restarts.get(action.role, 0) + action.counts
+            restarts = one_more(spec, restarts, action.role, now.timestamp(), counts=action.counts)
         else:
+            if action.again and not waited:  # its pods vanished, and nobody has counted that yet
+                restarts = one_more(spec, restarts, action.role, now.timestamp(), counts=action.counts)
             if action.role is Role.TRAINER and not refused:
                 cluster = cluster.model_copy(
                     update={"attempt": cluster.attempt + 1, "progress_time": time_text(now)}
@@ -128,12 +136,14 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
 
     there = {pod.uid for pod in sight.pods}
     counted |= set(cluster.counted)
-    cluster = cluster.model_copy(update={"counted": tuple(sorted(counted & there))})
+    cluster = cluster.model_copy(
+        update={"counted": tuple(sorted(counted & there)), "restarts": _windows(restarts)}
+    )
     if finish is not None:
         create, delete = [], [_end(pod) for pod in sight.pods if pod.ended is None]
     delete += [_end(pod) for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
     status, events = describe(
-        job, observed.wanted, before, processes, restarts, observed.trainer, cluster, sight.pods,
+        job, observed.wanted, before, processes, totals(restarts), observed.trainer, cluster, sight.pods,
         finish=finish, creating=len(create), refused=observed.refused, silent_since=observed.silent_since, now=now,
     )  # fmt: skip
     return Plan(
@@ -145,6 +155,34 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         events=events,
         again=POLL_SECONDS,
     )
+
+
+def _restarts(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
+    """From the status: totals of roles, and the windows of their budgets."""
+    found = {role: Restarts(status.restarts) for role, status in before.roles.items()}
+    for role, window in cluster.restarts.items():
+        total = found.get(role, Restarts()).total
+        found[role] = Restarts(
+            total, window.failures, window.disruptions, seconds(window.since), seconds(window.last)
+        )
+    return found
+
+
+def _windows(restarts: Mapping[Role, Restarts]) -> dict[Role, RestartWindow]:
+    return {
+        role: RestartWindow(
+            failures=each.failures,
+            disruptions=each.disruptions,
+            since=_stamp(each.since),
+            last=_stamp(each.last),
+        )
+        for role, each in restarts.items()
+        if each.failures or each.disruptions
+    }
+
+
+def _stamp(at: float) -> str:
+    return time_text(datetime.datetime.fromtimestamp(at, datetime.UTC))
 
 
 def _occupying(sight: Sight, start: Start) -> list[Pod]:

@@ -59,8 +59,9 @@ def _wanted(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
     return pod.role in roles_of(spec) and pod.index < replicas(spec, pod.role)
 
 
-def seen(spec: Spec, sight: Sight, *, begun: bool, suspending: bool) -> list[Seen]:
-    """The job's processes; `begun`: the present attempt's trainer pods were made, so a missing one was taken away."""
+def seen(spec: Spec, sight: Sight, *, begun: bool, suspending: bool, last: float = 0.0) -> list[Seen]:
+    """The job's processes; `begun`: the present attempt's trainer pods were made, so a missing one was taken away,
+    after the `last` start at the earliest."""
     replaced = {(pod.role, pod.index): pod for pod in sight.counted}
     found = []
     for role in roles_of(spec):
@@ -72,7 +73,7 @@ def seen(spec: Spec, sight: Sight, *, begun: bool, suspending: bool) -> list[See
             elif going is not None:
                 found.append(Seen(role, index, going.started))
             elif role is Role.TRAINER and begun:
-                found.append(Seen(role, index, 0.0, ended=_gone(sight)))
+                found.append(Seen(role, index, 0.0, ended=_gone(sight, last)))
             else:
                 found.append(Seen(role, index))
     return found
@@ -99,10 +100,10 @@ def lost(pod: Pod, now: float) -> bool:
     return pod.gone_by is not None and now > pod.gone_by + LOST_SECONDS
 
 
-def _gone(sight: Sight) -> Ended:
+def _gone(sight: Sight, last: float) -> Ended:
     """No sooner than its peers ended: who was taken away because they failed is not the first that failed."""
     others = [pod.ended.at for pod in sight.of(Role.TRAINER) if pod.ended]
-    return Ended(max(others, default=0.0), SIGTERMED, "was deleted", disrupted=True)
+    return Ended(max([last, *others]), SIGTERMED, "was deleted", disrupted=True)
 
 
 def _not_suspended(ended: Ended) -> Ended:
