@@ -35,8 +35,10 @@ from rlhf_api.crd import document
 from rlhf_api.manifest import parse
 from rlhf_api.run import replicas, roles_of
 from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.objects import companions, config_name, owned, run_config, token_secret
+from rlhf_operator.cluster.names import token_name
+from rlhf_operator.cluster.objects import companions, owned, token_secret
 from rlhf_operator.cluster.observed import Job
+from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import build_pod
 from rlhf_operator.cluster.process import WORKERS
 from rlhf_operator.cluster.settings import Settings
@@ -58,14 +60,14 @@ def objects(job: Job) -> list[dict[str, Any]]:
     spec = parse(
         {key: job.body[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": job.name}}
     ).spec
-    config = run_config(job.name, spec)
-    name = config_name(config)
+    pinned = Pinned.make(job.name, spec, SETTINGS.defaults)
+    made = {"config_name": pinned.name, "token_secret": token_name(job.name, job.uid)}
     pods = [
-        build_pod(config, role, index, attempt=1, resume=False, config_name=name, settings=SETTINGS)
+        build_pod(pinned.config, role, index, attempt=1, resume=False, defaults=pinned.defaults, **made)
         for role in roles_of(spec)
         for index in range(replicas(spec, role))
     ]
-    bodies = [token_secret(SETTINGS.token_key, job), *companions(config, name, "default"), *pods]
+    bodies = [token_secret(SETTINGS.token_key, job), *companions(pinned, "default"), *pods]
     return [owned(body, job) for body in bodies]
 
 

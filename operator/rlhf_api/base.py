@@ -15,9 +15,10 @@ class Frozen(BaseModel):
 
 
 class Report(Frozen):
-    """What programs make and read: Python names work beside the keys, which a manifest does not allow."""
+    """What programs make and read: Python names work beside the keys, and keys of other releases are passed over,
+    neither of which a manifest allows."""
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(extra="ignore", validate_by_name=True, validate_by_alias=True)
 
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -36,7 +37,9 @@ _QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
 _NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _PATH = r"^(/\.?[A-Za-z0-9_-][^/:]*)+$"
 _SUB_PATH = r"^\.?[A-Za-z0-9_-][^/:]*(/\.?[A-Za-z0-9_-][^/:]*)*$"
+REASON = r"^[A-Za-z][A-Za-z0-9._/-]*$"
 PATTERNS = {
+    REASON: "must be a word of Kubernetes, such as OOMKilled or Evicted",
     _IMPORT_PATH: "must name a Python object as package.module:name",
     _SAMPLER: "must be uniform, newest, prioritized, or name a Python function as package.module:name",
     _LABEL: "must be at most 40 of a-z, 0-9 and -, with no - at either end",

@@ -91,6 +91,9 @@ class Scheduling(Frozen):
     """All pods at once, by a PodGroup of Volcano or of scheduler-plugins; or one by one."""
     queue: Name | None = None
     """Volcano's queue."""
+    pre_running_deadline_seconds: Positive | None = None
+    """The job fails, and frees what it holds, when its trainer has not begun to train so long after its pods were
+    made."""
 
 
 def amount(quantity: Quantity) -> float:

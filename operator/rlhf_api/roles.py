@@ -1,12 +1,16 @@
 """The roles of a job: how many of each, with what resources of their own."""
 
 from enum import StrEnum
+from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
-from .base import DType, Frozen, ImportPath, NonNegativeFloat, Positive
+from .base import REASON, DType, Frozen, ImportPath, NonNegativeFloat, Positive
 from .deepspeed import DeepSpeedConfig
 from .pods import PodSettings
+
+ExitCode = Annotated[int, Field(ge=0, le=255)]
+Reason = Annotated[str, Field(pattern=REASON, max_length=128)]
 
 
 class Role(StrEnum):
@@ -18,6 +22,23 @@ class Role(StrEnum):
     REFERENCE = "reference"
 
 
+class FailureRule(Frozen):
+    """What follows from an end of a process with one of these exit codes, or for one of these reasons."""
+
+    action: Literal["FailJob", "Ignore", "Count"]
+    """The job fails at once; or the process is started again, without being counted, or counted."""
+    exit_codes: tuple[ExitCode, ...] = Field((), max_length=64)
+    """From 129 on, 128 plus a signal."""
+    reasons: tuple[Reason, ...] = Field((), max_length=16)
+    """On a cluster: those of the container or the pod, such as `OOMKilled`, `Error` or `Evicted`."""
+
+    @model_validator(mode="after")
+    def _fits_something(self) -> "FailureRule":
+        if not self.exit_codes and not self.reasons:
+            raise ValueError("names neither exitCodes nor reasons, so it fits no end")
+        return self
+
+
 class RoleSpec(Frozen):
     """What every role has."""
 
@@ -25,7 +46,13 @@ class RoleSpec(Frozen):
     dtype: DType | None = None
     """The job's `model.dtype` unless given."""
     backoff_limit: int = Field(3, ge=0)
-    """How often processes of this role are started again, all together, before the job fails."""
+    """How often processes of this role are started again, all together, within `backoffWindowSeconds`. After that the
+    job fails, unless others of the role still serve: then one that fails waits for up to five minutes each time."""
+    backoff_window_seconds: Positive = 3600
+    """From the first restart on; later ones begin a new window, with the whole of `backoffLimit`."""
+    failure_rules: tuple[FailureRule, ...] = Field((), max_length=16)
+    """The first that fits says what follows from an end. Without one, it is counted unless the node was drained, lost
+    or wanted by others, and exit code 78 fails the job."""
     startup_timeout_seconds: Positive = 600
     """How long a process may take until it answers."""
     pods: PodSettings = PodSettings()
@@ -36,6 +63,9 @@ class Trainer(RoleSpec):
     """DeepSpeed under torchrun: `replicas` nodes of `processesPerReplica` ranks."""
 
     processes_per_replica: Positive = 1
+    progress_deadline_seconds: Positive | None = None
+    """On a cluster: a trainer that makes no step for so long is started again, and that is counted. For the budget to
+    be used up by it, `backoffWindowSeconds` has to be several times as long."""
     micro_batch_tokens: Positive = 16384
     """Upper bound of the padded tokens that one rank forwards at once."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()

@@ -102,15 +102,21 @@ def replicas(spec: Spec, role: Role) -> Positive:
     return section.replicas
 
 
-def command(config: RunConfig, process: Process, python: str = "python3") -> list[str]:
-    """The command line of a process."""
+TORCHRUN = "rlhf_trainer.torchrun"
+"""The module that starts a trainer's ranks."""
+
+
+def command(
+    config: RunConfig, process: Process, python: str = "python3", *, torchrun: str = TORCHRUN
+) -> list[str]:
+    """The command line of a process; `torchrun` is the module of that name in the image that it runs."""
     module = f"rlhf_trainer.roles.{process.role.value}"
     if process.role is not Role.TRAINER:
         return [python, "-m", module]
     trainer = config.spec.trainer
     host, port = process.master.rsplit(":", 1)
     return [
-        *(python, "-m", "rlhf_trainer.torchrun"),
+        *(python, "-m", torchrun),
         *("--nnodes", str(trainer.replicas), "--nproc-per-node", str(trainer.processes_per_replica)),
         *("--node-rank", str(process.index), "--master-addr", host, "--master-port", port),
         *("--max-restarts", "0", "-m", module),

@@ -1,6 +1,6 @@
 """What is told about a running job: by the trainer to its host, and by the host in `status`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -9,69 +9,74 @@ from .roles import Role
 
 Phase = Literal["Pending", "Provisioning", "Running", "Suspended", "Succeeded", "Failed"]
 
+# Whatever a trainer reports must fit into an object of the API server.
+Word = Annotated[str, Field(max_length=256)]
+Text = Annotated[str, Field(max_length=2048)]
+Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+
 
 class MemberStatus(Report):
     """A process that serves the trainer, as the trainer sees it."""
 
     role: Role
-    name: str
-    uid: str
+    name: Word
+    uid: Word
     ready: bool
-    weight_version: int | None = None
+    weight_version: Count | None = None
     """Generators: the version they serve."""
-    epoch: int | None = None
+    epoch: Count | None = None
     """Generators: the membership epoch they were last part of."""
-    last_sync_time: str | None = None
+    last_sync_time: Word | None = None
 
 
 class CheckpointStatus(Report):
     """A checkpoint that can be resumed from."""
 
-    step: int
-    time: str
-    uri: str
+    step: Count
+    time: Word
+    uri: Text
 
 
 class LedgerStatus(Report):
     """What became of the prompts of the present epoch; each is trained on exactly once."""
 
-    epoch: int
-    issued: int
-    returned: int
+    epoch: Count
+    issued: Count
+    returned: Count
     """Answered."""
-    trained: int
-    requeued: int
+    trained: Count
+    requeued: Count
     """Asked again, because whoever had them failed."""
-    filtered: int = 0
+    filtered: Count = 0
     """Answered, and left out by dynamic sampling: all their responses have one score."""
-    dropped: int
+    dropped: Count
     """Given up for a reason that the log names, in the whole run."""
-    lost: int
+    lost: Count
     """Issued in the whole run, and neither trained on nor filtered nor dropped nor being worked on: 0."""
 
 
 class TrainerStatus(Report):
     """What the trainer's control API answers."""
 
-    activity: str
+    activity: Word
     """What it is doing now, in a word or two: `starting`, `generating`, `training` ..."""
-    step: int = 0
-    total_steps: int
-    episode: int = 0
+    step: Count = 0
+    total_steps: Count
+    episode: Count = 0
     reward_mean: float | None = None
     kl_mean: float | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
     seconds_per_step: float | None = None
     """Mean over the last steps."""
-    weight_version: int = 0
+    weight_version: Count = 0
     staleness: float | None = None
     """Weight versions between sampling and training, a mean over the last step's tokens."""
-    queue: int | None = None
+    queue: Count | None = None
     """Prompts of the step that have no answer yet."""
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
-    members: tuple[MemberStatus, ...] = ()
+    members: tuple[MemberStatus, ...] = Field((), max_length=3000)
 
 
 class Condition(Report):
@@ -103,6 +108,17 @@ class RolePlan(Report):
     """What one GPU must hold at least, with the arithmetic; null where the job does not say enough."""
 
 
+class RestartWindow(Report):
+    """Restarts of a role since the first that its budget still knows of."""
+
+    failures: Count = 0
+    """Counted against `backoffLimit`."""
+    disruptions: Count = 0
+    """Not counted; the pause before the next grows with them too."""
+    since: Word
+    last: Word
+
+
 class ClusterStatus(Report):
     """What the operator keeps about a job on a cluster, across its own restarts."""
 
@@ -112,6 +128,11 @@ class ClusterStatus(Report):
     """The ConfigMap with the configuration that the pods run."""
     counted: tuple[str, ...] = ()
     """Uids of ended pods that are in `restarts` already and wait to be replaced."""
+    restarts: dict[Role, RestartWindow] = {}
+    provisioning_since: str | None = None
+    """Since when pods are there and the trainer does not train yet."""
+    progress_time: str | None = None
+    """When the trainer was last started or reported another step."""
     suspend_requested: str | None = None
     """When the trainer was first to be asked for a checkpoint and its end."""
     checkpoint_requested: str | None = None
@@ -127,18 +148,18 @@ class JobStatus(Report):
     start_time: str | None = None
     completion_time: str | None = None
     estimated_end: str | None = None
-    activity: str | None = None
-    step: int = 0
-    total_steps: int
+    activity: Word | None = None
+    step: Count = 0
+    total_steps: Count
     progress: str = ""
     """`step/totalSteps`."""
     reward: float | None = None
     kl: float | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
-    weight_version: int = 0
+    weight_version: Count = 0
     staleness: float | None = None
-    queue: int | None = None
+    queue: Count | None = None
     restarts: int = 0
     """Of all roles."""
     last_checkpoint: CheckpointStatus | None = None

@@ -6,10 +6,13 @@ from typing import Self
 import aiohttp
 from pydantic import ValidationError
 
+from rlhf_api.problems import from_pydantic
 from rlhf_api.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, HEALTH, Membership
 from rlhf_api.status import TrainerStatus
 
 _TIMEOUT_SECONDS = 1.5
+_MOST_BYTES = 256 << 10
+"""Of a report, as it comes: nothing is decompressed."""
 
 
 class Unreadable(RuntimeError):
@@ -17,14 +20,18 @@ class Unreadable(RuntimeError):
 
 
 class Control:
-    """One job's session for all roles; a role that does not answer in time is an ordinary result, not an error."""
+    """One job's session for all roles; a role that does not answer in time is an ordinary result, not an error.
+
+    What runs in a job's containers is not trusted: it cannot send this process elsewhere, nor fill its memory.
+    """
 
     def __init__(self, token: str, connector: aiohttp.BaseConnector | None = None) -> None:
         """`connector`: connections shared by several jobs, which stay the caller's."""
         self._session = aiohttp.ClientSession(
             connector=connector,
             connector_owner=connector is None,
-            headers={"Authorization": f"Bearer {token}"},
+            headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
+            auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
         )
 
@@ -45,13 +52,14 @@ class Control:
         Raises:
             Unreadable: it answers something that is no TrainerStatus.
         """
-        body = await self._request("GET", address + CONTROL_STATUS)
+        body = await self._request("GET", address + CONTROL_STATUS, most=_MOST_BYTES)
         if body is None:
             return None
         try:
             return TrainerStatus.model_validate_json(body)
         except ValidationError as error:
-            raise Unreadable(f"the trainer's status is unreadable: {error.errors()[0]}") from None
+            problem = from_pydantic(error, TrainerStatus).problems[0]
+            raise Unreadable(f"the trainer's status is unreadable: {problem}") from None
 
     async def members(self, address: str, membership: Membership) -> bool:
         """Whether the trainer took it."""
@@ -66,10 +74,26 @@ class Control:
         """Whether the trainer will save a checkpoint and go on."""
         return await self._request("POST", address + CONTROL_CHECKPOINT) is not None
 
-    async def _request(self, method: str, url: str, body: str | None = None) -> bytes | None:
+    async def _request(
+        self, method: str, url: str, body: str | None = None, *, most: int = 0
+    ) -> bytes | None:
+        """The answer of one that took the request; it is not read unless it may have `most` bytes."""
         headers = {"Content-Type": "application/json"} if body else None
         try:
-            async with self._session.request(method, url, data=body, headers=headers) as response:
-                return await response.read() if response.ok else None
+            async with self._session.request(
+                method, url, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                if not 200 <= response.status < 300:
+                    return None
+                return await _bounded(response.content, most) if most else b""
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None
+
+
+async def _bounded(stream: aiohttp.StreamReader, most: int) -> bytes:
+    answer = bytearray()
+    async for chunk in stream.iter_any():
+        answer += chunk
+        if len(answer) > most:
+            raise Unreadable(f"a report has at most {most >> 10} KiB; the trainer's is longer")
+    return bytes(answer)

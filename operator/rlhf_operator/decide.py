@@ -1,12 +1,14 @@
 """What to do next about a job's processes: a pure function of what is seen."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlhf_api.roles import Role
+from rlhf_api.roles import Role, RoleSpec
 from rlhf_api.run import EXIT_INVALID, EXIT_SUSPENDED
 from rlhf_api.spec import Spec
 from rlhf_api.status import Phase
+
+from .budget import Restarts, budget, left
 
 PEERS_SECONDS = 30.0
 """How long trainer processes may outlast the first that succeeded."""
@@ -23,6 +25,8 @@ class Ended:
     """In words: the exit code or signal, its termination message or the log's last telling line, the log."""
     disrupted: bool = False
     """Not its own fault: its node was drained, lost or wanted by others. Such ends use up no budget."""
+    cause: str = ""
+    """Kubernetes' word for it, of the container or the pod, such as `OOMKilled`."""
 
 
 @dataclass(frozen=True)
@@ -79,30 +83,57 @@ class Finish:
 Action = Start | Kill | Finish
 
 
-def delay(restarts: int) -> float:
-    """Seconds between a process's end and its next start, after so many restarts of its role."""
-    return min(0.5 * 2.0**restarts, 10.0)
-
-
 def decide(
-    spec: Spec, seen: Sequence[Seen], restarts: Mapping[Role, int], *, resumable: bool, now: float
+    spec: Spec,
+    seen: Sequence[Seen],
+    restarts: Mapping[Role, Restarts],
+    *,
+    now: float,
+    startup_timeouts: bool = True,
 ) -> tuple[Action, ...]:
-    """What to do; a Finish stands alone. `resumable`: the trainer has something to go on from."""
-    by_role = {role: [s for s in seen if s.role is role] for role in Role}
-    if (over := _trainer_outcome(by_role[Role.TRAINER], now)) is not None:
+    """What to do; a Finish stands alone. `startup_timeouts`: nobody else ends who starts too slowly."""
+    if (over := _trainer_outcome([s for s in seen if s.role is Role.TRAINER], now)) is not None:
         return (over,)
-    for process in sorted((s for s in seen if s.ended), key=lambda s: s.ended.at if s.ended else 0):
-        if process.ended and process.ended.code == EXIT_INVALID:
-            return (Finish("Failed", "InvalidConfiguration", f"{process.name} {process.ended.reason}"),)
+    judged = [_judged(spec, s) for s in seen]
+    if finishes := [j for j in judged if isinstance(j, _Verdict)]:
+        return (min(finishes, key=lambda verdict: verdict.at).finish,)
+    processes = [j for j in judged if isinstance(j, Seen)]
     actions: list[Action] = []
-    for role, processes in by_role.items():
-        if role is Role.TRAINER:
-            actions += _gang(spec, processes, restarts.get(role, 0), resumable, now)
-        else:
-            actions += _servers(spec, processes, restarts.get(role, 0), now)
-        actions += [late for s in processes if (late := _late(spec, s, now))]
+    for role in Role:
+        of_role = [s for s in processes if s.role is role]
+        act = _gang if role is Role.TRAINER else _servers
+        actions += act(spec, of_role, left(spec, restarts, role, now), now)
+        if startup_timeouts:
+            actions += [late for s in of_role if (late := _late(spec, s, now))]
     finish = [action for action in actions if isinstance(action, Finish)]
     return (finish[0],) if finish else tuple(actions)
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """An end that ends the job."""
+
+    at: float
+    finish: Finish
+
+
+def _judged(spec: Spec, process: Seen) -> Seen | _Verdict:
+    """The process as the first of its role's failure rules that fits would have it seen."""
+    ended = process.ended
+    if ended is None or (process.role is Role.TRAINER and ended.code in (0, EXIT_SUSPENDED)):
+        return process
+    section: RoleSpec = getattr(spec, process.role.value)
+    for i, rule in enumerate(section.failure_rules):
+        if ended.code not in rule.exit_codes and ended.cause not in rule.reasons:
+            continue
+        if rule.action == "FailJob":
+            message = f"{process.name} {ended.reason} (spec.{process.role.value}.failureRules[{i}])"
+            return _Verdict(ended.at, Finish("Failed", "FailureRule", message))
+        return replace(process, ended=replace(ended, disrupted=rule.action == "Ignore"))
+    if ended.code == EXIT_INVALID:
+        message = f"{process.name} {ended.reason}"
+        return _Verdict(ended.at, Finish("Failed", "InvalidConfiguration", message))
+    return process
 
 
 def _trainer_outcome(trainers: Sequence[Seen], now: float) -> Finish | None:
@@ -124,16 +155,18 @@ def _first_failure(processes: Sequence[Seen]) -> tuple[Seen, Ended]:
     return min(ended, key=lambda pair: (pair[1].code in (0, EXIT_SUSPENDED), pair[1].at, pair[1].disrupted))
 
 
-def _exhausted(spec: Spec, process: Seen, ended: Ended, restarts: int) -> Finish | None:
-    limit: int = getattr(spec, process.role.value).backoff_limit
-    if restarts < limit or ended.disrupted:
+def _exhausted(spec: Spec, process: Seen, ended: Ended, restarts: Restarts) -> Finish | None:
+    limit, window = budget(spec, process.role)
+    if restarts.failures < limit or ended.disrupted:
         return None
     field = f"spec.{process.role.value}.backoffLimit"
-    tried = f" (started again {restarts} of {limit} times)" if limit else f" ({field} is 0)"
-    return Finish("Failed", "BackoffLimitExceeded", f"{process.name} {ended.reason}{tried}")
+    tried = (
+        f"started again {restarts.failures} of {limit} times within {window} s" if limit else f"{field} is 0"
+    )
+    return Finish("Failed", "BackoffLimitExceeded", f"{process.name} {ended.reason} ({tried})")
 
 
-def _gang(spec: Spec, trainers: Sequence[Seen], restarts: int, resumable: bool, now: float) -> list[Action]:
+def _gang(spec: Spec, trainers: Sequence[Seen], restarts: Restarts, now: float) -> list[Action]:
     """The trainer's processes run together: all of them, or none."""
     fresh = tuple(s.index for s in trainers if s.started is None)
     if fresh:
@@ -142,35 +175,38 @@ def _gang(spec: Spec, trainers: Sequence[Seen], restarts: int, resumable: bool, 
     if not failed:
         return []
     first, ended = _first_failure(trainers)
-    if not resumable:
-        message = f"{first.name} {ended.reason} (before the first checkpoint, so not started again)"
-        return [Finish("Failed", "NoCheckpoint", message)]
     if (finish := _exhausted(spec, first, ended, restarts)) is not None:
         return [finish]
     running = [s for s in trainers if not s.ended]
     if running:
         return [Kill(s.role, s.index, f"its peer {first.name} {ended.reason}") for s in running]
-    if now < max(s.ended.at for s in trainers if s.ended) + delay(restarts):
+    if not _due(spec, Role.TRAINER, restarts, max(s.ended.at for s in trainers if s.ended), now):
         return []
     every = tuple(s.index for s in trainers)
     return [Start(Role.TRAINER, every, again=True, disrupted=ended.disrupted)]
 
 
-def _servers(spec: Spec, processes: Sequence[Seen], restarts: int, now: float) -> list[Action]:
-    """A server stands alone: it is started again when it ends, whatever its exit code."""
+def _servers(spec: Spec, processes: Sequence[Seen], restarts: Restarts, now: float) -> list[Action]:
+    """A server stands alone: it is started again when it ends, whatever its exit code. When the budget is used up the
+    job goes on for as long as another one of the role serves."""
     actions: list[Action] = []
+    serving = any(s.ready and s.ended is None for s in processes)
     for process in processes:
         if process.started is None:
             actions.append(Start(process.role, (process.index,)))
         elif process.ended is not None:
-            finish = _exhausted(spec, process, process.ended, restarts)
-            if finish is not None:
+            if not serving and (finish := _exhausted(spec, process, process.ended, restarts)) is not None:
                 return [finish]
-            if now >= process.ended.at + delay(restarts):
+            if _due(spec, process.role, restarts, process.ended.at, now):
                 start = Start(process.role, (process.index,), again=True, disrupted=process.ended.disrupted)
                 actions.append(start)
-                restarts += start.counts
+                restarts = restarts.after(now, budget(spec, process.role)[1], counts=start.counts)
     return actions
+
+
+def _due(spec: Spec, role: Role, restarts: Restarts, ended: float, now: float) -> bool:
+    """Whether the pause after an end is over."""
+    return now >= ended + restarts.pause(budget(spec, role)[0])
 
 
 def _late(spec: Spec, process: Seen, now: float) -> Kill | None:

@@ -3,6 +3,7 @@
 import datetime
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rlhf_api.roles import Role
 from rlhf_api.run import replicas, roles_of
@@ -16,7 +17,8 @@ STARTING = "starting"
 _CONDITION_OF: dict[Phase, str] = {"Succeeded": "Complete", "Failed": "Failed", "Suspended": "Suspended"}
 _MESSAGE = 1024
 _MEMBERS = 128
-"""Bounds of what a status holds."""
+_FORESEEABLE = 10 * 365 * 86400.0
+"""Bounds of what a status holds; an end further away, in seconds, is none."""
 
 
 def job_status(
@@ -61,6 +63,18 @@ def job_status(
     return status.model_copy(update={"progress": f"{status.step}/{status.total_steps}"})
 
 
+_VOLATILE = {"activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"}
+"""What changes within a step, and no decision is made on."""
+_REFRESH_SECONDS = 30.0
+
+
+def worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
+    """Whether a status is to be stored in place of another that was, `age` seconds ago: at once where anything but
+    figures of the step under way has changed, else every 30 s."""
+    changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+    return bool(changed - _VOLATILE) or bool(changed and age >= _REFRESH_SECONDS)
+
+
 def first_status(spec: Spec, before: JobStatus | None) -> JobStatus:
     """Before anything is seen; `before` is the last status of the run that this one goes on from."""
     checkpoint = before.last_checkpoint if before else None
@@ -78,10 +92,9 @@ def time_text(now: datetime.datetime) -> str:
 def _with_progress(
     status: JobStatus, trainer: TrainerStatus, now: datetime.datetime, *, over: bool
 ) -> JobStatus:
-    end = None
-    if trainer.seconds_per_step is not None and not over:
-        left = trainer.seconds_per_step * max(trainer.total_steps - trainer.step, 0)
-        end = time_text(now + datetime.timedelta(seconds=left))
+    left = (trainer.seconds_per_step or math.nan) * max(trainer.total_steps - trainer.step, 0)
+    # A comparison with what is no number is False.
+    end = time_text(now + datetime.timedelta(seconds=left)) if 0 <= left < _FORESEEABLE and not over else None
     return status.model_copy(
         update={
             "estimated_end": end,

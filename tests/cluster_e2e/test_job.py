@@ -17,6 +17,7 @@ from tests.support.helm import CHART, helm
 from tests.support.kube import eventually, get, kubectl
 from tests.support.operator import Jobs
 
+from rlhf_operator.cluster.names import token_name
 from rlhf_operator.cluster.pod import USER
 
 ROOT = Path(__file__).parents[2]
@@ -185,7 +186,8 @@ def check_secrets(jobs: Jobs) -> None:
 
 
 def token_of(jobs: Jobs) -> str:
-    return base64.b64decode(jobs.get("secret", "ppo-rlhf-token")["data"]["token"]).decode()
+    secret = token_name("ppo", jobs.get("rlhfjob", "ppo")["metadata"]["uid"])
+    return base64.b64decode(jobs.get("secret", secret)["data"]["token"]).decode()
 
 
 def check_reward_rose(jobs: Jobs, steps: int) -> None:

@@ -7,12 +7,21 @@ from tests.api.manifests import job
 
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_operator.decide import Action, Ended, Finish, Kill, Seen, Start, decide, delay
+from rlhf_operator.budget import Restarts
+from rlhf_operator.decide import Action, Ended, Finish, Kill, Seen, Start, decide
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 NOW = 1000.0
 SPEC = job("spec.generator.replicas=2", "spec.generator.backoffLimit=2").spec
+RULES = job(
+    "spec.reward.failureRules=[{action: FailJob, reasons: [OOMKilled]}, {action: Ignore, exitCodes: [3, 137]}, "
+    "{action: Count, exitCodes: [78], reasons: [Evicted]}]"
+).spec
 GANG = job("spec.trainer.replicas=2", "spec.trainer.backoffLimit=1").spec
+
+
+def recent(failures: int, disruptions: int = 0) -> Restarts:
+    return Restarts(failures, failures, disruptions, since=NOW - 100, last=NOW - 100)
 
 
 def up(role: Role, index: int = 0) -> Seen:
@@ -40,49 +49,51 @@ def but(*changed: Seen) -> tuple[Seen, ...]:
     return tuple(by_name.get(s.name, s) for s in UP)
 
 
-TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], bool, Sequence[Action]]] = [
+TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], Sequence[Action]]] = [
     (
         "everything is started at first",
         SPEC,
         (new(T), new(G, 0), new(G, 1), new(R), new(F)),
         {},
-        False,
         (Start(T, (0,)), Start(G, (0,)), Start(G, (1,)), Start(R, (0,)), Start(F, (0,))),
     ),
-    ("nothing to do while all run", SPEC, UP, {}, False, ()),
-    ("a generator is started again", SPEC, but(ended(G, 1, index=1)), {}, False, (Start(G, (1,), True),)),
-    ("so is one that ended with 0", SPEC, but(ended(G, 0, index=1)), {}, False, (Start(G, (1,), True),)),
-    ("after a pause", SPEC, but(ended(G, 1, at=NOW - delay(0) + 0.1)), {}, False, ()),
-    ("which grows with restarts", SPEC, but(ended(G, 1, at=NOW - delay(0))), {G: 1}, False, ()),
+    ("nothing to do while all run", SPEC, UP, {}, ()),
+    ("a generator is started again", SPEC, but(ended(G, 1, index=1)), {}, (Start(G, (1,), True),)),
+    ("so is one that ended with 0", SPEC, but(ended(G, 0, index=1)), {}, (Start(G, (1,), True),)),
+    ("after a pause", SPEC, but(ended(G, 1, at=NOW - Restarts().pause(3) + 0.1)), {}, ()),
+    ("which grows with restarts", SPEC, but(ended(G, 1, at=NOW - Restarts().pause(3))), {G: 1}, ()),
     (
         "two at once count twice",
         SPEC,
         but(ended(G, 1), ended(G, 1, index=1)),
         {G: 1},
-        False,
-        (Finish("Failed", "BackoffLimitExceeded", f"generator-1 {FAILED} (started again 2 of 2 times)"),),
-    ),
-    (
-        "until the budget is used up",
-        SPEC,
-        but(ended(G, 1)),
-        {G: 2},
-        True,
         (
             Finish(
                 "Failed",
                 "BackoffLimitExceeded",
-                "generator-0 exited with code 1: why (started again 2 of 2 times)",
+                f"generator-1 {FAILED} (started again 2 of 2 times within 3600 s)",
             ),
         ),
     ),
-    ("each role has its own budget", SPEC, but(ended(R, 1)), {G: 2}, False, (Start(R, (0,), True),)),
+    (
+        "until the budget is used up",
+        SPEC,
+        but(ended(G, 1), starting(G, NOW, 1)),
+        {G: 2},
+        (
+            Finish(
+                "Failed",
+                "BackoffLimitExceeded",
+                "generator-0 exited with code 1: why (started again 2 of 2 times within 3600 s)",
+            ),
+        ),
+    ),
+    ("each role has its own budget", SPEC, but(ended(R, 1)), {G: 2}, (Start(R, (0,), True),)),
     (
         "without a budget there is no restart",
         job("spec.reward.backoffLimit=0").spec,
         but(ended(R, 1)),
         {},
-        False,
         (Finish("Failed", "BackoffLimitExceeded", f"reward-0 {FAILED} (spec.reward.backoffLimit is 0)"),),
     ),
     (
@@ -90,7 +101,6 @@ TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], bool, Sequence[
         SPEC,
         but(ended(G, 1), ended(R, 78)),
         {},
-        True,
         (Finish("Failed", "InvalidConfiguration", "reward-0 exited with code 78: why"),),
     ),
     (
@@ -98,7 +108,6 @@ TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], bool, Sequence[
         SPEC,
         but(ended(T, 0), ended(R, 1)),
         {},
-        False,
         (Finish("Succeeded", "Completed", ""),),
     ),
     (
@@ -106,30 +115,63 @@ TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], bool, Sequence[
         SPEC,
         but(ended(T, 79)),
         {},
-        True,
         (Finish("Suspended", "StoppedOnRequest", ""),),
     ),
-    ("a trainer goes on from a checkpoint", SPEC, but(ended(T, 1)), {}, True, (Start(T, (0,), True),)),
     (
-        "a trainer without one does not",
+        "a trainer is started again, before its first checkpoint too",
         SPEC,
-        but(ended(T, 1, at=NOW)),
+        but(ended(T, 1)),
         {},
-        False,
+        (Start(T, (0,), True),),
+    ),
+    ("unless another one of the role serves", SPEC, but(ended(G, 1)), {G: 2}, (Start(G, (0,), True),)),
+    (
+        "an end that a rule ignores is not counted",
+        RULES,
+        but(ended(R, 137)),
+        {R: 3},
+        (Start(R, (0,), True, disrupted=True),),
+    ),
+    (
+        "one that a rule counts is, whatever it was",
+        RULES,
+        but(Seen(R, 0, 0.0, True, Ended(0.0, 143, "was evicted", disrupted=True, cause="Evicted"))),
+        {R: 3},
         (
             Finish(
                 "Failed",
-                "NoCheckpoint",
-                f"trainer-0 {FAILED} (before the first checkpoint, so not started again)",
+                "BackoffLimitExceeded",
+                "reward-0 was evicted (started again 3 of 3 times within 3600 s)",
             ),
         ),
+    ),
+    ("78 too", RULES, but(ended(R, 78)), {}, (Start(R, (0,), True),)),
+    (
+        "a rule fails the job at once",
+        RULES,
+        but(Seen(R, 0, 0.0, True, Ended(0.0, 137, "ran out of memory", cause="OOMKilled"))),
+        {},
+        (Finish("Failed", "FailureRule", "reward-0 ran out of memory (spec.reward.failureRules[0])"),),
+    ),
+    (
+        "rules are their role's alone",
+        RULES,
+        but(Seen(G, 0, 0.0, True, Ended(0.0, 137, "ran out of memory", cause="OOMKilled"))),
+        {},
+        (Start(G, (0,), True),),
+    ),
+    (
+        "a trainer that is done is judged by no rule",
+        job("spec.trainer.failureRules=[{action: FailJob, exitCodes: [0, 79]}]").spec,
+        but(ended(T, 0)),
+        {},
+        (Finish("Succeeded", "Completed", ""),),
     ),
     (
         "a gang ends together",
         GANG,
         (ended(T, 1, index=1), up(T, 0)),
         {},
-        True,
         (Kill(T, 0, f"its peer trainer-1 {FAILED}"),),
     ),
     (
@@ -137,7 +179,6 @@ TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], bool, Sequence[
         GANG,
         (ended(T, 137, at=5.0), ended(T, 1, at=4.0, index=1)),
         {},
-        True,
         (Start(T, (0, 1), True),),
     ),
     (
@@ -145,16 +186,20 @@ TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], bool, Sequence[
         GANG,
         (ended(T, 137, at=5.0), ended(T, 1, at=4.0, index=1)),
         {T: 1},
-        True,
-        (Finish("Failed", "BackoffLimitExceeded", f"trainer-1 {FAILED} (started again 1 of 1 times)"),),
+        (
+            Finish(
+                "Failed",
+                "BackoffLimitExceeded",
+                f"trainer-1 {FAILED} (started again 1 of 1 times within 3600 s)",
+            ),
+        ),
     ),
-    ("a peer that is done waits for the others", GANG, (up(T), ended(T, 0, at=NOW, index=1)), {}, True, ()),
+    ("a peer that is done waits for the others", GANG, (up(T), ended(T, 0, at=NOW, index=1)), {}, ()),
     (
         "but not for ever",
         GANG,
         (ended(T, 0, at=NOW - 31), up(T, 1)),
         {},
-        True,
         (Finish("Succeeded", "Completed", ""),),
     ),
     (
@@ -162,19 +207,19 @@ TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], bool, Sequence[
         SPEC,
         but(starting(G, NOW - 600)),
         {},
-        False,
         (Kill(G, 0, "did not answer within 600 s (spec.generator.startupTimeoutSeconds)"),),
     ),
-    ("but not before", SPEC, but(starting(G, NOW - 599)), {}, False, ()),
+    ("but not before", SPEC, but(starting(G, NOW - 599)), {}, ()),
 ]
 
 
 @pytest.mark.parametrize(
-    ("spec", "seen", "restarts", "resumable", "wanted"),
+    ("spec", "seen", "restarts", "wanted"),
     [row[1:] for row in TABLE],
     ids=[row[0] for row in TABLE],
 )
 def test_decisions(
-    spec: Spec, seen: Sequence[Seen], restarts: Mapping[Role, int], resumable: bool, wanted: Sequence[Action]
+    spec: Spec, seen: Sequence[Seen], restarts: Mapping[Role, int], wanted: Sequence[Action]
 ) -> None:
-    assert decide(spec, seen, restarts, resumable=resumable, now=NOW) == tuple(wanted)
+    known = {role: recent(count) for role, count in restarts.items()}
+    assert decide(spec, seen, known, now=NOW) == tuple(wanted)

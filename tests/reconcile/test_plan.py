@@ -4,7 +4,8 @@ import pytest
 from tests.reconcile.world import World, names, reasons, running
 
 from rlhf_api.status import JobStatus, TrainerStatus
-from rlhf_operator.cluster.plan import LOST_SECONDS, SUSPEND_SECONDS
+from rlhf_operator.cluster.plan import SIDECAR_SECONDS, SUSPEND_SECONDS
+from rlhf_operator.cluster.sight import LOST_SECONDS
 from rlhf_operator.decide import Finish
 
 TWO = "spec.trainer.replicas=2"
@@ -134,6 +135,36 @@ def test_an_eviction_is_no_failure_of_the_role():
     world.settle()
     assert world.attempts() == {"2"}
     assert status(world).phase == "Running"
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "cpu", "pods"])
+def test_a_race_for_a_node_is_no_failure_of_the_role(resource):
+    """Two schedulers, or one that did not know of a device's fault yet, gave the same GPU away twice."""
+    world = World(("spec.trainer.backoffLimit=0",))
+    world.step()
+    world.pods["job-trainer-0"]["status"] = {
+        "phase": "Failed",
+        "reason": f"OutOf{resource}",
+        "message": "Node didn't have enough resource",
+    }
+    world.settle()
+    assert world.attempts() == {"2"}
+    assert status(world).phase == "Provisioning"
+
+
+def test_a_sidecar_does_not_keep_the_pod_and_its_gpus_for_ever():
+    world = running()
+    world.end("job-trainer-0", 0, phase="Running")  # a mesh's proxy, say, still runs in it
+    world.step(SIDECAR_SECONDS)
+    world.kubelet()
+    assert status(world).phase == "Succeeded"
+    assert "job-trainer-0" not in names(world.look())[1]
+    assert world.look(quota="admitted").queue is None
+    world.step(1)
+    assert names(world.step())[1] == ["job-trainer-0"]
+    world.kubelet()
+    assert not world.pods
+    assert world.look(quota="admitted").queue == "leave"
 
 
 def test_a_trainer_stopped_by_its_node_goes_on_elsewhere():

@@ -1,6 +1,8 @@
 """The pods and what stands beside them: as the contract wants them, and as Kubernetes 1.37 takes them."""
 
 import json
+import re
+from dataclasses import replace
 
 import kubernetes_validate
 import pytest
@@ -9,8 +11,9 @@ from tests.api.manifests import document, job
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig, roles_of
-from rlhf_operator.cluster.objects import companions, config_name, owned, run_config, token, token_secret
+from rlhf_operator.cluster.objects import companions, owned, token, token_secret
 from rlhf_operator.cluster.observed import Job
+from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import build_pod
 from rlhf_operator.cluster.settings import Settings
 
@@ -33,14 +36,21 @@ EVERYTHING = (
 )
 
 
-def config(*overrides: str) -> RunConfig:
-    return run_config("job", job(*overrides).spec)
+def pinned(*overrides: str) -> Pinned:
+    return Pinned.make("job", job(*overrides).spec, SETTINGS.defaults)
 
 
 def pod(role: Role, *overrides: str, index: int = 0, resume: bool = False):
-    made = config(*overrides)
+    made = pinned(*overrides)
     return build_pod(
-        made, role, index, attempt=1, resume=resume, config_name=config_name(made), settings=SETTINGS
+        made.config,
+        role,
+        index,
+        attempt=1,
+        resume=resume,
+        config_name=made.name,
+        token_secret="job-token-1",
+        defaults=made.defaults,
     )
 
 
@@ -61,9 +71,9 @@ def env(body):
 @pytest.mark.parametrize("gang", ["none", "volcano", "coscheduling"])
 @pytest.mark.parametrize("overrides", [(), EVERYTHING], ids=["plain", "everything"])
 def test_everything_is_valid_for_kubernetes_1_37(overrides, gang):
-    made = config(*overrides, f"spec.scheduling.gang={gang}")
-    bodies = [pod(role, *overrides, f"spec.scheduling.gang={gang}") for role in roles_of(made.spec)]
-    bodies += [*companions(made, config_name(made), "rlhf-system"), token_secret(b"k", owner())]
+    made = pinned(*overrides, f"spec.scheduling.gang={gang}")
+    bodies = [pod(role, *overrides, f"spec.scheduling.gang={gang}") for role in roles_of(made.config.spec)]
+    bodies += [*companions(made, "rlhf-system"), token_secret(b"k", owner())]
     for body in bodies:
         if body["kind"] != "PodGroup":
             kubernetes_validate.validate(owned(body, owner()), "1.37", strict=True)
@@ -85,7 +95,7 @@ def test_pods_pass_the_restricted_standard(role):
 def test_pods_carry_no_credentials():
     body = pod(Role.TRAINER)
     assert body["spec"]["automountServiceAccountToken"] is False
-    assert env(body)["RLHF_TOKEN"] == {"secretKeyRef": {"name": "job-rlhf-token", "key": "token"}}
+    assert env(body)["RLHF_TOKEN"] == {"secretKeyRef": {"name": "job-token-1", "key": "token"}}
     assert token(b"k" * 32, owner()) not in json.dumps(body)
 
 
@@ -98,14 +108,29 @@ def test_trainers_meet_at_the_first_ones_name():
         "--nnodes 2 --nproc-per-node 1 --node-rank 0 --master-addr job-trainer-0 --master-port 29500"
         in commands[0]
     )
-    assert "--node-rank 1 --master-addr job-trainer-0.job-rlhf --master-port 29500" in commands[1]
+    assert "--node-rank 1 --master-addr job-trainer-0.rlhf-job --master-port 29500" in commands[1]
+
+
+@pytest.mark.parametrize("name", ["job", "7b-ppo", "a" * 40])
+def test_every_name_of_a_job_is_fit_for_what_belongs_to_it(name):
+    """Kubernetes takes names of services that begin with a letter alone (RFC 1035)."""
+    made = Pinned.make(name, job().spec, SETTINGS.defaults)
+    service = next(body for body in companions(made, "ns") if body["kind"] == "Service")
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", service["metadata"]["name"])
+    assert pod(Role.TRAINER)["spec"]["subdomain"] == "rlhf-job"
+
+
+def test_the_token_of_a_job_is_not_that_of_its_predecessor():
+    """Which the garbage collector deletes once the new job is there already."""
+    first, second = owner(), replace(owner(), uid="3-4")
+    assert token_secret(b"k", first)["metadata"]["name"] != token_secret(b"k", second)["metadata"]["name"]
 
 
 def test_only_a_resumed_trainer_reads_the_other_configuration():
     assert env(pod(Role.TRAINER))["RLHF_RUN_CONFIG"].endswith("start.json")
     assert env(pod(Role.TRAINER, resume=True))["RLHF_RUN_CONFIG"].endswith("resume.json")
-    made = config()
-    data = companions(made, config_name(made), "ns")[0]["data"]
+    made = pinned()
+    data = companions(made, "ns")[0]["data"]
     assert [json.loads(data[file])["resume"] for file in ("start.json", "resume.json")] == [False, True]
     RunConfig.model_validate_json(data["start.json"])
 
@@ -140,8 +165,8 @@ def test_a_template_cannot_take_the_pod_away_from_its_job():
 
 
 def test_a_gang_has_all_pods_of_the_job():
-    made = config("spec.generator.replicas=3", "spec.scheduling={gang: volcano, queue: research}")
-    group = companions(made, config_name(made), "ns")[-1]
+    made = pinned("spec.generator.replicas=3", "spec.scheduling={gang: volcano, queue: research}")
+    group = companions(made, "ns")[-1]
     assert group["spec"] == {"minMember": 6, "queue": "research"}
     body = pod(Role.REWARD, "spec.scheduling.gang=volcano")
     assert body["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
@@ -151,10 +176,10 @@ def test_a_gang_has_all_pods_of_the_job():
 
 
 def test_the_configuration_is_another_one_for_every_change_but_the_number_of_generators():
-    name = config_name(config())
-    assert config_name(config("spec.generator.replicas=5")) == name
-    assert config_name(config("spec.suspend=true")) == name
-    assert config_name(config("spec.ppo.klCoefficient=0.5")) != name
+    name = pinned().name
+    assert pinned("spec.generator.replicas=5").name == name
+    assert pinned("spec.suspend=true").name == name
+    assert pinned("spec.ppo.klCoefficient=0.5").name != name
     assert len(name) <= 63
 
 

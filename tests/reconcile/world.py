@@ -9,15 +9,21 @@ from typing import Any
 
 from tests.api.manifests import document
 
+from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus, TrainerStatus
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, ROLE, pod_name
 from rlhf_operator.cluster.observed import Job, Pod
+from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.plan import Observed, Plan, plan
-from rlhf_operator.cluster.wanted import wanted
+from rlhf_operator.cluster.refusal import leave_alone, refuse, reopened
+from rlhf_operator.cluster.settings import Defaults
+from rlhf_operator.cluster.wanted import active_config, wanted
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+TODAY = Defaults(image="trainer:1")
+"""The settings of the operator that a world begins with."""
 _uids = itertools.count()
 
 
@@ -27,35 +33,55 @@ def stamp(now: datetime.datetime) -> str:
 
 @dataclass
 class World:
-    """One job called `job`; `pods` are bodies by name."""
+    """One job called `job`; `pods` are bodies by name, `configs` what its ConfigMaps hold."""
 
     overrides: tuple[str, ...] = ()
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    configs: dict[str, Pinned] = field(default_factory=dict)
     status: JobStatus | None = None
+    written: dict[str, Any] = field(default_factory=dict)
+    """What another release has written into the status."""
     now: datetime.datetime = START
-    generation: int = 1
+    generation: int = 0
     trainer: TrainerStatus | None = None
     events: list[tuple[str, str]] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     expired: bool = False
+    defaults: Defaults = TODAY
+    images: list[tuple[str, str]] = field(default_factory=list)
+    """Default images that pods were made with, by name."""
+    _asked: tuple[str, ...] | None = None
 
     @property
     def job(self) -> Job:
+        if self._asked != self.overrides:
+            self._asked, self.generation = self.overrides, self.generation + 1
         body = document(*self.overrides)
         body["metadata"] |= {"namespace": "ns", "uid": "job-uid", "generation": self.generation}
-        status = self.status.model_dump(mode="json", by_alias=True) if self.status else None
-        return Job.of({**body, "status": status})
+        status = self.status.model_dump(mode="json", by_alias=True) if self.status else {}
+        return Job.of({**body, "status": status | self.written})
 
     def look(self, **seen: Any) -> Plan:
+        """As the reconciler does."""
         job = self.job
         pods = [Pod.of(body) for body in self.pods.values()]
-        return plan(Observed(job, wanted(job, None), pods, self.trainer, **seen), self.now)
+        if job.unreadable:
+            return leave_alone(job.unreadable)
+        try:
+            want = wanted(job, self.configs.get(active_config(job) or ""), self.defaults)
+        except InvalidJob as error:
+            return refuse(job, error, pods, self.now)
+        todo = plan(Observed(reopened(job, want.spec), want, pods, self.trainer, **seen), self.now)
+        self.want = want
+        if todo.companions:
+            self.configs[want.pinned.name] = want.pinned
+        return todo
 
     def carry_out(self, todo: Plan, *, only: Callable[[str], bool] = lambda _what: True) -> None:
         """What the operator does with a plan; `only` says which parts it still gets to do."""
         if not only("status"):
             return
-        self.status = todo.status
+        self.status = todo.status or self.status
         for deletion in todo.delete:
             body = self.pods.get(deletion.name)
             if body and body["metadata"]["uid"] == deletion.uid and only("delete"):
@@ -65,6 +91,7 @@ class World:
             if name not in self.pods and only("create"):
                 self.pods[name] = new_pod(new.role, new.index, new.attempt, self.now)
                 self.made.append(name)
+                self.images.append((name, self.want.pinned.defaults.image))
         self.events += [(event.reason, event.message) for event in todo.events]
         self.expired |= todo.expire
 
@@ -83,7 +110,7 @@ class World:
             self.kubelet()
             still = not (todo.create or todo.delete) and all(self.runs(n) or self.over(n) for n in self.pods)
             quiet = quiet + 1 if still else 0
-            if quiet == 4:
+            if quiet == (4 if seconds < 60 else 8):
                 return
         raise AssertionError(f"never settles: {sorted(self.pods)} {self.status}")
 
@@ -103,6 +130,7 @@ class World:
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [{"name": "role", "started": True, "state": state}],
         }
+        self.pods[name]["spec"] = {"nodeName": "node-1"}
 
     def end(self, name: str, code: int = 1, message: str = "", **status: Any) -> None:
         end = {"exitCode": code, "finishedAt": stamp(self.now), "message": message}

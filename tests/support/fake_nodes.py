@@ -36,13 +36,13 @@ class FakeNodes:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._ctx(self._open())
+        self._run(self._open())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ctx(self._close())
+        self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -51,7 +51,7 @@ class FakeNodes:
         state = {
             "terminated": {"exitCode": code, "finishedAt": _now(), "startedAt": _now(), "message": message}
         }
-        self._ctx(self._report(namespace, name, "Failed" if code else "Succeeded", state, ready=False))
+        self._run(self._report(namespace, name, "Failed" if code else "Succeeded", state, ready=False))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(60)

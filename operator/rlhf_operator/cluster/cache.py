@@ -1,4 +1,4 @@
-"""What the operator last saw of every job, its pods and its Kueue Workload: read instead of asking the API server."""
+"""What the operator last saw of every job and of what belongs to it: read instead of asking the API server."""
 
 import json
 from collections import OrderedDict, defaultdict
@@ -9,6 +9,8 @@ from typing import Any
 from .api import Body, Key
 from .names import JOB
 
+COMPANIONS = ("ConfigMap", "NetworkPolicy", "Service")
+"""Kinds of which a job has objects beside its pods, that are only known to be there or not."""
 _TOMBSTONES = 4096
 
 
@@ -82,6 +84,10 @@ class Cache:
         """Those that name the job in their label, whoever made them."""
         return self._read("Pod", key)
 
+    def has(self, kind: str, key: Key, name: str) -> bool:
+        """Whether an object of the job is there, as far as is known."""
+        return name in self._seen[kind].get(key, {})
+
     def workload(self, key: Key) -> Body | None:
         return next(iter(self._read("Workload", key)), None)
 
@@ -103,6 +109,8 @@ def job_of(body: Mapping[str, Any]) -> Key | None:
 
 def trimmed(body: Mapping[str, Any]) -> Body:
     """The object without what no decision is made from."""
+    if body["kind"] in COMPANIONS:
+        return {**_only(body, "apiVersion", "kind"), "metadata": _only(body["metadata"], *_OF_METADATA)}
     if body["kind"] != "Pod":
         metadata = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
         return {**body, "metadata": metadata}
@@ -136,6 +144,7 @@ _OF_METADATA = (
 )
 _OF_STATUS = {
     "conditions": ("type", "status", "reason", "message"),
+    "initContainerStatuses": ("name", "state"),
     "containerStatuses": ("name", "state", "ready", "started", "restartCount"),
 }
 

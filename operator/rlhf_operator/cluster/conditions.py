@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_api.problems import InvalidJob
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
@@ -15,9 +14,13 @@ from ..decide import Finish, Seen
 from ..report import condition, job_status, time_text, with_times
 from .names import role_labels, selector
 from .observed import Job, Pod
+from .sight import lost
 from .wanted import Wanted
 
-_LONGEST = 1024
+SILENT_SECONDS = 30.0
+"""A trainer that does not answer for so long is told of."""
+LONGEST = 1024
+"""Characters of a message."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ def describe(
     creating: int = 0,
     suspending: bool = False,
     refused: Finish | str | None = None,
+    silent_since: float | None = None,
 ) -> tuple[JobStatus, tuple[Event, ...]]:
     """The status now, and the events that tell of what changed since `before`."""
     spec = wanted.spec
@@ -63,13 +67,14 @@ def describe(
         *(c for c in status.conditions if c.type != "Suspended"),
         _scheduled(pods, refused, stamp),
         _suspended(finish, suspending, stamp),
+        _stalled(pods, refused, silent_since if finish is None else None, stamp, now.timestamp()),
         *([condition("SpecChanged", "True", "NotApplied", wanted.ignored, stamp)] if wanted.ignored else ()),
     ]
     conditions = [c.model_copy(update={"observed_generation": job.generation}) for c in conditions]
     status = status.model_copy(
         update={
             "phase": phase,
-            "message": message[:_LONGEST],
+            "message": message[:LONGEST],
             "observed_generation": job.generation,
             "generator_replicas": generators,
             "selector": selector(role_labels(job.name, Role.GENERATOR)) if has_generators else "",
@@ -79,29 +84,6 @@ def describe(
         }
     )
     return status, tuple(_events(before, status, finish, wanted, trouble, processes, resumed=resumed))
-
-
-def refuse(job: Job, error: InvalidJob, now: datetime.datetime) -> tuple[JobStatus, tuple[Event, ...]]:
-    """The status of a job that can't run as it stands."""
-    message = "; ".join(map(str, error.problems))[:_LONGEST]
-    if len(error.problems) > 1:
-        message = f"{len(error.problems)} problems: {message}"[:_LONGEST]
-    failed = condition("Failed", "True", "ValidationFailed", message, time_text(now))
-    status = JobStatus(
-        phase="Failed",
-        message=message,
-        observed_generation=job.generation,
-        completion_time=time_text(now),
-        total_steps=0,
-        conditions=(failed.model_copy(update={"observed_generation": job.generation}),),
-    )
-    return status, (Event("Warning", "ValidationFailed", message),)
-
-
-def refused_before(status: JobStatus | None) -> bool:
-    """Whether the job ended because its spec was not valid: a corrected one is looked at again."""
-    reasons = [c.reason for c in status.conditions if c.type == "Failed"] if status else []
-    return reasons == ["ValidationFailed"]
 
 
 def _phase(
@@ -132,8 +114,39 @@ def _scheduled(pods: Sequence[Pod], refused: Finish | str | None, stamp: str) ->
         return condition("PodsScheduled", "False", "PodsRefused", refused, stamp)
     waiting = [pod for pod in pods if not pod.placed and pod.ended is None]
     if waiting:
-        return condition("PodsScheduled", "False", "Unschedulable", _trouble(waiting, None), stamp)
+        reason, message = _unplaced(pods, waiting)
+        return condition("PodsScheduled", "False", reason, message, stamp)
     return condition("PodsScheduled", "True", "Scheduled", "", stamp)
+
+
+def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod]) -> tuple[str, str]:
+    """Two jobs, each with a part of its pods placed, may wait for each other for ever."""
+    holding, why = [pod for pod in pods if pod.node and pod.ended is None], _trouble(waiting, None)
+    if not holding:
+        return "Unschedulable", why
+    advice = "set spec.scheduling.gang, or spec.scheduling.preRunningDeadlineSeconds to let go of them"
+    return "PartlyScheduled", f"{why}; {len(holding)} other pods hold their nodes meanwhile: {advice}"
+
+
+def _stalled(
+    pods: Sequence[Pod], refused: Finish | str | None, silent_since: float | None, stamp: str, now: float
+) -> Condition:
+    """Why the job does not get on, in the terms of kstatus; a first reason where there are several."""
+    if silent_since is not None and now >= silent_since + SILENT_SECONDS:
+        since = time_text(datetime.datetime.fromtimestamp(silent_since, datetime.UTC))
+        return condition("Stalled", "True", "TrainerUnreachable", f"has not answered since {since}", stamp)
+    for pod in (pod for pod in pods if lost(pod, now)):
+        message = f"{pod.name} should be gone, and its node {pod.node} does not say so; the pod is given up"
+        return condition("Stalled", "True", "NodeLost", message, stamp)
+    if isinstance(refused, str):
+        return condition("Stalled", "True", "PodsRefused", refused, stamp)
+    living = [pod for pod in pods if pod.ended is None]
+    if waiting := [pod for pod in living if not pod.placed]:
+        return condition("Stalled", "True", *_unplaced(living, waiting), stamp)
+    for pod in (pod for pod in living if pod.trouble):
+        reason = (pod.trouble or "").partition(":")[0]
+        return condition("Stalled", "True", reason, _trouble([pod], None), stamp)
+    return condition("Stalled", "False", "NotStalled", "", stamp)
 
 
 def _suspended(finish: Finish | None, suspending: bool, stamp: str) -> Condition:

@@ -4,15 +4,16 @@ The Workload stands for the whole job, so that its quota is granted at once and 
 resource flavors are not put on the pods: use flavors without them, or name the nodes in `spec.pods`.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rlhf_api.run import RunConfig, replicas, roles_of
+from rlhf_api.run import replicas, roles_of
 
 from .names import common_labels
 from .observed import Job
+from .pinned import Pinned
 from .pod import build_pod
-from .settings import Settings
 
 Body = dict[str, Any]
 
@@ -32,8 +33,19 @@ def quota(job: Job, workload: Mapping[str, Any] | None) -> Quota:
     return "admitted" if "Admitted" in held else "waiting"
 
 
-def workload(job: Job, config: RunConfig, settings: Settings) -> Body:
+def workload(job: Job, pinned: Pinned) -> Body:
     """What Kueue counts: every role's pods as they would be."""
+    config = pinned.config
+    template = functools.partial(
+        build_pod,
+        config,
+        index=0,
+        attempt=0,
+        resume=False,
+        config_name="",
+        token_secret="",
+        defaults=pinned.defaults,
+    )
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta1",
         "kind": "Workload",
@@ -44,11 +56,7 @@ def workload(job: Job, config: RunConfig, settings: Settings) -> Body:
                 {
                     "name": role.value,
                     "count": replicas(config.spec, role),
-                    "template": {
-                        "spec": build_pod(
-                            config, role, 0, attempt=0, resume=False, config_name="", settings=settings
-                        )["spec"]
-                    },
+                    "template": {"spec": template(role)["spec"]},
                 }
                 for role in roles_of(config.spec)
             ],

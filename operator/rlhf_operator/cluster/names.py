@@ -19,12 +19,12 @@ def pod_name(job: str, role: Role, index: int) -> str:
 
 def service_name(job: str) -> str:
     """The headless service that gives the job's pods their names in DNS."""
-    return f"{job}-rlhf"
+    return f"rlhf-{job}"  # a service's name begins with a letter, a job's need not
 
 
-def token_name(job: str) -> str:
-    """The Secret with the job's token."""
-    return f"{job}-rlhf-token"
+def token_name(job: str, uid: str) -> str:
+    """The Secret with the job's token: never that of an earlier job of its name, which is about to be deleted."""
+    return f"{job}-token-{uid[:8]}"
 
 
 def common_labels(job: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf_api.problems import from_pydantic
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
@@ -27,6 +28,10 @@ _DISRUPTED = {
     "UnexpectedAdmissionError",
 }
 """Reasons of a pod's end that are not its own, for servers that have no DisruptionTarget condition."""
+_OVER = ("Failed", "Succeeded")
+"""Phases of a pod that has ended."""
+_RACES = "OutOf"
+"""How the reasons begin with which a kubelet refuses a pod whose resources another one got, such as `OutOfcpu`."""
 SIGTERMED = 128 + 15
 
 
@@ -46,10 +51,13 @@ class Job:
     checkpoint: str | None
     """The newest request for a checkpoint."""
     status: JobStatus | None
+    unreadable: str | None = None
+    """What of its status this release cannot read: another one wrote it, and what it says must not be lost."""
 
     @classmethod
     def of(cls, body: Body) -> "Job":
         meta = body["metadata"]
+        status, unreadable = _status(body.get("status"))
         return cls(
             body=body,
             name=meta["name"],
@@ -59,7 +67,8 @@ class Job:
             going="deletionTimestamp" in meta,
             queue=meta.get("labels", {}).get(QUEUE),
             checkpoint=meta.get("annotations", {}).get(CHECKPOINT),
-            status=_status(body.get("status")),
+            status=status,
+            unreadable=unreadable,
         )
 
 
@@ -82,10 +91,13 @@ class Pod:
     ended: Ended | None = None
     gone_by: float | None = None
     """It is being deleted, and its kubelet ends it by then."""
+    over: bool = False
+    """None of its containers runs any more, and its resources are free; a sidecar may outlast the role's."""
     trouble: str | None = None
     """Why it does not get to run."""
     placed: bool = True
-    """A node was found for it."""
+    """Nobody says that no node was found for it."""
+    node: str | None = None
 
     @property
     def serving(self) -> bool:
@@ -113,8 +125,10 @@ class Pod:
             ready=conditions.get("Ready", {}).get("status") == "True",
             ended=_ended(meta, status, role_container, conditions),
             gone_by=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
-            trouble=_trouble(containers, conditions),
+            over=status.get("phase") in _OVER,
+            trouble=_trouble(status, conditions),
             placed=placed,
+            node=body.get("spec", {}).get("nodeName"),
         )
 
 
@@ -123,28 +137,31 @@ def seconds(text: str) -> float:
     return datetime.datetime.fromisoformat(text).timestamp()
 
 
-def _status(body: Any) -> JobStatus | None:
-    """None where there is none yet, or one that this version cannot read: it is then worked out anew."""
+def _status(body: Any) -> tuple[JobStatus | None, str | None]:
+    """The status, None before the first one; or what cannot be read of it."""
+    if not body or "phase" not in body:
+        return None, None
     try:
-        return JobStatus.model_validate(body, strict=False) if body and "phase" in body else None
-    except ValidationError:
-        return None
+        return JobStatus.model_validate(body, strict=False), None
+    except ValidationError as error:
+        return None, "; ".join(map(str, from_pydantic(error, JobStatus, ("status",)).problems))
 
 
 def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
     end = container.get("state", {}).get("terminated")
-    if status.get("phase") not in ("Failed", "Succeeded") and end is None:
+    if status.get("phase") not in _OVER and end is None:
         return None
     disrupted = (
         "deletionTimestamp" in meta  # told to end, by whomever
         or status.get("reason") in _DISRUPTED
+        or str(status.get("reason")).startswith(_RACES)
         or conditions.get("DisruptionTarget", {}).get("status") == "True"
     )
     if end is None:  # evicted before it ran, or its node's kubelet lost sight of it
         said = f"{status.get('reason') or 'failed'}: {status.get('message') or 'no container was run'}"
-        return Ended(
-            seconds(status["startTime"]) if status.get("startTime") else 0.0, SIGTERMED, said, disrupted
-        )
+        code, said = _failed_init(status) or (SIGTERMED, said)
+        at = seconds(status["startTime"]) if status.get("startTime") else 0.0
+        return Ended(at, code, said, disrupted, status.get("reason") or "")
     code = end.get("exitCode", SIGTERMED)
     how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
     telling = telling_line(end.get("message") or "")
@@ -154,15 +171,31 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
         code,
         f"{why}; see `kubectl logs {meta['name']}`",
         disrupted,
+        # What happened to the pod says more than that its container ended of it.
+        status.get("reason") or end.get("reason") or "",
     )
 
 
-def _trouble(containers: Sequence[Body], conditions: Mapping[str, Body]) -> str | None:
+def _trouble(status: Body, conditions: Mapping[str, Body]) -> str | None:
+    """A reason, a colon and what is said of it."""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"
-    for container in containers:
+    if (failed := _failed_init(status)) is not None:
+        return f"InitContainerFailed: {failed[1]}"
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting")
         if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return f"{waiting['reason']}: {waiting.get('message', '')}"
+    return None
+
+
+def _failed_init(status: Body) -> tuple[int, str] | None:
+    """The exit code of an init container that failed, and how it ended."""
+    for container in status.get("initContainerStatuses", ()):
+        end = container.get("state", {}).get("terminated")
+        if end and end.get("exitCode"):
+            told = telling_line(end.get("message") or "")
+            said = f"init container {container['name']} {exit_words(end['exitCode'])}"
+            return end["exitCode"], f"{said}: {told}" if told else said
     return None

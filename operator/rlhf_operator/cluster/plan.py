@@ -1,20 +1,21 @@
 """What to do next about a job: a pure function of what is seen. This page and `reconcile.py` tell the whole story."""
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rlhf_api.roles import Role
-from rlhf_api.run import Membership, RunConfig
-from rlhf_api.status import ClusterStatus, JobStatus, TrainerStatus
+from rlhf_api.run import Membership
+from rlhf_api.status import ClusterStatus, JobStatus, RestartWindow, TrainerStatus
 
+from ..budget import Restarts, one_more, totals
 from ..decide import Finish, Kill, Seen, Start, decide
-from ..report import first_status
+from ..report import first_status, time_text
 from .conditions import Event, describe
 from .kueue import Quota
-from .observed import Job, Pod
-from .sight import Sight, membership, seen, sort
+from .observed import Job, Pod, seconds
+from .sight import Sight, lost, membership, seen, sort, stuck
 from .wanted import Wanted
 
 POLL_SECONDS = 5.0
@@ -23,8 +24,8 @@ SUSPEND_SECONDS = 600.0
 """How long a trainer may take to save itself before its pods are taken away."""
 KILL_SECONDS = 5
 """Grace of a trainer whose peer has failed: it has nothing left to save."""
-LOST_SECONDS = 30.0
-"""How long after its grace a pod may linger before it is given up: its kubelet is gone, and its name is needed."""
+SIDECAR_SECONDS = 30.0
+"""How long other containers of a pod may outlast the role's at the end of a job, say to send its log away."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Observed:
     pods: Sequence[Pod]
     trainer: TrainerStatus | None = None
     """The last report of the present trainer."""
+    silent_since: float | None = None
+    """Since when it does not answer, in seconds since the epoch."""
     refused: Finish | str | None = None
     """What the API server said to the last pods that were to be made, where it did not take them."""
     quota: Quota = "none"
@@ -62,9 +65,10 @@ class Plan:
     """The status to write first, then what follows from it. Each part may fail or be cut short: the next look at the
     job sees what is missing."""
 
-    status: JobStatus
-    config: RunConfig | None = None
-    """What the job's ConfigMap, service, policy and gang are made from."""
+    status: JobStatus | None
+    """None: it is left as it is."""
+    companions: bool = False
+    """The job's ConfigMap, service, policy and gang are to be there."""
     create: tuple[NewPod, ...] = ()
     delete: tuple[Deletion, ...] = ()
     members: Membership = field(default_factory=Membership)
@@ -91,16 +95,25 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     # Pods that the API server refused were never there, whatever the status says that it was about to make.
     refused = observed.refused is not None and not sight.of(Role.TRAINER)
     begun = before.phase in ("Provisioning", "Running") and cluster.attempt > 0 and not refused
-    processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None)
-    restarts = {role: status.restarts for role, status in before.roles.items()}
+    restarts = _restarts(before, cluster)
+    waited = bool(cluster.counted)  # what was to go before a start has been seen and counted
+    last = 0.0 if waited else restarts.get(Role.TRAINER, Restarts()).last
+    processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None, last=last)
 
-    finish = _deadline(observed, before, now) or _refusal(observed)
+    cluster = cluster.model_copy(update=_times(observed, before, cluster, now))
+    processes = stuck(spec, processes, sight, cluster, now.timestamp())
+    finish = (
+        _deadline(observed, before, now) or _too_long(observed, before, cluster, now) or _refusal(observed)
+    )
     if finish is None and suspend:
         return _suspend(observed, before, cluster, sight, processes, now)
     # Who starts too slowly is ended by the kubelet's startup probe.
-    on_time = [replace(process, ready=True) for process in processes]
-    actions = (finish,) if finish else decide(spec, on_time, restarts, resumable=True, now=now.timestamp())
-    cluster = cluster.model_copy(update={"suspend_requested": None, "config": observed.wanted.config_name})
+    actions = (
+        (finish,)
+        if finish
+        else decide(spec, processes, restarts, now=now.timestamp(), startup_timeouts=False)
+    )
+    cluster = cluster.model_copy(update={"suspend_requested": None, "config": observed.wanted.pinned.name})
 
     create, counted, delete = list[NewPod](), set[str](), list[Deletion]()
     for action in actions:
@@ -110,32 +123,66 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
             delete += [_end(pod, KILL_SECONDS) for pod in sight.of(action.role) if pod.index == action.index]
         elif occupied := _occupying(sight, action):
             counted |= {pod.uid for pod in occupied}
-            restarts[action.role] = restarts.get(action.role, 0) + action.counts
+            restarts = one_more(spec, restarts, action.role, now.timestamp(), counts=action.counts)
         else:
+            if action.again and not waited:  # its pods vanished, and nobody has counted that yet
+                restarts = one_more(spec, restarts, action.role, now.timestamp(), counts=action.counts)
             if action.role is Role.TRAINER and not refused:
-                cluster = cluster.model_copy(update={"attempt": cluster.attempt + 1})
+                cluster = cluster.model_copy(
+                    update={"attempt": cluster.attempt + 1, "progress_time": time_text(now)}
+                )
             resume = cluster.attempt > 1 or spec.checkpoint.resume
             create += [NewPod(action.role, index, cluster.attempt, resume) for index in action.indices]
 
     there = {pod.uid for pod in sight.pods}
     counted |= set(cluster.counted)
-    cluster = cluster.model_copy(update={"counted": tuple(sorted(counted & there))})
+    cluster = cluster.model_copy(
+        update={"counted": tuple(sorted(counted & there)), "restarts": _windows(restarts)}
+    )
     if finish is not None:
         create, delete = [], [_end(pod) for pod in sight.pods if pod.ended is None]
     delete += [_end(pod) for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
     status, events = describe(
-        job, observed.wanted, before, processes, restarts, observed.trainer, cluster, sight.pods,
-        finish=finish, creating=len(create), refused=observed.refused, now=now,
+        job, observed.wanted, before, processes, totals(restarts), observed.trainer, cluster, sight.pods,
+        finish=finish, creating=len(create), refused=observed.refused, silent_since=observed.silent_since, now=now,
     )  # fmt: skip
     return Plan(
         status=status,
-        config=observed.wanted.config if finish is None else None,
+        companions=finish is None,
         create=tuple(create),
         delete=_deletions(delete, sight, now),
         members=membership(sight),
         events=events,
         again=POLL_SECONDS,
     )
+
+
+def _restarts(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
+    """From the status: totals of roles, and the windows of their budgets."""
+    found = {role: Restarts(status.restarts) for role, status in before.roles.items()}
+    for role, window in cluster.restarts.items():
+        total = found.get(role, Restarts()).total
+        found[role] = Restarts(
+            total, window.failures, window.disruptions, seconds(window.since), seconds(window.last)
+        )
+    return found
+
+
+def _windows(restarts: Mapping[Role, Restarts]) -> dict[Role, RestartWindow]:
+    return {
+        role: RestartWindow(
+            failures=each.failures,
+            disruptions=each.disruptions,
+            since=_stamp(each.since),
+            last=_stamp(each.last),
+        )
+        for role, each in restarts.items()
+        if each.failures or each.disruptions
+    }
+
+
+def _stamp(at: float) -> str:
+    return time_text(datetime.datetime.fromtimestamp(at, datetime.UTC))
 
 
 def _occupying(sight: Sight, start: Start) -> list[Pod]:
@@ -173,10 +220,17 @@ def _suspend(
         by_user = observed.wanted.spec.suspend
         why = ("Suspended", "") if by_user else ("WaitingForQuota", f"waits in queue {observed.job.queue}")
         finish = Finish("Suspended", *why)
-    cluster = cluster.model_copy(update={"suspend_requested": None if finish else since, "counted": ()})
+    cluster = cluster.model_copy(
+        update={
+            "suspend_requested": None if finish else since,
+            "counted": (),
+            "provisioning_since": None,
+        }
+    )
     status, events = describe(
         observed.job, observed.wanted, before, processes, {r: s.restarts for r, s in before.roles.items()},
-        observed.trainer, cluster, sight.pods, finish=finish, suspending=not finish, now=now,
+        observed.trainer, cluster, sight.pods, finish=finish, suspending=not finish,
+        silent_since=observed.silent_since, now=now,
     )  # fmt: skip
     leaving = () if saving else sight.pods
     return Plan(
@@ -201,7 +255,10 @@ def _queue(observed: Observed, *, idle: bool) -> Literal["enter", "leave"] | Non
 def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:
     """Nothing is made again; what ended stays for its log until the job goes."""
     sight = sort(observed.wanted.spec, before.cluster or ClusterStatus(), observed.pods)
-    living = [_end(pod) for pod in sight.pods if pod.ended is None]
+    holding = [pod for pod in sight.pods if not pod.over]
+    ending = [
+        _end(pod) for pod in holding if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
+    ]
     left = None
     lifetime = observed.wanted.spec.ttl_seconds_after_finished
     if lifetime is not None and before.completion_time is not None:
@@ -210,10 +267,10 @@ def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime
     expire = left is not None and left <= 0
     return Plan(
         status=before,
-        delete=_deletions(living, sight, now),
-        queue="leave" if observed.quota not in ("none", "absent") and not living else None,
+        delete=_deletions(ending, sight, now),
+        queue="leave" if observed.quota not in ("none", "absent") and not holding else None,
         expire=expire,
-        again=POLL_SECONDS if living else left if not expire else None,
+        again=POLL_SECONDS if holding else left if not expire else None,
     )
 
 
@@ -225,6 +282,33 @@ def _deadline(observed: Observed, before: JobStatus, now: datetime.datetime) -> 
     if ran < limit:
         return None
     return Finish("Failed", "DeadlineExceeded", f"ran for {ran:.0f} s; spec.activeDeadlineSeconds is {limit}")
+
+
+def _too_long(
+    observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
+) -> Finish | None:
+    limit = observed.wanted.spec.scheduling.pre_running_deadline_seconds
+    if limit is None or cluster.provisioning_since is None:
+        return None
+    waited = (now - datetime.datetime.fromisoformat(cluster.provisioning_since)).total_seconds()
+    if waited < limit:
+        return None
+    message = f"the trainer did not begin within {limit} s (spec.scheduling.preRunningDeadlineSeconds)"
+    return Finish(
+        "Failed", "PreRunningDeadlineExceeded", f"{message}; {before.message}" if before.message else message
+    )
+
+
+def _times(
+    observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
+) -> dict[str, str | None]:
+    """Since when the job is in the state that a deadline is about."""
+    provisioning = before.phase == "Provisioning"
+    stepped = observed.trainer is not None and observed.trainer.step != before.step
+    return {
+        "provisioning_since": (cluster.provisioning_since or time_text(now)) if provisioning else None,
+        "progress_time": time_text(now) if stepped else cluster.progress_time,
+    }
 
 
 def _refusal(observed: Observed) -> Finish | None:
@@ -239,9 +323,5 @@ def _deletions(wanted: Sequence[Deletion], sight: Sight, now: datetime.datetime)
     """Those not under way already, and those given up."""
     going = {pod.uid: pod.gone_by for pod in sight.pods if pod.gone_by is not None}
     new = {deletion.uid: deletion for deletion in wanted if deletion.uid not in going}
-    lost = [
-        Deletion(pod.name, pod.uid, 0)
-        for pod in sight.pods
-        if pod.gone_by is not None and now.timestamp() > pod.gone_by + LOST_SECONDS
-    ]
-    return (*new.values(), *lost)
+    given_up = [Deletion(pod.name, pod.uid, 0) for pod in sight.pods if lost(pod, now.timestamp())]
+    return (*new.values(), *given_up)

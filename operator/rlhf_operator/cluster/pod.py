@@ -9,8 +9,8 @@ from rlhf_api.run import HEALTH, Process, RunConfig, command, environment
 
 from .gangs import GANGS
 from .merge import merge
-from .names import ATTEMPT, INDEX, pod_name, role_labels, service_name, token_name
-from .settings import Settings
+from .names import ATTEMPT, INDEX, pod_name, role_labels, service_name
+from .settings import Defaults
 
 Body = dict[str, Any]
 
@@ -37,9 +37,10 @@ def build_pod(
     attempt: int,
     resume: bool,
     config_name: str,
-    settings: Settings,
+    token_secret: str,
+    defaults: Defaults,
 ) -> Body:
-    """The pod's body, without namespace and owner; `attempt` is the trainer gang's."""
+    """The pod's body, without namespace and owner; `attempt` is the trainer gang's, `token_secret` a Secret's name."""
     section, name = config.role(role), pod_name(config.job, role, index)
     pods = combine(config.spec.pods, section.pods)
     process = _process(config, role, index)
@@ -66,11 +67,11 @@ def build_pod(
             "containers": [
                 {
                     "name": "role",
-                    "image": pods.image or settings.trainer_image,
-                    **_pull(pods, settings),
-                    "command": command(config, process),
+                    "image": pods.image or defaults.image,
+                    **_pull(pods, defaults),
+                    "command": command(config, process, torchrun=defaults.torchrun),
                     "workingDir": WORKSPACE,
-                    "env": _environment(config, process, pods, resume=resume),
+                    "env": _environment(config, process, pods, token_secret, resume=resume),
                     "envFrom": [{"secretRef": {"name": secret}} for secret in pods.secrets],
                     "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
                     "resources": _resources(pods),
@@ -85,7 +86,7 @@ def build_pod(
                     **_lifecycle(role),
                 }
             ],
-            "volumes": _volumes(config, pods, config_name, settings),
+            "volumes": _volumes(config, pods, config_name, defaults),
             **_placement(pods),
         },
     }
@@ -93,8 +94,8 @@ def build_pod(
     return merged
 
 
-def _pull(pods: PodSettings, settings: Settings) -> Body:
-    policy = pods.image_pull_policy or settings.image_pull_policy
+def _pull(pods: PodSettings, defaults: Defaults) -> Body:
+    policy = pods.image_pull_policy or defaults.image_pull_policy
     return {"imagePullPolicy": policy} if policy else {}
 
 
@@ -106,7 +107,9 @@ def _process(config: RunConfig, role: Role, index: int) -> Process:
     return Process(role, index, PORT, "0.0.0.0", f"{master}:{MASTER_PORT}")
 
 
-def _environment(config: RunConfig, process: Process, pods: PodSettings, *, resume: bool) -> list[Body]:
+def _environment(
+    config: RunConfig, process: Process, pods: PodSettings, token_secret: str, *, resume: bool
+) -> list[Body]:
     file = RESUME_CONFIG if resume and process.role is Role.TRAINER else START_CONFIG
     variables = environment(
         config,
@@ -121,7 +124,7 @@ def _environment(config: RunConfig, process: Process, pods: PodSettings, *, resu
         {"name": "RLHF_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {
             "name": "RLHF_TOKEN",
-            "valueFrom": {"secretKeyRef": {"name": token_name(config.job), "key": "token"}},
+            "valueFrom": {"secretKeyRef": {"name": token_secret, "key": "token"}},
         },
     ]
 
@@ -187,8 +190,8 @@ def _mounts(config: RunConfig, pods: PodSettings) -> list[Body]:
     ]
 
 
-def _volumes(config: RunConfig, pods: PodSettings, config_name: str, settings: Settings) -> list[Body]:
-    claim = config.spec.workspace.claim or settings.workspace_claim
+def _volumes(config: RunConfig, pods: PodSettings, config_name: str, defaults: Defaults) -> list[Body]:
+    claim = config.spec.workspace.claim or defaults.workspace_claim
     workspace: Body = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     return [
         {"name": "config", "configMap": {"name": config_name}},

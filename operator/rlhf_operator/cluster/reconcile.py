@@ -2,34 +2,37 @@
 
 import asyncio
 import datetime
-import hashlib
 import json
 import logging
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any
+import time
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from rlhf_api.problems import InvalidJob
-from rlhf_api.run import RunConfig
 from rlhf_api.status import JobStatus
 
 from ..decide import Finish
-from .api import Api, ApiError, Key
-from .cache import Cache
-from .conditions import Event, refuse, refused_before
+from ..report import worth_writing
+from .api import Api, ApiError, Body, Key
+from .cache import COMPANIONS, Cache
+from .conditions import Event
 from .kueue import quota, workload
-from .names import pod_name
+from .names import pod_name, token_name
 from .objects import companions, owned, token_secret
 from .observed import Job, Pod
+from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of_0_1, shows_defaults
 from .plan import POLL_SECONDS, NewPod, Observed, Plan, plan
-from .pod import START_CONFIG, build_pod
+from .pod import build_pod
 from .recorder import Recorder
+from .refusal import leave_alone, refuse, reopened
 from .settings import Settings
 from .telemetry import Telemetry
 from .trainers import Trainers
 from .wanted import Wanted, active_config, wanted
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
 """Until a trainer is told again who serves it, that did not take it."""
@@ -47,8 +50,9 @@ class Reconciler:
         self._recorder, self._telemetry = recorder, telemetry
         self._trainers = Trainers(settings.token_key)
         self._kept: dict[Key, tuple[tuple[str, int, str | None], Wanted]] = {}
-        self._applied: dict[Key, str] = {}
+        self._applied: dict[Key, tuple[Pinned, list[tuple[str, Key, str]]]] = {}
         self._refused: dict[Key, Finish | str] = {}
+        self._written: dict[Key, float] = {}
 
     async def close(self) -> None:
         await self._trainers.close()
@@ -65,16 +69,25 @@ class Reconciler:
             return None
         job = Job.of(body)
         pods = [Pod.of(pod) for pod in self._cache.pods(key) if _owned_by(pod, job)]
-        try:
-            want = await self._wanted(key, job)
-        except InvalidJob as error:
-            return await self._refuse(job, error)
-        if refused_before(job.status) and job.status and job.status.observed_generation != job.generation:
-            job = Job.of({**body, "status": None})
-        trainer = await self._trainers.read(job, pods)
         now = datetime.datetime.now(datetime.UTC)
+        if job.unreadable:
+            return await self._give_up(key, job, leave_alone(job.unreadable))
+        try:
+            want = await self._wanted(key, job, pods)
+        except UnreadableConfig as error:
+            return await self._give_up(key, job, leave_alone(str(error)))
+        except InvalidJob as error:
+            return await self._give_up(key, job, refuse(job, error, pods, now))
+        job = reopened(job, want.spec)
+        trainer = await self._trainers.read(job, pods)
         seen = Observed(
-            job, want, pods, trainer, self._refused.get(key), quota(job, self._cache.workload(key))
+            job,
+            want,
+            pods,
+            trainer,
+            self._trainers.silent_since(job),
+            self._refused.get(key),
+            quota(job, self._cache.workload(key)),
         )
         todo = plan(seen, now)
         told = await self._carry_out(key, job, want, pods, todo)
@@ -90,17 +103,16 @@ class Reconciler:
         """
         if todo.stop:
             await self._trainers.stop(job, pods)
-        status = await self._with_checkpoint(job, pods, todo.status)
-        await self._write(key, job, status)
+        if todo.status is not None:
+            await self._write(key, job, await self._with_checkpoint(job, pods, todo.status))
         # First of all: who is about to be deleted should get no more work.
         told = await self._trainers.tell(job, pods, todo.members)
-        await _all(
-            self._api.delete("Pod", job.namespace, pod.name, uid=pod.uid, grace=pod.grace)
-            for pod in todo.delete
-        )
+        await self._delete_pods(job, todo)
         with self._refusing(key):
-            if todo.config is not None and (todo.create or todo.delete or key not in self._applied):
-                await self._apply_companions(key, job, todo.config, want.config_name)
+            if todo.companions:
+                await self._apply_companions(key, job, want.pinned)
+            if todo.create:
+                await self._create_token(job)
             await self._line_up(job, want, todo)
             await _all(self._create_pod(job, want, pod) for pod in todo.create)
         if todo.create:
@@ -111,42 +123,55 @@ class Reconciler:
             await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
         return told
 
-    async def _refuse(self, job: Job, error: InvalidJob) -> float | None:
-        if refused_before(job.status) and job.status and job.status.observed_generation == job.generation:
-            return None
-        status, events = refuse(job, error, datetime.datetime.now(datetime.UTC))
-        await self._write((job.namespace, job.name), job, status)
-        for event in events:
+    async def _give_up(self, key: Key, job: Job, todo: Plan) -> float | None:
+        """No more than what can be done without a valid spec."""
+        if todo.status is not None:
+            await self._write(key, job, todo.status)
+        await self._delete_pods(job, todo)
+        for event in todo.events:
             await self._record(job, event)
-        return None
+        return todo.again
 
-    async def _wanted(self, key: Key, job: Job) -> Wanted:
+    async def _wanted(self, key: Key, job: Job, pods: list[Pod]) -> Wanted:
         """Worked out once for each change of the spec: checking one takes longer than all else that is decided."""
         basis = (job.uid, job.generation, active_config(job))
         kept = self._kept.get(key)
         if kept is None or kept[0] != basis:
-            kept = self._kept[key] = (basis, wanted(job, await self._running_config(job)))
+            running = await self._running(job, pods)
+            kept = self._kept[key] = (basis, wanted(job, running, self._settings.defaults))
         return kept[1]
 
-    async def _running_config(self, job: Job) -> RunConfig | None:
-        """What the job's pods run. Only asked for where its spec is another by now."""
-        name = active_config(job)
+    async def _running(self, job: Job, pods: list[Pod]) -> Pinned | None:
+        """What the job's pods run, where it is anything else than the spec as it stands with today's defaults."""
+        name, defaults = active_config(job), self._settings.defaults
         if name is None:
             return None
+        with suppress(InvalidJob):
+            now = wanted(job, None, defaults).pinned
+            if now.name == name:
+                return now
+        if (found := await self._get("ConfigMap", job, name)) is None:
+            return None
+        pinned = Pinned.read(found, defaults)
+        if DEFAULTS in found["data"]:
+            return pinned
+        like = next((pod for pod in pods if shows_defaults(pinned.config.spec, pod.role)), None)
+        body = await self._get("Pod", job, like.name) if like else None
+        return Pinned.read(found, defaults_of_0_1(body)) if body else pinned
+
+    async def _get(self, kind: str, job: Job, name: str) -> Body | None:
         try:
-            if wanted(job, None).config_name == name:
-                return None
-        except InvalidJob:
-            pass
-        try:
-            found = await self._api.get("ConfigMap", job.namespace, name)
-            return RunConfig.model_validate_json(found["data"][START_CONFIG])
+            return await self._api.get(kind, job.namespace, name)
         except ApiError as error:
             if error.status != 404:
                 raise
             return None
-        except (KeyError, ValueError):
-            return None  # somebody else's writing: the spec as it stands is all there is
+
+    async def _delete_pods(self, job: Job, todo: Plan) -> None:
+        await _all(
+            self._api.delete("Pod", job.namespace, pod.name, uid=pod.uid, grace=pod.grace)
+            for pod in todo.delete
+        )
 
     async def _with_checkpoint(self, job: Job, pods: list[Pod], status: JobStatus) -> JobStatus:
         """Passes a request for a checkpoint on, once; the status remembers that it was taken."""
@@ -161,23 +186,35 @@ class Reconciler:
     async def _write(self, key: Key, job: Job, status: JobStatus) -> None:
         content = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
         self._telemetry.job(key, content)
-        if content == job.body.get("status"):
+        age = time.monotonic() - self._written.get(key, float("-inf"))
+        if not worth_writing(job.body.get("status") or {}, content, age):
             return
         body = {
             "apiVersion": job.body["apiVersion"],
             "kind": job.body["kind"],
-            "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid},
+            "metadata": {
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+                # Refused where somebody wrote after we looked: this process may lead no longer.
+                "resourceVersion": job.body["metadata"]["resourceVersion"],
+            },
             "status": content,
         }
         self._cache.put(await self._api.apply_status(body))
+        self._written[key] = time.monotonic()
 
-    async def _apply_companions(self, key: Key, job: Job, config: RunConfig, config_name: str) -> None:
-        objects = [owned(body, job) for body in companions(config, config_name, self._settings.own_namespace)]
-        digest = hashlib.sha256(json.dumps([job.uid, objects]).encode()).hexdigest()
-        if self._applied.get(key) == digest:
+    async def _apply_companions(self, key: Key, job: Job, pinned: Pinned) -> None:
+        """Where they are others than before, or one of them is gone."""
+        known = self._applied.get(key)
+        if known is not None and known[0] == pinned and all(self._cache.has(*each) for each in known[1]):
             return
-        await _all([self._create_token(job), *(self._api.apply(body) for body in objects)])
-        self._applied[key] = digest
+        bodies = [owned(body, job) for body in companions(pinned, self._settings.own_namespace)]
+        made = await _all(self._api.apply(body) for body in bodies)
+        listed = [body for body in made if body["kind"] in COMPANIONS]
+        for body in listed:
+            self._cache.put(body)
+        self._applied[key] = pinned, [(body["kind"], key, body["metadata"]["name"]) for body in listed]
 
     async def _create_token(self, job: Job) -> None:
         try:
@@ -190,7 +227,7 @@ class Reconciler:
         if todo.queue == "leave":
             await self._api.delete("Workload", job.namespace, job.name)
         elif todo.queue == "enter":
-            self._cache.put(await self._api.apply(owned(workload(job, want.config, self._settings), job)))
+            self._cache.put(await self._api.apply(owned(workload(job, want.pinned), job)))
 
     @contextmanager
     def _refusing(self, key: Key) -> Iterator[None]:
@@ -208,14 +245,16 @@ class Reconciler:
             raise
 
     async def _create_pod(self, job: Job, want: Wanted, new: NewPod) -> None:
+        pinned = want.pinned
         body = build_pod(
-            want.config,
+            pinned.config,
             new.role,
             new.index,
             attempt=new.attempt,
             resume=new.resume,
-            config_name=want.config_name,
-            settings=self._settings,
+            config_name=pinned.name,
+            token_secret=token_name(job.name, job.uid),
+            defaults=pinned.defaults,
         )
         try:
             self._cache.put(await self._api.create(owned(body, job)))
@@ -237,7 +276,7 @@ class Reconciler:
         if body is not None:
             self._trainers.forget(body["metadata"]["uid"])
         self._telemetry.job(key, None)
-        for kept in (self._kept, self._applied, self._refused):
+        for kept in (self._kept, self._applied, self._refused, self._written):
             kept.pop(key, None)
 
 
@@ -246,10 +285,10 @@ def _owned_by(pod: dict[str, Any], job: Job) -> bool:
     return any(owner.get("uid") == job.uid for owner in pod["metadata"].get("ownerReferences", ()))
 
 
-async def _all(calls: "Any") -> None:
+async def _all(calls: "Iterable[Coroutine[Any, Any, T]]") -> list[T]:
     """All calls side by side, each to its end; then the first error, if there was one."""
-    running: list[Coroutine[Any, Any, Any]] = list(calls)
-    results = await asyncio.gather(*running, return_exceptions=True)
+    results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
+    return [result for result in results if not isinstance(result, BaseException)]

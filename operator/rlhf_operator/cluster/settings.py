@@ -4,7 +4,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlhf_api.base import Report
+from rlhf_api.run import TORCHRUN
+
 FIELD_MANAGER = "rlhf-operator"
+
+
+class Defaults(Report):
+    """What pods have whose job does not say; a running job keeps those that it began with."""
+
+    image: str
+    image_pull_policy: str | None = None
+    workspace_claim: str | None = None
+    torchrun: str = TORCHRUN
+    """The module of the image that starts a trainer's ranks."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,15 @@ class Settings:
     """The directory of its tls.crt and tls.key."""
     log_format: str = "json"
     """`json` or `text`."""
+
+    @property
+    def defaults(self) -> Defaults:
+        """For jobs that start now."""
+        return Defaults(
+            image=self.trainer_image,
+            image_pull_policy=self.image_pull_policy,
+            workspace_claim=self.workspace_claim,
+        )
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "Settings":

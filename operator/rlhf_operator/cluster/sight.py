@@ -9,8 +9,11 @@ from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
 from ..decide import Ended, Seen
-from .observed import SIGTERMED, Pod
+from .observed import SIGTERMED, Pod, seconds
 from .pod import PORT
+
+LOST_SECONDS = 30.0
+"""How long after its grace a pod may linger before it is given up."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class Sight:
     @property
     def pods(self) -> tuple[Pod, ...]:
         return (*self.current.values(), *self.counted, *self.surplus)
+
+    def counted_of(self, role: Role) -> list[Pod]:
+        """Of a role, those that are being replaced."""
+        return [pod for pod in self.counted if pod.role is role]
 
     def of(self, role: Role) -> list[Pod]:
         """Every pod of a role, wanted or not."""
@@ -52,8 +59,9 @@ def _wanted(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
     return pod.role in roles_of(spec) and pod.index < replicas(spec, pod.role)
 
 
-def seen(spec: Spec, sight: Sight, *, begun: bool, suspending: bool) -> list[Seen]:
-    """The job's processes; `begun`: the present attempt's trainer pods were made, so a missing one was taken away."""
+def seen(spec: Spec, sight: Sight, *, begun: bool, suspending: bool, last: float = 0.0) -> list[Seen]:
+    """The job's processes; `begun`: the present attempt's trainer pods were made, so a missing one was taken away,
+    after the `last` start at the earliest."""
     replaced = {(pod.role, pod.index): pod for pod in sight.counted}
     found = []
     for role in roles_of(spec):
@@ -65,16 +73,37 @@ def seen(spec: Spec, sight: Sight, *, begun: bool, suspending: bool) -> list[See
             elif going is not None:
                 found.append(Seen(role, index, going.started))
             elif role is Role.TRAINER and begun:
-                found.append(Seen(role, index, 0.0, ended=_gone(sight)))
+                found.append(Seen(role, index, 0.0, ended=_gone(sight, last)))
             else:
                 found.append(Seen(role, index))
     return found
 
 
-def _gone(sight: Sight) -> Ended:
+def stuck(
+    spec: Spec, processes: Sequence[Seen], sight: Sight, cluster: ClusterStatus, now: float
+) -> list[Seen]:
+    """The trainers count as failed where they have made no step for too long."""
+    limit = spec.trainer.progress_deadline_seconds
+    begun = [s.started for s in processes if s.role is Role.TRAINER and s.started and s.ended is None]
+    if limit is None or cluster.progress_time is None or not begun or sight.counted_of(Role.TRAINER):
+        return list(processes)
+    since = max(seconds(cluster.progress_time), *begun)
+    if now < since + limit:
+        return list(processes)
+    field = "spec.trainer.progressDeadlineSeconds"
+    end = Ended(since + limit, SIGTERMED, f"made no step for {limit} s ({field})")
+    return [replace(s, ended=end) if s.role is Role.TRAINER and s.ended is None else s for s in processes]
+
+
+def lost(pod: Pod, now: float) -> bool:
+    """Whether its kubelet should have ended it long ago: its node is gone, and the pod's name is needed."""
+    return pod.gone_by is not None and now > pod.gone_by + LOST_SECONDS
+
+
+def _gone(sight: Sight, last: float) -> Ended:
     """No sooner than its peers ended: who was taken away because they failed is not the first that failed."""
     others = [pod.ended.at for pod in sight.of(Role.TRAINER) if pod.ended]
-    return Ended(max(others, default=0.0), SIGTERMED, "was deleted", disrupted=True)
+    return Ended(max([last, *others]), SIGTERMED, "was deleted", disrupted=True)
 
 
 def _not_suspended(ended: Ended) -> Ended:

@@ -4,19 +4,18 @@ from dataclasses import dataclass
 
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
-from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
 
-from .objects import config_name, run_config
 from .observed import Job
+from .pinned import Pinned, with_generators
+from .settings import Defaults
 
 
 @dataclass(frozen=True)
 class Wanted:
     """A checked configuration, and what of the job's spec it leaves out."""
 
-    config: RunConfig
-    config_name: str
+    pinned: Pinned
     spec: Spec
     """With what may change while the pods run: suspend, generator.replicas, deadlines."""
     ignored: str | None = None
@@ -31,35 +30,33 @@ def active_config(job: Job) -> str | None:
     return status.cluster.config
 
 
-def wanted(job: Job, running: RunConfig | None) -> Wanted:
-    """`running`: the content of `active_config`, where the job has one.
+def wanted(job: Job, running: Pinned | None, defaults: Defaults) -> Wanted:
+    """`running`: the content of `active_config`, where the job has one; `defaults`: the operator's now.
 
     Raises:
         InvalidJob: the spec can't run, and nothing runs yet.
     """
-    active = active_config(job)
     try:
         spec = from_cluster(job.body).spec
     except InvalidJob as error:
-        if running is None or active is None:
+        if running is None:
             raise
         suspend = job.body["spec"].get("suspend") is True if isinstance(job.body.get("spec"), dict) else False
-        spec = running.spec.model_copy(update={"suspend": suspend})
-        return Wanted(running, active, spec, f"the spec is not valid and the job goes on as it was: {error}")
-    config = run_config(job.name, spec)
-    name = config_name(config)
-    if running is None or active is None or active == name:
-        return Wanted(config, name, spec)
-    changing = {
-        "suspend": spec.suspend,
-        "active_deadline_seconds": spec.active_deadline_seconds,
-        "ttl_seconds_after_finished": spec.ttl_seconds_after_finished,
-        "generator": running.spec.generator.model_copy(update={"replicas": spec.generator.replicas}),
-    }
-    kept = running.spec.model_copy(update=changing)
-    changed = ", ".join(_changed(running.spec, config.spec))
+        spec = running.config.spec.model_copy(update={"suspend": suspend})
+        return Wanted(running, spec, f"the spec is not valid and the job goes on as it was: {error}")
+    if running is None:
+        return Wanted(Pinned.make(job.name, spec, defaults), spec)
+    running = running.scaled(spec.generator.replicas)
+    kept = with_generators(running.config.spec, spec.generator.replicas).model_copy(
+        update={
+            "suspend": spec.suspend,
+            "active_deadline_seconds": spec.active_deadline_seconds,
+            "ttl_seconds_after_finished": spec.ttl_seconds_after_finished,
+        }
+    )
+    changed = ", ".join(_changed(kept, spec))
     reason = f"{changed} changed while the job runs; suspend and resume it to have that applied"
-    return Wanted(run_config(job.name, kept), active, kept, reason)
+    return Wanted(running, kept, reason if changed else None)
 
 
 def _changed(old: Spec, new: Spec) -> list[str]:

@@ -7,7 +7,6 @@ import itertools
 import secrets
 import signal
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from rlhf_api.run import (
 )
 from rlhf_api.status import JobStatus
 
+from ..budget import Restarts, one_more, totals
 from ..control import Control
 from ..decide import Finish, Kill, Start, decide
 from ..report import first_status, job_status
@@ -56,7 +56,7 @@ class Host:
         self.status = first_status(config.spec, before)
         self.trainer = Trainer(self.processes[0], display, self.status.last_checkpoint)
         self.outcome = ""
-        self.restarts: Counter[Role] = Counter()
+        self.restarts: dict[Role, Restarts] = {}
         self._token = secrets.token_hex(32)
         self._stops = 0
         self._wake = asyncio.Event()
@@ -86,7 +86,6 @@ class Host:
                 self.config.spec,
                 [process.seen() for process in self.processes],
                 self.restarts,
-                resumable=self.config.resume or self.status.last_checkpoint is not None,
                 now=time.monotonic(),
             )
             for action in actions:
@@ -118,7 +117,9 @@ class Host:
             self._named(action.role, action.index).kill(action.why)
             return
         if action.again:
-            self.restarts[action.role] += action.counts
+            self.restarts = one_more(
+                self.config.spec, self.restarts, action.role, time.monotonic(), counts=action.counts
+            )
             if action.role is Role.TRAINER:
                 self.config = self.config.model_copy(update={"resume": True})
                 workdir.write(self.folder / workdir.CONFIG, self.config)
@@ -158,7 +159,7 @@ class Host:
         self.status = job_status(
             self.config.spec,
             [process.seen() for process in self.processes],
-            self.restarts,
+            totals(self.restarts),
             self.trainer.status,
             before=self.status,
             now=datetime.datetime.now(datetime.UTC),

@@ -1,0 +1,74 @@
+"""How often and how soon processes of a role are started again; pure. Times are seconds on one clock."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rlhf_api.roles import Role, RoleSpec
+from rlhf_api.spec import Spec
+
+_FIRST, _LONG, _LONGEST = 0.5, 10.0, 300.0
+"""Seconds of the first pause, of the longest within the budget, and of the longest of all."""
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """Those of one role."""
+
+    total: int = 0
+    """Counted ones of the whole run."""
+    failures: int = 0
+    """Counted ones of the present window."""
+    disruptions: int = 0
+    """The others of it."""
+    since: float = float("-inf")
+    """When the window began: with its first restart."""
+    last: float = float("-inf")
+
+    def at(self, now: float, window: float) -> "Restarts":
+        """What is left of them: a window that is over is forgotten."""
+        return self if now < self.since + window else Restarts(self.total, last=self.last)
+
+    def after(self, now: float, window: float, *, counts: bool) -> "Restarts":
+        """With one more."""
+        left = self.at(now, window)
+        first = not (left.failures or left.disruptions)
+        return replace(
+            left,
+            total=left.total + counts,
+            failures=left.failures + counts,
+            disruptions=left.disruptions + (not counts),
+            since=now if first else left.since,
+            last=now,
+        )
+
+    def pause(self, limit: int) -> float:
+        """Seconds from an end, and from the last restart, to the next start."""
+        longest = _LONG if self.failures < limit else _LONGEST
+        return max(_pause(self.failures, longest), _pause(self.disruptions, _LONGEST))
+
+
+def _pause(restarts: int, longest: float) -> float:
+    return min(_FIRST * 2.0 ** min(restarts, 16), longest)
+
+
+def budget(spec: Spec, role: Role) -> tuple[int, int]:
+    """`backoffLimit` and `backoffWindowSeconds`."""
+    section: RoleSpec = getattr(spec, role.value)
+    return section.backoff_limit, section.backoff_window_seconds
+
+
+def left(spec: Spec, restarts: Mapping[Role, Restarts], role: Role, now: float) -> Restarts:
+    """The role's restarts that its budget still knows of."""
+    return restarts.get(role, Restarts()).at(now, budget(spec, role)[1])
+
+
+def one_more(
+    spec: Spec, restarts: Mapping[Role, Restarts], role: Role, now: float, *, counts: bool
+) -> dict[Role, Restarts]:
+    """The restarts of all roles, with one more of this one."""
+    window = budget(spec, role)[1]
+    return {**restarts, role: restarts.get(role, Restarts()).after(now, window, counts=counts)}
+
+
+def totals(restarts: Mapping[Role, Restarts]) -> dict[Role, int]:
+    return {role: each.total for role, each in restarts.items()}

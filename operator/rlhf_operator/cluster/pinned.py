@@ -1,0 +1,132 @@
+"""What a job's processes are started with, from its start until it is suspended or over; pure.
+
+Its ConfigMap holds it word for word: neither another release of the operator nor a changed spec puts anything else
+before a process of a job that runs.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlhf_api.pods import combine
+from rlhf_api.problems import from_pydantic
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig
+from rlhf_api.spec import Spec
+
+from .names import common_labels
+from .pod import RESUME_CONFIG, START_CONFIG, WORKSPACE
+from .settings import Defaults
+
+DEFAULTS = "defaults.json"
+"""The operator's settings, beside the two configurations in the ConfigMap."""
+
+
+class UnreadableConfig(Exception):
+    """The ConfigMap of a job that runs holds what this release cannot read."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A configuration, the defaults of the operator that began with it, and its ConfigMap's name and content."""
+
+    name: str
+    config: RunConfig
+    defaults: Defaults
+    texts: Mapping[str, str]
+
+    @classmethod
+    def make(cls, job: str, spec: Spec, defaults: Defaults) -> "Pinned":
+        """One name for each configuration, whatever the number of generators."""
+        config = RunConfig(
+            job=job,
+            spec=lasting(spec),
+            workdir=f"{WORKSPACE}/runs/{job}",
+            resume=spec.checkpoint.resume,
+        )
+        resumed = config.model_copy(update={"resume": True})
+        any_number = config.model_copy(update={"spec": with_generators(config.spec, 1)})
+        identity = any_number.model_dump_json(by_alias=True) + defaults.model_dump_json(by_alias=True)
+        texts = {
+            START_CONFIG: config.model_dump_json(by_alias=True, indent=1),
+            RESUME_CONFIG: resumed.model_dump_json(by_alias=True, indent=1),
+            DEFAULTS: defaults.model_dump_json(by_alias=True, indent=1),
+        }
+        digest = hashlib.sha256(identity.encode()).hexdigest()
+        return cls(f"{job}-config-{digest[:10]}", config, defaults, texts)
+
+    @classmethod
+    def read(cls, config_map: Mapping[str, Any], defaults: Defaults) -> "Pinned":
+        """From the ConfigMap; `defaults` are those of a job that was started by a release that did not write them.
+
+        Raises:
+            UnreadableConfig: this release cannot read it.
+        """
+        name, texts = config_map["metadata"]["name"], dict(config_map.get("data") or {})
+        texts.setdefault(DEFAULTS, defaults.model_dump_json(by_alias=True, indent=1))
+        try:
+            config = RunConfig.model_validate_json(texts[START_CONFIG], extra="ignore")
+            json.loads(texts[RESUME_CONFIG])
+            return cls(name, config, Defaults.model_validate_json(texts[DEFAULTS]), texts)
+        except (KeyError, ValueError) as error:
+            raise UnreadableConfig(f"ConfigMap {name}: {_words(error)}") from None
+
+    def scaled(self, generators: int) -> "Pinned":
+        """For another number of generators, which the trainer waits for at its start; nothing else changes."""
+        if self.config.spec.generator.replicas == generators:
+            return self
+        texts = dict(self.texts)
+        for file in (START_CONFIG, RESUME_CONFIG):
+            body = json.loads(texts[file])
+            body["spec"].setdefault("generator", {})["replicas"] = generators
+            texts[file] = json.dumps(body, indent=1)
+        spec = with_generators(self.config.spec, generators)
+        return replace(self, config=self.config.model_copy(update={"spec": spec}), texts=texts)
+
+    def config_map(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": self.name, "labels": common_labels(self.config.job)},
+            "data": dict(self.texts),
+        }
+
+
+def lasting(spec: Spec) -> Spec:
+    """Without what may change while the processes run, but for the number of generators."""
+    return spec.model_copy(
+        update={"suspend": False, "active_deadline_seconds": None, "ttl_seconds_after_finished": None}
+    )
+
+
+def with_generators(spec: Spec, replicas: int) -> Spec:
+    generator = spec.generator.model_copy(update={"replicas": replicas})
+    return spec.model_copy(update={"generator": generator})
+
+
+def shows_defaults(spec: Spec, role: Role) -> bool:
+    """Whether the role's pods run the default image."""
+    return combine(spec.pods, getattr(spec, role.value).pods).image is None
+
+
+def defaults_of_0_1(pod: Mapping[str, Any]) -> Defaults:
+    """What release 0.1.0 made a pod with that `shows_defaults`; it wrote that down nowhere else."""
+    spec = pod["spec"]
+    container = next(c for c in spec["containers"] if c["name"] == "role")
+    volume: Mapping[str, Any] = next((v for v in spec.get("volumes", ()) if v["name"] == "workspace"), {})
+    return Defaults(
+        image=container["image"],
+        image_pull_policy=container.get("imagePullPolicy"),
+        workspace_claim=volume.get("persistentVolumeClaim", {}).get("claimName"),
+        torchrun="rlhf_trainer.roles.gang",
+    )
+
+
+def _words(error: KeyError | ValueError) -> str:
+    if isinstance(error, ValidationError):
+        return "; ".join(map(str, from_pydantic(error, RunConfig).problems))
+    return f"has no {error}" if isinstance(error, KeyError) else str(error)

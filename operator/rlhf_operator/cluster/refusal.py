@@ -1,0 +1,81 @@
+"""Jobs that no plan can be made for: the spec is not valid, or another release wrote the status; pure.
+
+What the status says of the run so far stays: the run goes on from there once the spec is corrected.
+"""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.spec import Spec
+from rlhf_api.status import JobStatus
+
+from ..report import condition, time_text, with_times
+from .conditions import LONGEST, Event
+from .observed import Job, Pod
+from .plan import POLL_SECONDS, Deletion, Plan
+
+_REFUSED = "ValidationFailed"
+
+
+def leave_alone(why: str) -> Plan:
+    """What this release cannot read is said, and nothing is touched until one comes that can."""
+    message = f"another release wrote what this one cannot read; job and pods are left alone: {why}"
+    return Plan(status=None, events=(Event("Warning", "Unreadable", message[:LONGEST]),), again=None)
+
+
+def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datetime) -> Plan:
+    """A job whose spec can't run, with no configuration of a run to go on with: it has failed, and has no pods. One
+    that had ended before stays as it was."""
+    before, events = job.status, tuple[Event, ...]()
+    over = before is not None and before.phase in ("Succeeded", "Failed")
+    if before is None or not over or (refused(before) and before.observed_generation != job.generation):
+        message = "; ".join(map(str, error.problems))[:LONGEST]
+        if len(error.problems) > 1:
+            message = f"{len(error.problems)} problems: {message}"[:LONGEST]
+        before = _failed(before or JobStatus(phase="Pending", total_steps=0), job, message, time_text(now))
+        events = (Event("Warning", _REFUSED, message),)
+    living = [pod for pod in pods if not pod.over]
+    return Plan(
+        status=before,
+        delete=tuple(Deletion(pod.name, pod.uid) for pod in living if pod.gone_by is None),
+        events=events,
+        again=POLL_SECONDS if living else None,
+    )
+
+
+def refused(status: JobStatus) -> bool:
+    """Whether the job ended because its spec was not valid."""
+    return [c.reason for c in status.conditions if c.type == "Failed"] == [_REFUSED]
+
+
+def reopened(job: Job, spec: Spec) -> Job:
+    """A job whose spec was refused and has been corrected, as it stood before: where it had run, it goes on."""
+    status = job.status
+    if status is None or not refused(status) or status.observed_generation == job.generation:
+        return job
+    begun = status.cluster is not None and status.cluster.attempt > 0
+    changes = {
+        "phase": "Suspended" if begun else "Pending",
+        "message": "",
+        "completion_time": None,
+        "total_steps": spec.steps,
+        "conditions": tuple(c for c in status.conditions if c.type != "Failed"),
+    }
+    return replace(job, status=status.model_copy(update=changes))
+
+
+def _failed(before: JobStatus, job: Job, message: str, stamp: str) -> JobStatus:
+    failed = condition("Failed", "True", _REFUSED, message, stamp)
+    failed = failed.model_copy(update={"observed_generation": job.generation})
+    others = [c for c in before.conditions if c.type != "Failed"]
+    return before.model_copy(
+        update={
+            "phase": "Failed",
+            "message": message,
+            "observed_generation": job.generation,
+            "completion_time": stamp,
+            "conditions": with_times([*others, failed], before.conditions),
+        }
+    )

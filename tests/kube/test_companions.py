@@ -1,0 +1,131 @@
+"""What a job has beside its pods: made again where somebody deletes it, and not that of a predecessor."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.kube.hands import WATCHED, hands, job
+from tests.support.cluster import Cluster
+
+from rlhf_operator.cluster import resync
+from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.cache import COMPANIONS
+
+pytestmark = pytest.mark.usefixtures("crd")
+RELEASE_0_1 = json.loads((Path(__file__).parents[1] / "reconcile" / "release-0.1.0.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def _kubeconfig(control_plane: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("kind", COMPANIONS)
+def test_what_somebody_deletes_is_made_again(namespace, kind):
+    async def body() -> None:
+        async with hands(namespace) as operator:
+            await operator.api.create(job(namespace))
+            await operator.look("ppo")
+            (name,) = await operator.names(kind)
+            before = {other: await operator.names(other) for other in (*COMPANIONS, "Pod")}
+            await operator.api.delete(kind, namespace, name)
+            await operator.look("ppo")
+            assert await operator.names(kind) == set()  # nobody has looked for it yet
+            touched = await resync.sweep(operator.api, namespace, WATCHED, operator.cache)
+            assert (namespace, "ppo") in touched
+            await operator.look("ppo")
+            assert {other: await operator.names(other) for other in (*COMPANIONS, "Pod")} == before
+
+    run(body)
+
+
+def test_a_name_may_begin_with_a_digit(namespace):
+    async def body() -> None:
+        async with hands(namespace) as operator:
+            await operator.api.create(job(namespace, "7b-ppo"))
+            await operator.look("7b-ppo")
+            assert await operator.names("Service") == {"rlhf-7b-ppo"}
+            assert len(await operator.names("Pod")) == 4
+
+    run(body)
+
+
+def test_a_job_of_an_earlier_ones_name_has_a_token_of_its_own(namespace):
+    """The old Secret is still there, for the garbage collector to take."""
+
+    async def body() -> None:
+        async with hands(namespace) as operator:
+            await operator.api.create(job(namespace))
+            await operator.look("ppo")
+            first = await operator.names("Secret")
+            orphan = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"}
+            path = f"/apis/rlhf.dev/v1alpha1/namespaces/{namespace}/rlhfjobs/ppo"
+            await operator.api._call("delete", "DELETE", "RLHFJob", path, body=orphan)
+            while [found async for found in operator.api.list("RLHFJob", namespace)]:
+                await asyncio.sleep(0.1)
+            await operator.api.create(job(namespace))
+        async with hands(namespace) as operator:
+            with pytest.raises(ApiError, match="already exists"):
+                await operator.look("ppo")  # the old pods have to go first
+            assert len(await operator.names("Secret") - first) == 1
+
+    run(body)
+
+
+def test_jobs_of_the_last_release_run_on_under_this_one(namespace):
+    """Their pods stay, their ConfigMap stays word for word, and a generator that is replaced has their image."""
+
+    def here(body: dict, owner: str | None) -> dict:
+        meta = {k: v for k, v in body["metadata"].items() if k not in ("uid", "creationTimestamp")}
+        meta["namespace"] = namespace
+        if owner is not None:
+            meta["ownerReferences"] = [{**meta["ownerReferences"][0], "uid": owner}]
+        return {**body, "metadata": meta}
+
+    async def body() -> None:
+        async with hands(namespace, "registry.example/rlhf-trainer:0.2.0") as operator:
+            api = operator.api
+            made = await api.create(
+                here({k: v for k, v in RELEASE_0_1["job"].items() if k != "status"}, None)
+            )
+            uid = made["metadata"]["uid"]
+            for companion in RELEASE_0_1["companions"]:
+                await api.apply(here(companion, uid))
+            for pod in RELEASE_0_1["pods"]:
+                await api.create(here({k: v for k, v in pod.items() if k != "status"}, uid))
+            await api.apply_status(
+                {
+                    **{k: made[k] for k in ("apiVersion", "kind")},
+                    "metadata": {"name": "job", "namespace": namespace},
+                    "status": RELEASE_0_1["job"]["status"],
+                }
+            )
+            pods = {p["metadata"]["name"]: p async for p in api.list("Pod", namespace)}
+            await operator.look("job")
+            after = {p["metadata"]["name"]: p async for p in api.list("Pod", namespace)}
+            assert {n: p["metadata"]["uid"] for n, p in after.items()} == {
+                n: p["metadata"]["uid"] for n, p in pods.items()
+            }
+            status = (await api.get("RLHFJob", namespace, "job"))["status"]
+            assert status["cluster"]["attempt"] == 1
+            assert "SpecChanged" not in [c["type"] for c in status["conditions"]]
+            old = RELEASE_0_1["companions"][0]
+            kept = await api.get("ConfigMap", namespace, old["metadata"]["name"])
+            assert kept["data"].items() >= old["data"].items()
+            await api.delete("Pod", namespace, "job-generator-0", grace=0)
+            operator.cache.drop(after["job-generator-0"])
+            await operator.look("job")
+            new = await api.get("Pod", namespace, "job-generator-0")
+            (container,) = new["spec"]["containers"]
+            assert container["image"] == "registry.example/rlhf-trainer:0.1.0"
+            assert {v["name"]: v for v in new["spec"]["volumes"]}["config"]["configMap"]["name"] == old[
+                "metadata"
+            ]["name"]
+
+    run(body)

@@ -1,0 +1,45 @@
+"""A status is written by whoever saw the job as it is, and by nobody else."""
+
+import asyncio
+
+import pytest
+from tests.kube.hands import hands, job
+from tests.support.cluster import Cluster
+
+from rlhf_operator.cluster.api import ApiError
+
+pytestmark = pytest.mark.usefixtures("crd")
+
+
+def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
+    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+
+    async def body() -> None:
+        async with hands(namespace) as old, hands(namespace) as new:
+            await old.api.create(job(namespace))
+            await old.look("ppo")
+            await old.see()
+            # The next leader sees that the trainer is gone, and makes another.
+            await new.api.delete("Pod", namespace, "ppo-trainer-0", grace=0)
+            for _ in range(2):
+                await asyncio.sleep(0.6)  # the pause before a start
+                await new.look("ppo")
+            stored = (await new.api.get("RLHFJob", namespace, "ppo"))["status"]
+            assert stored["cluster"]["attempt"] == 2
+            trainer = await new.api.get("Pod", namespace, "ppo-trainer-0")
+            old.cache.drop({**trainer, "metadata": {**trainer["metadata"], "uid": "seen-before"}})
+            stale = old.cache.job((namespace, "ppo"))
+            assert stale["status"]["cluster"]["attempt"] == 1
+            stale["spec"]["steps"] = 39  # so that there is something to write
+            stale["metadata"]["generation"] = 2
+            monkeypatch.setattr(old.cache, "job", lambda _: stale)
+            with pytest.raises(ApiError, match="409 Conflict"):
+                await old.act("ppo")
+            assert (await new.api.get("RLHFJob", namespace, "ppo"))["status"] == stored
+            assert (await new.api.get("Pod", namespace, "ppo-trainer-0"))["metadata"]["uid"] == trainer[
+                "metadata"
+            ]["uid"]
+
+    asyncio.run(body())

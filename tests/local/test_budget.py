@@ -1,0 +1,62 @@
+"""How often and how soon a role is started again."""
+
+import pytest
+from tests.api.manifests import document, job
+
+from rlhf_api.manifest import parse
+from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
+from rlhf_operator.budget import Restarts, left, one_more, totals
+
+R = Role.REWARD
+SPEC = job("spec.reward.backoffWindowSeconds=100").spec
+
+
+def after(*times: float, counts: bool = True) -> dict[Role, Restarts]:
+    known: dict[Role, Restarts] = {}
+    for at in times:
+        known = one_more(SPEC, known, R, at, counts=counts)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("times", "now", "failures"),
+    [
+        ((), 0, 0),
+        ((0, 10, 20), 99, 3),
+        ((0, 10, 20), 100, 0),  # of the first of them the window begins
+        ((0, 99, 100), 101, 1),
+        ((0, 150, 160), 200, 2),
+    ],
+)
+def test_what_lies_further_back_than_the_window_is_forgiven(times, now, failures):
+    assert left(SPEC, after(*times), R, now).failures == failures
+    assert totals(after(*times)).get(R, 0) == len(times)
+
+
+def test_disruptions_are_not_counted_but_make_the_pause_longer():
+    restarts = after(*range(6), counts=False)[R]
+    assert (restarts.total, restarts.failures, restarts.disruptions) == (0, 0, 6)
+    assert restarts.pause(3) == 32.0
+
+
+def test_pauses_grow_to_ten_seconds_within_the_budget_and_to_five_minutes_beyond():
+    pauses = [Restarts(failures=n).pause(30) for n in range(7)]
+    assert pauses == [0.5, 1, 2, 4, 8, 10, 10]
+    assert Restarts(failures=29).pause(30) == 10
+    assert Restarts(failures=30).pause(30) == 300
+    assert Restarts(disruptions=10_000).pause(30) == 300
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("{action: FailJob}", "names neither exitCodes nor reasons"),
+        ("{action: Retry, exitCodes: [1]}", "is none of FailJob, Ignore, Count"),
+        ("{action: Ignore, exitCodes: [256]}", "less than or equal to 255"),
+        ("{action: Ignore, reasons: ['out of memory']}", "a word of Kubernetes"),
+    ],
+)
+def test_a_wrong_rule_is_refused_with_its_place(rule, said):
+    with pytest.raises(InvalidJob, match=r"spec\.trainer\.failureRules\[0\].*" + said):
+        parse(document(f"spec.trainer.failureRules=[{rule}]"))

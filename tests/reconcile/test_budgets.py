@@ -1,0 +1,111 @@
+"""What restarts cost on a cluster, where the status is all that an operator remembers of them."""
+
+import datetime
+
+from tests.reconcile.world import World, reasons, running
+
+from rlhf_api.roles import Role
+
+EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "node was low on memory"}
+
+
+def until_made(world: World, name: str) -> float:
+    """Seconds until the pod is made again."""
+    before, began = world.made.count(name), world.now
+    while world.made.count(name) == before:
+        world.step(1)
+        for other in [n for n, body in world.pods.items() if "deletionTimestamp" in body["metadata"]]:
+            del world.pods[other]
+        assert world.now < began + datetime.timedelta(hours=1)
+    world.kubelet()
+    return (world.now - began).total_seconds()
+
+
+def test_evictions_without_end_are_followed_by_longer_and_longer_pauses():
+    for name in ("job-trainer-0", "job-generator-0"):
+        world = running()
+        pauses = []
+        for _ in range(12):
+            world.pods[name]["status"] = {**EVICTED, "startTime": world.now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+            pauses.append(until_made(world, name))
+        assert pauses == sorted(pauses)
+        assert pauses[0] <= 4
+        assert pauses[-1] >= 300
+        assert world.status.restarts == 0
+        assert world.status.phase in ("Running", "Provisioning")
+
+
+def test_trainers_that_vanish_again_and_again_wait_longer_too():
+    world = running()
+    pauses = []
+    for _ in range(12):
+        del world.pods["job-trainer-0"]
+        pauses.append(until_made(world, "job-trainer-0"))
+    assert pauses[-1] >= 250
+    assert world.status.restarts == 0
+
+
+def test_failures_of_long_ago_are_forgiven():
+    world = running("spec.reward.backoffLimit=2", "spec.reward.backoffWindowSeconds=1000")
+    for _ in range(10):
+        world.end("job-reward-0", 1)
+        world.settle()
+        world.now += datetime.timedelta(seconds=600)
+    assert world.status.phase == "Running"
+    assert world.status.restarts == 10
+    for _ in range(3):
+        world.end("job-reward-0", 1)
+        world.settle()
+    assert world.status.phase == "Failed"
+    assert "started again 2 of 2 times within 1000 s" in world.status.message
+
+
+def test_one_generator_of_many_does_not_fail_the_job():
+    world = running("spec.generator.replicas=8", "spec.generator.backoffLimit=2")
+    for _ in range(6):
+        world.end("job-generator-3", 1)
+        until_made(world, "job-generator-3")
+    assert world.status.phase == "Running"
+    assert world.status.roles[Role.GENERATOR].restarts == 6
+
+
+def test_all_generators_that_fail_do():
+    world = running("spec.generator.replicas=2", "spec.generator.backoffLimit=2")
+    for _ in range(2):
+        for index in (0, 1):
+            world.end(f"job-generator-{index}", 1)
+        for _ in range(20):
+            world.step(1)
+            for name in [n for n, body in world.pods.items() if "deletionTimestamp" in body["metadata"]]:
+                del world.pods[name]
+            for name, body in world.pods.items():
+                if body["status"]["phase"] == "Pending":
+                    world.run(name)
+    assert world.status.phase == "Failed"
+    assert reasons(world)["Failed"] == "BackoffLimitExceeded"
+
+
+def test_a_rule_goes_by_kubernetes_own_reason():
+    fail = "spec.trainer.failureRules=[{action: FailJob, reasons: [OOMKilled]}]"
+    ignore = "spec.trainer.failureRules=[{action: Ignore, reasons: [OOMKilled]}]"
+    for rule, phase in ((fail, "Failed"), (ignore, "Running")):
+        world = running(rule, "spec.trainer.backoffLimit=0")
+        world.end("job-trainer-0", 137)
+        status = world.pods["job-trainer-0"]["status"]
+        status["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
+        world.settle()
+        assert world.status.phase == phase
+        assert world.status.restarts == 0
+    world = running("spec.reward.failureRules=[{action: Count, reasons: [Evicted]}]")
+    world.pods["job-reward-0"]["status"] = EVICTED
+    world.settle()
+    assert world.status.restarts == 1
+
+
+def test_a_trainer_that_fails_before_its_first_checkpoint_is_started_again():
+    world = World()
+    world.settle()
+    world.end("job-trainer-0", 1)
+    world.settle()
+    assert world.attempts() == {"2"}
+    assert world.status.restarts == 1

@@ -1,0 +1,164 @@
+"""A job that runs goes on with the image and the configuration that it began with, whatever is upgraded or edited."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from tests.api.manifests import job
+from tests.reconcile.world import TODAY, World, names, reasons, running
+
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig
+from rlhf_operator.cluster.observed import Job, Pod
+from rlhf_operator.cluster.pinned import Pinned, UnreadableConfig, defaults_of_0_1
+from rlhf_operator.cluster.plan import Observed, plan
+from rlhf_operator.cluster.pod import RESUME_CONFIG, START_CONFIG, build_pod
+from rlhf_operator.cluster.settings import Defaults
+from rlhf_operator.cluster.wanted import active_config, wanted
+
+RELEASE_0_1 = json.loads(Path(__file__).with_name("release-0.1.0.json").read_text())
+"""A job that runs, its ConfigMap and its pods, as release 0.1.0 left them."""
+NEWER = Defaults(image="trainer:2", image_pull_policy="Always", workspace_claim="elsewhere")
+
+
+def pinned(*overrides: str) -> Pinned:
+    return Pinned.make("job", job(*overrides).spec, TODAY)
+
+
+def test_an_upgrade_of_the_operator_changes_nothing_in_a_running_job():
+    world = running()
+    world.defaults = NEWER
+    assert names(world.step()) == ([], [])
+    assert "SpecChanged" not in reasons(world)
+    world.end("job-generator-0", 1)
+    world.settle()
+    assert world.images[-1] == ("job-generator-0", "trainer:1")
+    world.end("job-trainer-0", 1)
+    world.settle()
+    assert world.images[-1] == ("job-trainer-0", "trainer:1")
+    assert world.attempts() == {"2"}
+
+
+def test_a_job_that_is_suspended_goes_on_with_what_the_operator_has_now():
+    world = running()
+    world.overrides = ("spec.suspend=true",)
+    world.step()
+    world.end("job-trainer-0", 79)
+    world.settle()
+    world.defaults, world.overrides, world.trainer = NEWER, (), None
+    world.settle()
+    assert world.images[-1][1] == "trainer:2"
+
+
+def changed(made: Pinned, change) -> Pinned:
+    """As another release might have written it."""
+    body = made.config_map()
+    for file in (START_CONFIG, RESUME_CONFIG):
+        content = json.loads(body["data"][file])
+        change(content)
+        body["data"][file] = json.dumps(content)
+    return Pinned.read(body, NEWER)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["spec"]["ppo"].update(ofAnotherRelease=1),
+        lambda content: content.update(ofAnotherRelease=1),
+        lambda content: content["spec"]["ppo"].pop("epochs"),
+    ],
+    ids=["a newer field", "a newer field outside", "an older release without one"],
+)
+def test_what_another_release_wrote_stays_word_for_word_and_is_no_change_of_the_spec(change):
+    world = running()
+    (name,) = world.configs
+    world.configs[name] = before = changed(world.configs[name], change)
+    world.defaults = NEWER
+    assert names(world.step()) == ([], [])
+    assert "SpecChanged" not in reasons(world)
+    assert not [reason for reason, _ in world.events if reason == "SpecChangeIgnored"]
+    assert world.want.pinned.texts == before.texts
+    assert world.want.pinned.name == name
+
+
+def test_another_number_of_generators_changes_that_number_alone():
+    before = changed(pinned(), lambda content: content["spec"].update(ofAnotherRelease=1))
+    after = before.scaled(5)
+    assert after.name == before.name
+    for file in (START_CONFIG, RESUME_CONFIG):
+        old, new = json.loads(before.texts[file]), json.loads(after.texts[file])
+        assert new["spec"]["generator"].pop("replicas") == 5
+        assert old["spec"]["generator"].pop("replicas") == 1
+        assert new == old
+    assert after.config.spec.generator.replicas == 5
+
+
+def test_a_changed_spec_is_named_and_waits():
+    world = running()
+    world.overrides = ("spec.ppo.klCoefficient=0.5", "spec.generator.replicas=2", "spec.suspend=false")
+    assert names(world.step())[0] == ["job-generator-1"]
+    message = next(c.message for c in world.status.conditions if c.type == "SpecChanged")
+    assert message == "spec.ppo changed while the job runs; suspend and resume it to have that applied"
+    assert json.loads(world.want.pinned.texts[START_CONFIG])["spec"]["ppo"]["klCoefficient"] == 0.05
+
+
+@pytest.mark.parametrize("broken", [{}, {START_CONFIG: "{}", RESUME_CONFIG: "{}"}, {START_CONFIG: "no JSON"}])
+def test_a_configuration_that_cannot_be_read_is_said_so(broken):
+    body = pinned().config_map()
+    with pytest.raises(UnreadableConfig, match=r"ConfigMap job-config-\w+: "):
+        Pinned.read({**body, "data": broken}, TODAY)
+
+
+def test_jobs_of_the_last_release_run_on():
+    """The upgrade from 0.1.0: its ConfigMap lacks the operator's defaults, and its digest was another."""
+    body, pods = RELEASE_0_1["job"], RELEASE_0_1["pods"]
+    config_map = RELEASE_0_1["companions"][0]
+    made = Job.of(body)
+    assert made.unreadable is None
+    assert active_config(made) == config_map["metadata"]["name"]
+    then = defaults_of_0_1(next(pod for pod in pods if pod["metadata"]["name"] == "job-trainer-0"))
+    assert then.image == "registry.example/rlhf-trainer:0.1.0"
+    assert then.workspace_claim == "shared"
+    running_config = Pinned.read(config_map, then)
+    want = wanted(made, running_config, NEWER)
+    assert want.ignored is None
+    assert want.pinned.defaults == then
+    assert dict(want.pinned.config_map()["data"]).items() >= config_map["data"].items()
+    again = build_pod(
+        want.pinned.config,
+        Role.TRAINER,
+        0,
+        attempt=2,
+        resume=True,
+        config_name=want.pinned.name,
+        token_secret="t",
+        defaults=want.pinned.defaults,
+    )
+    before = next(pod for pod in pods if pod["metadata"]["name"] == "job-trainer-0")
+    (new,), (old,) = again["spec"]["containers"], before["spec"]["containers"]
+    assert (new["command"], new["image"]) == (old["command"], old["image"])
+    todo = plan(Observed(made, want, [Pod.of(pod) for pod in pods]), World().now)
+    assert names(todo) == ([], [])
+    assert todo.status.phase == "Running"
+    assert todo.status.cluster.attempt == 1
+    assert todo.status.cluster.config == config_map["metadata"]["name"]
+
+
+def test_a_generator_of_a_job_of_the_last_release_is_replaced_with_its_image():
+    body = copy.deepcopy(RELEASE_0_1)
+    pods = [Pod.of(pod) for pod in body["pods"] if "generator" not in pod["metadata"]["name"]]
+    want = wanted(
+        Job.of(body["job"]), Pinned.read(body["companions"][0], defaults_of_0_1(body["pods"][0])), NEWER
+    )
+    todo = plan(Observed(Job.of(body["job"]), want, pods), World().now)
+    assert names(todo)[0] == ["job-generator-0"]
+    assert want.pinned.defaults.image == "registry.example/rlhf-trainer:0.1.0"
+
+
+def test_what_the_last_release_wrote_is_what_its_roles_read():
+    """Roles of the pinned image forbid what they do not know: nothing may be added before they start again."""
+    config_map = RELEASE_0_1["companions"][0]
+    pinned = Pinned.read(config_map, TODAY).scaled(1)
+    assert pinned.texts[START_CONFIG] == config_map["data"][START_CONFIG]
+    RunConfig.model_validate_json(pinned.texts[START_CONFIG])

@@ -1,0 +1,119 @@
+"""Nothing is lost where a spec is wrong for a while, or another release of the operator was at work."""
+
+import pytest
+from tests.reconcile.world import World, names, reasons, running
+
+from rlhf_api.status import CheckpointStatus, TrainerStatus
+
+SUSPENDED, WRONG = "spec.suspend=true", "spec.sampling={minNewTokens: 5, maxNewTokens: 4}"
+SAVED = CheckpointStatus(step=3, time="2026-01-01T00:00:00Z", uri="s3://bucket/prefix/3")
+
+
+def suspended() -> World:
+    """A job that saved a checkpoint at step 3 and gave its pods back."""
+    world = running()
+    world.trainer = TrainerStatus(activity="training", step=3, total_steps=4, last_checkpoint=SAVED)
+    world.step()
+    world.overrides = (SUSPENDED,)
+    world.step()
+    world.end("job-trainer-0", 79)
+    world.settle()
+    world.trainer = None
+    assert world.status.phase == "Suspended"
+    return world
+
+
+@pytest.mark.parametrize("where", [(), ("roles", "trainer"), ("cluster",)], ids=["status", "role", "cluster"])
+def test_a_field_of_another_release_is_passed_over(where):
+    """A newer operator on the same CRD, or one that was rolled back: the run goes on, it does not begin again."""
+    world = running()
+    written = world.status.model_dump(mode="json", by_alias=True)
+    inner = written
+    for key in where:
+        inner = inner[key]
+    inner["ofAnotherRelease"] = {"a": 1}
+    world.written = written
+    world.trainer = TrainerStatus(activity="training", step=4, total_steps=4)
+    assert names(world.step()) == ([], [])
+    assert world.status.cluster.attempt == 1
+    assert world.status.step == 4
+
+
+def test_a_status_that_cannot_be_read_is_left_alone_and_said():
+    world = running()
+    world.step()
+    before, told = world.status, len(world.events)
+    world.written = {"phase": "Paused"}
+    todo = world.step()
+    assert todo.status is None
+    assert names(todo) == ([], [])
+    assert (todo.companions, todo.stop, todo.expire, todo.queue) == (False, False, False, None)
+    (event,) = todo.events
+    assert event.reason == "Unreadable"
+    assert "status.phase: 'Paused' is none of Pending" in event.message
+    world.written = {}  # the newer release is back
+    assert names(world.step()) == ([], [])
+    assert world.status == before
+    assert len(world.events) == told + 1
+
+
+def test_a_mistake_made_while_suspended_keeps_the_checkpoint_and_the_job_goes_on():
+    world = suspended()
+    world.overrides = (SUSPENDED, WRONG)
+    world.step()
+    assert world.status.phase == "Failed"
+    assert reasons(world)["Failed"] == "ValidationFailed"
+    assert world.status.last_checkpoint == SAVED
+    assert (world.status.step, world.status.cluster.attempt) == (3, 1)
+    assert "spec.sampling.minNewTokens" in world.status.message
+    world.overrides = ()
+    todo = world.step()
+    trainer = next(new for new in todo.create if new.role == "trainer")
+    assert (trainer.attempt, trainer.resume) == (2, True)
+    assert world.status.last_checkpoint == SAVED
+    assert world.status.completion_time is None
+    assert "Failed" not in reasons(world)
+    assert ("Resumed", "goes on from step 3") in world.events
+
+
+def test_one_mistake_after_another_is_told_each_and_none_twice():
+    world = suspended()
+    world.overrides = (SUSPENDED, WRONG)
+    first = world.step()
+    assert world.step().events == ()
+    world.overrides = (SUSPENDED, "spec.sampling.topK=0")
+    second = world.step()
+    assert [event.reason for event in (*first.events, *second.events)] == ["ValidationFailed"] * 2
+    assert "spec.sampling.topK" in world.status.message
+    assert world.status.last_checkpoint == SAVED
+
+
+def test_a_new_job_that_was_refused_starts_anew_once_it_is_corrected():
+    world = World((WRONG,))
+    todo = world.step()
+    assert todo.create == ()
+    assert world.status.phase == "Failed"
+    world.overrides = ()
+    trainer = next(new for new in world.step().create if new.role == "trainer")
+    assert (trainer.attempt, trainer.resume) == (1, False)
+    assert world.status.total_steps == 4
+
+
+def test_a_job_that_is_over_stays_so_whatever_is_written_into_its_spec():
+    world = running()
+    world.end("job-trainer-0", 0)
+    world.settle()
+    before = world.status
+    for overrides in ((WRONG,), ()):
+        world.overrides = overrides
+        assert names(world.step()) == ([], [])
+        assert world.status == before
+
+
+def test_pods_whose_configuration_is_lost_do_not_go_on_behind_a_refused_spec():
+    """Somebody deleted the ConfigMap, and the spec as it stands can't run."""
+    world = running()
+    world.configs.clear()
+    world.overrides = (WRONG,)
+    assert sorted(names(world.step())[1]) == sorted(world.pods)
+    assert world.status.phase == "Failed"

@@ -1,0 +1,192 @@
+"""A job that does not get on says why, in a condition, and lets go of what it holds where it is told to."""
+
+import datetime
+
+import pytest
+from tests.reconcile.world import World, names, reasons, running, stamp
+
+from rlhf_api.status import TrainerStatus
+from rlhf_operator.cluster.conditions import SILENT_SECONDS
+from rlhf_operator.cluster.sight import LOST_SECONDS
+from rlhf_operator.report import worth_writing
+
+STATUS = {"phase": "Running", "step": 3, "activity": "training", "queue": 4, "tokensPerSecond": 1.0}
+
+
+def stalled(world: World) -> tuple[str, str, str]:
+    found = next(c for c in world.status.conditions if c.type == "Stalled")
+    return found.status, found.reason, found.message
+
+
+@pytest.mark.parametrize(
+    ("change", "at_once"),
+    [
+        ({}, None),
+        ({"queue": 0, "activity": "saving", "tokensPerSecond": 2.0}, False),
+        ({"ledger": {"issued": 1}, "estimatedEnd": "later", "generators": [{}]}, False),
+        ({"step": 4}, True),
+        ({"phase": "Suspended", "queue": 0}, True),
+        ({"conditions": [{"type": "Stalled"}]}, True),
+    ],
+    ids=["nothing", "figures", "more figures", "step", "phase", "condition"],
+)
+def test_a_status_is_stored_when_something_has_changed_and_figures_every_30_seconds(change, at_once):
+    now = STATUS | change
+    assert worth_writing(STATUS, now, 29.0) is bool(at_once)
+    assert worth_writing(STATUS, now, 30.0) is (at_once is not None)
+
+
+def test_a_job_that_gets_on_is_not_stalled():
+    assert stalled(running()) == ("False", "NotStalled", "")
+
+
+def test_a_trainer_that_cannot_be_reached_is_told_of_and_left_alone():
+    world = running()
+    silent = world.now.timestamp()
+    world.step(SILENT_SECONDS - 1, silent_since=silent)
+    world.step(2, silent_since=silent)
+    assert stalled(world)[0] == "False"
+    assert names(world.step(silent_since=silent)) == ([], [])
+    assert stalled(world)[:2] == ("True", "TrainerUnreachable")
+    assert world.status.phase == "Running"
+    since = world.status.conditions
+    world.step(60, silent_since=silent)
+    assert world.status.conditions == since  # nothing to write
+    world.step()
+    assert stalled(world)[0] == "False"
+
+
+def test_a_node_that_is_gone_is_told_of():
+    world = running()
+    world.pods["job-generator-0"]["metadata"]["deletionTimestamp"] = stamp(world.now)
+    world.step(LOST_SECONDS + 2)
+    world.step()
+    assert stalled(world)[:2] == ("True", "NodeLost")
+    assert "job-generator-0 should be gone, and its node node-1" in stalled(world)[2]
+
+
+def unplaced(world: World, *pods: str) -> None:
+    for name in pods:
+        said = {"reason": "Unschedulable", "message": "0/9 nodes are available"}
+        condition = {"type": "PodScheduled", "status": "False", **said}
+        world.pods[name]["status"] = {"phase": "Pending", "conditions": [condition]}
+
+
+def test_gangs_that_hold_gpus_for_each_other_are_told_of():
+    world = World(("spec.trainer.replicas=2",))
+    world.step()
+    unplaced(world, *world.pods)
+    world.step()
+    assert stalled(world)[:2] == ("True", "Unschedulable")
+    world.run("job-trainer-0")
+    world.run("job-generator-0")
+    world.step()
+    for kind in ("Stalled", "PodsScheduled"):
+        assert reasons(world)[kind] == "PartlyScheduled"
+    assert "2 other pods hold their nodes meanwhile: set spec.scheduling.gang" in stalled(world)[2]
+
+
+WAITS = "spec.scheduling.preRunningDeadlineSeconds=100"
+
+
+def test_a_provisioning_that_does_not_end_lets_go_of_its_gpus():
+    world = World((WAITS,))
+    world.step(5)
+    world.run("job-generator-0")
+    unplaced(world, "job-trainer-0")
+    world.step(90)
+    assert world.status.phase == "Provisioning"
+    world.step(10)
+    world.settle()
+    assert world.status.phase == "Failed"
+    assert reasons(world)["Failed"] == "PreRunningDeadlineExceeded"
+    assert "spec.scheduling.preRunningDeadlineSeconds); waiting for trainer 0/1" in world.status.message
+    assert "0/9 nodes are available" in world.status.message
+    assert not world.pods
+
+
+def test_a_job_that_runs_has_no_such_deadline_and_a_suspended_one_gets_it_anew():
+    world = running(WAITS)
+    world.step(1000)
+    assert world.status.phase == "Running"
+    world.overrides = (WAITS, "spec.suspend=true")
+    world.step()
+    world.end("job-trainer-0", 79)
+    world.settle()
+    world.now += datetime.timedelta(hours=1)
+    world.overrides, world.trainer = (WAITS,), None
+    world.step(50)
+    world.step()
+    assert world.status.phase == "Provisioning"
+
+
+def test_a_failing_init_container_is_told_of_and_counted():
+    world = World(("spec.reward.backoffLimit=1",))
+    world.step()
+    failed = {"name": "download", "state": {"terminated": {"exitCode": 3, "message": "no such bucket"}}}
+    for name in ("job-trainer-0", "job-generator-0", "job-reference-0"):
+        world.run(name)
+    for phase in ("Pending", "Failed"):  # the kubelet reports the container before the pod
+        world.pods["job-reward-0"]["status"] = {"phase": phase, "initContainerStatuses": [failed]}
+        world.step()
+        if phase == "Pending":
+            told = "job-reward-0: InitContainerFailed: init container download exited with code 3: no such bucket"
+            assert stalled(world) == ("True", "InitContainerFailed", told)
+    world.settle()
+    assert world.status.restarts == 1
+    world.pods["job-reward-0"]["status"] = {"phase": "Failed", "initContainerStatuses": [failed]}
+    world.settle()
+    assert world.status.phase == "Failed"
+    assert "reward-0 init container download exited with code 3: no such bucket" in world.status.message
+
+
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "CreateContainerConfigError", "CrashLoopBackOff"])
+@pytest.mark.parametrize("field", ["initContainerStatuses", "containerStatuses"])
+def test_why_a_container_waits_is_the_reason(reason, field):
+    world = World()
+    world.step()
+    waiting = {"name": "role", "state": {"waiting": {"reason": reason, "message": "why"}}}
+    world.pods["job-trainer-0"]["status"] = {"phase": "Pending", field: [waiting]}
+    world.step()
+    assert stalled(world) == ("True", reason, f"job-trainer-0: {reason}: why")
+
+
+HOUR = "spec.trainer.progressDeadlineSeconds=3600"
+
+
+def test_a_trainer_that_makes_no_step_is_started_again_and_counted_once():
+    world = running(HOUR, "spec.trainer.replicas=2")
+    for _ in range(71):
+        assert names(world.step(50)) == ([], [])
+    assert world.status.restarts == 0
+    world.now += datetime.timedelta(seconds=60)
+    world.settle()
+    assert world.attempts() == {"2"}
+    assert world.status.restarts == 1
+    told = [message for reason, message in world.events if reason == "PodFailed"]
+    assert "trainer-0 made no step for 3600 s (spec.trainer.progressDeadlineSeconds)" in told
+
+
+def test_a_trainer_that_makes_steps_is_left_alone_by_an_operator_that_was_started_again_too():
+    world = running(HOUR)
+    for step in range(4, 10):
+        world.trainer = TrainerStatus(activity="training", step=step, total_steps=20)
+        world.step(3000)
+        world.trainer = None  # as a new operator sees it
+        assert names(world.step(1)) == ([], [])
+    assert world.status.restarts == 0
+
+
+def test_a_trainer_that_hangs_again_and_again_uses_up_its_budget():
+    world = running(HOUR, "spec.trainer.backoffLimit=1", "spec.trainer.backoffWindowSeconds=86400")
+    for _ in range(2):
+        world.now += datetime.timedelta(seconds=3700)
+        world.settle()
+    assert world.status.phase == "Failed"
+    assert "made no step for 3600 s" in world.status.message
+
+
+def test_without_the_deadline_a_step_may_take_for_ever():
+    world = running()
+    world.now += datetime.timedelta(days=30)
+    assert names(world.step()) == ([], [])
