@@ -143,6 +143,9 @@ if word == "invalid":
 if word.startswith("exit"):
     print(f"last words of {role}", flush=True)
     sys.exit(int(word[4:]))
+if word == "oom":
+    Path(os.environ["FAKE_MEMORY_GROUP"], "cgroup.procs").write_text(str(os.getpid()))
+    bytearray(1 << 30)
 if word == "silent":
     time.sleep(600)
 server = ThreadingHTTPServer(("127.0.0.1", int(os.environ["RLHF_PORT"])), Handler)

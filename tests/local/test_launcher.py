@@ -354,6 +354,32 @@ def test_a_role_that_is_killed_leaves_nothing_and_starts_again(run: Run) -> None
     assert run.alive() == []
 
 
+@pytest.fixture
+def memory_group(tmp_path: Path) -> Iterator[Path]:
+    """A control group of 64 MiB, where this machine lets us make one of version 1."""
+    groups = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    mine = next((path for _, controllers, path in groups if controllers == "memory"), None)
+    group = Path(f"/sys/fs/cgroup/memory{mine}", tmp_path.name)
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory group can be made: {error}")
+    (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+    yield group
+    group.rmdir()
+
+
+def test_an_out_of_memory_kill_is_named_as_such(run: Run, memory_group: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_MEMORY_GROUP", str(memory_group))
+        code, out, _ = run(reward="oom serve")
+    assert code == 0
+    assert (
+        "reward-0 was ended by SIGKILL for lack of memory (the kernel's count of out-of-memory kills rose by 1); "
+        "see w/logs/reward-0.log" in out
+    )
+
+
 def test_a_reaper_that_is_stopped_does_not_hold_up_the_end(run: Run) -> None:
     process = run.start(trainer="hold", generator="stubborn")
     run.wait_for_step(2)

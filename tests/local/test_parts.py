@@ -21,7 +21,7 @@ from rlhf_operator.decide import Ended, Finish, Seen
 from rlhf_operator.local.ports import assign, place
 from rlhf_operator.local.preflight import check_files
 from rlhf_operator.report import first_status, job_status
-from rlhf_operator.words import exit_words, telling_line
+from rlhf_operator.words import cause, exit_words, telling_line
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -74,10 +74,34 @@ def test_ends_in_words() -> None:
             "(APIServer pid=5) ERROR 11-21 11:24:37 [async_llm.py:906] b.EngineDeadError: see above\nleaked 3\n",
             "a.InductorError: no compiler",
         ),
+        (
+            "(EngineCore pid=7) ERROR 11-21 11:24:37 [core.py:1512] ValueError: no such head\n"
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n",
+            "ValueError: no such head",
+        ),
     ],
 )
 def test_the_telling_line_of_a_log(log: str, line: str) -> None:
     assert telling_line(log) == line
+
+
+LOST = "RankLost: another rank of the trainer has ended, see the log of its pod or process (gloo)"
+
+
+@pytest.mark.parametrize(
+    ("message", "log", "silent", "words"),
+    [
+        ("loss is nan\n", "ValueError: other", False, "loss is nan"),
+        ("", "ValueError: bad\nbye", False, "ValueError: bad"),
+        ("", "step 3 done", True, ""),  # SIGKILL: its last line is about something else
+        ("loss is nan", "", True, "loss is nan"),
+        (LOST, "[rank1]: ValueError: bad\nx.RankLost: another\n", False, "[rank1]: ValueError: bad"),
+        (LOST, "x.RankLost: another\nbye", False, LOST),  # the cause is in another pod's log
+        (LOST, "ValueError: an old one", True, ""),
+    ],
+)
+def test_the_cause_is_quoted_and_not_what_followed(message: str, log: str, silent: bool, words: str) -> None:
+    assert cause(message, log, silent=silent) == words
 
 
 def test_status_follows_what_is_seen() -> None:

@@ -17,7 +17,7 @@ from rlhf_api.run import Process, RunConfig, command, environment, replicas, rol
 from rlhf_api.spec import Spec
 
 from ..decide import Ended, Seen
-from ..words import exit_words, telling_line
+from ..words import cause, exit_words
 from . import gpus, reaper
 
 Command = Callable[[RunConfig, Process, str], list[str]]
@@ -105,9 +105,8 @@ class Supervised:
         code = raw if raw >= 0 else 128 - raw
         words = exit_words(code) + (self._oom_kills.words() if code == 128 + signal.SIGKILL else "")
         how = self._killed_because or (f"lost its supervising process, which {words}" if raw < 0 else words)
-        # Who is killed has no time to say why: the last lines of its log are about something else.
-        untold = self._killed_because or code == 128 + signal.SIGKILL
-        telling = text.strip() or ("" if untold else telling_line(self._tail()))
+        silent = bool(self._killed_because) or code == 128 + signal.SIGKILL
+        telling = cause(text, self._tail(), silent=silent)
         reason = f"{how}: {telling}" if telling else how
         self.ended = Ended(now, code, f"{reason}; see {_short(self.log)}")
 
