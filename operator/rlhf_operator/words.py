@@ -2,6 +2,7 @@
 
 import re
 import signal
+from collections.abc import Iterable
 
 from rlhf_api.status import LedgerStatus
 
@@ -10,7 +11,10 @@ _VLLM = r"(?:\([^)]*\) +)?(?:[A-Z]+ [\d: -]+ \[[^\]]*\] )?"
 _EXCEPTION = re.compile(
     rf"^{_VLLM}(?P<line>(?:\[[^\]]*\]:? *)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)"
 )
-_FOLLOWING = re.compile(r"ChildFailedError|SignalException|EngineDeadError")
+_FOLLOWING = re.compile(
+    "ChildFailedError|SignalException|EngineDeadError|RankLost|CancelledError"
+    "|Engine core initialization failed|Executor failed"
+)
 """Errors that only follow from another process's."""
 
 
@@ -25,11 +29,26 @@ def exit_words(code: int) -> str:
 
 
 def telling_line(text: str) -> str:
-    """The line of a log that says most about its end: the last exception, or else the last line."""
+    """The line of a log that says most about its end: the last exception that does not follow from another process's
+    end, or else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = [match["line"] for line in lines if (match := _EXCEPTION.match(line))]
-    exceptions = [line for line in found if not _FOLLOWING.search(line)]
-    return (exceptions or lines or [""])[-1][:300]
+    return (_exceptions(lines) or lines or [""])[-1][:300]
+
+
+def cause(message: str, log: str, *, silent: bool) -> str:
+    """Why a process ended: its termination message, or the telling line of its log where there is none or where it
+    only follows from another process's end. A `silent` death, by SIGKILL, left nothing in either."""
+    message, lines = message.strip(), log.splitlines()
+    if message and not _FOLLOWING.search(message):
+        return message
+    if silent:
+        return ""
+    return message if message and not _exceptions(lines) else telling_line(log)
+
+
+def _exceptions(lines: Iterable[str]) -> list[str]:
+    found = [match["line"] for line in lines if (match := _EXCEPTION.match(line.strip()))]
+    return [line for line in found if not _FOLLOWING.search(line)]
 
 
 def ledger_words(ledger: LedgerStatus) -> str:

@@ -1,8 +1,10 @@
 """Small stand-ins for the roles: what they do is told by FAKE_<ROLE>, a list of words, one for each start.
 
-They speak the contract's HTTP and leave a grandchild in a session of its own, as the real roles do.
+They speak the contract's HTTP and leave a grandchild in a session of its own, as the real roles do. Like a port or a
+GPU, a lock of each is held for as long as anything of one start is left; the next start ends where it is.
 """
 
+import fcntl
 import json
 import os
 import signal
@@ -128,14 +130,22 @@ def train() -> None:
     os._exit(0)
 
 
+held = (workdir / f"{role}-{index}.held").open("w")
+try:
+    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    leave(3, f"{role}-{index} still runs from before")
 signal.signal(signal.SIGTERM, signal.SIG_IGN if word == "stubborn" else signal.SIG_DFL)
 # A grandchild in a session of its own that ignores SIGTERM, with a child that does, too.
-subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600; :"], start_new_session=True)
+subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600; :"], start_new_session=True, pass_fds=[held.fileno()])
 if word == "invalid":
     leave(78, "the model does not fit its tokenizer")
 if word.startswith("exit"):
     print(f"last words of {role}", flush=True)
     sys.exit(int(word[4:]))
+if word == "oom":
+    Path(os.environ["FAKE_MEMORY_GROUP"], "cgroup.procs").write_text(str(os.getpid()))
+    bytearray(1 << 30)
 if word == "silent":
     time.sleep(600)
 server = ThreadingHTTPServer(("127.0.0.1", int(os.environ["RLHF_PORT"])), Handler)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from tests.api.manifests import document
@@ -61,6 +62,21 @@ class Run:
                 if self.mark.encode() in (process / "environ").read_bytes().split(b"\0"):
                     found.append((process / "cmdline").read_text().replace("\0", " "))
         return found
+
+    def wait_for_checkpoint(self) -> None:
+        """Until the launcher knows of one; it writes to its status what it knows."""
+        file = self.work / "status.json"
+        self.wait_for(lambda: file.exists() and self.status()["lastCheckpoint"], "a checkpoint")
+
+    def reapers(self, launcher: subprocess.Popen[str]) -> dict[str, int]:
+        """The process that supervises each role's, by the role's name."""
+        children = psutil.Process(launcher.pid).children()
+        return {child.environ()["RLHF_NAME"]: child.pid for child in children}
+
+    def uids(self, name: str) -> set[str]:
+        """Of all starts of `name` that the trainer was told of."""
+        pushed = [json.loads(line)[1] for line in (self.work / "members.jsonl").read_text().splitlines()]
+        return {member["uid"] for told in pushed for member in told["members"] if member["name"] == name}
 
     def wait_for(self, condition: Any, what: str, seconds: float = 20) -> None:
         deadline = time.monotonic() + seconds
@@ -283,7 +299,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(run: Run) -> None:
     run.wait_for_step(2)
     assert (
         len(run.alive()) == 1 + 5 * 4
-    )  # the launcher; for each role its keeper, itself, a grandchild and its child
+    )  # the launcher; for each role its reaper, itself, a grandchild and its child
     process.kill()
     process.communicate(timeout=10)
     run.wait_for(lambda: run.alive() == [], "the end of every process", 5)
@@ -291,14 +307,92 @@ def test_nothing_outlives_a_launcher_that_is_killed(run: Run) -> None:
     assert run("--resume", trainer="serve")[0] == 0
 
 
-def test_nothing_outlives_a_keeper_that_is_killed(run: Run) -> None:
-    process = run.start(trainer="hold")
+@pytest.mark.parametrize("role", ["trainer", "generator", "reward", "reference"])
+def test_nothing_outlives_a_reaper_that_is_killed_and_its_role_starts_again(run: Run, role: str) -> None:
+    """The stand-ins end with an error where anything of an earlier start is left."""
+    process = run.start(trainer="hold serve" if role == "trainer" else "hold")
+    run.wait_for_checkpoint()
+    os.kill(run.reapers(process)[f"{role}-0"], signal.SIGKILL)
+    starts = run.work / f"{role}-0.starts"
+    run.wait_for(lambda: starts.read_text().count("x") == 2, f"a new {role}")
+    if role != "trainer":
+        run.wait_for(lambda: len(run.uids(f"{role}-0")) == 2, "the trainer's word of it")
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == (0 if role == "trainer" else 130), err
+    lost = f"{role}-0 lost its supervising process, which was ended by SIGKILL; see w/logs/{role}-0.log"
+    assert lost in out
+    assert f"{role}-0 started again" in out
+    assert {name: told["restarts"] for name, told in run.status()["roles"].items()} == {
+        name: int(name == role) for name in ("trainer", "generator", "reward", "reference")
+    }
+    assert run.alive() == []
+
+
+def test_all_reapers_killed_at_once_leave_nothing(run: Run) -> None:
+    process = run.start(trainer="hold serve")
+    run.wait_for_checkpoint()
+    for reaper in run.reapers(process).values():
+        os.kill(reaper, signal.SIGKILL)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, out + err
+    assert {told["restarts"] for told in run.status()["roles"].values()} == {1, 2}
+    assert run.alive() == []
+
+
+def test_a_role_that_is_killed_leaves_nothing_and_starts_again(run: Run) -> None:
+    process = run.start(trainer="hold serve")
+    run.wait_for_checkpoint()
+    for name, reaper in run.reapers(process).items():
+        (command,) = psutil.Process(reaper).children()
+        if name in ("trainer-0", "reward-0", "reference-0"):
+            command.kill()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, out + err
+    for name in ("trainer-0", "reward-0", "reference-0"):
+        assert f"{name} was ended by SIGKILL; see w/logs/{name}.log" in out
+    assert [told["restarts"] for told in run.status()["roles"].values()] == [1, 0, 1, 1]
+    assert run.alive() == []
+
+
+@pytest.fixture
+def memory_group(tmp_path: Path) -> Iterator[Path]:
+    """A control group of 64 MiB, where this machine lets us make one of version 1."""
+    groups = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    mine = next((path for _, controllers, path in groups if controllers == "memory"), None)
+    group = Path(f"/sys/fs/cgroup/memory{mine}", tmp_path.name)
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory group can be made: {error}")
+    (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+    yield group
+    group.rmdir()
+
+
+def test_an_out_of_memory_kill_is_named_as_such(run: Run, memory_group: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_MEMORY_GROUP", str(memory_group))
+        code, out, _ = run(reward="oom serve")
+    assert code == 0
+    assert (
+        "reward-0 was ended by SIGKILL for lack of memory (the kernel's count of out-of-memory kills rose by 1); "
+        "see w/logs/reward-0.log" in out
+    )
+
+
+def test_a_reaper_that_is_stopped_does_not_hold_up_the_end(run: Run) -> None:
+    process = run.start(trainer="hold", generator="stubborn")
     run.wait_for_step(2)
-    for keeper in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[1:]:
-        os.kill(int(keeper), signal.SIGKILL)
-    run.wait_for(lambda: (run.work / "generator-0.starts").read_text().count("x") == 2, "a new generator")
+    for reaper in run.reapers(process).values():
+        os.kill(reaper, signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    assert process.stdout is not None
+    while "stopping after a checkpoint" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
     assert run.alive() == []
 
 

@@ -1,12 +1,17 @@
 """The launcher's smaller parts: ports, ends in words, status, files of a job."""
 
 import datetime
+import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.api.manifests import job
 
+from rlhf_api import oom
+from rlhf_api.oom import OomKills
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
@@ -16,7 +21,7 @@ from rlhf_operator.decide import Ended, Finish, Seen
 from rlhf_operator.local.ports import assign, place
 from rlhf_operator.local.preflight import check_files
 from rlhf_operator.report import first_status, job_status
-from rlhf_operator.words import exit_words, telling_line
+from rlhf_operator.words import cause, exit_words, telling_line
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -69,10 +74,34 @@ def test_ends_in_words() -> None:
             "(APIServer pid=5) ERROR 11-21 11:24:37 [async_llm.py:906] b.EngineDeadError: see above\nleaked 3\n",
             "a.InductorError: no compiler",
         ),
+        (
+            "(EngineCore pid=7) ERROR 11-21 11:24:37 [core.py:1512] ValueError: no such head\n"
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n",
+            "ValueError: no such head",
+        ),
     ],
 )
 def test_the_telling_line_of_a_log(log: str, line: str) -> None:
     assert telling_line(log) == line
+
+
+LOST = "RankLost: another rank of the trainer has ended, see the log of its pod or process (gloo)"
+
+
+@pytest.mark.parametrize(
+    ("message", "log", "silent", "words"),
+    [
+        ("loss is nan\n", "ValueError: other", False, "loss is nan"),
+        ("", "ValueError: bad\nbye", False, "ValueError: bad"),
+        ("", "step 3 done", True, ""),  # SIGKILL: its last line is about something else
+        ("loss is nan", "", True, "loss is nan"),
+        (LOST, "[rank1]: ValueError: bad\nx.RankLost: another\n", False, "[rank1]: ValueError: bad"),
+        (LOST, "x.RankLost: another\nbye", False, LOST),  # the cause is in another pod's log
+        (LOST, "ValueError: an old one", True, ""),
+    ],
+)
+def test_the_cause_is_quoted_and_not_what_followed(message: str, log: str, silent: bool, words: str) -> None:
+    assert cause(message, log, silent=silent) == words
 
 
 def test_status_follows_what_is_seen() -> None:
@@ -156,3 +185,40 @@ def test_validate(
         ["error", "spec.steps"],
         ["error", "spec.seeds"],
     ]
+
+
+def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("stuck.py")
+    spec = job().spec.model_dump_json(by_alias=True, exclude_unset=True)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path, spec], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    (left,) = said["left"]
+    assert (said["ended"], said["at first"], said["alive"]) == (0, "", [])
+    assert said["late"].startswith(f"processes of reward-0 have not ended 0 s after SIGKILL (pids: {left}); ")
+    assert said["reason"].startswith("lost its supervising process, which was ended by SIGKILL; see ")
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.events": "oom 9\noom_kill 2\n"}, 2),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": "oom_kill 3\n"}, 3),  # in a container
+        ({"proc/self/cgroup": "4:memory:/x\n0::/\n", "proc/vmstat": "pgfault 1\noom_kill 4\n"}, 4),
+        ({}, None),
+    ],
+)
+def test_out_of_memory_kills_are_read_where_the_kernel_counts_them(
+    tmp_path: Path, files: dict[str, str], count: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    kills = OomKills(tmp_path)
+    assert (oom.count(tmp_path), kills.words()) == (count, "")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text.replace(f"oom_kill {count}", "oom_kill 7"))
+    wanted = f" for lack of memory (the kernel's count of out-of-memory kills rose by {7 - (count or 0)})"
+    assert kills.words() == (wanted if files else "")

@@ -25,6 +25,7 @@ ARGUMENTS = (
 )
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1",  # the watchdog ends it
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # what makes the CPU platform accept "uni"
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -72,7 +73,13 @@ class Server:
 
 
 def launch(
-    model: Path, log: Path, *, token: str, port: int | None = None, arguments: tuple[str, ...] = ()
+    model: Path,
+    log: Path,
+    *,
+    token: str,
+    port: int | None = None,
+    arguments: tuple[str, ...] = (),
+    **environ: str,
 ) -> Server:
     """Begins to start a server; several can start at once. `wait_ready` it, and stop it in a `finally`."""
     port = port or free_port()
@@ -80,7 +87,7 @@ def launch(
     with log.open("ab") as out:
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port), *ARGUMENTS, *arguments],
-            env=os.environ | ENVIRONMENT | {"RLHF_TOKEN": token},
+            env=os.environ | ENVIRONMENT | {"RLHF_TOKEN": token} | environ,
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,

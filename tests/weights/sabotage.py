@@ -1,4 +1,5 @@
-"""A worker extension for tests: `spoil_swap` makes the next swap of weights fail half-way."""
+"""A worker extension for tests: `spoil_swap` makes the next swap of weights fail half-way, `spoil_steps` every step of
+the engine."""
 
 from rlhf_trainer.engines.vllm.extension import WeightStatus
 
@@ -13,3 +14,9 @@ class Sabotage(WeightStatus):
             raise RuntimeError("spoilt for a test")
 
         model.load_weights = half
+
+    def spoil_steps(self) -> None:
+        def fail(*_args, **_kwargs) -> None:
+            raise RuntimeError("spoilt for a test")
+
+        self.model_runner.execute_model = fail

@@ -3,12 +3,13 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlhf_trainer.engines.vllm import probes
 from rlhf_trainer.engines.vllm.probes import Probes
-from rlhf_trainer.weights import probes
 
 NOTHING = {"version": None, "digest": None, "announced_version": None, "open": False, "failure": None}
 
@@ -22,13 +23,15 @@ class Server:
         self.running = asyncio.Event()
         self.running.set()
         self.finish_reason = "length"
-        self.dead = False
+        self.errored = False
+        """vLLM's word for a dead engine."""
+        self.state = SimpleNamespace(engine_client=self)
         self.probes = Probes(self)
 
     async def __call__(self, scope, receive, send) -> None:
         body = json.loads((await receive())["body"] or b"null")
         self.asked.append((scope["path"], body))
-        if self.dead:
+        if self.errored:
             raise RuntimeError("the engine is dead")
         await self.running.wait()
         choices = [{"token_ids": [1], "finish_reason": self.finish_reason}]
@@ -51,7 +54,8 @@ class Server:
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
-        await self.probes({"type": "http", "method": method, "path": path, "headers": []}, receive, send)
+        scope = {"type": "http", "method": method, "path": path, "headers": [], "app": self}
+        await self.probes(scope, receive, send)
         return sent[0]["status"], json.loads(sent[1]["body"])
 
     async def give(self, version: int) -> None:
@@ -179,11 +183,15 @@ async def test_a_hung_worker_is_unready_at_once_and_dead_after_a_while(server: S
 
 
 @scenario
-async def test_a_dead_engine_is_found_too(server: Server) -> None:
+async def test_a_dead_engine_is_found_at_once_also_while_weights_are_changed(server: Server) -> None:
     await server.give(0)
-    server.dead = True
-    assert (await server.get("/ready"))[1]["reason"] == "the workers do not answer"
-    assert await server.seconds_until("/live", 503) > 0
+    server.running.clear()  # no answer will ever come to this
+    update = asyncio.create_task(server.post("/commit"))
+    await asyncio.sleep(0)
+    server.errored = True
+    for path in ("/live", "/ready"):
+        assert await server.get(path) == (503, {"ok": False, "reason": "vLLM's engine is dead"})
+    update.cancel()
 
 
 @scenario

@@ -5,11 +5,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import EXIT_INVALID, ProcessEnv
+
+from . import termination
 
 log = logging.getLogger("rlhf")
 
@@ -42,12 +43,7 @@ def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
 def end(env: ProcessEnv, message: str) -> None:
     """Leaves the termination message where the host looks for it; the first one stands."""
     log.error("%s", message)
-    file = Path(env.termination_log)
-    try:
-        if not file.exists() or not file.stat().st_size:
-            file.write_text(" ".join(message.split("\n"))[:4000] + "\n")
-    except OSError as error:  # the exit code says as much, and the log more
-        log.error("%s cannot be written: %s", file, error.strerror)
+    termination.write(message, env.termination_log)
 
 
 def on_sigterm(act: Callable[[], None]) -> None:

@@ -24,10 +24,11 @@ from ..control import Control
 from ..decide import Finish, Kill, Start, decide
 from ..report import first_status, job_status
 from . import workdir
-from .child import become_subreaper
 from .metrics import Metrics
-from .processes import Command, Supervised, stop_all
+from .processes import Command, Supervised
 from .progress import Display
+from .reaper import become_subreaper
+from .stopping import newly_ended, remaining, stop_all
 from .trainer import Trainer
 
 TICK_SECONDS = 0.5
@@ -82,6 +83,8 @@ class Host:
     async def _loop(self, control: Control) -> Finish:
         while not self._stops:
             await self._observe(control)
+            if message := remaining(self.processes):
+                return Finish("Failed", "ProcessesRemain", message)
             actions = decide(
                 self.config.spec,
                 [process.seen() for process in self.processes],
@@ -98,8 +101,8 @@ class Host:
         return await self._stop(control)
 
     async def _observe(self, control: Control) -> None:
-        for process in self.processes:
-            if process.observe() and not _as_it_should(process):
+        for process in newly_ended(self.processes):
+            if not _as_it_should(process):
                 self.display.event(f"{process.process.name} {process.ended.reason if process.ended else ''}")
         waiting = [p for p in self.processes if p.running and not p.ready and _answers(p.process)]
         answers = await asyncio.gather(*(control.healthy(p.address) for p in waiting))

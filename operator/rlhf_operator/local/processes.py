@@ -1,6 +1,5 @@
-"""The processes of a job on this machine: started, watched and ended."""
+"""One process of a job on this machine: started, watched and ended through its reaper."""
 
-import asyncio
 import datetime
 import os
 import shlex
@@ -9,20 +8,22 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from rlhf_api.oom import OomKills
 from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, command, environment, replicas, roles_of
 from rlhf_api.spec import Spec
 
 from ..decide import Ended, Seen
-from ..words import exit_words, telling_line
-from . import child, gpus
+from ..words import cause, exit_words
+from . import gpus, reaper
 
 Command = Callable[[RunConfig, Process, str], list[str]]
 """`rlhf_api.run.command`, or what a test starts in its place."""
-_STOP_SECONDS = 5.0
+_REAPER_SECONDS = 10.0
+"""How long a reaper may take to kill all that is below it."""
 _TAIL_BYTES = 65536
 
 
@@ -36,7 +37,12 @@ class Supervised:
         self.ready = False
         self.started: float | None = None
         self.ended: Ended | None = None
-        self._popen: subprocess.Popen[bytes] | None = None
+        self.reaper: subprocess.Popen[bytes] | None = None
+        """Starts it, and ends all that is below it when it ends."""
+        self.reaper_gone: float | None = None
+        """When the reaper was first seen ended."""
+        self._reaper_late: float | None = None
+        self._oom_kills = OomKills()
         self._log_from = 0
         self._killed_because = ""
 
@@ -64,14 +70,15 @@ class Supervised:
         environ.setdefault("OMP_NUM_THREADS", str(threads_each(config.spec, os.cpu_count() or 1)))
         self.end.unlink(missing_ok=True)
         self.uid, self.ready, self.ended, self._killed_because = str(uuid.uuid4()), False, None, ""
+        self.reaper_gone, self._reaper_late, self._oom_kills = None, None, OomKills()
         with self.log.open("ab") as log:
             log.write(
                 f"=== {datetime.datetime.now().isoformat(' ', 'seconds')} {shlex.join(argv)}\n".encode()
             )
             log.flush()
             self._log_from = log.tell()
-            self._popen = subprocess.Popen(
-                [sys.executable, "-I", str(child.__file__), str(os.getpid()), *argv],
+            self.reaper = subprocess.Popen(
+                [sys.executable, "-I", str(reaper.__file__), str(os.getpid()), *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -80,18 +87,28 @@ class Supervised:
             )
         self.started = time.monotonic()
 
-    def observe(self) -> bool:
-        """Whether it has ended since the last look."""
-        if self._popen is None or self.ended is not None or self._popen.poll() is None:
+    def ending(self, now: float) -> bool:
+        """Whether its reaper has ended, and its own end is not noted yet."""
+        if self.reaper is None or self.ended is not None:
             return False
-        raw = self._popen.returncode
+        if self._reaper_late is not None and now > self._reaper_late:
+            self.reaper.kill()  # stopped, or it waits for what does not end
+        if self.reaper.poll() is not None:
+            self.reaper_gone = self.reaper_gone or now
+        return self.reaper_gone is not None
+
+    def note_end(self, now: float) -> None:
+        """Say how it ended, once nothing of it is left."""
+        assert self.reaper is not None
+        raw = self.reaper.returncode
         text = self.end.read_text(errors="replace") if self.end.exists() else ""
         code = raw if raw >= 0 else 128 - raw
-        how = self._killed_because or exit_words(code)
-        telling = text.strip() or ("" if self._killed_because else telling_line(self._tail()))
+        words = exit_words(code) + (self._oom_kills.words() if code == 128 + signal.SIGKILL else "")
+        how = self._killed_because or (f"lost its supervising process, which {words}" if raw < 0 else words)
+        silent = bool(self._killed_because) or code == 128 + signal.SIGKILL
+        telling = cause(text, self._tail(), silent=silent)
         reason = f"{how}: {telling}" if telling else how
-        self.ended = Ended(time.monotonic(), code, f"{reason}; see {_short(self.log)}")
-        return True
+        self.ended = Ended(now, code, f"{reason}; see {_short(self.log)}")
 
     def terminate(self) -> None:
         """Ask it to end."""
@@ -100,11 +117,12 @@ class Supervised:
     def kill(self, why: str = "") -> None:
         """End it with everything below it; `why` is what will be said of its end."""
         self._killed_because = why
-        self._signal(child.KILL)
+        self._reaper_late = self._reaper_late or time.monotonic() + _REAPER_SECONDS
+        self._signal(reaper.KILL)
 
     def _signal(self, number: int) -> None:
-        if self._popen is not None and self._popen.poll() is None:
-            self._popen.send_signal(number)
+        if self.reaper is not None and self.reaper.poll() is None:
+            self.reaper.send_signal(number)
 
     def _tail(self) -> str:
         with self.log.open("rb") as log:
@@ -119,30 +137,6 @@ def threads_each(spec: Spec, cores: int) -> int:
     trainers = spec.trainer.replicas * spec.trainer.processes_per_replica
     others = sum(replicas(spec, role) for role in roles_of(spec) if role is not Role.TRAINER)
     return max(1, cores // (trainers + others))
-
-
-async def stop_all(processes: Sequence[Supervised], impatient: Callable[[], bool]) -> None:
-    """End every process: SIGTERM, and SIGKILL to all that is left after a while, or once `impatient`.
-
-    Returns when no descendant of this process is left.
-    """
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + _STOP_SECONDS
-    while _any_alive(processes) and time.monotonic() < deadline and not impatient():
-        await asyncio.sleep(0.05)
-    for process in processes:
-        process.kill()
-    deadline = time.monotonic() + 2.0
-    while _any_alive(processes) and time.monotonic() < deadline:
-        await asyncio.sleep(0.02)
-    child.kill_descendants(os.getpid())
-
-
-def _any_alive(processes: Iterable[Supervised]) -> bool:
-    for process in processes:
-        process.observe()
-    return any(process.running for process in processes)
 
 
 def _short(path: Path) -> str:

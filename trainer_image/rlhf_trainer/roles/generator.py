@@ -116,7 +116,7 @@ def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
         # Without the first, the CPU platform insists on a worker process beside the engine's: 10 s and 600 MB more.
         # Without the second, its sampler compiles C++ at the first request, with a compiler that may not be there.
         settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
-    return {**settings, **environ, "VLLM_SERVER_DEV_MODE": "1"}
+    return {**settings, **environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
 
 
 def on_cpu() -> bool:

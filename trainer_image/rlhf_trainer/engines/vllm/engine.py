@@ -15,14 +15,15 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from ... import faults, termination
 from ...weights.group import Group, connect_store
 from .receiver import Received, Reception
 from .swap import Swap
+from .watchdog import EXIT_ENGINE_DEAD
 from .weight_check import Table, architecture_table, check_fits, checkpoint_table
 
 log = logging.getLogger("vllm.rlhf")  # below vLLM's logger, so that it goes where vLLM's lines go
 
-FAILED_SWAP = 70  # exit code: EX_SOFTWARE
 FAREWELL_S = 0.5
 
 
@@ -139,15 +140,17 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         staged, self.reception = self.staged, None
         if staged is None:
             return
+        faults.point(f"swap:{staged.version}")
         try:
             # 0.25.1's worker does not set the configuration.
             with torch.no_grad(), set_current_vllm_config(self.vllm_config):
                 self.swap.load(staged.weights)
-        except BaseException:
+        except BaseException as error:
             # The model is neither old nor new and must not serve, but /health would go on saying that all is well.
             # The pause lasts until this process is gone; the caller still gets the reason.
             log.critical("the swap to weight version %s failed, this process ends", staged.version)
-            threading.Timer(FAREWELL_S, os._exit, [FAILED_SWAP]).start()
+            termination.write(f"the swap to weight version {staged.version} failed: {error}")
+            threading.Timer(FAREWELL_S, os._exit, [EXIT_ENGINE_DEAD]).start()
             raise
         self.version, self.digest = staged.version, staged.digest
         log.info("serving weight version %s, digest %s", self.version, self.digest)

@@ -1,12 +1,19 @@
 """What every request to a vLLM server meets first."""
 
+from . import watchdog
 from .commit import Commit
-from .guard import App, TokenGuard
+from .guard import App, Receive, Scope, Send, TokenGuard
 from .probes import Probes
 
 
 class Front(TokenGuard):
-    """ASGI middleware of the vLLM server: the token check, and behind it the probes and the commit of new weights."""
+    """ASGI middleware of the vLLM server: the token check, and behind it the probes and the commit of new weights. Its
+    start is where the watchdog begins."""
 
     def __init__(self, app: App) -> None:
         super().__init__(Probes(Commit(app)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            watchdog.start(scope["app"].state.engine_client)
+        await super().__call__(scope, receive, send)

@@ -32,6 +32,8 @@ QUIET_SECONDS = 3.0
 DRAIN_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 
+ENGINE_DEAD = "vLLM's engine is dead"
+
 Proof = tuple[int, str]
 """Version and digest of weights with which a completion was generated."""
 
@@ -41,7 +43,8 @@ class Probes:
 
     GET /ready: 200 once every worker holds the newest weights that the trainer sent it, and has generated with them;
     else 503. One token is generated for each weight version. During an update what was proven before stands.
-    GET /live: 503 when the workers have owed an answer for so long that only a new process will help.
+    GET /live: 503 when the engine is dead, or the workers have owed an answer for so long that only a new process will
+    help.
     GET /drain: answers when no prompt has been under way for QUIET_SECONDS; for a pod's `preStop`.
     """
 
@@ -76,6 +79,8 @@ class Probes:
 
     async def _ready(self, scope: Scope) -> str:
         """Why not; empty if it is."""
+        if _dead(scope):
+            return ENGINE_DEAD
         if self._changing():
             return "" if self._proof else "the first weights are on their way"
         workers = await self._ask(scope)
@@ -93,6 +98,8 @@ class Probes:
         return "" if self._proof == held else f"has generated nothing with weight version {held[0]}"
 
     async def _live(self, scope: Scope) -> str:
+        if _dead(scope):
+            return ENGINE_DEAD
         if await self._ask(scope) is not None or self._owed_since is None:
             return ""
         owed = time.monotonic() - self._owed_since
@@ -167,6 +174,11 @@ class Probes:
         after = await self._ask(scope)
         if answer["choices"][0]["finish_reason"] != "abort" and after and _held(after) == held:
             self._proof = held
+
+
+def _dead(scope: Scope) -> bool:
+    errored: bool = scope["app"].state.engine_client.errored
+    return errored
 
 
 def _held(workers: list[dict[str, Any]]) -> Proof | None:

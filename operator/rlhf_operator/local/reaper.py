@@ -1,9 +1,11 @@
-"""Runs one command and sees to it that none of its descendants outlives it, or outlives the launcher.
+"""Subreaper of one command: none of its descendants outlives the command, or the launcher.
 
-`python -I child.py PARENT_PID COMMAND...`, in a session of its own. It is a subreaper, so whatever the
-command leaves behind becomes its child and is killed when the command ends. The kernel tells it when the
+`python -I reaper.py PARENT_PID COMMAND...`, in a session of its own. As a subreaper it becomes the parent of
+whatever the command leaves behind, which is killed when the command ends. The kernel tells it when the
 launcher is gone, even when that was killed with SIGKILL; it then kills the whole tree. SIGTERM goes on to the
-command alone, as it would to a container's first process. Standard library only: it starts before every role.
+command alone, as it would to a container's first process. Where the reaper itself is killed, its launcher, a
+subreaper too, becomes the parent of all that was below it, and kills that (`stopping.py`).
+Standard library only: it starts before every role.
 """
 
 import contextlib
@@ -13,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 KILL = signal.SIGUSR1
@@ -28,15 +30,12 @@ def become_subreaper() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants(pid: int) -> set[int]:
-    """Every process below `pid` that has not ended."""
+def descendants(pid: int, besides: Collection[int] = ()) -> set[int]:
+    """Every process below `pid` that has not ended, but for `besides` and those below them."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        # A process may end while we read; after the name in parentheses stand its state and its parent.
-        with contextlib.suppress(OSError):
-            state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(stat.parent.name))
+    for child, state, parent in _processes():
+        if state != "Z" and child not in besides:
+            children.setdefault(parent, []).append(child)
     found: set[int] = set()
     todo = [pid]
     while todo:
@@ -46,14 +45,36 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def _processes() -> Iterator[tuple[int, str, int]]:
+    """Process, state and parent."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        # A process may end while we read; after the name in parentheses stand its state and its parent.
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            yield int(stat.parent.name), state, int(parent)
+
+
+def kill(processes: Iterable[int]) -> None:
+    """SIGKILL to each that is still there."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
 def kill_descendants(pid: int, deadline_seconds: float = 5.0) -> None:
     """SIGKILL to everything below `pid`, until nothing is left: a killed process may just have forked."""
     deadline = time.monotonic() + deadline_seconds
     while (alive := descendants(pid)) and time.monotonic() < deadline:
-        for each in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
+        kill(alive)
         time.sleep(0.01)
+
+
+def reap_adopted(besides: Collection[int]) -> None:
+    """Wait for the ended children of this process but `besides`, whose exit codes others ask for."""
+    for child, state, parent in _processes():
+        if state == "Z" and parent == os.getpid() and child not in besides:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
 
 
 def _die_with(parent: int, number: signal.Signals) -> Callable[[], None]:

@@ -1,0 +1,82 @@
+"""The end of processes, with everything that was below them: noticed, or made."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from . import reaper
+from .processes import Supervised
+
+REMAIN_SECONDS = 30.0
+"""How long processes may take to end on SIGKILL; longer waits are the kernel's, for a disk, a network or a driver."""
+_STOP_SECONDS = 5.0
+
+
+def newly_ended(processes: Sequence[Supervised]) -> list[Supervised]:
+    """Those that have ended since the last look, with everything that was below them.
+
+    What a killed reaper leaves behind is killed here: this process is its parent now. Until it is gone, nobody counts
+    as ended: what is started again would find ports, GPUs and files in use, or train beside its predecessor.
+    """
+    now = time.monotonic()
+    ending = [process for process in processes if process.ending(now)]
+    if ending and _kill_left_behind(processes):
+        return []
+    for process in ending:
+        process.note_end(now)
+    return ending
+
+
+def remaining(processes: Sequence[Supervised]) -> str:
+    """What should have ended REMAIN_SECONDS ago and has not, as an error message; else empty."""
+    ending = [process for process in processes if process.reaper_gone is not None and process.ended is None]
+    if not any(p.reaper_gone and time.monotonic() > p.reaper_gone + REMAIN_SECONDS for p in ending):
+        return ""
+    names = ", ".join(process.process.name for process in ending)
+    pids = ", ".join(map(str, sorted(_left_behind(processes)))) or "none by now"
+    return (
+        f"processes of {names} have not ended {REMAIN_SECONDS:.0f} s after SIGKILL (pids: {pids}); the kernel holds "
+        "them, for a disk, a network or a driver: see `ps -o pid,stat,wchan,cmd`, then go on with --resume"
+    )
+
+
+def _reapers(processes: Iterable[Supervised]) -> set[int]:
+    return {p.reaper.pid for p in processes if p.reaper is not None and p.reaper.returncode is None}
+
+
+def _left_behind(processes: Iterable[Supervised]) -> set[int]:
+    """What is below this process, but not below a living reaper."""
+    return reaper.descendants(os.getpid(), besides=_reapers(processes))
+
+
+def _kill_left_behind(processes: Iterable[Supervised]) -> bool:
+    """Whether there was anything to kill."""
+    left = _left_behind(processes)
+    reaper.kill(left)
+    reaper.reap_adopted(besides=_reapers(processes))
+    return bool(left)
+
+
+async def stop_all(processes: Sequence[Supervised], impatient: Callable[[], bool]) -> None:
+    """End every process: SIGTERM, and SIGKILL to all that is left after a while, or once `impatient`.
+
+    Returns when no descendant of this process is left.
+    """
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _STOP_SECONDS
+    while _any_alive(processes) and time.monotonic() < deadline and not impatient():
+        await asyncio.sleep(0.05)
+    for process in processes:
+        process.kill()
+    deadline = time.monotonic() + 2.0
+    while _any_alive(processes) and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    reaper.kill_descendants(os.getpid())
+    newly_ended(processes)
+
+
+def _any_alive(processes: Sequence[Supervised]) -> bool:
+    newly_ended(processes)
+    return any(process.running for process in processes)

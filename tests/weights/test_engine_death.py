@@ -1,0 +1,118 @@
+"""A real vLLM server whose engine dies: it ends within seconds, whatever it has under way, and says of what."""
+
+import json
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.support import vllm_server
+from tests.support.vllm_server import Server
+from tests.weights.support import TOKEN, generator, weights
+
+from rlhf_trainer.engines.vllm.watchdog import EXIT_ENGINE_DEAD
+
+pytestmark = pytest.mark.slow
+PATIENCE_SECONDS = 30
+"""For a busy machine; vLLM alone would wait for ever."""
+
+
+@dataclass
+class Doomed:
+    server: Server
+    end: Path
+
+    def process(self, title: str) -> psutil.Process:
+        """vLLM's of that title, below the server."""
+        below = psutil.Process(self.server.process.pid).children(recursive=True)
+        (found,) = (process for process in below if title in process.cmdline()[0])
+        return found
+
+    def ask(self, path: str, body: dict) -> Iterator[bytes]:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+        request = urllib.request.Request(self.server.address + path, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+            yield from answer
+
+    def message(self) -> str:
+        """Why it ended, as it must have by itself."""
+        assert self.server.process.wait(PATIENCE_SECONDS) == EXIT_ENGINE_DEAD, self.server.log.read_text()
+        return self.end.read_text()
+
+
+@pytest.fixture
+def launch(folder: Path, tmp_path: Path):
+    with ExitStack() as stack:
+
+        def launch(name: str, *arguments: str, **environ: str) -> Doomed:
+            (tmp_path / name).mkdir()
+            end = tmp_path / name / "end"
+            server = vllm_server.launch(
+                folder / "tied-0",
+                tmp_path / name / "log",
+                token=TOKEN,
+                arguments=arguments,
+                RLHF_TERMINATION_LOG=str(end),
+                **environ,
+            )
+            stack.callback(server.kill)
+            return Doomed(server, end)
+
+        yield launch
+
+
+def test_an_engine_killed_idle_and_generating(launch):
+    idle, generating = launch("idle"), launch("generating")
+    for doomed in (idle, generating):
+        doomed.server.wait_ready()
+
+    engine = idle.process("EngineCore")
+    engine.kill()
+    assert idle.message() == f"vLLM's process EngineCore (pid {engine.pid}) was ended by SIGKILL\n"
+
+    body = {"model": "policy", "prompt": [65], "max_tokens": 120, "ignore_eos": True, "n": 16, "stream": True}
+    answer = generating.ask("/v1/completions", body)
+    assert next(answer).startswith(b"data: ")
+    generating.process("EngineCore").kill()
+    with suppress(OSError):  # the connection breaks, or an error comes
+        for _ in answer:
+            pass
+    assert "was ended by SIGKILL" in generating.message()
+
+
+def test_an_engine_killed_in_a_commit_and_one_that_raises(launch, make_sync, models):
+    committing = launch("committing", RLHF_FAULTS="tests.support.faults:kill_engine_in_swap")
+    raising = launch("raising", "--worker-extension-cls", "tests.weights.sabotage.Sabotage")
+    for doomed in (committing, raising):
+        doomed.server.wait_ready()
+
+    target = generator(0, committing.server.address)
+    report = make_sync().send([target], lambda: weights(models("tied", 1)), 2)
+    assert report.holders == ()
+    assert "was ended by SIGKILL" in committing.message()
+
+    list(raising.ask("/collective_rpc", {"method": "spoil_steps"}))
+    with suppress(OSError):
+        list(raising.ask("/v1/completions", {"model": "policy", "prompt": [65], "max_tokens": 2}))
+    assert raising.message() == "RuntimeError: spoilt for a test\n"
+
+
+def test_a_worker_killed_beside_its_engine(launch):
+    doomed = launch("worker", "--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
+    doomed.server.wait_ready()
+    doomed.process("Worker_TP1").kill()
+    assert (
+        doomed.message() == "Worker proc VllmWorker-1 died unexpectedly (SIGKILL), shutting down executor.\n"
+    )
+
+
+def test_a_server_told_to_end_is_no_failure(launch):
+    doomed = launch("ending")
+    doomed.server.wait_ready()
+    doomed.server.process.send_signal(signal.SIGTERM)
+    assert doomed.server.process.wait(PATIENCE_SECONDS) != EXIT_ENGINE_DEAD
+    assert not doomed.end.exists()

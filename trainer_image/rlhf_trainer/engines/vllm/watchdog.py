@@ -1,0 +1,111 @@
+"""Ends a vLLM server soon after its engine's process: a thread of the server, which no request can hold up.
+
+vLLM's own end waits for every request under way, and one whose engine died in the middle of it may never end. So
+VLLM_KEEP_ALIVE_ON_ENGINE_DEATH leaves it all to this. The termination message is the exception of the engine's process
+or of one of its workers, which `quote_causes` leaves there, else the way in which that process ended.
+"""
+
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from rlhf_api.oom import OomKills
+
+from ... import termination
+
+log = logging.getLogger("vllm.rlhf")
+
+POLL_SECONDS = 0.5
+LINGER_SECONDS = 5.0
+"""How long a server may outlast an engine that ended as it was told, at the server's own end on SIGTERM."""
+EXIT_ENGINE_DEAD = 70
+"""EX_SOFTWARE; also that of a worker whose swap to new weights failed."""
+FATAL = frozenset({"run_engine_core", "worker_main", "monitor_workers"})
+"""vLLM's functions whose errors in the log are the end of its engine; others' are told to whom asked."""
+
+
+class Engine(Protocol):
+    """vLLM's EngineClient."""
+
+    @property
+    def errored(self) -> bool: ...
+
+
+class EngineProcess(Protocol):
+    """A `multiprocessing.Process`."""
+
+    name: str
+    pid: int | None
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+
+def start(engine: Engine) -> None:
+    """Watch from now on, in the process that started the engine's."""
+    processes = multiprocessing.active_children()
+    threading.Thread(
+        target=_watch, args=(engine, processes, OomKills()), name="rlhf-watchdog", daemon=True
+    ).start()
+
+
+def _watch(engine: Engine, processes: Iterable[EngineProcess], oom_kills: OomKills) -> None:
+    dead_since: float | None = None
+    while True:
+        time.sleep(POLL_SECONDS)
+        if dead_since is None and engine.errored:
+            dead_since = time.monotonic()
+        late = dead_since is not None and time.monotonic() > dead_since + LINGER_SECONDS
+        if cause := cause_of_death(processes, oom_kills.words(), late=late):
+            log.critical("%s; this server ends", cause)
+            termination.write(cause)
+            os._exit(EXIT_ENGINE_DEAD)
+
+
+def cause_of_death(processes: Iterable[EngineProcess], oom: str, *, late: bool) -> str:
+    """Why the server must end now, empty where it need not. `oom`: what to say of a SIGKILL; `late`: the engine is
+    dead and there was time enough to end with it."""
+    for process in processes:
+        if process.exitcode:
+            return f"vLLM's process {process.name} (pid {process.pid}) {_end(process.exitcode)}" + (
+                oom if process.exitcode == -signal.SIGKILL else ""
+            )
+    return "vLLM's engine is dead and its server did not end" if late else ""
+
+
+def _end(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+class _Causes(logging.Handler):
+    """Leaves the first fatal error of this process as the termination message."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._oom_kills = OomKills()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.funcName in FATAL:
+            termination.write(fatal(record, self._oom_kills.words()))
+
+
+def fatal(record: logging.LogRecord, oom: str) -> str:
+    """The exception of a log record, or else its message; `oom`: what to say of a worker ended by SIGKILL."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        return f"{type(error).__name__}: {error}"
+    killed = re.compile(rf"exit code: -{signal.SIGKILL:d}\b")
+    return killed.sub(f"SIGKILL{oom}", record.getMessage())
+
+
+def quote_causes() -> None:
+    """In each of vLLM's processes: have its fatal error quoted. What vLLM logs does not propagate beyond its logger."""
+    logger = logging.getLogger("vllm")
+    if not any(isinstance(handler, _Causes) for handler in logger.handlers):
+        logger.addHandler(_Causes())
