@@ -41,7 +41,7 @@ class Task(Protocol):
         """Figures on held-out data, where the job has any."""
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint holds of the task as JSON."""
+        """What a checkpoint holds of the task as JSON: a copy, since it is written while the next steps train."""
 
     def groups(self) -> Mapping[str, Group]:
         """What a checkpoint holds of the task as tensors; a collective while it is iterated."""

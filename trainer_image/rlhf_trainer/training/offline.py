@@ -1,6 +1,7 @@
 """Training on given responses: rows of the dataset -> sequences -> preparing nodes -> one update a step."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, cast
 
@@ -72,7 +73,7 @@ class OfflineTask:
 
     def state(self) -> Mapping[str, Any]:
         pending = self._ctx.spec.data.prompts_per_step if self._batch is not None else 0
-        return {"position": self._stream.position - pending, "algorithm": self._op_ctx.state}
+        return {"position": self._stream.position - pending, "algorithm": deepcopy(self._op_ctx.state)}
 
     def groups(self) -> Mapping[str, Group]:
         return {name: training_state(model) for name, model in self._models.items()}

@@ -3,6 +3,7 @@ replay -> weights to the generators."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, cast
 
@@ -152,7 +153,7 @@ class OnlineTask:
 
     def state(self) -> Mapping[str, Any]:
         text = {"pretraining": self._pretraining.position} if self._pretraining else {}
-        return {**self._source.state(), "algorithm": self._op_ctx.state, **text}
+        return {**self._source.state(), "algorithm": deepcopy(self._op_ctx.state), **text}
 
     def groups(self) -> Mapping[str, Group]:
         averages = {f"{name}_average": average.state() for name, average in self._averages.items()}
