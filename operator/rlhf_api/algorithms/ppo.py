@@ -60,7 +60,7 @@ def _graph(spec: Spec, settings: PPO) -> Graph:
                 reads=("token_rewards", "values"),
                 writes=("advantages", "returns"),
             ),
-            train_policy(settings),
+            train_policy(begin, settings),
             Train(
                 name="train_critic",
                 model=CRITIC,
