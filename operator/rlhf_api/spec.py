@@ -107,10 +107,11 @@ class Pretraining(Frozen):
 
 
 class Optimizer(Frozen):
-    """AdamW, for the policy (and the critic where `criticLearningRate` is not given)."""
+    """AdamW, for every trained model."""
 
     learning_rate: NonNegativeFloat = 1e-6
     critic_learning_rate: NonNegativeFloat | None = None
+    """Ten times `learningRate` unless given: the critic's head starts at zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     """Training steps in which the learning rate rises to its value."""

@@ -1,4 +1,4 @@
-"""The command line: `rlhf validate`, `rlhf run`, and the verbs for jobs on a cluster."""
+"""The command line: `rlhf validate`, `rlhf run`, `rlhf graph`, and the verbs for jobs on a cluster."""
 
 import argparse
 import asyncio
@@ -15,6 +15,7 @@ from rlhf_api.status import JobStatus
 
 from .archive import opened, replay
 from .ending import FAILED, INTERRUPTED, ended, say
+from .graph import command as graph
 from .local import gpus, workdir
 from .local.host import Host
 from .local.ports import place
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
         return run(options)
     if options.command == "replay":
         return ended(lambda: opened.run(options))
+    if options.command == "graph":
+        return ended(lambda: graph.run(options))
     return ended(lambda: _validate_or_run(options, make))
 
 
@@ -84,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_verbs(commands, parser.prog)
     replay.add_replay(commands)
+    graph.add_graph(commands)
     return parser
 
 

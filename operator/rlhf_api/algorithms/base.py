@@ -171,10 +171,18 @@ def rewarded(settings: PolicyGradient) -> tuple[str, ...]:
     return ("scores", *(("logprobs", "reference_logprobs") if in_reward else ()))
 
 
-def train_policy(settings: PolicyGradient, loss: str = "policy") -> Train:
-    """The policy's training node: reads the reference where the penalty is part of the loss."""
+def train_policy(begin: tuple[Node, ...], settings: PolicyGradient, loss: str = "policy") -> Train:
+    """The policy's training node: reads the log-probabilities before the step and the mask where `begin` writes them,
+    and the reference where the penalty is part of the loss."""
     in_loss = settings.kl_coefficient > 0 and settings.kl_in == "loss"
-    reads = (SEQUENCES, "sampled_logprobs", "advantages", *(("reference_logprobs",) if in_loss else ()))
+    written = {column for node in begin for column in node.writes}
+    reads = (
+        SEQUENCES,
+        "sampled_logprobs",
+        *(column for column in ("logprobs", "mask") if column in written),
+        "advantages",
+        *(("reference_logprobs",) if in_loss else ()),
+    )
     return Train(name="train_policy", model=POLICY, loss=loss, output="logprobs_and_entropy", reads=reads)
 
 
@@ -195,6 +203,7 @@ def grouped(function: str, loss: str = "policy") -> Callable[[Spec, PolicyGradie
             reads=("response_rewards", "position"),
             writes=("advantages",),
         )
-        return Graph((*experience(spec, settings), rewards, advantages, train_policy(settings, loss)))
+        begin = experience(spec, settings)
+        return Graph((*begin, rewards, advantages, train_policy(begin, settings, loss)))
 
     return graph

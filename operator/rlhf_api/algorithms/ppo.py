@@ -23,9 +23,9 @@ class PPO(PolicyGradient):
     """Reward taken per nat of divergence from the reference; 0: the job has no reference."""
     gamma: Fraction = 1.0
     """Discount of each further token."""
-    gae_lambda: Fraction = 0.95
-    """Generalized advantage estimation."""
-    clip_value: NonNegativeFloat = 0.2
+    gae_lambda: Fraction = 1.0
+    """Generalized advantage estimation; below 1 the reward at the end reaches a token n before it with lambda^n."""
+    clip_value: NonNegativeFloat = 0.5
     """How far a value may move before its loss is clipped; 0 clips none."""
     whiten_advantages: bool = True
     """To mean 0 and standard deviation 1 over the response tokens of a step."""
@@ -60,7 +60,7 @@ def _graph(spec: Spec, settings: PPO) -> Graph:
                 reads=("token_rewards", "values"),
                 writes=("advantages", "returns"),
             ),
-            train_policy(settings),
+            train_policy(begin, settings),
             Train(
                 name="train_critic",
                 model=CRITIC,

@@ -39,7 +39,8 @@ def _graph(spec: Spec, settings: ReinforcePP) -> Graph:
     advantages = Compute(
         name="advantages", function="reinforce_pp", reads=("token_rewards",), writes=("advantages",)
     )
-    return Graph((*experience(spec, settings), rewards, advantages, train_policy(settings)))
+    begin = experience(spec, settings)
+    return Graph((*begin, rewards, advantages, train_policy(begin, settings)))
 
 
 def _rules(spec: Spec, where: str, settings: ReinforcePP) -> Iterator[Problem]:

@@ -62,6 +62,8 @@ def _functions(spec: Spec) -> Iterator[Problem]:
     named = [
         (f"spec.reward.functions[{i}].function", f.function) for i, f in enumerate(spec.reward.functions)
     ]
+    if ":" in spec.algorithm:
+        named.append(("spec.algorithm", spec.algorithm))
     if spec.evaluation is not None:
         named.append(("spec.evaluation.function", spec.evaluation.function))
     if spec.replay.sampler_is_import:

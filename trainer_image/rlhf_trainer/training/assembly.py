@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, distributed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.graph import Graph, Model
 from rlhf_api.roles import Role
 from rlhf_api.rows import Row
@@ -30,7 +31,6 @@ from ..records import Sequences
 from ..scoring.client import Scorer
 from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE
 from ..weights.broadcaster import WeightSync
-from .algorithms import resolve
 from .loop import Task
 from .offline import OfflineTask
 from .online import OnlineTask

@@ -21,6 +21,8 @@ from ..records import Columns, Sequences
 
 SHARED = ("kl_mean", "logprob_difference", "ratio_outside_share", "entropy")
 """Statistics that are about the step, whichever model's update computes them: logged without the model's name."""
+CRITIC_RATE = 10.0
+"""Learning rate of the critic, in those of the policy, unless given (docs/algorithms.md says where it comes from)."""
 
 
 class Updates:
@@ -128,10 +130,13 @@ def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[Tenso
 def learning_rate_of(spec: Spec, critic: bool, step: int) -> float:
     """The learning rate of the policy, or of the critic, in a training step."""
     optimizer = spec.optimizer
-    base = optimizer.critic_learning_rate if critic else None
+    base = optimizer.learning_rate
+    if critic:
+        given = optimizer.critic_learning_rate
+        base = CRITIC_RATE * base if given is None else given
     return learning_rate(
         step,
-        base=optimizer.learning_rate if base is None else base,
+        base=base,
         warmup_steps=optimizer.warmup_steps,
         total_steps=spec.steps,
         schedule=optimizer.schedule,

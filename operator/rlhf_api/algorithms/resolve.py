@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from rlhf_api.algorithms import CUSTOM, Algorithm, algorithm_of, graph_of, settings_of
-from rlhf_api.algorithms.custom import Custom
-from rlhf_api.base import Frozen
-from rlhf_api.graph import Graph, GraphError
-from rlhf_api.problems import InvalidJob, Problem, from_pydantic
-from rlhf_api.spec import Spec
+from ..base import Frozen
+from ..graph import Graph, GraphError
+from ..problems import InvalidJob, Problem, from_pydantic
+from ..spec import Spec
+from . import CUSTOM, Algorithm, algorithm_of, graph_of, settings_of
+from .custom import Custom
 
 WHERE = "spec.algorithm"
 
@@ -32,13 +32,7 @@ def resolve(spec: Spec) -> Resolved:
     """
     if algorithm_of(spec) is not CUSTOM:
         return Resolved(graph_of(spec), settings_of(spec))
-    algorithm, declared = _imported(spec.algorithm), settings_of(spec)
-    assert isinstance(declared, Custom)
-    settings = _settings(algorithm, declared)
-    try:
-        graph = algorithm.graph(spec, settings)
-    except GraphError as error:
-        raise _wrong(f"the graph of {spec.algorithm!r} cannot run: {error}") from error
+    algorithm, graph, settings = imported(spec)
     planned = graph_of(spec)
     if graph.rows != planned.rows:
         raise InvalidJob(
@@ -57,7 +51,21 @@ def resolve(spec: Spec) -> Resolved:
     return Resolved(graph, settings)
 
 
-def _imported(path: str) -> Algorithm:
+def imported(spec: Spec) -> tuple[Algorithm, Graph, Frozen]:
+    """The user's algorithm with its graph and settings, whatever `spec.custom` says of roles.
+
+    Raises InvalidJob where it cannot be imported, its settings do not fit, or its graph cannot run.
+    """
+    algorithm, declared = _import(spec.algorithm), settings_of(spec)
+    assert isinstance(declared, Custom)
+    settings = _settings(algorithm, declared)
+    try:
+        return algorithm, algorithm.graph(spec, settings), settings
+    except GraphError as error:
+        raise _wrong(f"the graph of {spec.algorithm!r} cannot run: {error}") from error
+
+
+def _import(path: str) -> Algorithm:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)

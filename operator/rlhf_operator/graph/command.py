@@ -1,0 +1,84 @@
+"""`rlhf graph`: draws the dataflow graph of an algorithm or of a job."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from rlhf_api.algorithms import ALGORITHMS
+from rlhf_api.algorithms.resolve import imported, resolve
+from rlhf_api.manifest import load
+from rlhf_api.problems import InvalidJob, Problem, from_pydantic, suggestion
+from rlhf_api.spec import Spec
+
+from ..ending import say
+from .drawing import Drawing, drawing
+from .mermaid import mermaid
+from .picture import write_png
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_graph(commands: "Commands") -> None:
+    """Adds the command's parser."""
+    parser = commands.add_parser(
+        "graph", help="draw the dataflow graph of an algorithm, or of a manifest's job"
+    )
+    parser.add_argument(
+        "subject",
+        metavar="ALGORITHM|FILE",
+        help="an algorithm by name, one of your own as module:name, or a manifest; your own is imported",
+    )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture too")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="spec.path=value",
+        help="override a field of the manifest",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the graph as Mermaid; returns the exit code."""
+    drawn = _drawing(options.subject, options.set)
+    if options.png is not None:
+        write_png(drawn, options.png)
+    say(mermaid(drawn).rstrip("\n"), sys.stdout)
+    return 0
+
+
+def _drawing(subject: str, overrides: list[str]) -> Drawing:
+    if (module := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, module)  # modules of one's own, as in `rlhf run`
+    file = Path(subject)
+    if subject in ALGORITHMS:
+        spec = usual(subject)
+        return drawing(subject, spec, resolve(spec).graph)
+    if not file.exists() and file.suffix not in (".yaml", ".yml"):
+        if ":" in subject:
+            spec = usual(subject)
+            return drawing(subject, spec, imported(spec)[1])
+        message = f"no algorithm, no module:name, and no such file; {suggestion(subject, tuple(ALGORITHMS))}"
+        raise InvalidJob([Problem(subject, message)])
+    job = load(file, overrides)
+    return drawing(f"{job.metadata.name} ({job.spec.algorithm})", job.spec, resolve(job.spec).graph)
+
+
+def usual(algorithm: str) -> Spec:
+    """A job of the algorithm with every setting as it is unless given, and eight responses to a prompt."""
+    document: dict[str, Any] = {
+        "algorithm": algorithm,
+        "steps": 1,
+        "model": {"policy": "policy", "reward": "reward"},
+        "data": {"train": ["data.jsonl"]},
+        "sampling": {"answersPerPrompt": 8},
+    }
+    try:
+        return Spec.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        raise from_pydantic(error, Spec, ("spec",)) from None

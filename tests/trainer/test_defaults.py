@@ -1,0 +1,27 @@
+"""Defaults with which PPO learns: the reward reaches every token, and the critic keeps up."""
+
+import pytest
+import torch
+from tests.api.manifests import job
+
+from rlhf_api.algorithms.ppo import PPO
+from rlhf_trainer.maths.advantages import generalized_advantages
+from rlhf_trainer.training.updates import learning_rate_of
+
+
+def test_the_reward_reaches_the_first_token_whole():
+    """A critic that knows nothing yet says 0: then each token's advantage is the reward itself."""
+    length = 200
+    rewards, values = torch.zeros(length), torch.zeros(length)
+    rewards[-1] = 1.0
+    ppo = PPO()
+    advantages, _ = generalized_advantages(rewards, values, torch.tensor([length]), ppo.gamma, ppo.gae_lambda)
+    torch.testing.assert_close(advantages, torch.ones(length))
+
+
+def test_the_critic_learns_ten_times_as_fast_unless_told():
+    spec = job("spec.optimizer={learningRate: 2e-6}").spec
+    assert learning_rate_of(spec, critic=False, step=1) == 2e-6
+    assert learning_rate_of(spec, critic=True, step=1) == pytest.approx(2e-5)
+    given = job("spec.optimizer={learningRate: 2e-6, criticLearningRate: 0.0}").spec
+    assert learning_rate_of(given, critic=True, step=1) == 0.0
