@@ -14,7 +14,7 @@ from rlhf_api.run import Member, Membership
 from rlhf_trainer.comms.control import Control
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
-from rlhf_trainer.comms.wire import encode
+from rlhf_trainer.comms.wire import decode, encode
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring import client as module
 from rlhf_trainer.scoring.client import Scorer
@@ -171,9 +171,27 @@ def post(server: Server, body: bytes, token: str = TOKEN) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+def test_a_row_travels_once_for_all_responses_to_its_prompt():
+    """100 MB of rows are no reason to fail either: safetensors' own header may not be as long."""
+    long = {"text": "x" * (1 << 20)}
+    rows = [long, {"score": 1}, dict(long), dict(long), {"score": 1}, long, long]
+    message = pack(SEQUENCES, rows)
+    assert len(message[0]["rows"]) < 1.1 * (1 << 20)
+    received = rows_of(decode(encode(*message)))
+    assert received == rows
+    received[0]["text"] = "a reward function's own business"
+    assert received[2] == long
+    many = [{"text": "x" * (16 << 20), "i": i} for i in range(7)]
+    assert rows_of(decode(encode(*pack(SEQUENCES, many)))) == many
+
+
 def changed(**arrays: torch.Tensor) -> bytes:
     message, header = pack(SEQUENCES, rows=ROWS)
     return encode(message | arrays, header)
+
+
+def text(content: str) -> torch.Tensor:
+    return torch.tensor(list(content.encode()), dtype=torch.uint8)
 
 
 GOOD = changed()
@@ -195,6 +213,13 @@ ONE = torch.ones(7, dtype=torch.int64)
         changed(lengths=SEQUENCES.lengths[None]),
         encode(*pack(SEQUENCES)),
         encode(*pack(SEQUENCES, rows=ROWS[:3])),
+        changed(rows=text("[{}, {}")),
+        changed(rows=text("{}")),
+        changed(rows=text("[1, 2, 3, 4, 5, 6, 7]")),
+        changed(rows=torch.zeros(2)),
+        changed(row=ONE * 7),
+        changed(row=ONE * -1),
+        changed(row=ONE.float()),
     ],
 )
 def test_what_is_no_batch_is_refused_and_the_server_goes_on(trainer, body):
