@@ -1,11 +1,11 @@
 """The batches that reward and reference score, as messages."""
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..comms.ranks import Message
 from ..comms.wire import WireError, as_array, json_of
@@ -13,7 +13,7 @@ from ..records import Sequences
 
 SCORE_ROUTE = "/score"
 """Arrays `rows` and `row`, see `pack`; header `judge`: true asks the evaluation function instead of the reward. Reply:
-`scores` float32 [N]."""
+`scores` float32 [N], or `token_scores` float32 [A] where each token has its own."""
 LOGPROBS_ROUTE = "/logprobs"
 """Reply: `logprobs` float32 [A], response-aligned, in nats."""
 
@@ -73,8 +73,6 @@ def rows_of(message: Message) -> list[Mapping[str, Any]]:
     return [dict(rows[place]) for place in places.tolist()]
 
 
-def split(count: int, parts: int) -> list[range]:
-    """`count` rows in at most `parts` runs of nearly equal size, none empty."""
-    parts = max(1, min(parts, count))
-    bounds = [count * i // parts for i in range(parts + 1)]
-    return [range(a, b) for a, b in itertools.pairwise(bounds)]
+def places(array: str, sequences: Sequences, rows: Tensor) -> Tensor:
+    """Where the values of `rows` (int64 [n]) lie in a reply's `array` over all sequences: int64 [n] or [A]."""
+    return rows if array == "scores" else sequences.response_index(rows)

@@ -163,6 +163,7 @@ def scorer(ctx: TrainerContext, role: Role) -> Scorer:
         SCORE_ROUTE if role is Role.REWARD else LOGPROBS_ROUTE,
         http=ctx.services.http,
         roster=ctx.services.roster,
+        chunk_tokens=ctx.spec.trainer.micro_batch_tokens,
         timeout=section.timeout_seconds,
         patience=section.startup_timeout_seconds,
     )
