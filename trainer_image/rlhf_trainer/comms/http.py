@@ -5,7 +5,7 @@ import concurrent.futures
 import logging
 import resource
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -83,7 +83,7 @@ class Background:
                 await _check(url, response)
                 return await response.read()
 
-    async def events(self, url: str, body: Any) -> AsyncIterator[bytes]:
+    async def events(self, url: str, body: Any) -> AsyncGenerator[bytes, None]:
         """POST JSON; the data of each server-sent event of the reply as it comes, for as long as it takes.
 
         Raises HttpError and aiohttp.ClientError as `json` does. To be closed by who stops early: that ends the
