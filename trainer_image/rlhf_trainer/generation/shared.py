@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ def generate_shared(
 
 
 @contextmanager
-def _sampling_of_the_job_alone(model: torch.nn.Module) -> Iterator[GenerationConfig]:
+def _sampling_of_the_job_alone(model: Any) -> Iterator[GenerationConfig]:
     """`generate` takes what a call leaves open, such as penalties, from the model repository: that is put away, and
     given to whoever wants to read it."""
     own, model.generation_config = model.generation_config, GenerationConfig()
@@ -61,7 +62,7 @@ def _sampling_of_the_job_alone(model: torch.nn.Module) -> Iterator[GenerationCon
 
 
 def _generate(
-    model: torch.nn.Module,
+    model: Any,
     prompts: list[Prompt],
     sampling: Sampling,
     ends: Sequence[int],

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -78,7 +79,7 @@ class VllmClient:
     ) -> None:
         """`ends`: the tokens that end a response, see `data.end_tokens`."""
         self._http, self._seed = http, seed
-        self._body = {
+        self._body: dict[str, Any] = {
             "model": model,
             "n": sampling.answers_per_prompt,
             "temperature": sampling.temperature,
