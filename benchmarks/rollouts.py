@@ -24,6 +24,7 @@ from serving import Server, make_model, run_config, save, tell
 
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.generation import vllm as client_module
+from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.records import Prompt
 
@@ -73,9 +74,7 @@ def online(server: Server, options: argparse.Namespace) -> None:
             model="policy",
             sampling=server.config.spec.sampling,
             seed=0,
-            eos=EOS,
-            concurrent=options.requests,
-            timeout=600,
+            ends=[EOS],
         )
         for kind in KINDS:
             asked = [
@@ -84,10 +83,12 @@ def online(server: Server, options: argparse.Namespace) -> None:
             ]
             client_module.request_seed = seeded if "unseeded" not in kind else lambda *_: None
             began, cpu = time.monotonic(), time.process_time()
-            outcome = client.start(asked, [member], 0, current=lambda: {member.uid: member}).result(600)
+            limits: dict[str, Any] = {"concurrent": options.requests, "silence": 600}
+            current = {"current": lambda: {member.uid: member}}
+            outcome = start_round(http, client, asked, [member], 0, **limits, **current).result(600)
             seconds, used = time.monotonic() - began, time.process_time() - cpu
-            tokens = sum(len(answer.tokens) for answer in outcome.answers)
-            figures = {"answers": len(outcome.answers), "tokens": tokens, "tokens/s": tokens / seconds}
+            tokens = sum(len(response.tokens) for _, responses in outcome.results for response in responses)
+            figures = {"answers": len(outcome.results), "tokens": tokens, "tokens/s": tokens / seconds}
             tell({"what": "our client", "kind": kind, **figures, "driver_cores": used / seconds})
 
 

@@ -80,7 +80,7 @@ class Generator(RoleSpec):
     concurrent_requests: Positive = 256
     """Requests in flight for each generator."""
     timeout_seconds: Positive = 600
-    """How long one prompt's answers may take; after that they are asked of another generator."""
+    """How long a prompt may get no new token; it is asked for again then, and dropped after three times."""
     engine_arguments: dict[str, JsonValue] = {}
     """Further options of `vllm serve`, without the dashes: `{gpu-memory-utilization: 0.8}`."""
 
@@ -106,11 +106,11 @@ class Reward(RoleSpec):
     clip: tuple[float, float] | None = None
     """Bounds of the scaled total."""
     timeout_seconds: Positive = 120
-    """How long one batch may take."""
+    """How long one chunk of responses, of at most `trainer.microBatchTokens`, may take; three tries."""
 
 
 class Reference(RoleSpec):
     """Log-probabilities of the frozen policy."""
 
     timeout_seconds: Positive = 120
-    """How long one batch may take."""
+    """How long one chunk of responses, of at most `trainer.microBatchTokens`, may take; three tries."""

@@ -25,7 +25,7 @@ from rlhf_api.rows import PromptRow
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
-from rlhf_trainer.generation.arrivals import Answers
+from rlhf_trainer.generation.arrivals import Responses
 from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops import OpContext
@@ -73,7 +73,7 @@ class Generators:
     def publish(self, version: int) -> None:
         self.version = version
 
-    def stream(self, prompts: list[Prompt], size: int) -> Iterator[Answers]:
+    def stream(self, prompts: list[Prompt], size: int) -> Iterator[Responses]:
         asked = [prompt for prompt in prompts if prompt.id != self._refuses]
         sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
         rollouts = generate_shared(self._engine, self._ctx.ranks, tokenizer, asked, sampling, self.version)
@@ -81,9 +81,9 @@ class Generators:
         for rollout in rollouts:
             by_prompt.setdefault(rollout.prompt.id, []).append(rollout)
         came = list(by_prompt.values())[::-1]
-        yield Answers([r for rs in came[:size] for r in rs])
+        yield Responses([r for rs in came[:size] for r in rs])
         refused = {self._refuses: "HTTP 400: too long"} if len(asked) < len(prompts) else {}
-        yield Answers([r for rs in came[size:] for r in rs], [asked[0].id], refused)
+        yield Responses([r for rs in came[size:] for r in rs], [asked[0].id], refused)
 
 
 def engine(kind: type, labels: int, rate: float) -> TrainedModel:

@@ -1,8 +1,9 @@
-"""Servers that speak vLLM's completions, and fail when told to."""
+"""Servers that speak vLLM's streamed completions, and fail when told to."""
 
 import asyncio
 import json
 import threading
+from typing import Any
 
 from aiohttp import web
 
@@ -11,55 +12,84 @@ from rlhf_api.run import Member
 from rlhf_trainer.comms.control import healthy
 from rlhf_trainer.comms.http import Background
 
-CHOICE = {
-    "index": 0,
-    "token_ids": [5, 6],
-    "logprobs": {"token_logprobs": [-0.5, -1.5]},
-    "finish_reason": "stop",
-}
+IN_STREAM = -1
+"""A `status` that is told after the reply has begun."""
 
 
 class Generator:
-    """A server that speaks vLLM's completions; `fails` says from which request on it fails, and how."""
+    """A server that speaks vLLM's completions; `fails` says from which request on it fails, and how.
+
+    A response to a prompt that begins with token t is (t, k) for choice k, each token an event of its own.
+    """
 
     def __init__(self, http: Background, name: str, *, fails: int | None = None, status: int = 500) -> None:
         self.asked: list[dict] = []
-        self.finish_reason = "stop"
-        self.open = threading.Event()  # the door for answers
+        self.finish_reason: str | None = "stop"
+        self.open = threading.Event()  # the door for responses
         self.open.set()
-        self.highest = self._now = 0
+        self.stuck: set[int] = set()
+        """Prompts, by their first token, of which nothing comes after the first event."""
+        self.slow: dict[int, list[float]] = {}
+        """By the first token of the prompt: seconds before each event."""
+        self.given_up: list[int] = []
+        """The first tokens of prompts whose requests were cancelled."""
+        self.highest = self.now = 0
         self._fails, self._status, self._http = fails, status, http
-        self._lock = threading.Lock()
         self._runner = http.run(self._start())
         port = self._runner.addresses[0][1]
         self.member = Member(role=Role.GENERATOR, name=name, uid=name, address=f"http://127.0.0.1:{port}")
 
     async def _start(self) -> web.AppRunner:
         app = web.Application()
-        app.add_routes([web.get("/health", healthy), web.post("/v1/completions", self._answer)])
-        runner = web.AppRunner(app)
+        app.add_routes([web.get("/health", healthy), web.post("/v1/completions", self._respond)])
+        runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return runner
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.append(body)
-        self._now += 1
-        self.highest = max(self.highest, self._now)
+        self.now += 1
+        self.highest = max(self.highest, self.now)
         try:
-            if self._fails is not None and len(self.asked) > self._fails:
-                if self._status == 0:  # dies in the middle of an answer
-                    request.transport.close()
-                    return web.Response()
+            failing = self._fails is not None and len(self.asked) > self._fails
+            if failing and self._status > 0:
                 return web.json_response({"error": "no"}, status=self._status)
+            response = web.StreamResponse()
+            await response.prepare(request)
             while not self.open.is_set():
                 await asyncio.sleep(0.01)
-            first, reason = body["prompt"][0], {"finish_reason": self.finish_reason}
-            choices = [CHOICE | reason | {"index": k, "token_ids": [first, k]} for k in range(body["n"])]
-            return web.Response(text=json.dumps({"choices": choices[::-1]}), content_type="application/json")
+            await self._stream(response, body, failing)
+            return response
+        except asyncio.CancelledError:
+            self.given_up.append(body["prompt"][0])
+            raise
         finally:
-            self._now -= 1
+            self.now -= 1
+
+    async def _stream(self, response: web.StreamResponse, body: dict[str, Any], failing: bool) -> None:
+        first, pauses = body["prompt"][0], iter(self.slow.get(body["prompt"][0], ()))
+        for place in range(2):
+            for k in reversed(range(body["n"])):
+                await asyncio.sleep(next(pauses, 0))
+                reason = self.finish_reason if place else None
+                await _send(response, choice(k, [k if place else first], reason))
+            if failing and self._status == 0:  # dies in the middle of a response
+                self._transport(response).close()
+                return None
+            if failing:
+                return await _send(response, {"error": {"message": "engine died", "code": 500}})
+            while first in self.stuck:
+                await asyncio.sleep(0.01)
+        await response.write(b"data: [DONE]\n\n")
+        return None
+
+    @staticmethod
+    def _transport(response: web.StreamResponse) -> asyncio.Transport:
+        transport = response._req.transport
+        assert transport is not None
+        return transport
 
     def stop_listening(self) -> None:
         """No new connections; those that there are stay open."""
@@ -68,3 +98,14 @@ class Generator:
 
     def stop(self) -> None:
         self._http.run(self._runner.cleanup())
+
+
+def choice(index: int, tokens: list[int], reason: str | None = None, **more: Any) -> dict[str, Any]:
+    """An event of vLLM's, with log-probabilities of -0.5 a token."""
+    logprobs = {"token_logprobs": [-0.5] * len(tokens)}
+    made = {"index": index, "text": "", "token_ids": tokens, "logprobs": logprobs, "finish_reason": reason}
+    return {"id": "cmpl-1", "choices": [made | more]}
+
+
+async def _send(response: web.StreamResponse, event: dict[str, Any]) -> None:
+    await response.write(f"data: {json.dumps(event)}\n\n".encode())

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.models import byte_tokenizer
 from tokenizers.normalizers import Strip
+from transformers import GenerationConfig
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
-from rlhf_trainer.data import RowStream, encode_prompt, encode_response, prompts
+from rlhf_trainer.data import RowStream, encode_prompt, encode_response, end_tokens, prompts
 
 TOKENIZER = byte_tokenizer()
 TEXT = "the quick brown fox"
@@ -76,3 +77,13 @@ def test_a_prompt_without_tokens_is_the_jobs_mistake():
     blank.backend_tokenizer.normalizer = Strip()
     with pytest.raises(InvalidJob, match=r"spec\.data: the tokenizer makes no tokens of the prompt '  '"):
         encode_prompt(blank, "  ", 5)
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [(None, [256]), (256, [256]), (7, [256, 7]), ([7, 256, 9], [256, 7, 9]), ([], [256])],
+)
+def test_end_tokens_are_the_tokenizers_and_those_that_the_model_repository_names(named, expected):
+    assert TOKENIZER.eos_token_id == 256
+    assert end_tokens(TOKENIZER, GenerationConfig(eos_token_id=named)) == tuple(expected)
+    assert end_tokens(TOKENIZER, None) == (256,)

@@ -1,19 +1,24 @@
 """Prompts among generators that come, drain and fail, with a weight broadcast that always works."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from tests.support.kube import eventually
+from tests.support.vllm_server import free_port
 from tests.trainer.servers import Generator
 
 from rlhf_api.run import Membership, RunConfig
 from rlhf_trainer.comms.control import Control
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.comms.roster import Roster, Unavailable
+from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.context import Services, TrainerContext
 from rlhf_trainer.generation.fleet import REFUSALS, Fleet
 from rlhf_trainer.generation.vllm import VllmClient
@@ -21,6 +26,7 @@ from rlhf_trainer.records import Prompt
 from rlhf_trainer.weights.broadcaster import SyncReport
 
 PROMPTS = [Prompt(f"0/{i}", (i,), {}) for i in range(8)]
+ALONE = Ranks(0, 1, torch.device("cpu"))
 CONFIG = {
     "job": "job",
     "workdir": "/",
@@ -29,7 +35,7 @@ CONFIG = {
         "steps": 1,
         "model": {"policy": "some/policy"},
         "data": {"train": ["x.jsonl"]},
-        "generator": {"startupTimeoutSeconds": 5},
+        "generator": {"startupTimeoutSeconds": 5, "concurrentRequests": 2, "timeoutSeconds": 10},
         "reward": {"functions": [{"function": "a:b"}]},
     },
 }
@@ -51,16 +57,16 @@ class Sent:
 class World:
     """A fleet with its host: `announce` tells it who is there."""
 
-    def __init__(self, http: Background) -> None:
+    def __init__(self, http: Background, ranks: Ranks = ALONE) -> None:
         config = RunConfig.model_validate_json(json.dumps(CONFIG))
         self.control, self.sent = Control(1), Sent()
-        services = Services(self.control, http, Roster(self.control, http), "127.0.0.1")
-        ranks = Ranks(0, 1, torch.device("cpu"))
-        run = TrainerContext("job", config.spec, Path(), ranks, None, services, threading.Event())
-        client = VllmClient(
-            http, model="job", sampling=config.spec.sampling, seed=0, eos=9, concurrent=2, timeout=10
+        services = (
+            Services(self.control, http, Roster(self.control, http), "127.0.0.1") if ranks.first else None
         )
-        self.fleet = Fleet(run, None, self.sent, client)
+        stop = self.control.stop_requested
+        run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop)
+        client = VllmClient(http, model="job", sampling=config.spec.sampling, seed=0, ends=[9])
+        self.fleet = Fleet(run, None, *((self.sent, client) if ranks.first else (None, None)))
 
     def announce(self, *generators: Generator, draining: tuple[Generator, ...] = ()) -> None:
         leaving = [g.member.model_copy(update={"draining": True}) for g in draining]
@@ -133,17 +139,73 @@ def test_generators_that_live_and_fail_at_everything_fail_the_run(world, http):
     assert len(world.sent.members) == REFUSALS
 
 
-def test_answers_come_in_batches_while_others_are_still_asked(world, http):
+def test_responses_come_in_batches_while_others_are_still_generated(world, http):
     server = Generator(http, "a")
+    server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
     world.announce(server)
     world.fleet.publish(0)
     batches = world.fleet.stream(PROMPTS, 3)
-    sizes = [len(next(batches).rollouts)]
-    assert len(server.asked) < len(PROMPTS) or server.highest <= 2
-    rest = list(batches)
-    assert sizes + [len(batch.rollouts) for batch in rest] == [3, 5], "a short rest joins the last"
-    ids = [r.prompt.id for batch in rest for r in batch.rollouts]
-    assert ids == sorted(ids)
+    first = next(batches)
+    assert [r.prompt.id for r in first.rollouts] == ["0/0", "0/1", "0/2"]
+    eventually(lambda: server.now == 2, "others are under way")
+    assert len(server.asked) == 5 < len(PROMPTS)
+    server.stuck.clear()
+    (rest,) = batches
+    assert [r.prompt.id for r in rest.rollouts] == [p.id for p in PROMPTS[3:]], "a short rest joins the last"
+
+
+def test_a_stream_that_is_left_before_its_end_cancels_what_is_under_way(world, http):
+    server = Generator(http, "a")
+    server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
+    world.announce(server)
+    world.fleet.publish(0)
+    batches = world.fleet.stream(PROMPTS, 3)
+    next(batches)
+    eventually(lambda: server.now == 2, "others are under way")
+    batches.close()
+    eventually(lambda: server.now == 0, "nobody waits for them")
+    assert sorted(server.given_up) == [3, 4]
+
+
+def test_a_request_to_stop_while_generating_cancels_what_is_under_way(world, http):
+    server = Generator(http, "a")
+    server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
+    world.announce(server)
+    world.fleet.publish(0)
+    batches = world.fleet.stream(PROMPTS, 3)
+    next(batches)
+    eventually(lambda: server.now == 2, "others are under way")
+    world.control.stop_requested.set()
+    with pytest.raises(Stopped):
+        next(batches)
+    eventually(lambda: server.now == 0, "nobody waits for them")
+    assert sorted(server.given_up) == [3, 4]
+
+
+@pytest.mark.slow
+def test_a_request_to_stop_reaches_every_rank():
+    """While they wait for a generator, and for responses."""
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.trainer.stopped_ranks"],
+            env=os.environ
+            | {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    waits = [
+        "Stopped: stopped while waiting for the generators",
+        "Stopped: stopped while the generators were at work",
+    ]
+    assert [text.splitlines() for text in said] == [waits] * 2
 
 
 def test_a_stream_goes_on_with_a_replacement(world, http):
@@ -164,8 +226,8 @@ def test_a_stream_goes_on_with_a_replacement(world, http):
 def test_a_refused_prompt_is_told_and_a_job_whose_prompts_all_are_ends(world, http):
     world.announce(Generator(http, "picky", fails=5, status=400))
     world.fleet.publish(0)
-    answers = world.fleet.answer(PROMPTS)
-    assert len(answers.rollouts) == 5
-    assert len(answers.refused) == 3
+    responses = world.fleet.answer(PROMPTS)
+    assert len(responses.rollouts) == 5
+    assert len(responses.refused) == 3
     with pytest.raises(Unavailable, match="refuse every prompt: HTTP 400"):
         world.fleet.answer(PROMPTS)

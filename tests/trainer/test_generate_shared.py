@@ -102,6 +102,19 @@ def test_an_answer_ends_with_the_end_token_or_at_the_limit(engine):
     assert {answer.finished for answer in found} == {True, False}
 
 
+def test_any_of_several_end_tokens_ends_and_finishes_an_answer(engine):
+    """The model repository names them, as Gemma's does the end of a turn beside the tokenizer's own."""
+    ends = {TOKENIZER.eos_token_id, *range(0, 256, 4)}
+    engine.model.generation_config.eos_token_id = sorted(ends)
+    found = answers(engine, minNewTokens=2, maxNewTokens=6, answersPerPrompt=8)
+    for answer in found:
+        assert not set(answer.tokens[:-1]) & ends
+        assert answer.finished == (answer.tokens[-1] in ends)
+        assert answer.finished or len(answer.tokens) == 6
+        assert len(answer.tokens) > 2
+    assert {answer.finished for answer in found} == {True, False}
+
+
 def test_no_answer_ends_before_its_least_length(engine):
     likely_end(engine.model)
     found = answers(engine, minNewTokens=4, maxNewTokens=6, answersPerPrompt=4)

@@ -1,11 +1,23 @@
 """What the training thread's HTTP makes of servers that do not speak it."""
 
 import asyncio
+import json
+import logging
+import resource
+import socket
+import subprocess
+import sys
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from rlhf_trainer.comms import http as module
 from rlhf_trainer.comms.http import Background
+
+
+async def events(http: Background, url: str) -> list[bytes]:
+    return [event async for event in http.events(url, {})]
 
 
 @pytest.mark.parametrize(
@@ -19,9 +31,129 @@ def test_no_error_shows_the_token(answer):
     with Background("secret-of-the-job") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        for asked in (http.json("POST", url, {}, timeout=10), http.post_bytes(url, b"", timeout=10)):
+        for asked in (http.json("POST", url, {}, timeout=10), http.post_bytes(url, b""), events(http, url)):
             with pytest.raises(aiohttp.ClientError) as caught:
                 http.run(asked)
             assert "secret-of-the-job" not in repr(caught.value)
             assert url in str(caught.value)
             assert caught.value.__cause__ is None
+
+
+def test_a_connection_has_a_deadline_of_its_own_whatever_its_request_has(monkeypatch):
+    """The address of a node that is gone takes no connection and refuses none."""
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.3)
+    with socket.socket() as full, Background("token") as http:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        url = f"http://127.0.0.1:{full.getsockname()[1]}/"
+        with socket.create_connection(full.getsockname()):  # the one that waits to be accepted
+            for asked in (
+                http.json("GET", url, timeout=5),
+                http.post_bytes(url, b""),
+                events(http, url),
+            ):
+                with pytest.raises(aiohttp.ConnectionTimeoutError):
+                    http.run(asyncio.wait_for(asked, 30))
+
+
+class Counting:
+    """A server that holds every request until all that are wanted are here, and counts those at once."""
+
+    def __init__(self, http: Background, wanted: int) -> None:
+        self.now = self.highest = 0
+        self._enough, self._wanted = asyncio.Event(), wanted
+        app = web.Application()
+        app.add_routes([web.route("*", "/{path:.*}", self._hold)])
+        self._runner = web.AppRunner(app)
+        http.run(self._runner.setup())
+        http.run(web.TCPSite(self._runner, "127.0.0.1", 0).start())
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/"
+
+    async def _hold(self, _request: web.Request) -> web.StreamResponse:
+        self.now += 1
+        self.highest = max(self.highest, self.now)
+        if self.now == self._wanted:
+            self._enough.set()
+        await self._enough.wait()
+        await asyncio.sleep(0.01)
+        self.now -= 1
+        return web.Response(text="data: 1\n\n")
+
+
+def test_calls_share_so_many_connections_to_a_server_and_streams_none_of_them():
+    calls = module.CALLS_PER_SERVER
+    with Background("token") as http:
+        server = Counting(http, calls + 5)
+
+        async def ask() -> tuple[list, list]:
+            streams = [asyncio.ensure_future(events(http, server.url)) for _ in range(5)]
+            waiting = [http.json("GET", server.url + "x", timeout=30) for _ in range(3 * calls)]
+            await asyncio.gather(*waiting, return_exceptions=True)
+            return await asyncio.gather(*streams), waiting
+
+        assert http.run(ask())[0] == [[b"1"]] * 5
+        assert server.highest == calls + 5
+
+
+FEW_FILES = """
+import asyncio, json, logging, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
+logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+from rlhf_trainer.comms.http import Background
+
+async def ask(http, url):
+    return [event async for event in http.events(url, {})]
+
+async def all_of(http):
+    return await asyncio.gather(*(ask(http, url) for url in sys.argv[1:] for _ in range(256)))
+
+with Background("token") as http:
+    answers = http.run(all_of(http))
+print(json.dumps([resource.getrlimit(resource.RLIMIT_NOFILE), len(answers)]))
+"""
+
+
+def test_four_generators_with_256_requests_each_do_with_few_open_files():
+    """The soft limit is raised, as the log says; what is still too much waits for a connection, and fails nobody."""
+    with Background("token") as http:
+        urls = [Counting(http, 8).url for _ in range(4)]
+        done = subprocess.run(
+            [sys.executable, "-c", FEW_FILES, *urls], capture_output=True, text=True, timeout=120
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[256, 256], 4 * 256]
+    assert "up to 256 files may be open now, not 64" in done.stderr
+
+
+def test_where_the_limit_of_files_cannot_be_raised_the_log_says_so(monkeypatch, caplog):
+    def refuse(*_limit: object) -> None:
+        raise ValueError("not allowed")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert module.raise_file_limit() == 1024
+    assert "the limit of 1024 open files cannot be raised to 4096: not allowed" in caplog.text
+
+
+def test_events_come_whole_however_they_are_cut_into_packets():
+    """One may also be longer than aiohttp's own limit of a line."""
+    long = json.dumps(list(range(50_000))).encode()
+    sent = [b"1", b'{"a": "data: no event"}', long, "ß".encode(), b"[DONE]"]
+
+    async def speak(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        whole = b": a comment\n" + b"".join(b"data: " + event + b"\n\n" for event in sent)
+        for at in range(60):
+            await response.write(whole[at : at + 1])
+        await response.write(whole[60:])
+        return response
+
+    app = web.Application()
+    app.add_routes([web.post("/", speak)])
+    with Background("token") as http:
+        runner = web.AppRunner(app)
+        http.run(runner.setup())
+        http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
+        assert http.run(events(http, f"http://127.0.0.1:{runner.addresses[0][1]}/")) == sent

@@ -1,38 +1,47 @@
-"""Answers from generators: what is read from vLLM's reply, and prompts that outlive the generator they were sent to."""
+"""Responses from generators: what is read from vLLM's reply, and prompts that outlive the generator they went to."""
 
+import asyncio
 import time
 from collections import Counter
+from concurrent.futures import Future
 
 import pytest
-from tests.trainer.servers import CHOICE, Generator
+from aiohttp import web
+from tests.support.kube import eventually
+from tests.trainer.servers import IN_STREAM, Generator, choice
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer.comms.http import Background, HttpError
-from rlhf_trainer.generation.vllm import VllmClient, request_seed, rollout
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.generation.dispatch import Round, start_round
+from rlhf_trainer.generation.vllm import Choice, Response, VllmClient, request_seed, rollout
+from rlhf_trainer.records import Prompt, Rollout
 
 PROMPTS = [Prompt(f"0/{i}", (i, i + 1), {}) for i in range(12)]
 
 
-def test_a_choice_becomes_a_rollout():
-    made = rollout(PROMPTS[0], CHOICE, version=3)
-    assert (made.tokens, made.logprobs, made.versions, made.finished) == ((5, 6), (-0.5, -1.5), (3, 3), True)
-    assert not rollout(PROMPTS[0], CHOICE | {"finish_reason": "length"}, version=3).finished
+def response(*choices: dict) -> Response:
+    made = Response()
+    for each in choices:
+        made.add(Choice.model_validate(each["choices"][0]))
+    return made
+
+
+def test_what_comes_piece_by_piece_becomes_a_rollout():
+    pieces = choice(0, [5]), choice(0, [6, 7]), choice(0, [8], "stop")
+    made = rollout(PROMPTS[0], response(*pieces), version=3)
+    assert (made.tokens, made.logprobs) == ((5, 6, 7, 8), (-0.5,) * 4)
+    assert (made.versions, made.finished) == ((3,) * 4, True)
+    assert not rollout(PROMPTS[0], response(choice(0, [5], "length")), version=3).finished
 
 
 @pytest.mark.parametrize(
     "broken",
-    [
-        {"token_ids": None},
-        {"token_ids": []},
-        {"logprobs": None},
-        {"logprobs": {"token_logprobs": [-0.5]}},
-    ],
+    [[choice(0, [], "stop")], [choice(0, [5]), choice(0, [6], "stop", logprobs={"token_logprobs": []})]],
 )
-def test_a_choice_without_what_training_needs_is_an_error(broken):
-    with pytest.raises(ValueError, match="answered prompt 0/0 without tokens or their log-probabilities"):
-        rollout(PROMPTS[0], CHOICE | broken, version=0)
+def test_a_response_without_what_training_needs_is_an_error(broken):
+    with pytest.raises(ValueError, match=r"response to prompt 0/0 has \d tokens and \d log-probabilities"):
+        rollout(PROMPTS[0], response(*broken), version=0)
 
 
 def test_request_seeds_are_stable_and_spread():
@@ -50,26 +59,47 @@ def http():
         yield background
 
 
-def client(http: Background, *, concurrent: int = 2, answers: int = 2) -> VllmClient:
+ENDS = (99, 98)
+
+
+def client(http: Background, *, answers: int = 2) -> VllmClient:
     sampling = Sampling(answersPerPrompt=answers, temperature=0.7, topK=9, maxNewTokens=5)
-    return VllmClient(
-        http, model="job", sampling=sampling, seed=1, eos=99, concurrent=concurrent, timeout=10.0
-    )
+    return VllmClient(http, model="job", sampling=sampling, seed=1, ends=ENDS)
+
+
+def start(
+    http: Background,
+    prompts: list[Prompt],
+    members: list[Member],
+    *,
+    version: int = 0,
+    answers: int = 2,
+    concurrent: int = 2,
+    silence: float = 10.0,
+    **more,
+) -> "Future[Round]":
+    """A round, with a membership that stays as it is."""
+    present = {"current": lambda: {m.uid: m for m in members}}
+    asker = client(http, answers=answers)
+    limits = {"concurrent": concurrent, "silence": silence}
+    return start_round(http, asker, prompts, members, version, **(present | limits | more))
 
 
 def ask(
-    asker: VllmClient, prompts: list[Prompt], members: list[Member], version: int = 0, **more
-) -> tuple[list, list[Prompt], set[str]]:
-    """Answers, unanswered prompts, and the names of those who failed, with a membership that stays as it is."""
-    outcome = asker.start(
-        prompts, members, version, **({"current": lambda: {m.uid: m for m in members}} | more)
-    ).result(60)
-    return outcome.answers, outcome.unanswered, set(outcome.failed)
+    http: Background, prompts: list[Prompt], members: list[Member], **more
+) -> tuple[list[Rollout], list[Prompt], set[str]]:
+    """Responses, prompts without, and the names of those who failed."""
+    outcome = start(http, prompts, members, **more).result(60)
+    return rollouts(outcome), outcome.unanswered, set(outcome.failed)
+
+
+def rollouts(outcome: Round) -> list[Rollout]:
+    return [each for _, responses in outcome.results for each in responses]
 
 
 def test_answers_come_in_the_order_of_the_prompts(http):
     servers = [Generator(http, "a"), Generator(http, "b")]
-    done, left, failed = ask(client(http), PROMPTS, [s.member for s in servers], version=6)
+    done, left, failed = ask(http, PROMPTS, [s.member for s in servers], version=6)
     assert (left, failed) == ([], set())
     assert [(r.prompt.id, r.tokens) for r in done] == [
         (p.id, (p.tokens[0], k)) for p in PROMPTS for k in range(2)
@@ -78,27 +108,27 @@ def test_answers_come_in_the_order_of_the_prompts(http):
     assert all(s.highest <= 2 for s in servers), "no more at once than asked for"
     body = servers[0].asked[0]
     assert (body["n"], body["temperature"], body["top_k"], body["max_tokens"]) == (2, 0.7, 9, 5)
-    assert (body["model"], body["stop_token_ids"], body["logprobs"]) == ("job", [99], 0)
+    assert (body["model"], body["stop_token_ids"], body["logprobs"]) == ("job", [99, 98], 0)
     seeds = {tuple(b["prompt"]): b["seed"] for s in servers for b in s.asked}
     assert seeds == {p.tokens: request_seed(1, p.id) for p in PROMPTS}, "whoever answers"
 
 
 def test_everyone_gets_their_share_though_one_could_take_all(http):
     servers = [Generator(http, name) for name in "abc"]
-    ask(client(http, concurrent=256), PROMPTS, [s.member for s in servers])
+    ask(http, PROMPTS, [s.member for s in servers], concurrent=256)
     assert [len(s.asked) for s in servers] == [4, 4, 4]
 
 
 def test_the_number_of_prompts_left_is_told(http):
     told: list[int] = []
-    ask(client(http), PROMPTS, [Generator(http, "a").member], left=told.append)
+    ask(http, PROMPTS, [Generator(http, "a").member], left=told.append)
     assert told == list(range(12, -1, -1))
 
 
-@pytest.mark.parametrize("status", [0, 500, 503])
+@pytest.mark.parametrize("status", [0, IN_STREAM, 500, 503])
 def test_prompts_of_a_generator_that_fails_go_to_the_other(http, status):
     bad, good = Generator(http, "bad", fails=2, status=status), Generator(http, "good")
-    done, left, failed = ask(client(http), PROMPTS, [bad.member, good.member])
+    done, left, failed = ask(http, PROMPTS, [bad.member, good.member])
     assert failed == {"bad"}
     assert left == []
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}, "each once, with both answers"
@@ -108,7 +138,7 @@ def test_prompts_of_a_generator_that_fails_go_to_the_other(http, status):
 def test_answers_that_a_server_cut_off_as_it_ended_are_asked_for_again(http, reason):
     ending, good = Generator(http, "ending"), Generator(http, "good")
     ending.finish_reason = reason
-    done, left, failed = ask(client(http), PROMPTS, [ending.member, good.member])
+    done, left, failed = ask(http, PROMPTS, [ending.member, good.member])
     assert (left, failed) == ([], {"ending"})
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
     assert all(r.finished for r in done)
@@ -129,7 +159,7 @@ def test_a_generator_that_drains_finishes_what_it_has_and_gets_no_more(http):
             leaving.open.set()
 
     done, unanswered, failed = ask(
-        client(http), PROMPTS, [leaving.member, staying.member], current=current, left=left
+        http, PROMPTS, [leaving.member, staying.member], current=current, left=left
     )
     assert (unanswered, failed) == ([], set())
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
@@ -146,7 +176,7 @@ def test_prompts_of_a_generator_that_is_gone_without_a_word_go_to_the_other(http
         gone = len(lost.asked) == 2
         return {s.member.uid: s.member for s in (lost, staying) if not (gone and s is lost)}
 
-    done, left, failed = ask(client(http), PROMPTS, [lost.member, staying.member], current=current)
+    done, left, failed = ask(http, PROMPTS, [lost.member, staying.member], current=current)
     assert (left, failed) == ([], {"lost"})
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
     assert time.monotonic() - began < 5, "not after the timeout of a prompt"
@@ -156,62 +186,137 @@ def test_prompts_of_a_server_that_ends_without_answering_go_to_the_other(http):
     """vLLM may close its door and then wait for answers that its engine, which it has stopped, will never give."""
     ending, staying = Generator(http, "ending"), Generator(http, "staying")
     ending.open.clear()
-    members = [ending.member, staying.member]
-    asked = client(http).start(PROMPTS, members, 0, current=lambda: {m.uid: m for m in members})
+    asked = start(http, PROMPTS, [ending.member, staying.member])
     while len(ending.asked) < 2:
         time.sleep(0.01)
     ending.stop_listening()
-    outcome = asked.result(8)  # not after the timeout of a prompt, which is 10 s
+    outcome = asked.result(8)  # not after the silence of a prompt, which is 10 s
     assert set(outcome.failed) == {"ending"}
     assert outcome.unanswered == []
-    assert Counter(r.prompt.id for r in outcome.answers) == {p.id: 2 for p in PROMPTS}
+    assert Counter(r.prompt.id for r in rollouts(outcome)) == {p.id: 2 for p in PROMPTS}
 
 
 def test_prompts_wait_when_everyone_drains(http):
     server = Generator(http, "a")
     draining = {"a": server.member.model_copy(update={"draining": True})}
-    assert ask(client(http), PROMPTS, [server.member], current=lambda: draining) == ([], PROMPTS, set())
+    assert ask(http, PROMPTS, [server.member], current=lambda: draining) == ([], PROMPTS, set())
     assert server.asked == []
 
 
 def test_prompts_wait_when_no_generator_is_left(http):
     bad, gone = Generator(http, "bad", fails=3), Generator(http, "gone")
     gone.stop()
-    asker = client(http, concurrent=1, answers=1)
-    done, left, failed = ask(asker, PROMPTS, [bad.member, gone.member])
+    one = {"concurrent": 1, "answers": 1}
+    done, left, failed = ask(http, PROMPTS, [bad.member, gone.member], **one)
     assert failed == {"bad", "gone"}
     assert len(done) == 3
     assert [p.id for p in left] == [p.id for p in PROMPTS if p.id not in {r.prompt.id for r in done}]
 
     again = Generator(http, "again")
-    rest, left, failed = ask(asker, left, [again.member])
+    rest, left, failed = ask(http, left, [again.member], **one)
     assert (len(rest), left, failed) == (9, [], set())
-    assert ask(asker, PROMPTS, []) == ([], PROMPTS, set())
+    assert ask(http, PROMPTS, []) == ([], PROMPTS, set())
 
 
 def test_a_request_that_is_refused_is_not_tried_elsewhere(http):
     """Every generator would refuse it, and each would be taken for dead."""
     refuses = Generator(http, "a", fails=0, status=403)
     with pytest.raises(HttpError, match="HTTP 403"):
-        ask(client(http), PROMPTS, [refuses.member])
+        ask(http, PROMPTS, [refuses.member])
     assert len(refuses.asked) <= 2, "what was in flight, and no more"
 
 
 def test_a_prompt_that_is_refused_is_told_and_the_others_are_answered(http):
-    picky, members = Generator(http, "a", fails=7, status=400), []
-    members.append(picky.member)
-    outcome = client(http).start(PROMPTS, members, 0, current=lambda: {"a": picky.member}).result(60)
-    assert len(outcome.answers) == 7 * 2
+    picky = Generator(http, "a", fails=7, status=400)
+    outcome = start(http, PROMPTS, [picky.member]).result(60)
+    assert len(rollouts(outcome)) == 7 * 2
     assert outcome.unanswered == []
     assert outcome.failed == {}
     assert len(outcome.refused) == 5
-    assert all(why.startswith("HTTP 400: ") for why in outcome.refused.values())
+    assert all(why.startswith("HTTP 400: ") for _, why in outcome.refused)
     assert len(picky.asked) == len(PROMPTS), "each once"
 
 
 def test_prompts_that_go_to_another_generator_are_told(http):
     bad, good = Generator(http, "bad", fails=2), Generator(http, "good")
-    members = [bad.member, good.member]
-    outcome = client(http).start(PROMPTS, members, 0, current=lambda: {m.uid: m for m in members}).result(60)
+    outcome = start(http, PROMPTS, [bad.member, good.member]).result(60)
     assert 1 <= len(outcome.requeued) <= 2, "what was with the one that failed"
     assert len(bad.asked) - 2 == len(outcome.requeued)
+
+
+def test_a_prompt_that_takes_long_is_not_given_up_while_its_tokens_come(http):
+    """Six events, each less than the deadline after the one before, and together longer than it."""
+    server = Generator(http, "a")
+    server.slow[PROMPTS[0].tokens[0]] = [0.6] * 6
+    outcome = start(http, PROMPTS, [server.member], answers=3, silence=2.0).result(60)
+    assert len(rollouts(outcome)) == 3 * len(PROMPTS)
+    assert (outcome.refused, outcome.requeued, outcome.failed) == ([], [], {})
+
+
+def test_a_prompt_that_waits_in_line_is_not_given_up_while_others_get_tokens(http):
+    """The server works on one at a time, and the last waits for longer than the deadline."""
+    server, turn = Generator(http, "a"), asyncio.Lock()
+    plain = server._stream
+
+    async def one_at_a_time(*arguments) -> None:
+        async with turn:
+            await plain(*arguments)
+
+    server._stream = one_at_a_time
+    server.slow = {prompt.tokens[0]: [0.5] * 2 for prompt in PROMPTS[:6]}
+    asked = start(http, PROMPTS[:6], [server.member], answers=1, concurrent=6, silence=2.0)
+    outcome = asked.result(60)
+    assert len(rollouts(outcome)) == 6
+    assert (outcome.refused, outcome.requeued) == ([], [])
+
+
+def test_a_prompt_without_tokens_fails_and_its_generators_do_not(http):
+    """It is asked for again, first of the other generator, and after three times dropped with its reason."""
+    servers = [Generator(http, name) for name in "ab"]
+    bad = PROMPTS[4]
+    for server in servers:
+        server.stuck.add(bad.tokens[0])
+    outcome = start(http, PROMPTS, [s.member for s in servers], silence=2.0).result(60)
+    assert outcome.failed == {}
+    assert len(rollouts(outcome)) == 2 * (len(PROMPTS) - 1)
+    assert outcome.refused == [(bad, "no progress for 2 s, 3 times")]
+    assert outcome.requeued == [bad] * 2
+    tries = [sum(body["prompt"] == list(bad.tokens) for body in s.asked) for s in servers]
+    assert sorted(tries) == [1, 2]
+    assert [t for s in servers for t in s.given_up] == [bad.tokens[0]] * 3, "the servers stop working on it"
+
+
+def test_a_generator_that_is_silent_altogether_gets_nothing_while_others_are_there(http):
+    hung, good = Generator(http, "hung"), Generator(http, "good")
+    hung.open.clear()
+    outcome = start(http, PROMPTS, [hung.member, good.member], silence=2.0).result(60)
+    assert outcome.failed == {}, "its host may end it, or it may come back"
+    assert outcome.unanswered == []
+    assert len(rollouts(outcome)) == 2 * len(PROMPTS)
+    assert len(hung.asked) == len(outcome.requeued) == 2
+
+
+def test_requests_of_a_round_that_is_cancelled_end(http):
+    server = Generator(http, "a")
+    server.open.clear()
+    asked = start(http, PROMPTS, [server.member], concurrent=4)
+    while len(server.asked) < 4:
+        time.sleep(0.01)
+    asked.cancel()
+    eventually(lambda: server.now == 0, "the server stops working on them")
+    assert len(server.given_up) == 4
+
+
+@pytest.mark.parametrize(
+    "event", ["no JSON", "[]", '{"choices": [{"index": 7}]}', '{"choices": [{"index": 0}]}']
+)
+def test_a_reply_that_is_not_understood_is_its_servers_fault(http, event):
+    odd, good = Generator(http, "odd"), Generator(http, "good")
+
+    async def speak(response: web.StreamResponse, *_: object) -> None:
+        await response.write(f"data: {event}\n\n".encode())
+
+    odd._stream = speak
+    done, left, failed = ask(http, PROMPTS, [odd.member, good.member])
+    assert (left, failed) == ([], {"odd"})
+    assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}

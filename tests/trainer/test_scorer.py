@@ -1,6 +1,7 @@
 """The trainer's questions to reward and reference over real HTTP: spread, in order, and through failures."""
 
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -11,10 +12,11 @@ from aiohttp import web
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership
+from rlhf_trainer.batches import plan
 from rlhf_trainer.comms.control import Control
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
-from rlhf_trainer.comms.wire import encode
+from rlhf_trainer.comms.wire import decode, encode
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring import client as module
 from rlhf_trainer.scoring.client import Scorer
@@ -24,6 +26,8 @@ from rlhf_trainer.scoring.server import application
 TOKEN = "token-of-tests"
 SEQUENCES = Sequences.pack([((i,), (i + 1,) * (1 + i % 3)) for i in range(7)])
 ROWS = [{"score": i * 1.5} for i in range(7)]
+CHUNKS = 3
+"""Of SEQUENCES, as `Trainer.scorer` makes them."""
 FIELD = "spec.reward.functions[0].function"
 
 
@@ -38,26 +42,35 @@ class Trainer:
         self.control._members = Membership(members=members).members
         self.control.membership_changed.set()
 
-    def scorer(self, patience: float = 20.0) -> Scorer:
-        roster = self.roster
+    def scorer(self, *, tokens: int = 8, timeout: float = 20.0, patience: float = 20.0) -> Scorer:
+        """Its chunks have at most `tokens` padded tokens: SEQUENCES, whose lengths are 2 to 4, are CHUNKS of them."""
         return Scorer(
-            Role.REWARD, SCORE_ROUTE, http=self.http, roster=roster, timeout=20.0, patience=patience
+            Role.REWARD,
+            SCORE_ROUTE,
+            http=self.http,
+            roster=self.roster,
+            chunk_tokens=tokens,
+            timeout=timeout,
+            patience=patience,
         )
 
 
 class Server:
-    """A reward server that returns each row's own score, or does what `answer` does."""
+    """A reward server that returns each row's own score, after `first` was called with the number of the chunk."""
 
-    def __init__(self, http: Background, name: str, answer=None) -> None:
+    def __init__(self, http: Background, name: str, first=lambda _number: None) -> None:
         self.batches: list[int] = []
+        self.lengths: list[list[int]] = []
         self._http = http
 
         def scores(message):
             sequences, rows = unpack(message), rows_of(message)
             self.batches.append(len(sequences))
+            self.lengths.append(sequences.lengths.tolist())
+            first(len(self.batches))
             return {"scores": torch.tensor([row["score"] for row in rows])}, {}
 
-        self._runner = web.AppRunner(application(SCORE_ROUTE, answer or scores, TOKEN))
+        self._runner = web.AppRunner(application(SCORE_ROUTE, scores, TOKEN), handler_cancellation=True)
         self.address = f"http://127.0.0.1:{http.run(self._start())}"
         self.member = Member(role=Role.REWARD, name=name, uid=self.address, address=self.address)
 
@@ -82,12 +95,60 @@ def expected() -> list[float]:
 
 
 def test_a_batch_is_spread_over_the_members_and_comes_back_in_order(trainer):
-    servers = [Server(trainer.http, f"reward-{i}") for i in range(2)]
+    meet = threading.Barrier(2)
+    servers = [Server(trainer.http, f"reward-{i}", lambda n: n == 1 and meet.wait(20)) for i in range(2)]
     trainer.know(*(server.member for server in servers))
     assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == expected()
-    assert sorted(batch for server in servers for batch in server.batches) == [3, 4]
+    assert sum(batch for server in servers for batch in server.batches) == len(SEQUENCES)
     one = SEQUENCES.select(torch.tensor([5]))
     assert trainer.scorer().ask(one, "scores", ROWS[5:6]).tolist() == [7.5], "fewer rows than members"
+
+
+def test_chunks_are_the_micro_batches_of_the_whole(trainer):
+    """What a model makes of a row depends, in its last bits, on the rows beside it: not on the number of members."""
+    server = Server(trainer.http, "reward-0")
+    trainer.know(server.member)
+    trainer.scorer(tokens=9).ask(SEQUENCES, "scores", ROWS)
+    (whole,) = plan(SEQUENCES.lengths.tolist(), 1, 9)
+    sent = [plan(lengths, 1, 9)[0] for lengths in server.lengths]
+    assert all(len(batches) == 1 for batches in sent)
+    found = [[lengths[i] for i in batches[0]] for lengths, batches in zip(server.lengths, sent, strict=True)]
+    assert found == [[int(SEQUENCES.lengths[i]) for i in rows] for rows in whole]
+
+
+def test_a_batch_may_take_longer_than_the_timeout_of_its_chunks(trainer):
+    trainer.know(Server(trainer.http, "reward-0", lambda _: time.sleep(0.5)).member)
+    scores = trainer.scorer(tokens=4, timeout=2.0).ask(SEQUENCES, "scores", ROWS)  # six chunks, 3 s of work
+    assert scores.tolist() == expected()
+
+
+def test_a_member_that_is_slow_costs_a_chunk_another_try_and_not_the_batch(trainer):
+    """The slow one still works on the first chunk when all others are scored; that one goes to the other member."""
+    over = threading.Event()
+    slow = Server(trainer.http, "slow", lambda n: n == 1 and over.wait(60))
+    fast = Server(trainer.http, "fast", lambda _: slow.batches or time.sleep(0.1))
+    trainer.know(slow.member, fast.member)
+    try:
+        assert trainer.scorer(timeout=1.5).ask(SEQUENCES, "scores", ROWS).tolist() == expected()
+        assert len(slow.batches) == 1
+        assert sum(fast.batches) == len(SEQUENCES)
+    finally:
+        over.set()
+
+
+def test_what_is_given_up_is_not_begun(trainer):
+    """One chunk is under way and one waits behind it when nobody wants them any more."""
+    begun, over = threading.Event(), threading.Event()
+    server = Server(trainer.http, "reward-0", lambda n: n == 1 and (begun.set(), over.wait(60)))
+    trainer.know(server.member)
+    scorer = trainer.scorer(timeout=1.0)
+    with pytest.raises(
+        RuntimeError, match=r"failed at 2 responses of \d tokens: no progress for 1 s, 3 times"
+    ):
+        scorer.ask(SEQUENCES, "scores", ROWS)
+    over.set()
+    assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == expected()
+    assert len(server.batches) == 1 + CHUNKS
 
 
 def test_a_member_that_died_is_not_asked(trainer):
@@ -95,7 +156,7 @@ def test_a_member_that_died_is_not_asked(trainer):
     trainer.know(*(server.member for server in servers))
     servers[0].die()
     assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == expected()
-    assert servers[1].batches == [7]
+    assert sum(servers[1].batches) == 7
 
 
 def test_asking_outlives_all_members_until_one_is_back_elsewhere(trainer):
@@ -111,37 +172,71 @@ def test_asking_outlives_all_members_until_one_is_back_elsewhere(trainer):
     assert [scores.tolist() for scores in found] == [expected()]
 
 
-def test_a_member_that_dies_over_a_batch_costs_another_try(trainer):
-    calls = []
+def test_a_member_that_dies_over_a_batch_costs_its_chunks_alone(trainer):
+    """One chunk is scored when it goes, and its replacement is asked for the others."""
+    second, reached, over = Server(trainer.http, "reward-0"), threading.Event(), threading.Event()
 
-    def breaks_once(message):
-        calls.append(len(unpack(message)))
-        if len(calls) == 1:
+    def goes(number: int) -> None:
+        if number == 2:
+            reached.set()
+            over.wait(60)
+
+    first = Server(trainer.http, "reward-0", goes)
+    trainer.know(first.member)
+    found: list[torch.Tensor] = []
+    asking = threading.Thread(target=lambda: found.append(trainer.scorer().ask(SEQUENCES, "scores", ROWS)))
+    asking.start()
+    assert reached.wait(20)
+    trainer.know(second.member)
+    asking.join(timeout=20)
+    assert [scores.tolist() for scores in found] == [expected()]
+    assert len(second.batches) == CHUNKS - 1
+    over.set()
+
+
+def test_a_chunk_at_which_a_member_raises_is_tried_again(trainer):
+    def breaks_once(number: int) -> None:
+        if number == 1:
             raise MemoryError("too much at once")
-        return {"scores": torch.zeros(calls[-1])}, {}
 
-    trainer.know(Server(trainer.http, "reward-0", breaks_once).member)
-    assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == [0.0] * 7
-    assert calls == [7, 7]
+    server = Server(trainer.http, "reward-0", breaks_once)
+    trainer.know(server.member)
+    assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == expected()
+    assert len(server.batches) == CHUNKS + 1
 
 
 def test_a_member_that_is_up_but_always_fails_is_not_asked_for_ever(trainer):
-    def breaks(_message):
+    def breaks(_number: int) -> None:
         raise MemoryError("too much at once")
 
     trainer.know(Server(trainer.http, "reward-0", breaks).member)
-    with pytest.raises(RuntimeError, match="the reward failed 3 times on one batch: MemoryError: too much"):
+    with pytest.raises(
+        RuntimeError, match=r"the reward failed at \d responses .*MemoryError: too much .*3 times"
+    ):
         trainer.scorer().ask(SEQUENCES, "scores", ROWS)
 
 
 def test_the_jobs_own_mistake_names_its_field(trainer):
-    def mistaken(_message):
+    def mistaken(_number: int) -> None:
         raise InvalidJob([Problem(FIELD, "the function raised KeyError: 'a: b'")])
 
     trainer.know(Server(trainer.http, "reward-0", mistaken).member)
     with pytest.raises(InvalidJob) as caught:
         trainer.scorer().ask(SEQUENCES, "scores", ROWS)
     assert caught.value.problems == (Problem(FIELD, "the function raised KeyError: 'a: b'"),)
+
+
+@pytest.mark.parametrize("reply", [{}, {"scores": torch.zeros(99)}, {"scores": torch.zeros(2).double()}])
+def test_a_reply_with_other_than_what_was_asked_for_is_an_error(trainer, reply):
+    server = Server(trainer.http, "reward-0")
+    app = application(SCORE_ROUTE, lambda _: (reply, {}), TOKEN)
+    runner = web.AppRunner(app)
+    trainer.http.run(runner.setup())
+    trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    trainer.know(server.member.model_copy(update={"address": address}))
+    with pytest.raises(RuntimeError, match=r"the reply's scores are float32 \[\d\], not .*3 times"):
+        trainer.scorer().ask(SEQUENCES, "scores", ROWS)
 
 
 def test_nobody_answers_in_time(trainer):
@@ -161,6 +256,26 @@ def test_a_request_to_stop_ends_the_wait(trainer):
         trainer.scorer().ask(SEQUENCES, "scores", ROWS)
 
 
+def test_a_request_to_stop_ends_long_scoring_and_lets_what_is_short_end(trainer, monkeypatch):
+    begun, over = threading.Event(), threading.Event()
+    server = Server(trainer.http, "reward-0", lambda n: n == 1 and (begun.set(), over.wait(60)))
+    trainer.know(server.member)
+
+    def stop() -> None:
+        assert begun.wait(20)
+        trainer.control.stop_requested.set()
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    monkeypatch.setattr(module, "LAST_SECONDS", 0.5)
+    with pytest.raises(Stopped, match="while the reward was scoring"):
+        trainer.scorer().ask(SEQUENCES, "scores", ROWS)
+    over.set()
+    stopping.join()
+    monkeypatch.setattr(module, "LAST_SECONDS", 60)
+    assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == expected()
+
+
 def post(server: Server, body: bytes, token: str = TOKEN) -> tuple[int, str]:
     request = urllib.request.Request(server.address + SCORE_ROUTE, data=body, method="POST")
     request.add_header("Authorization", f"Bearer {token}")
@@ -171,9 +286,27 @@ def post(server: Server, body: bytes, token: str = TOKEN) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+def test_a_row_travels_once_for_all_responses_to_its_prompt():
+    """100 MB of rows are no reason to fail either: safetensors' own header may not be as long."""
+    long = {"text": "x" * (1 << 20)}
+    rows = [long, {"score": 1}, dict(long), dict(long), {"score": 1}, long, long]
+    message = pack(SEQUENCES, rows)
+    assert len(message[0]["rows"]) < 1.1 * (1 << 20)
+    received = rows_of(decode(encode(*message)))
+    assert received == rows
+    received[0]["text"] = "a reward function's own business"
+    assert received[2] == long
+    many = [{"text": "x" * (16 << 20), "i": i} for i in range(7)]
+    assert rows_of(decode(encode(*pack(SEQUENCES, many)))) == many
+
+
 def changed(**arrays: torch.Tensor) -> bytes:
     message, header = pack(SEQUENCES, rows=ROWS)
     return encode(message | arrays, header)
+
+
+def text(content: str) -> torch.Tensor:
+    return torch.tensor(list(content.encode()), dtype=torch.uint8)
 
 
 GOOD = changed()
@@ -195,6 +328,13 @@ ONE = torch.ones(7, dtype=torch.int64)
         changed(lengths=SEQUENCES.lengths[None]),
         encode(*pack(SEQUENCES)),
         encode(*pack(SEQUENCES, rows=ROWS[:3])),
+        changed(rows=text("[{}, {}")),
+        changed(rows=text("{}")),
+        changed(rows=text("[1, 2, 3, 4, 5, 6, 7]")),
+        changed(rows=torch.zeros(2)),
+        changed(row=ONE * 7),
+        changed(row=ONE * -1),
+        changed(row=ONE.float()),
     ],
 )
 def test_what_is_no_batch_is_refused_and_the_server_goes_on(trainer, body):

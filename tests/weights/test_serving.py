@@ -4,8 +4,13 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 
 import psutil
 import pytest
@@ -15,9 +20,12 @@ from tests.weights.support import TOKEN, generator, serves, status, weights
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
+from rlhf_trainer.batches import response_logprobs
 from rlhf_trainer.comms.http import HttpError
+from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.vllm import VllmClient
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.models.inference import infer
+from rlhf_trainer.records import Prompt, Rollout, Sequences
 
 pytestmark = pytest.mark.slow
 
@@ -108,21 +116,99 @@ def test_answers_come_while_weights_are_on_their_way(tied, http, make_sync, mode
     assert serves(http, tied, new)
 
 
-def test_requests_in_flight_survive_and_go_on_with_the_new_weights(tied, http, make_sync, models):
-    body = {
-        "model": "policy",
-        "prompt": [65],
-        "max_tokens": 120,
-        "ignore_eos": True,
-        "temperature": 1.0,
-        "n": 4,
-    }
-    running = http.start(http.json("POST", f"{tied.address}/v1/completions", body, timeout=60))
-    new = models("tied", 3)
-    make_sync().send([target(tied)], lambda: weights(new), 1)
-    answer = running.result(60)
-    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 4
+def test_responses_under_way_survive_and_go_on_with_the_new_weights(tied, http, make_sync, models):
+    """They have begun before the commit and are not done after it; what comes then is of the new weights."""
+    old, new = models("tied", 0), models("tied", 3)
+    sampling = Sampling(maxNewTokens=120, minNewTokens=120, answersPerPrompt=32)
+    client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=[256])
+    prompt, begun = Prompt("0/0", (65,), {}), threading.Event()
+    running: list[Future[list[Rollout]]] = []
+    done: dict[str, bool] = {}
+
+    def reached(point: str) -> None:
+        if point == "before-commit":
+            running.append(http.start(client.ask(target(tied), prompt, 0, begun.set)))
+            assert begun.wait(60)
+        if point in ("before-commit", "committed"):
+            done[point] = running[0].done()
+
+    make_sync().send([target(tied)], lambda: weights(old), 1)
+    make_sync(fault=reached).send([target(tied)], lambda: weights(new), 2)
+    assert done == {"before-commit": False, "committed": False}
+    responses = running[0].result(60)
+    assert [len(response.tokens) for response in responses] == [120] * 32
     assert serves(http, tied, new)
+    for response in responses[:4]:
+        away = (torch.tensor(response.logprobs) - of_model(old, response, ends=[256])).abs()
+        assert away[0] < 1e-4
+        assert away[-20:].mean() > 1e-2
+
+
+@torch.no_grad()
+def of_model(model, response: Rollout, *, temperature: float = 1.0, ends: Sequence[int] = ()) -> torch.Tensor:
+    """A response's log-probabilities by the trainer's own code, where `ends` could not be sampled: [R]."""
+    sequences = Sequences.pack([(response.prompt.tokens, response.tokens)])
+    if not ends:
+        read = partial(response_logprobs, temperature=temperature)
+        return infer(model, sequences, read, sequences.response_lengths, token_budget=512, pad_token_id=257)
+    logits = model(sequences.tokens[None]).logits[0, len(response.prompt.tokens) - 1 : -1] / temperature
+    logits[:, list(ends)] = -torch.inf
+    return logits.log_softmax(-1).gather(1, torch.tensor(response.tokens)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+def test_generator_and_trainer_agree_at_any_temperature(temperature, tied, http, make_sync, models):
+    model = models("tied", 1)
+    make_sync().send([target(tied)], lambda: weights(model), 1)
+    sampling = Sampling(maxNewTokens=24, answersPerPrompt=4, temperature=temperature)
+    client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=[256])
+    for response in http.run(client.ask(target(tied), Prompt("0/1", (65, 66, 67), {}), 1, lambda: None)):
+        expected = of_model(model, response, temperature=temperature)
+        assert torch.allclose(torch.tensor(response.logprobs), expected, atol=1e-4)
+        at_one = of_model(model, response)
+        assert temperature == 1 or not torch.allclose(expected, at_one, atol=1e-2)
+
+
+def test_a_response_is_finished_by_any_of_several_end_tokens(tied, http, make_sync, models):
+    """As with Gemma's, whose tokenizer names another one than the end of a turn."""
+    make_sync().send([target(tied)], lambda: weights(models("tied", 1)), 1)
+    ends = (256, *range(0, 256, 8))
+    sampling = Sampling(maxNewTokens=12, minNewTokens=2, answersPerPrompt=16)
+    client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=ends)
+    responses = http.run(client.ask(target(tied), Prompt("0/1", (65, 66, 67), {}), 1, lambda: None))
+    for response in responses:
+        assert not set(response.tokens[:-1]) & set(ends)
+        assert response.finished == (response.tokens[-1] in ends)
+        assert response.finished or len(response.tokens) == 12
+        assert len(response.tokens) > 2
+    assert {response.finished for response in responses} == {True, False}
+    assert any(response.finished and response.tokens[-1] != 256 for response in responses)
+
+
+def test_a_prompt_that_is_given_up_is_aborted_by_the_engine(tied, http, make_sync, models):
+    make_sync().send([target(tied)], lambda: weights(models("tied", 1)), 1)
+    sampling = Sampling(maxNewTokens=120, minNewTokens=120, answersPerPrompt=64)
+    client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=[256])
+    before, begun = generated(tied), threading.Event()
+    asked = http.start(client.ask(target(tied), Prompt("0/2", (65,), {}), 1, begun.set))
+    assert begun.wait(60)
+    asked.cancel()
+
+    def idle() -> bool:
+        """No token came for a second."""
+        so_far = generated(tied)
+        time.sleep(1)
+        return generated(tied) == so_far > before
+
+    eventually(idle, "the engine is done")
+    assert generated(tied) - before < 64 * 120
+    assert serves(http, tied, models("tied", 1))
+
+
+def generated(server) -> float:
+    """Tokens that the engine has generated."""
+    lines = ask(server, "/metrics", {"Authorization": f"Bearer {TOKEN}"})[1].decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
 
 
 def test_an_epoch_that_is_over_is_refused_and_the_next_send_recovers(tied, http, make_sync, models):
@@ -207,13 +293,21 @@ def test_a_server_told_to_end_with_prompts_under_way_gives_them_back(untied, tie
     """Some of vLLM's answers to what it had when its engine was stopped are errors, some never come."""
     staying, ending = generator(0, tied.address, "0"), generator(1, untied.address, "1")
     sampling = Sampling(maxNewTokens=100, minNewTokens=100)
-    client = VllmClient(http, model="policy", sampling=sampling, seed=1, eos=0, concurrent=16, timeout=60.0)
+    client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=[256])
     prompts = [Prompt(f"0/{i}", (40 + i,), {}) for i in range(32)]
     members = {member.uid: member for member in (staying, ending)}
-    asked = client.start(
-        prompts, [*members.values()], 0, current=lambda: members, arrived=lambda _: untied.process.terminate()
+    asked = start_round(
+        http,
+        client,
+        prompts,
+        [*members.values()],
+        0,
+        current=lambda: members,
+        concurrent=16,
+        silence=60,
+        arrived=lambda _: untied.process.terminate(),
     )
     outcome = asked.result(30)
     assert outcome.unanswered == []
-    assert [answer.prompt.id for answer in outcome.answers] == [prompt.id for prompt in prompts]
+    assert [prompt.id for prompt, _ in outcome.results] == [prompt.id for prompt in prompts]
     untied.process.wait(30)  # nor does it wait for ever for who asked

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.rows import Row
@@ -51,6 +51,14 @@ def encode_response(tokenizer: PreTrainedTokenizerBase, text: str, max_length: i
     """An answer's token ids with the end token, cut to `max_length` (a cut answer has no end token)."""
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     return tuple([*tokens, tokenizer.eos_token_id][:max_length])
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig | None) -> tuple[int, ...]:
+    """The tokens that end a response: the tokenizer's own first, then those of the policy's generation_config.json,
+    where chat models name the end of a turn (`eos_token_id` there is a number or a list)."""
+    named = generation.eos_token_id if generation is not None else None
+    several = named if isinstance(named, list) else [] if named is None else [named]
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *several]))
 
 
 def prompts(

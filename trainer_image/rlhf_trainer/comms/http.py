@@ -1,18 +1,32 @@
-"""HTTP from the training thread: one aiohttp session on an event loop of its own thread."""
+"""HTTP from the training thread: aiohttp sessions on an event loop of their own thread."""
 
 import asyncio
 import concurrent.futures
+import logging
+import resource
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 
+from rlhf_api.run import HEALTH
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+"""Deadline of each connection, whatever its request may take."""
+CALLS_PER_SERVER = 32
+"""Connections to one server, but for streams: further calls wait for one of them."""
+PROBE_SECONDS = 2.0
+MOST_FILES = 1 << 16
+"""Where the hard limit of open files is higher still, or there is none."""
+
 
 class HttpError(RuntimeError):
-    """An answer other than 200: `status` is its code, `body` the beginning of its text."""
+    """A reply other than 200: `status` is its code, `body` the beginning of its text."""
 
     def __init__(self, url: str, status: int, body: str) -> None:
         super().__init__(f"{url}: HTTP {status}: {body}")
@@ -29,25 +43,20 @@ def _without_headers(url: str) -> Iterator[None]:
 
 
 class Background:
-    """An event loop on a daemon thread with an aiohttp session that carries the job's token.
+    """An event loop on a daemon thread with pooled connections, whose requests carry the job's token.
 
-    The training thread hands coroutines over with `run` (wait for the result) or `start` (do not wait).
+    The training thread hands coroutines over with `run` (wait for the result) or `start` (do not wait). Streams, which
+    hold a connection for as long as a response is generated, have a pool of their own: calls never wait for them.
     """
 
     def __init__(self, token: str) -> None:
+        files = raise_file_limit()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="http", daemon=True)
         self._thread.start()
-        self.session: aiohttp.ClientSession = self.run(self._open(token))
-
-    @staticmethod
-    async def _open(token: str) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {token}"},
-            # Shorter than any server's own: a connection that it just closed is never picked for a request.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-        )
+        self.session: aiohttp.ClientSession
+        self._streams: aiohttp.ClientSession
+        self.session, self._streams = self.run(_sessions(token, max(1, files // 2)))
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
@@ -56,30 +65,53 @@ class Background:
         return self.start(coroutine).result()
 
     async def json(self, method: str, url: str, body: Any = None, *, timeout: float) -> Any:
-        """The JSON answer, or None where the body is empty.
+        """The JSON of the reply, or None where its body is empty.
 
         Raises:
-            HttpError: the answer was not 200.
-            TimeoutError, aiohttp.ClientError: no answer within `timeout` seconds, or no connection.
+            HttpError: the reply was not 200.
+            TimeoutError, aiohttp.ClientError: no reply within `timeout` seconds, or no connection.
         """
-        limit = aiohttp.ClientTimeout(total=timeout)
         with _without_headers(url):
-            async with self.session.request(method, url, json=body, timeout=limit) as response:
-                if response.status != 200:
-                    raise HttpError(url, response.status, (await response.text())[:2000])
+            async with self.session.request(method, url, json=body, timeout=_deadline(timeout)) as response:
+                await _check(url, response)
                 return await response.json(content_type=None) if (await response.read()) else None
 
-    async def post_bytes(self, url: str, body: bytes, *, timeout: float) -> bytes:
-        """POST raw bytes, return raw bytes; raises as `json` does."""
-        limit = aiohttp.ClientTimeout(total=timeout)
+    async def post_bytes(self, url: str, body: bytes) -> bytes:
+        """POST raw bytes, return raw bytes; raises as `json` does, and takes as long as it takes."""
         with _without_headers(url):
-            async with self.session.post(url, data=body, timeout=limit) as response:
-                if response.status != 200:
-                    raise HttpError(url, response.status, (await response.text())[:2000])
+            async with self.session.post(url, data=body) as response:
+                await _check(url, response)
                 return await response.read()
 
+    async def events(self, url: str, body: Any) -> AsyncGenerator[bytes, None]:
+        """POST JSON; the data of each server-sent event of the reply as it comes, for as long as it takes.
+
+        Raises HttpError and aiohttp.ClientError as `json` does. To be closed by who stops early: that ends the
+        connection, and with it the server's work.
+        """
+        with _without_headers(url):
+            async with self._streams.post(url, json=body) as response:
+                await _check(url, response)
+                line = b""
+                async for part in response.content.iter_any():
+                    *whole, line = (line + part).split(b"\n")
+                    for event in whole:
+                        if event.startswith(b"data:"):
+                            yield event[len(b"data:") :].strip()
+
+    async def listens(self, address: str) -> bool:
+        """False only where a connection is refused: who is busy may reply late."""
+        try:
+            await self.json("GET", address + HEALTH, timeout=PROBE_SECONDS)
+        except aiohttp.ClientConnectorError:
+            return False
+        except (HttpError, TimeoutError, aiohttp.ClientError, ValueError):
+            pass
+        return True
+
     def close(self) -> None:
-        self.run(self.session.close())
+        for session in (self.session, self._streams):
+            self.run(session.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=5)
 
@@ -90,3 +122,45 @@ class Background:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+async def _sessions(token: str, streams: int) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
+    """For calls, and for at most so many streams: where more are asked for, they wait instead of failing."""
+    connectors = (
+        # Shorter than any server's own: a connection that it just closed is never picked for a request.
+        aiohttp.TCPConnector(limit=0, limit_per_host=CALLS_PER_SERVER, keepalive_timeout=2),
+        # Idle connections, which no limit counts, would be files too.
+        aiohttp.TCPConnector(limit=streams, force_close=True),
+    )
+    headers = {"Authorization": f"Bearer {token}"}
+    calls, streaming = (
+        aiohttp.ClientSession(headers=headers, connector=connector, timeout=_deadline(None))
+        for connector in connectors
+    )
+    return calls, streaming
+
+
+def raise_file_limit() -> int:
+    """Raises the soft limit of open files towards the hard one; returns how many may be open now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_FILES
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            log.warning("the limit of %d open files cannot be raised to %d: %s", soft, wanted, error)
+            return soft
+        log.info("up to %d files may be open now, not %d", wanted, soft)
+    return max(soft, wanted)
+
+
+def _deadline(seconds: float | None) -> aiohttp.ClientTimeout:
+    """Of one request: aiohttp takes none of the session's limits where a request has one of its own."""
+    return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+
+
+async def _check(url: str, response: aiohttp.ClientResponse) -> None:
+    if response.status != 200:
+        raise HttpError(url, response.status, (await response.text())[:2000])

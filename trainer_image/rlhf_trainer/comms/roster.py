@@ -9,9 +9,8 @@ from rlhf_api.roles import Role
 from rlhf_api.run import HEALTH, Member
 
 from .control import Control
-from .http import Background, HttpError
+from .http import PROBE_SECONDS, Background, HttpError
 
-PROBE_SECONDS = 2.0
 POLL_SECONDS = 0.2
 
 
@@ -28,6 +27,15 @@ class Roster:
 
     def __init__(self, control: Control, http: Background) -> None:
         self._control, self._http = control, http
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the host asked the run to stop."""
+        return self._control.stop_requested.is_set()
+
+    def present(self, role: Role) -> dict[str, Member]:
+        """All members of a role by uid, as the host sees them now, those that drain among them."""
+        return self._control.present(role)
 
     def answering(self, role: Role) -> list[Member]:
         """The members whose health check answers within PROBE_SECONDS."""
@@ -47,7 +55,7 @@ class Roster:
         """
         deadline = time.monotonic() + timeout
         while len(found := self.answering(role)) < at_least and time.monotonic() < deadline:
-            if self._control.stop_requested.is_set():
+            if self.stopping:
                 raise Stopped(f"stopped while waiting for the {role.value}")
             self._control.membership_changed.wait(POLL_SECONDS)
             self._control.membership_changed.clear()

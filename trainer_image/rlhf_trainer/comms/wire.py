@@ -1,5 +1,8 @@
 """The one wire format between roles and ranks: named arrays and a JSON header, as safetensors, which may be compressed
-with zstd. No pickle."""
+with zstd. No pickle.
+
+The header is one more array of bytes, `_`: safetensors' own header, which has its metadata, must stay below 100 MB.
+"""
 
 import json
 from collections.abc import Mapping
@@ -11,8 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+HEADER = "_"
+"""The array that holds the header as JSON."""
 LARGEST = 1 << 30
-"""Bytes that a compressed message may have when it is none any more: a short one may claim to be of any size."""
+"""Maximum size after decompression, in bytes: a short message may claim to be of any size."""
 _LEVEL = 1
 _ZSTD = zstandard.FRAME_HEADER
 """How a compressed message begins. As the beginning of safetensors it would announce a header of 4 GB, which those
@@ -31,16 +36,15 @@ def encode(
     Tokens and text shrink to a quarter, which is worth the time on networks below 1 Gbit/s or with others on them;
     floats do not shrink. Raises ValueError for the names `_` and `__metadata__`, which the format itself uses.
     """
-    if reserved := {"_", "__metadata__"} & set(arrays):
+    if reserved := {HEADER, "__metadata__"} & set(arrays):
         raise ValueError(f"arrays cannot be named {', '.join(sorted(reserved))}: the format uses that itself")
     # Copies: safetensors refuses arrays that share memory, as two names of one tensor do.
     contiguous = {
         name: array.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, array in arrays.items()
     }
-    # safetensors keeps string metadata outside any array's limits; an empty message still needs one array.
-    contiguous.setdefault("_", torch.zeros(0, dtype=torch.uint8))
-    data = save(contiguous, metadata={"header": json.dumps(header or {}, separators=(",", ":"))})
+    contiguous[HEADER] = as_array(json.dumps(header or {}, separators=(",", ":")))
+    data = save(contiguous)
     return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(data) if compress else data
 
 
@@ -54,15 +58,28 @@ def decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         data = _decompressed(data)
     try:
         arrays = load(data)
-        size = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + size]).get("__metadata__", {}).get("header", "{}"))
-    # RuntimeError: sizes no tensor can have, and (RecursionError) JSON nested too deep.
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise WireError(f"not a message of named arrays ({len(data)} bytes): {error}") from error
-    arrays.pop("_", None)
+    packed = arrays.pop(HEADER, None)
+    header = json_of(packed, "the header of a message") if packed is not None else {}
     if not isinstance(header, dict):
         raise WireError(f"the header of a message is an object, not {type(header).__name__}")
     return arrays, header
+
+
+def as_array(text: str) -> Tensor:
+    """A text of any length as an array: uint8 [bytes], not empty."""
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def json_of(array: Tensor, what: str) -> Any:
+    """The JSON in an array made by `as_array`. Raises WireError where `array`, called `what`, is anything else."""
+    if array.dtype != torch.uint8 or array.ndim != 1:
+        raise WireError(f"{what} is JSON as uint8 [bytes], not {array.dtype} {list(array.shape)}")
+    try:
+        return json.loads(bytes(array.numpy()))
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"{what} is no JSON: {error}") from None
 
 
 def _decompressed(data: bytes) -> bytes:

@@ -1,8 +1,9 @@
-"""The generators as the training loop sees them: one call to give them weights, one to get answers."""
+"""The generators as the training loop sees them: one call to give them weights, one to get responses."""
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime
 
 from torch import Tensor
@@ -11,14 +12,14 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Member
 from rlhf_api.status import MemberStatus
 
-from ..comms.ranks import Message
-from ..comms.roster import Unavailable
+from ..comms.roster import Stopped, Unavailable
 from ..context import TrainerContext
 from ..models.trained_model import TrainedModel
 from ..records import Prompt, Rollout
 from ..weights.broadcaster import SyncReport, WeightSync
-from .arrivals import Answers, Arrivals
-from .vllm import VllmClient
+from .arrivals import Arrivals, Responses
+from .dispatch import Round, start_round
+from .engine import EngineClient
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +30,12 @@ REFUSALS = 3
 class Fleet:
     """The generators that hold the policy's current weights. Its methods are collectives.
 
-    A generator that dies costs its unanswered prompts a detour and the weight group one epoch; one that is new, or
+    A generator that dies costs its prompts a detour and the weight group one epoch; one that is new, or
     back, gets the current weights before it is asked anything.
     """
 
     def __init__(
-        self, ctx: TrainerContext, policy: TrainedModel, sync: WeightSync | None, client: VllmClient | None
+        self, ctx: TrainerContext, policy: TrainedModel, sync: WeightSync | None, client: EngineClient | None
     ) -> None:
         """`sync` and `client` on rank 0 only."""
         self._ctx, self._policy, self._sync, self._client = ctx, policy, sync, client
@@ -46,14 +47,21 @@ class Fleet:
 
         Raises:
             Unavailable: no generator took the weights within its start-up time.
+            Stopped: the run is to stop, on every rank.
         """
         if self._ctx.services is not None:
-            self._send(version)
-            self._ctx.ranks.agree(lambda: False)  # the last broadcast is done
+            end = "done"
+            try:
+                self._send(version)
+            except Stopped:
+                end = "stop"
+            self._say(end)
         else:
-            while self._ctx.ranks.agree(bool):
+            while (end := self._say("")) == "gather":
                 for _ in self._policy.named_tensors():  # gathering the weights is a collective
                     pass
+        if end == "stop":
+            raise Stopped("stopped while waiting for the generators")
         self._version = self._current = version
 
     @property
@@ -65,70 +73,70 @@ class Fleet:
         """The policy has `version` now; the generators keep theirs until `publish`, or until a new one joins."""
         self._current = version
 
-    def answer(self, prompts: Sequence[Prompt]) -> Answers:
-        """The answers to all prompts, in their order; see `stream`."""
-        (answers,) = self.stream(prompts, None)
-        return answers
+    def answer(self, prompts: Sequence[Prompt]) -> Responses:
+        """The responses to all prompts, in their order; see `stream`."""
+        (responses,) = self.stream(prompts, None)
+        return responses
 
-    def stream(self, prompts: Sequence[Prompt], size: int | None) -> Iterator[Answers]:
-        """The answers to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
+    def stream(self, prompts: Sequence[Prompt], size: int | None) -> Iterator[Responses]:
+        """The responses to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
         at once for None.
 
         On rank 0; on the others as many empty batches. Prompts of a generator that fails go to the others; when none
-        is left they wait for a replacement.
+        is left they wait for a replacement. Requests under way are cancelled when this is left before its end.
 
         Raises:
             Unavailable: generators come, and fail at every prompt, or refuse every one.
+            Stopped: the run is to stop, on every rank.
         """
         if self._ctx.ranks.agree(self._someone_is_new):
             self.publish(self._current)
         batches = iter(()) if self._client is None else self._batches(self._client, prompts, size)
         while True:
-            found: Answers | None = None
+            found: Responses | None = None
 
-            def next_of_all() -> Message:
+            def following() -> str:
                 nonlocal found
                 try:
                     found = next(batches)
                 except StopIteration:
-                    return {}, {"next": "end"}
-                return {}, {"next": "publish" if found is None else "answers"}
+                    return "end"
+                except Stopped:
+                    return "stop"
+                return "publish" if found is None else "responses"
 
-            happened = self._ctx.ranks.share(next_of_all)[1]["next"]
-            if happened == "end":
-                return
-            if happened == "publish":
-                self.publish(self._current)
-            else:
-                yield found or Answers()
+            match self._say(following):
+                case "end":
+                    return
+                case "stop":
+                    raise Stopped("stopped while the generators were at work")
+                case "publish":
+                    self.publish(self._current)
+                case _:
+                    yield found or Responses()
 
     def _batches(
-        self, client: VllmClient, prompts: Sequence[Prompt], size: int | None
-    ) -> Iterator[Answers | None]:
+        self, client: EngineClient, prompts: Sequence[Prompt], size: int | None
+    ) -> Iterator[Responses | None]:
         """On rank 0. None: nobody is left to ask; weights must go out before the next batch is asked for."""
         places = {prompt.id: place for place, prompt in enumerate(prompts)}
         whole = 1 if size is None else max(1, len(prompts) // size)
-        arrivals, waiting, fruitless, made = Arrivals(), list(prompts), 0, 0
+        arrivals, waiting, fruitless, made = Arrivals(self._ctx.stop), list(prompts), 0, 0
         refused: dict[str, str] = {}
         requeued: list[str] = []
         while waiting:
             before = arrivals.count
-            round_ = client.start(
-                waiting,
-                list(self._holders.values()),
-                self._version,
-                current=self._present,
-                left=lambda count: self._ctx.report(queue=count),
-                arrived=arrivals.put,
-            )
-            arrivals.watch(round_)
-            while size is not None and made < whole - 1 and arrivals.wait(size):
-                yield Answers(_in_order(arrivals.take(size), places))
-                made += 1
-            arrivals.wait(None)
+            round_ = self._start(client, waiting, arrivals)
+            try:
+                while size is not None and made < whole - 1 and arrivals.wait(size):
+                    yield Responses(_in_order(arrivals.take(size), places))
+                    made += 1
+                arrivals.wait(None)
+            finally:
+                round_.cancel()
             outcome = round_.result()
             waiting = outcome.unanswered
-            refused |= outcome.refused
+            refused |= {prompt.id: why for prompt, why in outcome.refused}
             requeued += [prompt.id for prompt in outcome.requeued]
             for uid in outcome.failed:
                 self._holders.pop(uid, None)
@@ -140,7 +148,30 @@ class Fleet:
                 yield None
         if refused and len(refused) == len(prompts):
             raise Unavailable(f"the generators refuse every prompt: {next(iter(refused.values()))}")
-        yield Answers(_in_order(arrivals.take(None), places), requeued, refused)
+        yield Responses(_in_order(arrivals.take(None), places), requeued, refused)
+
+    def _start(self, client: EngineClient, prompts: Sequence[Prompt], arrivals: Arrivals) -> "Future[Round]":
+        assert self._ctx.services is not None
+        role = self._ctx.spec.generator
+        round_ = start_round(
+            self._ctx.services.http,
+            client,
+            prompts,
+            list(self._holders.values()),
+            self._version,
+            current=self._present,
+            concurrent=role.concurrent_requests,
+            silence=role.timeout_seconds,
+            left=lambda count: self._ctx.report(queue=count),
+            arrived=arrivals.put,
+        )
+        arrivals.watch(round_)
+        return round_
+
+    def _say(self, what: str | Callable[[], str]) -> str:
+        """Rank 0's word, on every rank."""
+        said = self._ctx.ranks.share(lambda: ({}, {"next": what if isinstance(what, str) else what()}))
+        return str(said[1]["next"])
 
     def _someone_is_new(self) -> bool:
         assert self._ctx.services is not None
@@ -178,7 +209,7 @@ class Fleet:
 
     def _announced(self) -> Iterator[tuple[str, Tensor]]:
         """The weights, after telling the other ranks to gather them too."""
-        self._ctx.ranks.agree(lambda: True)
+        self._say("gather")
         yield from self._policy.named_tensors()
 
     def _tell(self, report: SyncReport) -> None:
@@ -201,5 +232,5 @@ class Fleet:
 
 
 def _in_order(rollouts: Sequence[Rollout], places: Mapping[str, int]) -> list[Rollout]:
-    """By the order of their prompts; the answers to one prompt stay in theirs."""
+    """By the order of their prompts; the responses to one prompt stay in theirs."""
     return sorted(rollouts, key=lambda rollout: places[rollout.prompt.id])

@@ -1,45 +1,85 @@
-"""Answers from vLLM servers: each prompt is one request, with a seed of its own."""
+"""Responses from vLLM servers: each prompt is one streamed request, with a seed of its own."""
 
 import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
+from pydantic import BaseModel, ValidationError
 
-from rlhf_api.run import HEALTH, Member
+from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 
+from ..comms.dispatch import Refused
 from ..comms.http import Background, HttpError
 from ..records import Prompt, Rollout
-from .dispatch import Current, Dispatch, Outcome
 
-PROBE_SECONDS = 2.0
+REFUSALS = (400, 413, 422)
+"""HTTP codes by which vLLM says that it is the prompt that it cannot respond to."""
+STREAM_INTERVAL = 32
+"""Tokens of a response between two signs of progress."""
+END = b"[DONE]"
 
 
 def request_seed(seed: int, prompt_id: str) -> int:
-    """A seed of 31 bits for one prompt's answers, so that they do not depend on what else is in the batch."""
+    """A seed of 31 bits for one prompt's responses, so that they do not depend on what else is in the batch."""
     digest = hashlib.sha256(f"{seed}/{prompt_id}".encode()).digest()
     return int.from_bytes(digest[:4], "little") >> 1
 
 
+class Logprobs(BaseModel):
+    """Of the tokens of a `Choice`, in nats."""
+
+    token_logprobs: list[float]
+
+
+class Choice(BaseModel):
+    """New tokens of one response, and with the last of them why it ends."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: Logprobs
+    finish_reason: str | None = None
+
+
+class Problem(BaseModel):
+    """An error after the reply has begun."""
+
+    message: str
+    code: int = 500
+
+
+class Chunk(BaseModel):
+    """An event of the stream."""
+
+    choices: list[Choice] = []
+    error: Problem | None = None
+
+
+@dataclass
+class Response:
+    """What has come of one response."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, choice: Choice) -> None:
+        self.tokens += choice.token_ids
+        self.logprobs += choice.logprobs.token_logprobs
+        self.finish_reason = choice.finish_reason or self.finish_reason
+
+
 class VllmClient:
-    """Generates with vLLM's completion API."""
+    """Generates with vLLM's completion API. Implements `EngineClient`."""
 
     def __init__(
-        self,
-        http: Background,
-        *,
-        model: str,
-        sampling: Sampling,
-        seed: int,
-        eos: int,
-        concurrent: int,
-        timeout: float,
+        self, http: Background, *, model: str, sampling: Sampling, seed: int, ends: Sequence[int]
     ) -> None:
-        """`concurrent`: requests in flight for each generator; `timeout`: seconds one answer may take."""
-        self._http, self._concurrent, self._timeout, self._seed = http, concurrent, timeout, seed
-        self._body = {
+        """`ends`: the tokens that end a response, see `data.end_tokens`."""
+        self._http, self._seed = http, seed
+        self._body: dict[str, Any] = {
             "model": model,
             "n": sampling.answers_per_prompt,
             "temperature": sampling.temperature,
@@ -47,77 +87,62 @@ class VllmClient:
             "top_k": sampling.top_k,
             "min_tokens": sampling.min_new_tokens,
             "max_tokens": sampling.max_new_tokens,
-            "stop_token_ids": [eos],
+            "stop_token_ids": list(ends),
             "logprobs": 0,
             "return_token_ids": True,
+            "stream": True,
+            "stream_interval": STREAM_INTERVAL,
         }
 
-    def start(
-        self,
-        prompts: Sequence[Prompt],
-        members: Sequence[Member],
-        version: int,
-        *,
-        current: Current,
-        left: Callable[[int], None] = lambda _count: None,
-        arrived: Callable[[list[Rollout]], None] = lambda _answers: None,
-    ) -> "Future[Outcome]":
-        """Asks `members`, all of which serve weight version `version`, on the thread of `http`; see `Dispatch`."""
-
-        async def ask(member: Member, prompt: Prompt) -> list[Rollout]:
-            return await self._answer(member, prompt, version)
-
-        async def run() -> Outcome:
-            return await Dispatch(
-                prompts,
-                members,
-                ask=ask,
-                listens=self._listens,
-                current=current,
-                concurrent=self._concurrent,
-                left=left,
-                arrived=arrived,
-            ).run()
-
-        return self._http.start(run())
-
-    async def _listens(self, member: Member) -> bool:
-        """False only where a connection is refused: who is busy may answer late."""
-        try:
-            await self._http.json("GET", member.address + HEALTH, timeout=PROBE_SECONDS)
-        except aiohttp.ClientConnectorError:
-            return False
-        except (HttpError, TimeoutError, aiohttp.ClientError, ValueError):
-            pass
-        return True
-
-    async def _answer(self, member: Member, prompt: Prompt, version: int) -> list[Rollout]:
+    async def ask(
+        self, member: Member, prompt: Prompt, version: int, progress: Callable[[], None]
+    ) -> list[Rollout]:
         body = self._body | {"prompt": list(prompt.tokens), "seed": request_seed(self._seed, prompt.id)}
-        answer = await self._http.json(
-            "POST", f"{member.address}/v1/completions", body, timeout=self._timeout
-        )
-        choices = sorted(answer["choices"], key=lambda c: c["index"])
-        if len(choices) != body["n"]:
-            raise ValueError(f"vLLM gave {len(choices)} of {body['n']} answers to prompt {prompt.id}")
-        return [rollout(prompt, choice, version) for choice in choices]
+        url = f"{member.address}/v1/completions"
+        responses = [Response() for _ in range(body["n"])]
+        try:
+            async with aclosing(self._http.events(url, body)) as events:
+                async for event in events:
+                    if event != END:
+                        progress()
+                        for choice in _choices(url, event):
+                            responses[choice.index].add(choice)
+        except HttpError as error:
+            if error.status in REFUSALS:
+                raise Refused(f"HTTP {error.status}: {error.body}") from None
+            raise
+        except (ValidationError, IndexError) as error:
+            raise ValueError(f"vLLM's reply to prompt {prompt.id} is not understood: {error}") from error
+        return [rollout(prompt, response, version) for response in responses]
+
+    async def listens(self, member: Member) -> bool:
+        return await self._http.listens(member.address)
 
 
-def rollout(prompt: Prompt, choice: dict[str, Any], version: int) -> Rollout:
-    """One choice of vLLM's answer.
-
-    Raises ValueError where it is cut off, as by a server that ends, or lacks tokens or their log-probabilities.
-    """
-    if choice["finish_reason"] not in ("stop", "length"):
-        raise ValueError(f"vLLM did not finish its answer to prompt {prompt.id}: {choice['finish_reason']!r}")
-    tokens, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if not tokens or not logprobs or len(tokens) != len(logprobs):
+def rollout(prompt: Prompt, response: Response, version: int) -> Rollout:
+    """Raises ValueError where the response is cut off, as by a server that ends, or lacks tokens or their
+    log-probabilities."""
+    if response.finish_reason not in ("stop", "length"):
         raise ValueError(
-            f"vLLM answered prompt {prompt.id} without tokens or their log-probabilities: {choice!r:.300}"
+            f"vLLM did not finish its response to prompt {prompt.id}: {response.finish_reason!r}"
+        )
+    tokens, logprobs = response.tokens, response.logprobs
+    if not tokens or len(tokens) != len(logprobs):
+        raise ValueError(
+            f"vLLM's response to prompt {prompt.id} has {len(tokens)} tokens and {len(logprobs)} log-probabilities"
         )
     return Rollout(
         prompt=prompt,
         tokens=tuple(tokens),
         logprobs=tuple(logprobs),
         versions=(version,) * len(tokens),
-        finished=choice["finish_reason"] == "stop",
+        finished=response.finish_reason == "stop",
     )
+
+
+def _choices(url: str, event: bytes) -> list[Choice]:
+    """Raises HttpError where vLLM gave up in the middle, ValidationError for anything that is no event of its."""
+    chunk = Chunk.model_validate_json(event)
+    if chunk.error is not None:
+        raise HttpError(url, chunk.error.code, chunk.error.message)
+    return chunk.choices

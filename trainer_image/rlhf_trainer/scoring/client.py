@@ -1,11 +1,12 @@
-"""The trainer's side of reward and reference: a batch is spread over the members, and outlives them."""
+"""The trainer's side of reward and reference: a batch is spread over the members in chunks, and outlives them."""
 
 import asyncio
+import concurrent.futures
 import logging
 import time
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import aiohttp
 import torch
 from torch import Tensor
 
@@ -13,76 +14,138 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
 
+from ..batches import plan
+from ..comms.dispatch import Dispatch, Failed, Outcome
 from ..comms.http import Background, HttpError
-from ..comms.roster import Roster
+from ..comms.roster import Roster, Stopped, Unavailable
 from ..comms.wire import decode, encode
 from ..records import Sequences
-from .messages import pack, split
+from .messages import pack, places
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 3
-"""How often members that are up may fail on a batch: asking on and on would not help."""
+AHEAD = 2
+"""Chunks that are with each member at once: while it works on one, the next is on its way."""
 PAUSE_SECONDS = 1.0
+POLL_SECONDS = 0.2
+LAST_SECONDS = 5.0
+"""How long what is being scored may still take once the run is to stop: it would have to be generated again."""
+
+Chunk = list[int]
+"""Rows of a batch, ascending."""
 
 
 class Scorer:
-    """Asks the members of a role; while none answers, waits for a replacement until a deadline."""
+    """Asks the members of a role; while none replies, waits for a replacement until a deadline.
+
+    A chunk is one micro-batch of the member's model, so that values depend neither on the number of members nor on what
+    was tried again. Where a chunk is given up its connection ends, and the member drops it unless it has begun.
+    """
 
     def __init__(
-        self, role: Role, route: str, *, http: Background, roster: Roster, timeout: float, patience: float
+        self,
+        role: Role,
+        route: str,
+        *,
+        http: Background,
+        roster: Roster,
+        chunk_tokens: int,
+        timeout: float,
+        patience: float,
     ) -> None:
-        """`timeout`: seconds that one batch may take; `patience`: seconds to wait for a member that answers."""
+        """`chunk_tokens`: padded tokens of a chunk; `timeout`: seconds that a member may take for one; `patience`:
+        seconds to wait for a member that answers."""
         self._role, self._route = role, route
         self._http, self._roster = http, roster
-        self._timeout, self._patience = timeout, patience
+        self._chunk_tokens, self._timeout, self._patience = chunk_tokens, timeout, patience
 
-    def ask(self, sequences: Sequences, array: str, rows: list[Any] | None = None, **header: Any) -> Tensor:
-        """The named array of the answer, over all sequences in their order.
+    def ask(
+        self, sequences: Sequences, array: str, rows: Sequence[Any] | None = None, **header: Any
+    ) -> Tensor:
+        """The named array of the replies, over all sequences in their order: float32.
 
         Raises:
             InvalidJob: the role says that the job itself is at fault.
             Unavailable: nobody answered in time.
-            RuntimeError: the role answered with errors of its own, ATTEMPTS times.
+            RuntimeError: members that live failed at a chunk, or took longer than the timeout, several times.
+            Stopped: the run is to stop, and the members need longer than LAST_SECONDS.
         """
-        failures = 0
-        deadline = time.monotonic() + self._timeout + self._patience
-        while True:
+        waiting: list[Chunk] = [sorted(c) for c in plan(sequences.lengths.tolist(), 1, self._chunk_tokens)[0]]
+        found = torch.zeros(len(places(array, sequences, torch.arange(len(sequences)))))
+        progressed = time.monotonic()
+        while waiting:
             members = self._roster.wait(self._role, 1, self._patience)
-            try:
-                return self._http.run(self._ask_all(members, sequences, array, rows, header))
-            except (aiohttp.ClientError, TimeoutError, HttpError) as error:
-                self._raise_if_permanent(error)
-                if isinstance(error, HttpError) and (failures := failures + 1) == ATTEMPTS:
-                    raise RuntimeError(
-                        f"the {self._role.value} failed {failures} times on one batch: {error.body}; see its log"
-                    ) from error
-                if time.monotonic() > deadline:
-                    raise
-                log.warning("%s did not answer (%r); asking again", self._role.value, error)
+            outcome = self._result(self._round(members, waiting, sequences, array, rows, header))
+            for chunk, values in outcome.results:
+                found[places(array, sequences, torch.tensor(chunk))] = values
+                progressed = time.monotonic()
+            waiting = outcome.unanswered
+            if waiting:
+                reasons = "; ".join(outcome.failed.values()) or "none takes work"
+                if time.monotonic() > progressed + self._timeout + self._patience:
+                    raise Unavailable(f"every {self._role.value} fails: {reasons}; see its log")
+                log.warning("no %s is left (%s); asking again", self._role.value, reasons)
                 time.sleep(PAUSE_SECONDS)
+        return found
 
-    async def _ask_all(
+    def _round(
         self,
-        members: list[Member],
+        members: Sequence[Member],
+        chunks: Sequence[Chunk],
         sequences: Sequences,
         array: str,
-        rows: list[Any] | None,
+        rows: Sequence[Any] | None,
         header: dict[str, Any],
-    ) -> Tensor:
-        parts = split(len(sequences), len(members))
+    ) -> Coroutine[Any, Any, Outcome[Chunk, Tensor]]:
+        async def ask(member: Member, chunk: Chunk, _progress: Callable[[], None]) -> Tensor:
+            part = sequences.select(torch.tensor(chunk))
+            message = pack(part, None if rows is None else [rows[i] for i in chunk], **header)
+            reply = await self._post(member, encode(*message, compress=True))
+            values = decode(reply)[0].get(array)
+            expected = [len(places(array, part, torch.arange(len(part))))]
+            if values is None or values.dtype != torch.float32 or list(values.shape) != expected:
+                got = "nothing" if values is None else f"{values.dtype} {list(values.shape)}"
+                raise Failed(f"the reply's {array} are float32 {expected}, not {got}")
+            return values
 
-        async def one(member: Member, part: range) -> Tensor:
-            more = {} if rows is None else {"rows": [rows[i] for i in part]}
-            message = pack(sequences.select(torch.tensor(part)), **more, **header)
-            answer = await self._http.post_bytes(
-                member.address + self._route, encode(*message, compress=True), timeout=self._timeout
+        def gave_up(chunk: Chunk, why: str) -> None:
+            tokens = int(sequences.lengths[chunk].sum())
+            raise RuntimeError(
+                f"the {self._role.value} failed at {len(chunk)} responses of {tokens} tokens: {why}; see its log"
             )
-            return decode(answer)[0][array]
 
-        return torch.cat(await asyncio.gather(*map(one, members, parts)))
+        return Dispatch(
+            chunks,
+            members,
+            ask=ask,
+            listens=lambda member: self._http.listens(member.address),
+            current=lambda: self._roster.present(self._role),
+            concurrent=AHEAD,
+            silence=self._timeout,
+            describe=lambda chunk: f"{len(chunk)} responses for the {self._role.value}",
+            gave_up=gave_up,
+        ).run()
 
-    def _raise_if_permanent(self, error: Exception) -> None:
-        if isinstance(error, HttpError) and error.status == 422:
-            where, _, message = error.body.partition(": ")
-            raise InvalidJob([Problem(where, message or error.body)]) from None
+    async def _post(self, member: Member, body: bytes) -> bytes:
+        try:
+            return await self._http.post_bytes(member.address + self._route, body)
+        except HttpError as error:
+            if error.status == 422:
+                where, _, message = error.body.partition(": ")
+                raise InvalidJob([Problem(where, message or error.body)]) from None
+            if error.status < 500:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS)
+            raise Failed(error.body) from None
+
+    def _result(self, outcome: Coroutine[Any, Any, Outcome[Chunk, Tensor]]) -> Outcome[Chunk, Tensor]:
+        """Waits for it, but not for long once the run is to stop."""
+        future, until = self._http.start(outcome), float("inf")
+        while not concurrent.futures.wait([future], POLL_SECONDS).done:
+            if self._roster.stopping:
+                until = min(until, time.monotonic() + LAST_SECONDS)
+            if time.monotonic() > until:
+                future.cancel()
+                raise Stopped(f"stopped while the {self._role.value} was scoring")
+        result: Outcome[Chunk, Tensor] = future.result()
+        return result

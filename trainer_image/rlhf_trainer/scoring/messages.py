@@ -1,27 +1,37 @@
-"""The batches that reward and reference answer, as messages."""
+"""The batches that reward and reference score, as messages."""
 
-import itertools
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..comms.ranks import Message
-from ..comms.wire import WireError
+from ..comms.wire import WireError, as_array, json_of
 from ..records import Sequences
 
 SCORE_ROUTE = "/score"
-"""Header `rows`: the dataset row of each sequence; `judge`: true asks the evaluation function instead of the
-reward. Answer: `scores` float32 [N]."""
+"""Arrays `rows` and `row`, see `pack`; header `judge`: true asks the evaluation function instead of the reward. Reply:
+`scores` float32 [N], or `token_scores` float32 [A] where each token has its own."""
 LOGPROBS_ROUTE = "/logprobs"
-"""Answer: `logprobs` float32 [A], response-aligned, in nats."""
+"""Reply: `logprobs` float32 [A], response-aligned, in nats."""
 
 
-def pack(sequences: Sequences, **header: Any) -> Message:
+def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any) -> Message:
+    """N sequences; with the dataset row of each, if given, once for all responses to one prompt: `rows` uint8 [bytes]
+    is the JSON list of different rows, `row` int64 [N] the place of each sequence's in it."""
     arrays = {
         "tokens": sequences.tokens,
         "lengths": sequences.lengths,
         "prompt_lengths": sequences.prompt_lengths,
     }
+    if rows is not None:
+        # By value: the responses to one prompt come with a copy of its row each.
+        texts = [json.dumps(row, separators=(",", ":")) for row in rows]
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        arrays["rows"] = as_array(f"[{','.join(places)}]")
+        arrays["row"] = torch.tensor([places[text] for text in texts], dtype=torch.int64)
     return arrays, header
 
 
@@ -41,22 +51,28 @@ def unpack(message: Message) -> Sequences:
     shortest = torch.cat([sequences.prompt_lengths, sequences.response_lengths])
     if int(sequences.lengths.sum()) != len(sequences.tokens) or bool((shortest < 1).any()):
         raise WireError(
-            "the lengths of packed sequences must add up to their tokens, with a prompt and an answer each"
+            "the lengths of packed sequences must add up to their tokens, with a prompt and a response each"
         )
     return sequences
 
 
-def rows_of(message: Message) -> list[Any]:
+def rows_of(message: Message) -> list[Mapping[str, Any]]:
     """The dataset row of each sequence. Raises WireError where they are not as many."""
-    arrays, header = message
-    rows = header.get("rows")
-    if not isinstance(rows, list) or len(rows) != len(arrays["lengths"]):
+    arrays, _ = message
+    if "rows" not in arrays or "row" not in arrays:
         raise WireError("the message must have one row for each sequence")
-    return rows
+    rows, places = json_of(arrays["rows"], "the rows of a message"), arrays["row"]
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise WireError("the rows of a message are a list of objects")
+    if places.dtype != torch.int64 or places.shape != arrays["lengths"].shape:
+        raise WireError(
+            f"the place of each sequence's row is int64 [N], not {places.dtype} {list(places.shape)}"
+        )
+    if bool(((places < 0) | (places >= len(rows))).any()):
+        raise WireError(f"a sequence's row is not among the {len(rows)} of the message")
+    return [dict(rows[place]) for place in places.tolist()]
 
 
-def split(count: int, parts: int) -> list[range]:
-    """`count` rows in at most `parts` runs of nearly equal size, none empty."""
-    parts = max(1, min(parts, count))
-    bounds = [count * i // parts for i in range(parts + 1)]
-    return [range(a, b) for a, b in itertools.pairwise(bounds)]
+def places(array: str, sequences: Sequences, rows: Tensor) -> Tensor:
+    """Where the values of `rows` (int64 [n]) lie in a reply's `array` over all sequences: int64 [n] or [A]."""
+    return rows if array == "scores" else sequences.response_index(rows)

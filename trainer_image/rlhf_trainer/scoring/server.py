@@ -1,4 +1,4 @@
-"""The server of the roles that answer batches: one POST route over the wire format, and a health check."""
+"""The server of the roles that score: one POST route over the wire format, and a health check."""
 
 import asyncio
 import logging
@@ -16,28 +16,28 @@ from ..comms.wire import WireError, decode, encode
 
 log = logging.getLogger(__name__)
 
-Answer = Callable[[Message], Message]
+Score = Callable[[Message], Message]
 MAX_REQUEST_BYTES = 1 << 30
 
 
-def application(route: str, answer: Answer, token: str) -> web.Application:
-    """`POST route` answers a message; batches are answered one after the other, beside the health check.
+def application(route: str, score: Score, token: str) -> web.Application:
+    """`POST route` scores a message; one after the other, beside the health check.
 
     A job's own mistake (InvalidJob) is answered with 422, bytes that are no message with 400, and any other error
-    with 500 and its name.
+    with 500 and its name. To be run with `handler_cancellation`: nothing is begun whose client has gone.
     """
     worker = ThreadPoolExecutor(max_workers=1)
 
     async def handle(request: web.Request) -> web.Response:
         try:
             message = decode(await request.read())
-            result = await asyncio.get_running_loop().run_in_executor(worker, answer, message)
+            result = await asyncio.get_running_loop().run_in_executor(worker, score, message)
         except WireError as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         except InvalidJob as error:
             raise web.HTTPUnprocessableEntity(text=str(error)) from None
         except Exception as error:
-            log.exception("a batch could not be answered")
+            log.exception("a message could not be scored")
             raise web.HTTPInternalServerError(text=f"{type(error).__name__}: {error}") from None
         return web.Response(body=encode(*result), content_type="application/octet-stream")
 
@@ -49,4 +49,12 @@ def application(route: str, answer: Answer, token: str) -> web.Application:
 def serve(app: web.Application, host: str, port: int) -> None:
     """Serves until SIGTERM. Raises OSError where the port is taken."""
     log.info("loaded; answering on %s:%d", host, port)
-    web.run_app(app, host=host, port=port, print=None, access_log=None, shutdown_timeout=2)
+    web.run_app(
+        app,
+        host=host,
+        port=port,
+        print=None,
+        access_log=None,
+        shutdown_timeout=2,
+        handler_cancellation=True,
+    )

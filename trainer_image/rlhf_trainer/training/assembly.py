@@ -19,6 +19,7 @@ from rlhf_api.spec import CreateModel
 from .. import faults
 from ..comms.ranks import Ranks
 from ..context import TrainerContext
+from ..data import end_tokens
 from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
 from ..graph.executor import RemoteCall
@@ -135,9 +136,7 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
         model=ctx.job,
         sampling=spec.sampling,
         seed=spec.seed,
-        eos=ctx.tokenizer.eos_token_id,
-        concurrent=spec.generator.concurrent_requests,
-        timeout=spec.generator.timeout_seconds,
+        ends=end_tokens(ctx.tokenizer, policy.unwrapped.generation_config),
     )
     return Fleet(ctx, policy, sync, client)
 
@@ -163,6 +162,7 @@ def scorer(ctx: TrainerContext, role: Role) -> Scorer:
         SCORE_ROUTE if role is Role.REWARD else LOGPROBS_ROUTE,
         http=ctx.services.http,
         roster=ctx.services.roster,
+        chunk_tokens=ctx.spec.trainer.micro_batch_tokens,
         timeout=section.timeout_seconds,
         patience=section.startup_timeout_seconds,
     )

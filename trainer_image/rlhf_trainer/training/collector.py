@@ -10,7 +10,7 @@ import torch
 from rlhf_api.graph import Graph
 
 from ..context import TrainerContext
-from ..generation.arrivals import Answers
+from ..generation.arrivals import Responses
 from ..generation.fleet import Fleet
 from ..generation.shared import generate_shared
 from ..graph.executor import Executor
@@ -51,12 +51,12 @@ class EpisodeCollector:
         """The generators hold earlier weights: then the old log-probabilities are theirs."""
         return self._fleet is not None and self._fleet.version != self.version
 
-    def respond(self, batch: list[Prompt]) -> Answers:
+    def respond(self, batch: list[Prompt]) -> Responses:
         """The responses to a batch of prompts: on every rank where the trainer generates, else on rank 0."""
         if self._fleet is not None:
             return self._fleet.answer(batch)
         sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
-        return Answers(
+        return Responses(
             generate_shared(self._policy, self._ctx.ranks, tokenizer, batch, sampling, self.version)
         )
 
@@ -108,7 +108,7 @@ class EpisodeCollector:
             yield part, {"generate_seconds": came - began, "score_seconds": scored}
             began = time.perf_counter()
 
-    def _received(self, number: int, answers: Answers, *, sampled: bool) -> Episode | None:
+    def _received(self, number: int, answers: Responses, *, sampled: bool) -> Episode | None:
         """The responses as (a part of) an episode, entered into the ledger; None where there are none.
 
         `sampled`: the log-probabilities of the generators are taken for those of the policy before the step.

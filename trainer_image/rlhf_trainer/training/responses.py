@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..comms.ranks import Message, Ranks
-from ..generation.arrivals import Answers
+from ..generation.arrivals import Responses
 from ..records import Columns, Rollout, Sequences
 from ..replay.table import Episode
 
@@ -22,7 +22,7 @@ class Collected:
     dropped: Mapping[str, list[int]]
 
 
-def collected(ranks: Ranks, number: int, answers: Answers, places: Mapping[str, int]) -> Collected:
+def collected(ranks: Ranks, number: int, answers: Responses, places: Mapping[str, int]) -> Collected:
     """Rank 0's responses on every rank, as (a part of) the episode `number`; a collective.
 
     `places` has the position of each prompt by its id.
@@ -54,7 +54,7 @@ def joined(parts: Sequence[Episode]) -> Episode:
     )
 
 
-def _message(answers: Answers, places: Mapping[str, int]) -> Message:
+def _message(answers: Responses, places: Mapping[str, int]) -> Message:
     rollouts, sequences = answers.rollouts, pack(answers.rollouts)
     dropped: dict[str, list[int]] = {}
     for prompt_id, reason in answers.refused.items():

@@ -1,0 +1,56 @@
+"""Two ranks of a trainer whose run is to stop while they wait for generators: at first for one, then for responses.
+
+Each rank: `stopped_ranks.py`, with torchrun's environment. Prints how its waits ended, a line for each.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+
+import torch
+from tests.support.kube import eventually
+from tests.trainer.servers import Generator
+from tests.trainer.test_fleet import PROMPTS, World
+from torch import distributed
+
+from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.comms.roster import Stopped
+
+
+def ended(wait: Callable[[], object]) -> str:
+    try:
+        wait()
+    except Stopped as error:
+        return f"Stopped: {error}"
+    return "nothing stopped it"
+
+
+def main(ranks: Ranks, http: Background) -> None:
+    world = World(http, ranks)
+    stop = world.control.stop_requested
+    if ranks.first:
+        stop.set()
+    print(ended(lambda: world.fleet.publish(0)))
+    stop.clear()
+
+    server = Generator(http, "held")
+    server.open.clear()
+    world.announce(server)
+    world.fleet.publish(0)
+
+    def stop_once_asked() -> None:
+        eventually(lambda: server.asked, "prompts are under way")
+        stop.set()
+
+    if ranks.first:
+        threading.Thread(target=stop_once_asked).start()
+    print(ended(lambda: list(world.fleet.stream(PROMPTS, 2))), flush=True)
+
+
+if __name__ == "__main__":
+    distributed.init_process_group("gloo")
+    with Background("token") as http:
+        main(Ranks(distributed.get_rank(), distributed.get_world_size(), torch.device("cpu")), http)
+        distributed.barrier()
+        os._exit(0)
