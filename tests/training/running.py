@@ -1,0 +1,134 @@
+"""Tasks with a tiny real model, in this process as the only rank: reward and reference are functions."""
+
+import copy
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tests.graph.specs import ONLINE, spec_of
+from tests.replay.ppo_worker import Snapshot, engine
+from tests.support.models import byte_tokenizer
+from torch import Tensor
+from transformers import LlamaForCausalLM, LlamaForTokenClassification
+
+from rlhf_api.algorithms import graph_of, settings_of
+from rlhf_api.rows import PairRow, PromptRow, Row
+from rlhf_trainer.batches import response_logprobs
+from rlhf_trainer.checkpoint.rng import restore_generators
+from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.context import TrainerContext
+from rlhf_trainer.models.inference import infer
+from rlhf_trainer.ops import OpContext
+from rlhf_trainer.records import Sequences
+from rlhf_trainer.training.offline import OfflineTask
+from rlhf_trainer.training.online import OnlineTask
+
+RANKS = Ranks(0, 1, torch.device("cpu"))
+ROWS = [PromptRow(prompt=f"p{i}") for i in range(10)]
+PAIRS = [PairRow(prompt=f"p{i}", pos_answers=["good"], neg_answers=["evil"]) for i in range(10)]
+TOY = (
+    *("spec.sampling={maxNewTokens: 4, answersPerPrompt: 4}", "spec.trainer.deepspeed={}", "spec.steps=40"),
+    *("spec.model.dtype=float32", "spec.generator.sharedWithTrainer=true"),
+    "spec.optimizer={learningRate: 0.01, criticLearningRate: 0.01}",
+)
+Call = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
+
+
+def low_tokens(sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:
+    """A toy reward: the share of a response's tokens below 128. Half of them are."""
+    found = []
+    for i, asked in enumerate(sequences.prompt_lengths.tolist()):
+        found.append((sequences.row(i)[asked:] < 128).float().mean())
+    return torch.stack(found)
+
+
+class Job:
+    """A job of an algorithm from the seeds on; `told` is what its host hears."""
+
+    def __init__(
+        self,
+        algorithm: str,
+        settings: str = "",
+        *overrides: str,
+        score: Call = low_tokens,
+        refer: Call | None = None,
+        rows: Sequence[Row] | None = None,
+        fleet: Any = None,
+    ) -> None:
+        self.spec = spec_of(algorithm, settings, *TOY, *overrides)
+        self.told: list[Any] = []
+        services: Any = SimpleNamespace(
+            control=SimpleNamespace(report=lambda **changes: self.told.append(changes))
+        )
+        self.ctx = TrainerContext(
+            "job", self.spec, Path(), RANKS, byte_tokenizer(), services, threading.Event()
+        )
+        graph = graph_of(self.spec)
+        kinds = {"causal": (LlamaForCausalLM, 2), "value": (LlamaForTokenClassification, 1)}
+        self.models = {used.name: engine(*kinds[used.head], 0.01) for used in graph.trained}
+        self.initial = copy.deepcopy(self.models["policy"].unwrapped).eval()
+        self.op_ctx = OpContext(self.spec, settings_of(self.spec))
+        remote = {"score": score, "reference_logprobs": refer or self.reference}
+        parts = (self.ctx, graph, self.models, remote)
+        torch.manual_seed(0)
+        self.lines: list[dict[str, float]] = []
+        self.task: Any
+        if algorithm in ONLINE:
+            online = {"judge": None, "held_out": [], "averages": {}, "pretraining": None}
+            self.task = OnlineTask(*parts, rows or ROWS, self.op_ctx, fleet=fleet, **online)
+        else:
+            self.task = OfflineTask(*parts, rows or PAIRS, self.op_ctx)
+
+    def reference(self, sequences: Sequences, _rows: object) -> Tensor:
+        """Log-probabilities of the policy as it was at the start."""
+        sizes = sequences.response_lengths
+        return infer(self.initial, sequences, response_logprobs, sizes, token_budget=256, pad_token_id=257)
+
+    def steps(self, first: int, last: int) -> "Job":
+        for step in range(first, last):
+            self.task.publish(step)
+            metrics = self.task.collect(step)
+            self.lines.append(metrics | self.task.train(step))
+        return self
+
+    def snapshot(self, step: int) -> Snapshot:
+        return Snapshot(self.task, RANKS, step)
+
+    def restore(self, snapshot: Snapshot) -> "Job":
+        self.task.restore(snapshot)
+        restore_generators(RANKS, snapshot.generators)
+        return self
+
+    def weights(self) -> str:
+        digest = hashlib.sha256()
+        for model in self.models.values():
+            for _, tensor in model.named_tensors():
+                digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()
+
+    def ledger(self) -> Any:
+        """The last one that the host heard of."""
+        return [told["ledger"] for told in self.told if "ledger" in told][-1]
+
+    def positions(self, name: str) -> list[int]:
+        """Of the ledger: `issued`, `returned`, `trained` or `filtered` prompts."""
+        return [p for low, high in self.task.state()["ledger"][name] for p in range(low, high)]
+
+
+def resumed_is_whole(make: Callable[[], Job], stop: int, end: int) -> Job:
+    """A run of `end` steps; a run that another process took over after `stop` of them has to equal it bit for bit."""
+    whole = make().steps(0, end)
+    cut = make().steps(0, stop).snapshot(stop)
+    after = make().steps(0, 1)  # whatever it was before, it is the snapshot's then
+    after.lines.clear()
+    after.restore(cut).steps(stop, end)
+    assert after.weights() == whole.weights()
+    assert after.task.state() == whole.task.state()
+    assert after.task.blobs() == whole.task.blobs()
+    untimed = [{k: v for k, v in line.items() if "seconds" not in k} for line in whole.lines]
+    assert [{k: v for k, v in line.items() if "seconds" not in k} for line in after.lines] == untimed[stop:]
+    return whole

@@ -1,0 +1,109 @@
+"""A stop while others work on a step: as if the step had not begun, and nothing is lost or trained on twice."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.training.running import Job, low_tokens
+
+from rlhf_trainer.comms.roster import Stopped
+from rlhf_trainer.generation.arrivals import Answers
+from rlhf_trainer.generation.shared import generate_shared
+from rlhf_trainer.records import Sequences
+
+
+class Fleet:
+    """In place of the generators: the model itself answers, until the host stops the run."""
+
+    version = -1
+    stopping = False
+
+    def publish(self, version: int) -> None:
+        self.version = version
+
+    def answer(self, prompts: list[Any]) -> Answers:
+        if self.stopping:
+            raise Stopped("stopped while waiting for the generator")
+        model, ctx = self.job.models["policy"], self.job.ctx
+        return Answers(
+            generate_shared(model, ctx.ranks, ctx.tokenizer, prompts, ctx.spec.sampling, self.version)
+        )
+
+    job: Job
+
+
+def with_fleet() -> tuple[Job, Fleet]:
+    fleet = Fleet()
+    fleet.job = Job("grpo", "klCoefficient: 0", "spec.generator.sharedWithTrainer=false", fleet=fleet)
+    return fleet.job, fleet
+
+
+def test_a_stop_while_generating_puts_the_prompts_back():
+    job, fleet = with_fleet()
+    job.steps(0, 2)
+    before = job.task.state()
+    fleet.stopping = True
+    with pytest.raises(Stopped):
+        job.task.collect(2)
+    assert job.task.state() == before
+    told = job.ledger()
+    assert (told.issued, told.trained, told.lost) == (6, 6, 0), "of the second epoch"
+
+    after, _ = with_fleet()
+    after.restore(job.snapshot(2)).steps(2, 5)
+    assert after.positions("issued") == after.positions("trained") == list(range(40))
+    assert after.ledger().lost == 0
+
+
+@pytest.mark.parametrize("role", ["score", "refer"])
+def test_a_stop_while_a_role_is_awaited_puts_the_prompts_back(role):
+    stopping = False
+
+    def asked(*given: Any) -> torch.Tensor:
+        if stopping:
+            raise Stopped(f"stopped while waiting for the {role}")
+        return low_tokens(*given) if role == "score" else job.reference(*given)
+
+    settings = "klCoefficient: 0.1, klIn: reward, klTarget: 5.0"
+    job = Job("rloo", settings, **{role: asked})
+    job.steps(0, 2)
+    before = job.task.state()
+    stopping = True
+    with pytest.raises(Stopped):
+        job.task.collect(2)
+    assert job.task.state() == before
+    assert job.ledger().lost == 0
+    cut, stopping = job.snapshot(2), False
+    after = Job("rloo", settings).restore(cut).steps(2, 4)
+    assert after.positions("trained") == list(range(32))
+
+
+def test_a_stop_while_the_reference_is_awaited_leaves_out_no_row_of_a_dataset():
+    """The rows are taken again: those of a run that was never stopped."""
+    stopping = False
+    seen: list[Sequences] = []
+
+    def refer(sequences: Sequences, rows: Any) -> torch.Tensor:
+        if stopping:
+            raise Stopped("stopped while waiting for the reference")
+        seen.append(sequences)
+        return job.reference(sequences, rows)
+
+    job = Job("dpo", refer=refer)
+    job.steps(0, 2)
+    stopping = True
+    with pytest.raises(Stopped):
+        job.task.collect(2)
+    cut = job.snapshot(2)
+    assert cut.state["position"] == 16
+    stopping = False
+    resumed = Job("dpo", refer=refer).restore(cut).steps(2, 3)
+    whole = Job("dpo").steps(0, 3)
+    assert resumed.weights() == whole.weights()
+
+
+def test_rows_that_were_collected_and_not_trained_on_are_collected_again():
+    job = Job("dpo").steps(0, 1)
+    job.task.collect(1)
+    assert job.task.state()["position"] == 8
+    assert Job("dpo").restore(job.snapshot(1)).steps(1, 3).weights() == Job("dpo").steps(0, 3).weights()
