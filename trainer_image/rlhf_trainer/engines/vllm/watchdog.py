@@ -23,7 +23,8 @@ log = logging.getLogger("vllm.rlhf")
 
 POLL_SECONDS = 0.5
 LINGER_SECONDS = 5.0
-"""How long a server may outlast an engine that ended as it was told, at the server's own end on SIGTERM."""
+"""How long a server may outlast an engine that ended as it was told, at the server's own end on SIGTERM, or that is
+dead and has not said why yet."""
 EXIT_ENGINE_DEAD = 70
 """EX_SOFTWARE; also that of a worker whose swap to new weights failed."""
 FATAL = frozenset({"run_engine_core", "worker_main", "monitor_workers"})
@@ -61,7 +62,9 @@ def _watch(engine: Engine, processes: Iterable[EngineProcess], oom_kills: OomKil
         time.sleep(POLL_SECONDS)
         if dead_since is None and engine.errored:
             dead_since = time.monotonic()
-        late = dead_since is not None and time.monotonic() > dead_since + LINGER_SECONDS
+        late = dead_since is not None and (
+            time.monotonic() > dead_since + LINGER_SECONDS or termination.written()
+        )
         if cause := cause_of_death(processes, oom_kills.words(), late=late):
             log.critical("%s; this server ends", cause)
             termination.write(cause)
@@ -70,7 +73,7 @@ def _watch(engine: Engine, processes: Iterable[EngineProcess], oom_kills: OomKil
 
 def cause_of_death(processes: Iterable[EngineProcess], oom: str, *, late: bool) -> str:
     """Why the server must end now, empty where it need not. `oom`: what to say of a SIGKILL; `late`: the engine is
-    dead and there was time enough to end with it."""
+    dead, and has said why or its server had time enough to end with it."""
     for process in processes:
         if process.exitcode:
             return f"vLLM's process {process.name} (pid {process.pid}) {_end(process.exitcode)}" + (
@@ -101,7 +104,8 @@ def fatal(record: logging.LogRecord, oom: str) -> str:
     if error is not None:
         return f"{type(error).__name__}: {error}"
     killed = re.compile(rf"exit code: -{signal.SIGKILL:d}\b")
-    return killed.sub(f"SIGKILL{oom}", record.getMessage())
+    unknown = re.compile("exit code: None")  # vLLM asks a moment too early
+    return unknown.sub(rf"\g<0>{oom}", killed.sub(f"SIGKILL{oom}", record.getMessage()))
 
 
 def quote_causes() -> None:
