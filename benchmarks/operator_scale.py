@@ -35,13 +35,13 @@ from rlhf_api.crd import document
 from rlhf_api.manifest import parse
 from rlhf_api.run import replicas, roles_of
 from rlhf_operator.cluster.api import Api
+from rlhf_operator.cluster.manager import WORKERS
 from rlhf_operator.cluster.names import token_name
 from rlhf_operator.cluster.objects import companions, owned, token_secret
-from rlhf_operator.cluster.observed import Job
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import build_pod
-from rlhf_operator.cluster.process import WORKERS
 from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.snapshot import Job
 
 SETTINGS = Settings(trainer_image="trainer", token_key=TOKEN_KEY.encode())
 DEADLINE_SECONDS = 1200.0

@@ -13,8 +13,9 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig, command, replicas, roles_of
 from rlhf_api.status import JobStatus
 
-from .archive import opened, replay
-from .ending import FAILED, INTERRUPTED, ended, say
+from .archive import open_store, replay
+from .exit_reasons import missing_words
+from .exits import FAILED, INTERRUPTED, ended, say
 from .graph import command as graph
 from .local import gpus, workdir
 from .local.host import Host
@@ -24,7 +25,6 @@ from .local.processes import Command
 from .local.progress import display
 from .plan_table import plan_lines
 from .verbs.arguments import VERBS, add_verbs
-from .words import missing_words
 
 EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
 
         return run(options)
     if options.command == "replay":
-        return ended(lambda: opened.run(options))
+        return ended(lambda: open_store.run(options))
     if options.command == "graph":
         return ended(lambda: graph.run(options))
     return ended(lambda: _validate_or_run(options, make))

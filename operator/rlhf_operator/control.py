@@ -19,7 +19,7 @@ class Unreadable(RuntimeError):
     """The trainer answered, but not as agreed; the message says what."""
 
 
-class Control:
+class ControlClient:
     """One job's session for all roles; a role that does not answer in time is an ordinary result, not an error.
 
     What runs in a job's containers is not trusted: it cannot send this process elsewhere, nor fill its memory.

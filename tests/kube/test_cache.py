@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from rlhf_operator.cluster.cache import Cache, trimmed
-from rlhf_operator.cluster.observed import Pod
+from rlhf_operator.cluster.snapshot import Pod
 
 KEY = ("team", "ppo")
 

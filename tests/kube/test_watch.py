@@ -25,7 +25,7 @@ KINDS = ["RLHFJob", "Pod"]
 LABELS = {"app.kubernetes.io/managed-by": "rlhf-operator", "rlhf.dev/job": "ppo"}
 
 
-class Seen:
+class ProcessState:
     """What a watch told, by kind and name."""
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class Seen:
 @pytest.fixture
 def talk(
     control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[Api, Seen], Awaitable[None]]], None]:
+) -> Callable[[Callable[[Api, ProcessState], Awaitable[None]]], None]:
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
 
-    def run(body: Callable[[Api, Seen], Awaitable[None]]) -> None:
+    def run(body: Callable[[Api, ProcessState], Awaitable[None]]) -> None:
         async def main() -> None:
             async with asyncio.timeout(120), await Api.connect() as api:
-                await body(api, Seen())
+                await body(api, ProcessState())
 
         asyncio.run(main())
 
@@ -73,7 +73,7 @@ def pod(namespace: str, name: str, labels: dict[str, str]) -> dict:
 
 
 async def watching(
-    api: Api, namespace: str | None, seen: Seen, kinds: list[str] = KINDS
+    api: Api, namespace: str | None, seen: ProcessState, kinds: list[str] = KINDS
 ) -> tuple[Watch, asyncio.Task]:
     watch = await Watch.start(api, namespace, kinds, seen)
     return watch, asyncio.create_task(watch.failed())
@@ -89,7 +89,7 @@ async def ended(watch: Watch, failing: asyncio.Task) -> None:
 
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_all_there_is_and_what_happens_is_seen(talk, namespace, everywhere):
-    async def body(api: Api, seen: Seen) -> None:
+    async def body(api: Api, seen: ProcessState) -> None:
         made = await api.create(job(namespace, "there"))
         watch, failing = await watching(api, None if everywhere else namespace, seen)
         await seen.until("RLHFJob", "there")
@@ -144,7 +144,7 @@ def account(control_plane: Cluster, namespace: str, tmp_path: Path) -> Callable[
 def test_list_and_watch_are_all_it_needs(talk, namespace, account, monkeypatch, caplog, scope):
     kubeconfig = account(scope)
 
-    async def body(admin: Api, seen: Seen) -> None:
+    async def body(admin: Api, seen: ProcessState) -> None:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         async with await Api.connect() as api:
             where = None if scope == "everywhere" else namespace
@@ -164,7 +164,7 @@ def test_list_and_watch_are_all_it_needs(talk, namespace, account, monkeypatch, 
 
 
 def test_an_api_server_that_was_gone_is_watched_again(talk, namespace, own_control_plane: ControlPlane):
-    async def body(api: Api, seen: Seen) -> None:
+    async def body(api: Api, seen: ProcessState) -> None:
         watch, failing = await watching(api, namespace, seen)
         await api.create(job(namespace, "before"))
         await seen.until("RLHFJob", "before")
@@ -181,7 +181,7 @@ def test_an_api_server_that_was_gone_is_watched_again(talk, namespace, own_contr
 def test_a_kind_that_is_no_more_ends_the_watch(talk, namespace):
     """kopf would go on with a warning, and nothing would ever happen."""
 
-    async def body(api: Api, seen: Seen) -> None:
+    async def body(api: Api, seen: ProcessState) -> None:
         watch, failing = await watching(api, namespace, seen, ["RLHFJob", "Workload"])
         with pytest.raises(RuntimeError, match="can't watch RLHFJob, Workload"):
             await failing
@@ -219,7 +219,7 @@ def test_the_operator_waits_for_its_custom_resource(monkeypatch, caplog):
 
 
 def test_what_was_deleted_unseen_is_noticed(talk, namespace):
-    async def body(api: Api, _: Seen) -> None:
+    async def body(api: Api, _: ProcessState) -> None:
         cache = Cache()
         await api.create(job(namespace))
         for name in ("stays", "goes"):
@@ -239,7 +239,7 @@ def test_what_was_deleted_unseen_is_noticed(talk, namespace):
 
 
 def test_what_comes_while_a_sweep_lists_is_kept(talk, namespace):
-    async def body(api: Api, _: Seen) -> None:
+    async def body(api: Api, _: ProcessState) -> None:
         cache = Cache()
         listing = api.list
 

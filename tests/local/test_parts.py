@@ -17,11 +17,11 @@ from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_api.status import TrainerStatus
 from rlhf_operator.cli import main
-from rlhf_operator.decide import Ended, Finish, Seen
+from rlhf_operator.exit_reasons import cause, exit_words, telling_line
+from rlhf_operator.job_status import first_status, job_status
 from rlhf_operator.local.ports import assign, place
 from rlhf_operator.local.preflight import check_files
-from rlhf_operator.report import first_status, job_status
-from rlhf_operator.words import cause, exit_words, telling_line
+from rlhf_operator.restart_policy import Ended, Finish, ProcessState
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -106,14 +106,14 @@ def test_the_cause_is_quoted_and_not_what_followed(message: str, log: str, silen
 
 def test_status_follows_what_is_seen() -> None:
     spec = job().spec
-    seen = [Seen(role, 0) for role in Role]
+    seen = [ProcessState(role, 0) for role in Role]
     status = job_status(spec, seen, {}, None, before=first_status(spec, None), now=NOW)
     assert (status.phase, status.start_time, status.estimated_end) == (
         "Pending",
         "2026-01-01T00:00:00Z",
         None,
     )
-    seen = [Seen(role, 0, started=1.0, ready=role is not Role.REWARD) for role in Role]
+    seen = [ProcessState(role, 0, started=1.0, ready=role is not Role.REWARD) for role in Role]
     later = NOW + datetime.timedelta(seconds=5)
     status = job_status(
         spec, seen, {}, TrainerStatus(activity="starting", totalSteps=4), before=status, now=later
@@ -124,13 +124,13 @@ def test_status_follows_what_is_seen() -> None:
     assert condition.last_transition_time == "2026-01-01T00:00:00Z"  # it has been False all along
 
     trainer = TrainerStatus(activity="training", totalSteps=4, step=1, secondsPerStep=10.0, rewardMean=0.5)
-    up = [Seen(role, 0, started=1.0, ready=True) for role in Role]
+    up = [ProcessState(role, 0, started=1.0, ready=True) for role in Role]
     status = job_status(spec, up, {Role.REWARD: 1}, trainer, before=status, now=later)
     assert (status.phase, status.reward, status.estimated_end) == ("Running", 0.5, "2026-01-01T00:00:35Z")
     assert status.conditions[0].last_transition_time == "2026-01-01T00:00:05Z"
     assert status.roles[Role.REWARD].restarts == 1
 
-    gone = [Seen(role, 0, started=1.0, ready=True, ended=Ended(9.0, 1, "x")) for role in Role]
+    gone = [ProcessState(role, 0, started=1.0, ready=True, ended=Ended(9.0, 1, "x")) for role in Role]
     finish = Finish("Failed", "NoCheckpoint", "y" * 3000)
     status = job_status(spec, gone, {}, None, before=status, now=later, finish=finish)
     assert (status.phase, status.step, status.reward, len(status.message)) == ("Failed", 1, 0.5, 1024)

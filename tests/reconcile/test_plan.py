@@ -5,8 +5,8 @@ from tests.reconcile.world import World, names, reasons, running
 
 from rlhf_api.status import JobStatus, TrainerStatus
 from rlhf_operator.cluster.plan import SIDECAR_SECONDS, SUSPEND_SECONDS
-from rlhf_operator.cluster.sight import LOST_SECONDS
-from rlhf_operator.decide import Finish
+from rlhf_operator.cluster.pod_groups import LOST_SECONDS
+from rlhf_operator.restart_policy import Finish
 
 TWO = "spec.trainer.replicas=2"
 

@@ -12,10 +12,10 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig, roles_of
 from rlhf_operator.cluster.objects import companions, owned, token, token_secret
-from rlhf_operator.cluster.observed import Job
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import build_pod
 from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.snapshot import Job
 
 SETTINGS = Settings(trainer_image="trainer:1", token_key=b"k" * 32, workspace_claim="shared")
 EVERYTHING = (

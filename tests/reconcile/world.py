@@ -12,13 +12,13 @@ from tests.api.manifests import document
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus, TrainerStatus
+from rlhf_operator.cluster.desired import active_config, wanted
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, ROLE, pod_name
-from rlhf_operator.cluster.observed import Job, Pod
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.plan import Observed, Plan, plan
 from rlhf_operator.cluster.refusal import leave_alone, refuse, reopened
 from rlhf_operator.cluster.settings import Defaults
-from rlhf_operator.cluster.wanted import active_config, wanted
+from rlhf_operator.cluster.snapshot import Job, Pod
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

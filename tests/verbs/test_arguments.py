@@ -9,8 +9,8 @@ from tests.api.manifests import document, job
 
 from rlhf_operator import cli
 from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.verbs.api_errors import explain, passing
 from rlhf_operator.verbs.arguments import VERBS, duration
-from rlhf_operator.verbs.failures import explain, passing
 from rlhf_operator.verbs.main import kubectl_main
 from rlhf_operator.verbs.submit import as_written
 

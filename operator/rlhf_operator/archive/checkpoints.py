@@ -4,10 +4,10 @@ import argparse
 import datetime
 import sys
 
-from ..ending import FAILED, Misuse, say
-from ..verbs.words import columns
-from . import opened
-from .opened import archive, package
+from ..exits import FAILED, Misuse, say
+from ..verbs.format import columns
+from . import open_store
+from .open_store import archive, package
 
 
 def ls(options: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     if options.store is None or options.name not in _VERBS:
         raise Misuse("`checkpoint NAME` asks a job, `checkpoint ls|verify|gc STORE` looks into a store")
     options.does = _VERBS[options.name]
-    return opened.run(options)
+    return open_store.run(options)
 
 
 def _damaged() -> type[Exception]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.replay import EPISODES
 
-from ..verbs.words import columns, one_line
-from .opened import newest, package
+from ..verbs.format import columns, one_line
+from .open_store import newest, package
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot

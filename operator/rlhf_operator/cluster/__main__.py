@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from . import logs, probes, webhook
 from .api import Api
 from .cache import Cache
-from .process import Process
+from .manager import Process
 from .reconcile import Reconciler
 from .recorder import Recorder
 from .settings import Settings

@@ -10,12 +10,12 @@ from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, TrainerStatus
 
-from ..decide import Finish, Seen
-from ..report import condition, job_status, time_text, with_times
+from ..job_status import condition, job_status, time_text, with_times
+from ..restart_policy import Finish, ProcessState
+from .desired import Desired
 from .names import role_labels, selector
-from .observed import Job, Pod
-from .sight import lost
-from .wanted import Wanted
+from .pod_groups import lost
+from .snapshot import Job, Pod
 
 SILENT_SECONDS = 30.0
 """A trainer that does not answer for so long is told of."""
@@ -34,9 +34,9 @@ class Event:
 
 def describe(
     job: Job,
-    wanted: Wanted,
+    wanted: Desired,
     before: JobStatus,
-    processes: Sequence[Seen],
+    processes: Sequence[ProcessState],
     restarts: Mapping[Role, int],
     trainer: TrainerStatus | None,
     cluster: ClusterStatus,
@@ -58,8 +58,8 @@ def describe(
     phase = finish.phase if finish else _phase(status.phase, before, processes, trainer, creating)
     if suspending:
         phase = before.phase  # its trainer may have ended already, and starts nothing
-    trouble = _trouble(pods, refused)
-    message = "suspending: waits for a checkpoint" if suspending else _join(status.message, trouble)
+    waiting_reason = _waiting_reason(pods, refused)
+    message = "suspending: waits for a checkpoint" if suspending else _join(status.message, waiting_reason)
     generators = 0 if finish else sum(pod.role is Role.GENERATOR and pod.ended is None for pod in pods)
     has_generators = Role.GENERATOR in roles_of(spec)
     stamp = time_text(now)
@@ -83,11 +83,15 @@ def describe(
             "conditions": with_times(conditions, before.conditions),
         }
     )
-    return status, tuple(_events(before, status, finish, wanted, trouble, processes, resumed=resumed))
+    return status, tuple(_events(before, status, finish, wanted, waiting_reason, processes, resumed=resumed))
 
 
 def _phase(
-    phase: Phase, before: JobStatus, processes: Sequence[Seen], trainer: TrainerStatus | None, creating: int
+    phase: Phase,
+    before: JobStatus,
+    processes: Sequence[ProcessState],
+    trainer: TrainerStatus | None,
+    creating: int,
 ) -> Phase:
     if phase == "Pending" and creating:
         return "Provisioning"
@@ -97,10 +101,12 @@ def _phase(
     return phase
 
 
-def _trouble(pods: Sequence[Pod], refused: Finish | str | None) -> str:
+def _waiting_reason(pods: Sequence[Pod], refused: Finish | str | None) -> str:
     if isinstance(refused, str):
         return refused
-    troubled = [f"{pod.name}: {pod.trouble}" for pod in pods if pod.trouble and pod.ended is None]
+    troubled = [
+        f"{pod.name}: {pod.waiting_reason}" for pod in pods if pod.waiting_reason and pod.ended is None
+    ]
     more = f" (and {len(troubled) - 1} more)" if len(troubled) > 1 else ""
     return troubled[0] + more if troubled else ""
 
@@ -112,7 +118,7 @@ def _join(*parts: str) -> str:
 def _scheduled(pods: Sequence[Pod], refused: Finish | str | None, stamp: str) -> Condition:
     if isinstance(refused, str):
         return condition("PodsScheduled", "False", "PodsRefused", refused, stamp)
-    waiting = [pod for pod in pods if not pod.placed and pod.ended is None]
+    waiting = [pod for pod in pods if not pod.scheduled and pod.ended is None]
     if waiting:
         reason, message = _unplaced(pods, waiting)
         return condition("PodsScheduled", "False", reason, message, stamp)
@@ -121,7 +127,7 @@ def _scheduled(pods: Sequence[Pod], refused: Finish | str | None, stamp: str) ->
 
 def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod]) -> tuple[str, str]:
     """Two jobs, each with a part of its pods placed, may wait for each other for ever."""
-    holding, why = [pod for pod in pods if pod.node and pod.ended is None], _trouble(waiting, None)
+    holding, why = [pod for pod in pods if pod.node and pod.ended is None], _waiting_reason(waiting, None)
     if not holding:
         return "Unschedulable", why
     advice = "set spec.scheduling.gang, or spec.scheduling.preRunningDeadlineSeconds to let go of them"
@@ -141,11 +147,11 @@ def _stalled(
     if isinstance(refused, str):
         return condition("Stalled", "True", "PodsRefused", refused, stamp)
     living = [pod for pod in pods if pod.ended is None]
-    if waiting := [pod for pod in living if not pod.placed]:
+    if waiting := [pod for pod in living if not pod.scheduled]:
         return condition("Stalled", "True", *_unplaced(living, waiting), stamp)
-    for pod in (pod for pod in living if pod.trouble):
-        reason = (pod.trouble or "").partition(":")[0]
-        return condition("Stalled", "True", reason, _trouble([pod], None), stamp)
+    for pod in (pod for pod in living if pod.waiting_reason):
+        reason = (pod.waiting_reason or "").partition(":")[0]
+        return condition("Stalled", "True", reason, _waiting_reason([pod], None), stamp)
     return condition("Stalled", "False", "NotStalled", "", stamp)
 
 
@@ -161,17 +167,17 @@ def _events(
     before: JobStatus,
     status: JobStatus,
     finish: Finish | None,
-    wanted: Wanted,
-    trouble: str,
-    processes: Sequence[Seen],
+    wanted: Desired,
+    waiting_reason: str,
+    processes: Sequence[ProcessState],
     *,
     resumed: bool,
 ) -> list[Event]:
     found = list[Event]()
     if wanted.ignored:
         found.append(Event("Warning", "SpecChangeIgnored", wanted.ignored))
-    if trouble:
-        found.append(Event("Warning", "PodsWaiting", trouble))
+    if waiting_reason:
+        found.append(Event("Warning", "PodsWaiting", waiting_reason))
     for process in processes:
         earlier = before.roles.get(process.role)
         if process.ended and earlier and status.roles[process.role].restarts > earlier.restarts:

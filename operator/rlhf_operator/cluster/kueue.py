@@ -11,9 +11,9 @@ from typing import Any, Literal
 from rlhf_api.run import replicas, roles_of
 
 from .names import common_labels
-from .observed import Job
 from .pinned import Pinned
 from .pod import build_pod
+from .snapshot import Job
 
 Body = dict[str, Any]
 

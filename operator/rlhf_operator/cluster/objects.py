@@ -6,9 +6,9 @@ from typing import Any
 
 from .gangs import GANGS
 from .names import OPERATOR, common_labels, service_name, token_name
-from .observed import Job
 from .pinned import Pinned
 from .pod import PORT
+from .snapshot import Job
 
 Body = dict[str, Any]
 

@@ -10,13 +10,13 @@ from rlhf_api.run import Membership
 from rlhf_api.status import ClusterStatus, JobStatus, RestartWindow, TrainerStatus
 
 from ..budget import Restarts, one_more, totals
-from ..decide import Finish, Kill, Seen, Start, decide
-from ..report import first_status, time_text
+from ..job_status import first_status, time_text
+from ..restart_policy import Finish, Kill, ProcessState, Start, decide
 from .conditions import Event, describe
+from .desired import Desired
 from .kueue import Quota
-from .observed import Job, Pod, seconds
-from .sight import Sight, lost, membership, seen, sort, stuck
-from .wanted import Wanted
+from .pod_groups import PodGroups, lost, membership, seen, sort, stuck
+from .snapshot import Job, Pod, seconds
 
 POLL_SECONDS = 5.0
 """Between two looks at a running job."""
@@ -33,7 +33,7 @@ class Observed:
     """Everything that decisions about a job are made on."""
 
     job: Job
-    wanted: Wanted
+    wanted: Desired
     pods: Sequence[Pod]
     trainer: TrainerStatus | None = None
     """The last report of the present trainer."""
@@ -185,7 +185,7 @@ def _stamp(at: float) -> str:
     return time_text(datetime.datetime.fromtimestamp(at, datetime.UTC))
 
 
-def _occupying(sight: Sight, start: Start) -> list[Pod]:
+def _occupying(sight: PodGroups, start: Start) -> list[Pod]:
     """The pods that are in the way of new ones: their names are taken. Trainers start all together or not at all."""
     if start.role is Role.TRAINER:
         return sight.of(Role.TRAINER)
@@ -196,8 +196,8 @@ def _suspend(
     observed: Observed,
     before: JobStatus,
     cluster: ClusterStatus,
-    sight: Sight,
-    processes: Sequence[Seen],
+    sight: PodGroups,
+    processes: Sequence[ProcessState],
     now: datetime.datetime,
 ) -> Plan:
     """The trainer saves itself and ends, while the others still serve it; then every pod goes."""
@@ -319,9 +319,9 @@ def _end(pod: Pod, grace: int | None = None) -> Deletion:
     return Deletion(pod.name, pod.uid, grace)
 
 
-def _deletions(wanted: Sequence[Deletion], sight: Sight, now: datetime.datetime) -> tuple[Deletion, ...]:
+def _deletions(wanted: Sequence[Deletion], sight: PodGroups, now: datetime.datetime) -> tuple[Deletion, ...]:
     """Those not under way already, and those given up."""
-    going = {pod.uid: pod.gone_by for pod in sight.pods if pod.gone_by is not None}
+    going = {pod.uid: pod.deletion_deadline for pod in sight.pods if pod.deletion_deadline is not None}
     new = {deletion.uid: deletion for deletion in wanted if deletion.uid not in going}
     given_up = [Deletion(pod.name, pod.uid, 0) for pod in sight.pods if lost(pod, now.timestamp())]
     return (*new.values(), *given_up)

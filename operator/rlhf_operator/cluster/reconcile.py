@@ -12,24 +12,24 @@ from typing import Any, TypeVar
 from rlhf_api.problems import InvalidJob
 from rlhf_api.status import JobStatus
 
-from ..decide import Finish
-from ..report import worth_writing
+from ..job_status import worth_writing
+from ..restart_policy import Finish
 from .api import Api, ApiError, Body, Key
 from .cache import COMPANIONS, Cache
 from .conditions import Event
+from .desired import Desired, active_config, wanted
 from .kueue import quota, workload
 from .names import pod_name, token_name
 from .objects import companions, owned, token_secret
-from .observed import Job, Pod
 from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of_0_1, shows_defaults
 from .plan import POLL_SECONDS, NewPod, Observed, Plan, plan
 from .pod import build_pod
 from .recorder import Recorder
 from .refusal import leave_alone, refuse, reopened
 from .settings import Settings
+from .snapshot import Job, Pod
 from .telemetry import Telemetry
-from .trainers import Trainers
-from .wanted import Wanted, active_config, wanted
+from .trainer_client import TrainerClient
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,8 +48,8 @@ class Reconciler:
     ) -> None:
         self._settings, self._api, self._cache = settings, api, cache
         self._recorder, self._telemetry = recorder, telemetry
-        self._trainers = Trainers(settings.token_key)
-        self._kept: dict[Key, tuple[tuple[str, int, str | None], Wanted]] = {}
+        self._trainers = TrainerClient(settings.token_key)
+        self._kept: dict[Key, tuple[tuple[str, int, str | None], Desired]] = {}
         self._applied: dict[Key, tuple[Pinned, list[tuple[str, Key, str]]]] = {}
         self._refused: dict[Key, Finish | str] = {}
         self._written: dict[Key, float] = {}
@@ -96,7 +96,7 @@ class Reconciler:
         again = POLL_SECONDS if told else RETRY_SECONDS
         return max(again, len(self._cache.keys()) / JOBS_PER_POLL_SECOND)
 
-    async def _carry_out(self, key: Key, job: Job, want: Wanted, pods: list[Pod], todo: Plan) -> bool:
+    async def _carry_out(self, key: Key, job: Job, want: Desired, pods: list[Pod], todo: Plan) -> bool:
         """The status says first what is about to happen: whatever is cut short is then made good, never done twice.
 
         Whether the trainer knows who serves it.
@@ -132,7 +132,7 @@ class Reconciler:
             await self._record(job, event)
         return todo.again
 
-    async def _wanted(self, key: Key, job: Job, pods: list[Pod]) -> Wanted:
+    async def _wanted(self, key: Key, job: Job, pods: list[Pod]) -> Desired:
         """Worked out once for each change of the spec: checking one takes longer than all else that is decided."""
         basis = (job.uid, job.generation, active_config(job))
         kept = self._kept.get(key)
@@ -223,7 +223,7 @@ class Reconciler:
             if error.status != 409:  # there already, and the same for ever
                 raise
 
-    async def _line_up(self, job: Job, want: Wanted, todo: Plan) -> None:
+    async def _line_up(self, job: Job, want: Desired, todo: Plan) -> None:
         if todo.queue == "leave":
             await self._api.delete("Workload", job.namespace, job.name)
         elif todo.queue == "enter":
@@ -244,7 +244,7 @@ class Reconciler:
                 self._refused[key] = f"pods are not made: {error}"
             raise
 
-    async def _create_pod(self, job: Job, want: Wanted, new: NewPod) -> None:
+    async def _create_pod(self, job: Job, want: Desired, new: NewPod) -> None:
         pinned = want.pinned
         body = build_pod(
             pinned.config,

@@ -11,10 +11,10 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
 from rlhf_api.status import JobStatus
 
-from ..report import condition, time_text, with_times
+from ..job_status import condition, time_text, with_times
 from .conditions import LONGEST, Event
-from .observed import Job, Pod
 from .plan import POLL_SECONDS, Deletion, Plan
+from .snapshot import Job, Pod
 
 _REFUSED = "ValidationFailed"
 
@@ -39,7 +39,7 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
     living = [pod for pod in pods if not pod.over]
     return Plan(
         status=before,
-        delete=tuple(Deletion(pod.name, pod.uid) for pod in living if pod.gone_by is None),
+        delete=tuple(Deletion(pod.name, pod.uid) for pod in living if pod.deletion_deadline is None),
         events=events,
         again=POLL_SECONDS if living else None,
     )

@@ -14,7 +14,7 @@ from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob, Problem, from_pydantic, suggestion
 from rlhf_api.spec import Spec
 
-from ..ending import say
+from ..exits import say
 from .drawing import Drawing, drawing
 from .mermaid import mermaid
 from .picture import write_png

@@ -20,9 +20,9 @@ from rlhf_api.run import (
 from rlhf_api.status import JobStatus
 
 from ..budget import Restarts, one_more, totals
-from ..control import Control
-from ..decide import Finish, Kill, Start, decide
-from ..report import first_status, job_status
+from ..control import ControlClient
+from ..job_status import first_status, job_status
+from ..restart_policy import Finish, Kill, Start, decide
 from . import workdir
 from .metrics import Metrics
 from .processes import Command, Supervised
@@ -71,7 +71,7 @@ class Host:
         workdir.write(self.folder / workdir.CONFIG, self.config)
         finish = Finish("Failed", "LauncherError", "the launcher itself failed")
         try:
-            async with Control(self._token) as control:
+            async with ControlClient(self._token) as control:
                 finish = await self._loop(control)
         finally:
             await stop_all(self.processes, impatient=lambda: self._stops > 1)
@@ -80,7 +80,7 @@ class Host:
             self._tell(finish)
         return self.status
 
-    async def _loop(self, control: Control) -> Finish:
+    async def _loop(self, control: ControlClient) -> Finish:
         while not self._stops:
             await self._observe(control)
             if message := remaining(self.processes):
@@ -100,7 +100,7 @@ class Host:
             await self._pause()
         return await self._stop(control)
 
-    async def _observe(self, control: Control) -> None:
+    async def _observe(self, control: ControlClient) -> None:
         for process in newly_ended(self.processes):
             if not _as_it_should(process):
                 self.display.event(f"{process.process.name} {process.ended.reason if process.ended else ''}")
@@ -134,7 +134,7 @@ class Host:
     def _named(self, role: Role, index: int) -> Supervised:
         return next(p for p in self.processes if (p.process.role, p.process.index) == (role, index))
 
-    async def _stop(self, control: Control) -> Finish:
+    async def _stop(self, control: ControlClient) -> Finish:
         """Ask the trainer for a checkpoint and its end; give it a while, unless asked to stop again."""
         if await self.trainer.ask_to_stop(control):
             self.display.event("stopping after a checkpoint (Ctrl-C again to stop at once)")

@@ -16,8 +16,8 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, command, environment, replicas, roles_of
 from rlhf_api.spec import Spec
 
-from ..decide import Ended, Seen
-from ..words import cause, exit_words
+from ..exit_reasons import cause, exit_words
+from ..restart_policy import Ended, ProcessState
 from . import gpus, reaper
 
 Command = Callable[[RunConfig, Process, str], list[str]]
@@ -54,8 +54,8 @@ class Supervised:
     def running(self) -> bool:
         return self.started is not None and self.ended is None
 
-    def seen(self) -> Seen:
-        return Seen(self.process.role, self.process.index, self.started, self.ready, self.ended)
+    def seen(self) -> ProcessState:
+        return ProcessState(self.process.role, self.process.index, self.started, self.ready, self.ended)
 
     def start(self, config: RunConfig, config_file: Path, token: str, make: Command = command) -> None:
         """Start it (again). Raises OSError where the machine refuses a process."""

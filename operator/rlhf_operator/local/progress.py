@@ -7,7 +7,7 @@ from typing import Any, Protocol, TextIO
 
 from rlhf_api.status import JobStatus
 
-from ..ending import say
+from ..exits import say
 from .figures import step_line, time_left
 from .screen import Screen
 

@@ -6,7 +6,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership
 from rlhf_api.status import CheckpointStatus, TrainerStatus
 
-from ..control import Control, Unreadable
+from ..control import ControlClient, Unreadable
 from .processes import Supervised
 from .progress import Display
 
@@ -28,7 +28,7 @@ class Trainer:
     def answers(self) -> bool:
         return self.process.running and self.process.ready
 
-    async def read(self, control: Control) -> None:
+    async def read(self, control: ControlClient) -> None:
         """Ask for its status; the last one stands where it does not answer in time."""
         if not self.process.running:
             self.status = None
@@ -44,7 +44,7 @@ class Trainer:
             self._checkpoint = self.status.last_checkpoint
             self._display.event(f"checkpoint of step {self.status.last_checkpoint.step}")
 
-    async def tell_members(self, control: Control, processes: Sequence[Supervised]) -> None:
+    async def tell_members(self, control: ControlClient, processes: Sequence[Supervised]) -> None:
         """Tell it who serves it, unless it knows; one that was started again knows nothing."""
         members = tuple(
             Member(role=p.process.role, name=p.process.name, uid=p.uid, address=p.address)
@@ -55,6 +55,6 @@ class Trainer:
         if self.answers and wanted != self._told and await control.members(self.process.address, wanted[1]):
             self._told = wanted
 
-    async def ask_to_stop(self, control: Control) -> bool:
+    async def ask_to_stop(self, control: ControlClient) -> bool:
         """Whether it is up and will stop after a checkpoint."""
         return self.answers and await control.stop(self.process.address)

@@ -9,11 +9,11 @@ from rich.text import Text
 from rlhf_api.status import CheckpointStatus, JobStatus
 
 from ..cluster.names import CHECKPOINT
-from ..ending import Failure
+from ..exits import Failure
+from .client import Session
+from .format import span, state
 from .jobs import find, looks, over, status_of
-from .session import Session
 from .terminal import Changing, put
-from .words import span, state
 
 
 async def checkpoint(session: Session, options: argparse.Namespace) -> int:

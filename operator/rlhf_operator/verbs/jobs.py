@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from rlhf_api.status import JobStatus
 
 from ..cluster.api import ApiError, Body
-from ..cluster.observed import Job
-from ..ending import Failure
-from .failures import passing
-from .session import Session
+from ..cluster.snapshot import Job
+from ..exits import Failure
+from .api_errors import passing
+from .client import Session
 
 POLL_SECONDS = 1.0
 _OUTAGE_SECONDS = 300.0

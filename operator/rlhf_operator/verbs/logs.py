@@ -11,13 +11,13 @@ from rlhf_api.roles import Role
 
 from ..cluster.api import ApiError, Body
 from ..cluster.names import INDEX, JOB, ROLE
-from ..ending import Failure
-from .failures import passing
+from ..exits import Failure
+from .api_errors import passing
+from .client import Session
+from .format import state
 from .jobs import POLL_SECONDS, find, looks, over, status_of
-from .lines import Reading
-from .session import Session
+from .log_reader import Reading
 from .terminal import put
-from .words import state
 
 CONTAINER = "role"
 _COLOURS = (36, 33, 32, 35, 34, 31)

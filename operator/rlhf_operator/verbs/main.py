@@ -8,14 +8,14 @@ from rlhf_api.manifest import load
 
 from ..archive import checkpoints
 from ..cluster.api import ApiError
-from ..ending import Failure, Misuse, ended
+from ..exits import Failure, Misuse, ended
+from .api_errors import explain
 from .arguments import add_verbs
 from .checkpoint import checkpoint
-from .failures import explain
+from .client import Session
 from .kubeconfig import locate
 from .logs import logs
 from .scale import scale
-from .session import Session
 from .status import status
 from .submit import submit
 from .suspend import resume, suspend

@@ -8,9 +8,9 @@ from rlhf_api.manifest import from_cluster
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 
-from ..ending import Failure
+from ..exits import Failure
+from .client import Session
 from .jobs import find, over, status_of
-from .session import Session
 from .terminal import put
 
 

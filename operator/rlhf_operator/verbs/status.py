@@ -8,13 +8,13 @@ import sys
 from rich.text import Text
 
 from ..cluster.api import ApiError, Body
-from ..cluster.observed import Job
-from .failures import passing
+from ..cluster.snapshot import Job
+from .api_errors import passing
+from .client import Session
+from .format import change, columns, one_line
 from .jobs import check_served, find, looks, over, status_of
-from .page import page
-from .session import Session
+from .status_view import page
 from .terminal import Changing, put
-from .words import change, columns, one_line
 
 
 async def status(session: Session, options: argparse.Namespace) -> int:

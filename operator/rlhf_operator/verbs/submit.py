@@ -10,9 +10,9 @@ from rlhf_api.manifest import RLHFJob
 from rlhf_api.status import JobStatus
 
 from ..cluster.api import ApiError, Body
-from ..ending import Failure, Misuse
+from ..exits import Failure, Misuse
+from .client import Session
 from .jobs import check_served, over, status_of
-from .session import Session
 from .terminal import put
 
 

@@ -7,11 +7,11 @@ from rich.text import Text
 
 from rlhf_api.status import JobStatus, Phase
 
-from ..ending import Failure
+from ..exits import Failure
+from .client import Session
+from .format import span, state
 from .jobs import find, looks, over, status_of
-from .session import Session
 from .terminal import Changing, put
-from .words import span, state
 
 
 async def suspend(session: Session, options: argparse.Namespace) -> int:

@@ -11,10 +11,10 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Membership
 from rlhf_api.status import TrainerStatus
 
-from ..control import Control, Unreadable
+from ..control import ControlClient, Unreadable
 from .objects import token
-from .observed import Job, Pod
 from .pod import PORT
+from .snapshot import Job, Pod
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class _Known:
     complaint: str = ""
 
 
-class Trainers:
+class TrainerClient:
     """Remembers each job's trainer only as long as that pod lives; all of it can be asked for again.
 
     Reports are asked for beside the looks at jobs, by a pool of their own, and nothing else is said to a trainer that
@@ -88,7 +88,7 @@ class Trainers:
 
     async def _ask(self, job: Job, first: Pod, known: _Known) -> None:
         try:
-            async with self._pool, Control(token(self._key, job), self._reports) as control:
+            async with self._pool, ControlClient(token(self._key, job), self._reports) as control:
                 status, complaint = await control.status(_address(first)), ""
         except Unreadable as error:
             status, complaint = None, str(error)
@@ -138,8 +138,8 @@ class Trainers:
             return None
         return first if first.up and first.serving and known.status and not known.unanswered else None
 
-    def _control(self, job: Job) -> Control:
-        return Control(token(self._key, job), self._orders)
+    def _control(self, job: Job) -> ControlClient:
+        return ControlClient(token(self._key, job), self._orders)
 
 
 def _first(pods: list[Pod]) -> Pod | None:

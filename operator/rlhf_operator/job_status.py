@@ -1,4 +1,4 @@
-"""A job's status from what is seen of it; pure."""
+"""Builds a job's status from process states and the trainer's report; pure."""
 
 import datetime
 import math
@@ -10,7 +10,7 @@ from rlhf_api.run import replicas, roles_of
 from rlhf_api.spec import Spec
 from rlhf_api.status import Condition, JobStatus, Phase, RoleStatus, TrainerStatus
 
-from .decide import Finish, Seen
+from .restart_policy import Finish, ProcessState
 
 STARTING = "starting"
 """The trainer's activity until its first step."""
@@ -23,7 +23,7 @@ _FORESEEABLE = 10 * 365 * 86400.0
 
 def job_status(
     spec: Spec,
-    seen: Sequence[Seen],
+    seen: Sequence[ProcessState],
     restarts: Mapping[Role, int],
     trainer: TrainerStatus | None,
     *,
@@ -126,14 +126,14 @@ def _ready_text(role: RoleStatus | None) -> str:
     return f"{role.ready}/{role.desired}" if role else ""
 
 
-def _phase(seen: Sequence[Seen], trainer: TrainerStatus | None) -> Phase:
+def _phase(seen: Sequence[ProcessState], trainer: TrainerStatus | None) -> Phase:
     if all(process.started is None for process in seen):
         return "Pending"
     return "Running" if trainer is not None and trainer.activity != STARTING else "Provisioning"
 
 
 def _role_status(
-    spec: Spec, role: Role, seen: Sequence[Seen], restarts: Mapping[Role, int], *, over: bool
+    spec: Spec, role: Role, seen: Sequence[ProcessState], restarts: Mapping[Role, int], *, over: bool
 ) -> RoleStatus:
     ready = 0 if over else sum(s.role is role and s.ready and s.ended is None for s in seen)
     return RoleStatus(desired=replicas(spec, role), ready=ready, restarts=restarts.get(role, 0))

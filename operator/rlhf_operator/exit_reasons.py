@@ -1,4 +1,4 @@
-"""How a process ended, and what became of a run's prompts, in words for people."""
+"""Exit codes, log excerpts and ledger counts in words for people."""
 
 import re
 import signal

@@ -17,11 +17,11 @@ from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
 from rlhf_operator.cluster import logs
-from rlhf_operator.cluster import process as module
+from rlhf_operator.cluster import manager as module
 from rlhf_operator.cluster.api import Api, ApiError, Key
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.lease import NAME, LeaseLost
-from rlhf_operator.cluster.process import Process
+from rlhf_operator.cluster.manager import Process
 from rlhf_operator.cluster.recorder import Recorder
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.telemetry import Telemetry

@@ -1,4 +1,4 @@
-"""What a job is to run: its spec as it stands, or, while its pods run another one, that one; pure."""
+"""The configuration to run: the job's spec, or while its pods run another one, that one; pure."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
 
-from .observed import Job
 from .pinned import Pinned, with_generators
 from .settings import Defaults
+from .snapshot import Job
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Desired:
     """A checked configuration, and what of the job's spec it leaves out."""
 
     pinned: Pinned
@@ -30,7 +30,7 @@ def active_config(job: Job) -> str | None:
     return status.cluster.config
 
 
-def wanted(job: Job, running: Pinned | None, defaults: Defaults) -> Wanted:
+def wanted(job: Job, running: Pinned | None, defaults: Defaults) -> Desired:
     """`running`: the content of `active_config`, where the job has one; `defaults`: the operator's now.
 
     Raises:
@@ -43,9 +43,9 @@ def wanted(job: Job, running: Pinned | None, defaults: Defaults) -> Wanted:
             raise
         suspend = job.body["spec"].get("suspend") is True if isinstance(job.body.get("spec"), dict) else False
         spec = running.config.spec.model_copy(update={"suspend": suspend})
-        return Wanted(running, spec, f"the spec is not valid and the job goes on as it was: {error}")
+        return Desired(running, spec, f"the spec is not valid and the job goes on as it was: {error}")
     if running is None:
-        return Wanted(Pinned.make(job.name, spec, defaults), spec)
+        return Desired(Pinned.make(job.name, spec, defaults), spec)
     running = running.scaled(spec.generator.replicas)
     kept = with_generators(running.config.spec, spec.generator.replicas).model_copy(
         update={
@@ -56,7 +56,7 @@ def wanted(job: Job, running: Pinned | None, defaults: Defaults) -> Wanted:
     )
     changed = ", ".join(_changed(kept, spec))
     reason = f"{changed} changed while the job runs; suspend and resume it to have that applied"
-    return Wanted(running, kept, reason if changed else None)
+    return Desired(running, kept, reason if changed else None)
 
 
 def _changed(old: Spec, new: Spec) -> list[str]:

@@ -1,4 +1,4 @@
-"""A job's pods sorted into the processes that decisions are made about; pure."""
+"""Groups a job's pods by role, index and attempt, and maps them to process states; pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,16 +8,16 @@ from rlhf_api.run import EXIT_SUSPENDED, Member, Membership, replicas, roles_of
 from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
-from ..decide import Ended, Seen
-from .observed import SIGTERMED, Pod, seconds
+from ..restart_policy import Ended, ProcessState
 from .pod import PORT
+from .snapshot import SIGTERMED, Pod, seconds
 
 LOST_SECONDS = 30.0
 """How long after its grace a pod may linger before it is given up."""
 
 
 @dataclass(frozen=True)
-class Sight:
+class PodGroups:
     """Every pod is in exactly one place."""
 
     current: Mapping[tuple[Role, int], Pod]
@@ -40,7 +40,7 @@ class Sight:
         return [pod for pod in self.pods if pod.role is role]
 
 
-def sort(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> Sight:
+def sort(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGroups:
     current: dict[tuple[Role, int], Pod] = {}
     counted, surplus = list[Pod](), list[Pod]()
     for pod in sorted(pods, key=lambda pod: pod.name):
@@ -50,7 +50,7 @@ def sort(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> Sight:
             surplus.append(pod)
         else:
             current[pod.role, pod.index] = pod
-    return Sight(current, tuple(counted), tuple(surplus))
+    return PodGroups(current, tuple(counted), tuple(surplus))
 
 
 def _wanted(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
@@ -59,7 +59,9 @@ def _wanted(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
     return pod.role in roles_of(spec) and pod.index < replicas(spec, pod.role)
 
 
-def seen(spec: Spec, sight: Sight, *, begun: bool, suspending: bool, last: float = 0.0) -> list[Seen]:
+def seen(
+    spec: Spec, sight: PodGroups, *, begun: bool, suspending: bool, last: float = 0.0
+) -> list[ProcessState]:
     """The job's processes; `begun`: the present attempt's trainer pods were made, so a missing one was taken away,
     after the `last` start at the earliest."""
     replaced = {(pod.role, pod.index): pod for pod in sight.counted}
@@ -69,19 +71,19 @@ def seen(spec: Spec, sight: Sight, *, begun: bool, suspending: bool, last: float
             pod, going = sight.current.get((role, index)), replaced.get((role, index))
             if pod is not None:
                 end = pod.ended if suspending or pod.ended is None else _not_suspended(pod.ended)
-                found.append(Seen(role, index, pod.started, pod.ready, end))
+                found.append(ProcessState(role, index, pod.started, pod.ready, end))
             elif going is not None:
-                found.append(Seen(role, index, going.started))
+                found.append(ProcessState(role, index, going.started))
             elif role is Role.TRAINER and begun:
-                found.append(Seen(role, index, 0.0, ended=_gone(sight, last)))
+                found.append(ProcessState(role, index, 0.0, ended=_gone(sight, last)))
             else:
-                found.append(Seen(role, index))
+                found.append(ProcessState(role, index))
     return found
 
 
 def stuck(
-    spec: Spec, processes: Sequence[Seen], sight: Sight, cluster: ClusterStatus, now: float
-) -> list[Seen]:
+    spec: Spec, processes: Sequence[ProcessState], sight: PodGroups, cluster: ClusterStatus, now: float
+) -> list[ProcessState]:
     """The trainers count as failed where they have made no step for too long."""
     limit = spec.trainer.progress_deadline_seconds
     begun = [s.started for s in processes if s.role is Role.TRAINER and s.started and s.ended is None]
@@ -97,10 +99,10 @@ def stuck(
 
 def lost(pod: Pod, now: float) -> bool:
     """Whether its kubelet should have ended it long ago: its node is gone, and the pod's name is needed."""
-    return pod.gone_by is not None and now > pod.gone_by + LOST_SECONDS
+    return pod.deletion_deadline is not None and now > pod.deletion_deadline + LOST_SECONDS
 
 
-def _gone(sight: Sight, last: float) -> Ended:
+def _gone(sight: PodGroups, last: float) -> Ended:
     """No sooner than its peers ended: who was taken away because they failed is not the first that failed."""
     others = [pod.ended.at for pod in sight.of(Role.TRAINER) if pod.ended]
     return Ended(max([last, *others]), SIGTERMED, "was deleted", disrupted=True)
@@ -113,7 +115,7 @@ def _not_suspended(ended: Ended) -> Ended:
     return replace(ended, code=SIGTERMED, reason="was stopped, after a checkpoint", disrupted=True)
 
 
-def membership(sight: Sight) -> Membership:
+def membership(sight: PodGroups) -> Membership:
     """Everyone who can serve the trainer; who is to go serves to the end of what it was asked."""
     staying = set(sight.current.values())
     members = [
@@ -124,7 +126,7 @@ def membership(sight: Sight) -> Membership:
             address=f"http://[{pod.address}]:{PORT}"
             if ":" in (pod.address or "")
             else f"http://{pod.address}:{PORT}",
-            draining=pod.gone_by is not None or pod not in staying,
+            draining=pod.deletion_deadline is not None or pod not in staying,
         )
         for pod in sight.pods
         if pod.role is not Role.TRAINER and pod.serving

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.cluster.observed import Job
-from rlhf_operator.ending import Failure
+from rlhf_operator.cluster.snapshot import Job
+from rlhf_operator.exits import Failure
+from rlhf_operator.verbs.format import age, change, columns, one_line, span
 from rlhf_operator.verbs.jobs import status_of
-from rlhf_operator.verbs.page import page
 from rlhf_operator.verbs.status import table
-from rlhf_operator.verbs.words import age, change, columns, one_line, span
+from rlhf_operator.verbs.status_view import page
 
 NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 RUNNING = {

@@ -1,4 +1,4 @@
-"""What to do next about a job's processes: a pure function of what is seen."""
+"""Start, kill and finish decisions for a job's processes, by restart budgets and failure rules; pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProcessState:
     """One process of a job as it is now; times are seconds on one monotonic clock."""
 
     role: Role
@@ -85,7 +85,7 @@ Action = Start | Kill | Finish
 
 def decide(
     spec: Spec,
-    seen: Sequence[Seen],
+    seen: Sequence[ProcessState],
     restarts: Mapping[Role, Restarts],
     *,
     now: float,
@@ -97,7 +97,7 @@ def decide(
     judged = [_judged(spec, s) for s in seen]
     if finishes := [j for j in judged if isinstance(j, _Verdict)]:
         return (min(finishes, key=lambda verdict: verdict.at).finish,)
-    processes = [j for j in judged if isinstance(j, Seen)]
+    processes = [j for j in judged if isinstance(j, ProcessState)]
     actions: list[Action] = []
     for role in Role:
         of_role = [s for s in processes if s.role is role]
@@ -117,7 +117,7 @@ class _Verdict:
     finish: Finish
 
 
-def _judged(spec: Spec, process: Seen) -> Seen | _Verdict:
+def _judged(spec: Spec, process: ProcessState) -> ProcessState | _Verdict:
     """The process as the first of its role's failure rules that fits would have it seen."""
     ended = process.ended
     if ended is None or (process.role is Role.TRAINER and ended.code in (0, EXIT_SUSPENDED)):
@@ -136,7 +136,7 @@ def _judged(spec: Spec, process: Seen) -> Seen | _Verdict:
     return process
 
 
-def _trainer_outcome(trainers: Sequence[Seen], now: float) -> Finish | None:
+def _trainer_outcome(trainers: Sequence[ProcessState], now: float) -> Finish | None:
     """The end of the job where the trainer ended as it should: done, or suspended on request."""
     ended = [s.ended for s in trainers if s.ended]
     if not ended or (len(ended) < len(trainers) and now < min(e.at for e in ended) + PEERS_SECONDS):
@@ -149,13 +149,13 @@ def _trainer_outcome(trainers: Sequence[Seen], now: float) -> Finish | None:
     return None
 
 
-def _first_failure(processes: Sequence[Seen]) -> tuple[Seen, Ended]:
+def _first_failure(processes: Sequence[ProcessState]) -> tuple[ProcessState, Ended]:
     """The process that failed first; one that ended with 0 or was suspended only followed it."""
     ended = [(s, s.ended) for s in processes if s.ended]
     return min(ended, key=lambda pair: (pair[1].code in (0, EXIT_SUSPENDED), pair[1].at, pair[1].disrupted))
 
 
-def _exhausted(spec: Spec, process: Seen, ended: Ended, restarts: Restarts) -> Finish | None:
+def _exhausted(spec: Spec, process: ProcessState, ended: Ended, restarts: Restarts) -> Finish | None:
     limit, window = budget(spec, process.role)
     if restarts.failures < limit or ended.disrupted:
         return None
@@ -166,7 +166,7 @@ def _exhausted(spec: Spec, process: Seen, ended: Ended, restarts: Restarts) -> F
     return Finish("Failed", "BackoffLimitExceeded", f"{process.name} {ended.reason} ({tried})")
 
 
-def _gang(spec: Spec, trainers: Sequence[Seen], restarts: Restarts, now: float) -> list[Action]:
+def _gang(spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:
     """The trainer's processes run together: all of them, or none."""
     fresh = tuple(s.index for s in trainers if s.started is None)
     if fresh:
@@ -186,7 +186,7 @@ def _gang(spec: Spec, trainers: Sequence[Seen], restarts: Restarts, now: float) 
     return [Start(Role.TRAINER, every, again=True, disrupted=ended.disrupted)]
 
 
-def _servers(spec: Spec, processes: Sequence[Seen], restarts: Restarts, now: float) -> list[Action]:
+def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:
     """A server stands alone: it is started again when it ends, whatever its exit code. When the budget is used up the
     job goes on for as long as another one of the role serves."""
     actions: list[Action] = []
@@ -209,7 +209,7 @@ def _due(spec: Spec, role: Role, restarts: Restarts, ended: float, now: float) -
     return now >= ended + restarts.pause(budget(spec, role)[0])
 
 
-def _late(spec: Spec, process: Seen, now: float) -> Kill | None:
+def _late(spec: Spec, process: ProcessState, now: float) -> Kill | None:
     limit: int = getattr(spec, process.role.value).startup_timeout_seconds
     if process.started is None or process.ready or process.ended or now < process.started + limit:
         return None

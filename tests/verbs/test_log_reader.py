@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_operator.verbs.lines import Reading
+from rlhf_operator.verbs.log_reader import Reading
 
 STAMP = "2026-01-01T12:00:00.5Z"
 

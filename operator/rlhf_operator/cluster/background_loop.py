@@ -1,4 +1,4 @@
-"""A second event loop, for what must not wait while the first has much to do."""
+"""Runs lease renewal on an event loop in a thread of its own, so that reconciles cannot delay it."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ T = TypeVar("T")
 _STOP_SECONDS = 5.0
 
 
-class Aside:
+class BackgroundLoop:
     """An event loop in a thread of its own, while this is entered."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from tests.api.manifests import job
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 from rlhf_operator.budget import Restarts
-from rlhf_operator.decide import Action, Ended, Finish, Kill, Seen, Start, decide
+from rlhf_operator.restart_policy import Action, Ended, Finish, Kill, ProcessState, Start, decide
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 NOW = 1000.0
@@ -24,32 +24,34 @@ def recent(failures: int, disruptions: int = 0) -> Restarts:
     return Restarts(failures, failures, disruptions, since=NOW - 100, last=NOW - 100)
 
 
-def up(role: Role, index: int = 0) -> Seen:
-    return Seen(role, index, started=0.0, ready=True)
+def up(role: Role, index: int = 0) -> ProcessState:
+    return ProcessState(role, index, started=0.0, ready=True)
 
 
-def new(role: Role, index: int = 0) -> Seen:
-    return Seen(role, index)
+def new(role: Role, index: int = 0) -> ProcessState:
+    return ProcessState(role, index)
 
 
-def starting(role: Role, since: float, index: int = 0) -> Seen:
-    return Seen(role, index, started=since)
+def starting(role: Role, since: float, index: int = 0) -> ProcessState:
+    return ProcessState(role, index, started=since)
 
 
-def ended(role: Role, code: int, at: float = 0.0, index: int = 0, ready: bool = True) -> Seen:
-    return Seen(role, index, started=0.0, ready=ready, ended=Ended(at, code, f"exited with code {code}: why"))
+def ended(role: Role, code: int, at: float = 0.0, index: int = 0, ready: bool = True) -> ProcessState:
+    return ProcessState(
+        role, index, started=0.0, ready=ready, ended=Ended(at, code, f"exited with code {code}: why")
+    )
 
 
 UP = (up(T), up(G, 0), up(G, 1), up(R), up(F))
 FAILED = "exited with code 1: why"
 
 
-def but(*changed: Seen) -> tuple[Seen, ...]:
+def but(*changed: ProcessState) -> tuple[ProcessState, ...]:
     by_name = {s.name: s for s in changed}
     return tuple(by_name.get(s.name, s) for s in UP)
 
 
-TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], Sequence[Action]]] = [
+TABLE: list[tuple[str, Spec, Sequence[ProcessState], Mapping[Role, int], Sequence[Action]]] = [
     (
         "everything is started at first",
         SPEC,
@@ -135,7 +137,7 @@ TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], Sequence[Action
     (
         "one that a rule counts is, whatever it was",
         RULES,
-        but(Seen(R, 0, 0.0, True, Ended(0.0, 143, "was evicted", disrupted=True, cause="Evicted"))),
+        but(ProcessState(R, 0, 0.0, True, Ended(0.0, 143, "was evicted", disrupted=True, cause="Evicted"))),
         {R: 3},
         (
             Finish(
@@ -149,14 +151,14 @@ TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], Sequence[Action
     (
         "a rule fails the job at once",
         RULES,
-        but(Seen(R, 0, 0.0, True, Ended(0.0, 137, "ran out of memory", cause="OOMKilled"))),
+        but(ProcessState(R, 0, 0.0, True, Ended(0.0, 137, "ran out of memory", cause="OOMKilled"))),
         {},
         (Finish("Failed", "FailureRule", "reward-0 ran out of memory (spec.reward.failureRules[0])"),),
     ),
     (
         "rules are their role's alone",
         RULES,
-        but(Seen(G, 0, 0.0, True, Ended(0.0, 137, "ran out of memory", cause="OOMKilled"))),
+        but(ProcessState(G, 0, 0.0, True, Ended(0.0, 137, "ran out of memory", cause="OOMKilled"))),
         {},
         (Start(G, (0,), True),),
     ),
@@ -219,7 +221,7 @@ TABLE: list[tuple[str, Spec, Sequence[Seen], Mapping[Role, int], Sequence[Action
     ids=[row[0] for row in TABLE],
 )
 def test_decisions(
-    spec: Spec, seen: Sequence[Seen], restarts: Mapping[Role, int], wanted: Sequence[Action]
+    spec: Spec, seen: Sequence[ProcessState], restarts: Mapping[Role, int], wanted: Sequence[Action]
 ) -> None:
     known = {role: recent(count) for role, count in restarts.items()}
     assert decide(spec, seen, known, now=NOW) == tuple(wanted)

@@ -1,4 +1,4 @@
-"""A job and its pods as the API server shows them, in the terms that decisions are made in; pure."""
+"""A job and its pods as read from the API server, typed for the planner; pure."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from rlhf_api.problems import from_pydantic
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
-from ..decide import Ended
-from ..words import exit_words, telling_line
+from ..exit_reasons import exit_words, telling_line
+from ..restart_policy import Ended
 from .names import ATTEMPT, CHECKPOINT, INDEX, QUEUE, ROLE
 
 Body = Mapping[str, Any]
@@ -44,8 +44,6 @@ class Job:
     namespace: str
     uid: str
     generation: int
-    going: bool
-    """It is being deleted."""
     queue: str | None
     """Of Kueue."""
     checkpoint: str | None
@@ -64,7 +62,6 @@ class Job:
             namespace=meta["namespace"],
             uid=meta["uid"],
             generation=meta.get("generation", 1),
-            going="deletionTimestamp" in meta,
             queue=meta.get("labels", {}).get(QUEUE),
             checkpoint=meta.get("annotations", {}).get(CHECKPOINT),
             status=status,
@@ -89,13 +86,13 @@ class Pod:
     """Its container has passed the startup probe."""
     ready: bool
     ended: Ended | None = None
-    gone_by: float | None = None
+    deletion_deadline: float | None = None
     """It is being deleted, and its kubelet ends it by then."""
     over: bool = False
     """None of its containers runs any more, and its resources are free; a sidecar may outlast the role's."""
-    trouble: str | None = None
+    waiting_reason: str | None = None
     """Why it does not get to run."""
-    placed: bool = True
+    scheduled: bool = True
     """Nobody says that no node was found for it."""
     node: str | None = None
 
@@ -112,7 +109,7 @@ class Pod:
         role_container = next((c for c in containers if c["name"] == "role"), {})
         conditions = {c["type"]: c for c in status.get("conditions", ())}
         running = role_container.get("state", {}).get("running")
-        placed = conditions.get("PodScheduled", {}).get("status") != "False"
+        scheduled = conditions.get("PodScheduled", {}).get("status") != "False"
         return cls(
             name=meta["name"],
             uid=meta["uid"],
@@ -124,10 +121,10 @@ class Pod:
             up=bool(role_container.get("started")),
             ready=conditions.get("Ready", {}).get("status") == "True",
             ended=_ended(meta, status, role_container, conditions),
-            gone_by=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+            deletion_deadline=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
             over=status.get("phase") in _OVER,
-            trouble=_trouble(status, conditions),
-            placed=placed,
+            waiting_reason=_waiting_reason(status, conditions),
+            scheduled=scheduled,
             node=body.get("spec", {}).get("nodeName"),
         )
 
@@ -176,7 +173,7 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
     )
 
 
-def _trouble(status: Body, conditions: Mapping[str, Body]) -> str | None:
+def _waiting_reason(status: Body, conditions: Mapping[str, Body]) -> str | None:
     """A reason, a colon and what is said of it."""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":

@@ -1,4 +1,4 @@
-"""What a command says, and how it ends."""
+"""Exit codes and error printing of the command line."""
 
 import io
 import os

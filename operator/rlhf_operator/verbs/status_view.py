@@ -9,10 +9,10 @@ from rich.text import Text
 from rlhf_api.roles import Role
 from rlhf_api.status import Condition, JobStatus
 
-from ..cluster.observed import Job
+from ..cluster.snapshot import Job
+from ..exit_reasons import ledger_words
 from ..local.figures import time_left
-from ..words import ledger_words
-from .words import age, checkpoint_words, columns, figures, one_line, state
+from .format import age, checkpoint_words, columns, figures, one_line, state
 
 Event = Mapping[str, Any]
 """A core/v1 Event."""

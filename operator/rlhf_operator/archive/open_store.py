@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_api.problems import InvalidJob, Problem
 
-from ..ending import Failure
+from ..exits import Failure
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Archive, Snapshot

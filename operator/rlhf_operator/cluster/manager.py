@@ -1,4 +1,5 @@
-"""One operator process: it stands by, leads and stops. What it can't do without ends it; its pod starts it again."""
+"""Runs one operator process: standby, leader election, workers, shutdown. An unrecoverable error exits; Kubernetes
+restarts the pod."""
 
 import asyncio
 import logging
@@ -9,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from . import resync
 from .api import Api, ApiError, Body, Key
-from .aside import Aside
+from .background_loop import BackgroundLoop
 from .cache import Cache
 from .lease import Lease
 from .logs import about
@@ -59,7 +60,7 @@ class Process:
     async def run(self) -> None:
         """Until SIGTERM; raises an ExceptionGroup with whatever else it ends of."""
         self._listen_to_signals()
-        async with Aside() as aside:
+        async with BackgroundLoop() as aside:
             try:
                 await self._lead_until_stopped(aside)
             except* _Stopped:
@@ -69,7 +70,7 @@ class Process:
                 await aside.run(self._lease.release())
                 await aside.run(self._lease_api.close())
 
-    async def _lead_until_stopped(self, aside: Aside) -> None:
+    async def _lead_until_stopped(self, aside: BackgroundLoop) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._until_stopped())
             await aside.run(self._lease.acquire())

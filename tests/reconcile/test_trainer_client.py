@@ -14,9 +14,9 @@ from tests.reconcile.world import START, T, World, new_pod, running
 from rlhf_api.run import CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, Membership
 from rlhf_api.status import TrainerStatus
 from rlhf_operator import control
-from rlhf_operator.cluster.observed import Job, Pod
-from rlhf_operator.cluster.trainers import Trainers
-from rlhf_operator.control import Control, Unreadable
+from rlhf_operator.cluster.snapshot import Job, Pod
+from rlhf_operator.cluster.trainer_client import TrainerClient
+from rlhf_operator.control import ControlClient, Unreadable
 
 REPORT = {"activity": "training", "step": 1, "totalSteps": 4}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -38,7 +38,7 @@ async def serving(handler: Handler, host: str = "127.0.0.1", port: int = 0) -> A
 
 def ask(handler: Handler) -> TrainerStatus | None:
     async def main() -> TrainerStatus | None:
-        async with asyncio.timeout(30), serving(handler) as url, Control("token") as client:
+        async with asyncio.timeout(30), serving(handler) as url, ControlClient("token") as client:
             return await client.status(url)
 
     return asyncio.run(main())
@@ -100,7 +100,7 @@ def test_a_redirect_is_not_followed():
             async def handler(request: web.Request) -> web.StreamResponse:
                 raise web.HTTPTemporaryRedirect(inside + request.path)
 
-            async with serving(handler) as url, Control("token") as client:
+            async with serving(handler) as url, ControlClient("token") as client:
                 assert await client.status(url) is None
                 assert not await client.stop(url)
                 assert not await client.members(url, Membership())
@@ -166,7 +166,7 @@ def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
             await asyncio.Event().wait()
             raise AssertionError
 
-        trainers = Trainers(b"k" * 32)
+        trainers = TrainerClient(b"k" * 32)
         async with (
             asyncio.timeout(20),
             serving(silent, "127.9.0.1", 8000),
@@ -174,7 +174,7 @@ def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
         ):
             dead, living = trainer_pod("127.9.0.1"), trainer_pod("127.9.0.2")
             for i in range(100):  # more than are asked at the same time
-                monkeypatch.setattr("rlhf_operator.cluster.trainers._PATIENCE_SECONDS", 0)
+                monkeypatch.setattr("rlhf_operator.cluster.trainer_client._PATIENCE_SECONDS", 0)
                 assert await trainers.read(job(f"dead-{i}"), [dead]) is None
             await trainers.stop(job("dead-0"), [dead])
             assert await trainers.tell(job("dead-0"), [dead], Membership())
@@ -182,7 +182,7 @@ def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
             assert set(asked) <= {CONTROL_STATUS}
             for i in range(100):
                 trainers.forget(f"dead-{i}")
-            monkeypatch.setattr("rlhf_operator.cluster.trainers._PATIENCE_SECONDS", 10)
+            monkeypatch.setattr("rlhf_operator.cluster.trainer_client._PATIENCE_SECONDS", 10)
             assert await trainers.read(job("living"), [living]) is not None
         await trainers.close()
 
@@ -197,7 +197,7 @@ def test_a_trainer_that_answers_is_asked_and_told_what_there_is_to_say():
             asked.append((request.method, request.path))
             return web.json_response(REPORT)
 
-        trainers = Trainers(b"k" * 32)
+        trainers = TrainerClient(b"k" * 32)
         async with asyncio.timeout(20), serving(handler, "127.9.0.3", 8000):
             pods = [trainer_pod("127.9.0.3")]
             while await trainers.read(job("a"), pods) is None:
