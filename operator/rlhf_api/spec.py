@@ -93,6 +93,8 @@ class Sampling(Frozen):
     min_new_tokens: int = Field(0, ge=0)
     """Above 0 the end token is banned until then, which the trainer's log-probabilities know nothing of."""
     max_new_tokens: Positive = 256
+    answer_end_id: int | None = Field(None, ge=0)
+    """A token that ends a response too, beside those of the tokenizer and of the policy's generation_config.json."""
     answers_per_prompt: Positive = 1
 
 

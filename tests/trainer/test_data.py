@@ -85,5 +85,11 @@ def test_a_prompt_without_tokens_is_the_jobs_mistake():
 )
 def test_end_tokens_are_the_tokenizers_and_those_that_the_model_repository_names(named, expected):
     assert TOKENIZER.eos_token_id == 256
-    assert end_tokens(TOKENIZER, GenerationConfig(eos_token_id=named)) == tuple(expected)
-    assert end_tokens(TOKENIZER, None) == (256,)
+    assert end_tokens(TOKENIZER, GenerationConfig(eos_token_id=named), Sampling()) == tuple(expected)
+    assert end_tokens(TOKENIZER, None, Sampling()) == (256,)
+
+
+def test_the_manifest_may_name_one_more_end_token():
+    assert end_tokens(TOKENIZER, None, Sampling(answerEndId=9)) == (256, 9)
+    with pytest.raises(InvalidJob, match=r"answerEndId: must be a token of the tokenizer, which has \d+; got 9999"):
+        end_tokens(TOKENIZER, None, Sampling(answerEndId=9999))

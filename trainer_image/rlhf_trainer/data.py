@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.rows import Row
+from rlhf_api.spec import Sampling
 
 from .records import Prompt
 
@@ -53,12 +54,21 @@ def encode_response(tokenizer: PreTrainedTokenizerBase, text: str, max_length: i
     return tuple([*tokens, tokenizer.eos_token_id][:max_length])
 
 
-def end_tokens(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig | None) -> tuple[int, ...]:
+def end_tokens(
+    tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig | None, sampling: Sampling
+) -> tuple[int, ...]:
     """The tokens that end a response: the tokenizer's own first, then those of the policy's generation_config.json,
-    where chat models name the end of a turn (`eos_token_id` there is a number or a list)."""
+    where chat models name the end of a turn (`eos_token_id` there is a number or a list), then the manifest's.
+
+    Raises InvalidJob where the manifest names a token that the tokenizer has not.
+    """
+    own = sampling.answer_end_id
+    if own is not None and own >= len(tokenizer):
+        message = f"must be a token of the tokenizer, which has {len(tokenizer)}; got {own}"
+        raise InvalidJob([Problem("spec.sampling.answerEndId", message)])
     named = generation.eos_token_id if generation is not None else None
     several = named if isinstance(named, list) else [] if named is None else [named]
-    return tuple(dict.fromkeys([tokenizer.eos_token_id, *several]))
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *several, *(() if own is None else (own,))]))
 
 
 def prompts(

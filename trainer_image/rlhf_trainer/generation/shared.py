@@ -6,7 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from rlhf_api.spec import Sampling
 
@@ -39,7 +47,7 @@ def generate_shared(
     size = max(1, engine.micro_batch_tokens // longest)
     responses: dict[int, Tokens] = {}
     with engine.gathered() as model, _sampling_of_the_job_alone(model) as own, torch.no_grad():
-        ends = end_tokens(tokenizer, own)
+        ends = end_tokens(tokenizer, own, sampling)
         model.eval()
         for at in range(0, len(order), size):
             rows = order[at : at + size]
@@ -75,23 +83,55 @@ def _generate(
     mask = torch.tensor([[0] * (width - len(p.tokens)) + [1] * len(p.tokens) for p in prompts], device=device)
     config = GenerationConfig(
         do_sample=True,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=max(0, sampling.top_k),
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
         min_new_tokens=sampling.min_new_tokens,
         max_new_tokens=sampling.max_new_tokens,
         eos_token_id=list(ends),
         pad_token_id=pad,
-        return_dict_in_generate=True,
-        output_scores=True,
     )
-    out = model.generate(ids, attention_mask=mask, generation_config=config)
-    tokens = out.sequences[:, width:].cpu()
-    scores = torch.stack([s.float() for s in out.scores], dim=1)
-    logprobs = scores.log_softmax(-1).gather(-1, tokens.to(device)[..., None]).squeeze(-1).cpu()
+    recorder = _Recorder()
+    processors = LogitsProcessorList([*_warpers(sampling), recorder])
+    out = model.generate(ids, attention_mask=mask, generation_config=config, logits_processor=processors)
+    tokens = out[:, width:].cpu()
+    logprobs = recorder.logprobs(out)
     ended = torch.isin(tokens, torch.tensor(ends))
     lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1])
     return [(t[:n], p[:n]) for t, p, n in zip(tokens, logprobs, lengths.tolist(), strict=True)]
+
+
+def _warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
+    """What `generate` makes of temperature, top-k and top-p, in its order; its own would come after the recorder."""
+    if sampling.temperature != 1:
+        yield TemperatureLogitsWarper(sampling.temperature)
+    if sampling.top_k > 0:
+        yield TopKLogitsWarper(sampling.top_k)
+    if sampling.top_p < 1:
+        yield TopPLogitsWarper(sampling.top_p)
+
+
+class _Recorder(LogitsProcessor):
+    """Log-probabilities of the sampled tokens, taken as generation goes on: one step's logits are held, never all."""
+
+    def __init__(self) -> None:
+        self._last: Tensor | None = None
+        self._found: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """`scores` float [n, V], processed as they will be sampled from, given the tokens so far, int64 [n, T]."""
+        self._take(input_ids)
+        self._last = scores.float().log_softmax(-1)
+        return scores
+
+    def logprobs(self, sequences: Tensor) -> Tensor:
+        """Of each new token of the whole `sequences`: float32 [n, new tokens] on the CPU."""
+        self._take(sequences)
+        return torch.stack(self._found, dim=1).cpu()
+
+    def _take(self, input_ids: Tensor) -> None:
+        if self._last is not None:
+            self._found.append(self._last.gather(-1, input_ids[:, -1:]).squeeze(-1))
 
 
 def _packed(responses: dict[int, Tokens]) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.nn import Module
+from transformers import GenerationConfig
 
 from ..batches import Loss, MicroBatch, OutputFn, plan
 from ..records import Sequences
@@ -60,6 +61,12 @@ class TrainedModel:
         `gathered`).
         """
         return self.deepspeed.module
+
+    @property
+    def generation_config(self) -> GenerationConfig | None:
+        """How the model repository says to generate with it; None for a model that generates nothing."""
+        found: GenerationConfig | None = getattr(self.unwrapped, "generation_config", None)
+        return found
 
     @property
     def device(self) -> torch.device:

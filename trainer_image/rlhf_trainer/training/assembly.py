@@ -136,7 +136,7 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
         model=ctx.job,
         sampling=spec.sampling,
         seed=spec.seed,
-        ends=end_tokens(ctx.tokenizer, policy.unwrapped.generation_config),
+        ends=end_tokens(ctx.tokenizer, policy.generation_config, spec.sampling),
     )
     return Fleet(ctx, policy, sync, client)
 
