@@ -163,6 +163,8 @@ class Job:
             fleet=Generators(run, policy, refuses="0/3") if dynamic else None,
             judge=None,
             held_out=[],
+            averages={},
+            pretraining=None,
         )
         self.policy, self.lines = policy, list[dict[str, float]]()
 
