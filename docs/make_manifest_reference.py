@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rlhf_api.algorithms import ALGORITHMS
+from rlhf_api.algorithms.base import PolicyGradient
 from rlhf_api.deepspeed import DeepSpeedConfig
 from rlhf_api.pods import PodSettings
 from rlhf_api.spec import Spec
@@ -38,6 +41,11 @@ Unless a field says less, a string has at most 4096 characters, a list 4096 item
 of free-form objects (`template`, `engineArguments`, `create.config`, `custom.settings`, DeepSpeed's `params`) has no
 bounds.
 """
+
+
+SHARED = "Settings of algorithms that sample responses"
+"""Heading of the fields that several algorithms' sections have."""
+COLUMNS = "| field | type | default | meaning |\n| --- | --- | --- | --- |"
 
 
 def inner_models(annotation: Any) -> list[type[BaseModel]]:
@@ -82,13 +90,16 @@ def default_words(field: FieldInfo) -> str:
 
 def sections(model: type[BaseModel], where: str) -> Iterator[str]:
     """A section for the model and each model inside it, depth first."""
-    words = re.sub(r"\s+", " ", model.__doc__ or "").strip()
-    yield f"\n## `{where}`\n\n{words}\n"
-    yield "| field | type | default | meaning |\n| --- | --- | --- | --- |"
+    own = differences(model)
+    yield f"\n## `{where}`\n\n{words(model)}\n"
+    if own.keys() != model.model_fields.keys():
+        yield f"All fields of [{SHARED.lower()}](#{SHARED.lower().replace(' ', '-')}){', and:' if own else '.'}\n"
     deeper = []
-    for name, field in model.model_fields.items():
+    if own:
+        yield COLUMNS
+    for name, field in own.items():
         key = field.alias or name
-        meaning = re.sub(r"\s+", " ", field.description or "").strip().replace("|", "\\|")
+        meaning = one_line(field.description)
         models = inner_models(field.annotation)
         if models and models[0] is DeepSpeedConfig:
             meaning = "DeepSpeed's own configuration, spelled as DeepSpeed spells it; every key is checked"
@@ -98,13 +109,50 @@ def sections(model: type[BaseModel], where: str) -> Iterator[str]:
             many = "[]" if typing.get_origin(field.annotation) is tuple else ""
             deeper.append((models[0], f"{where}.{key}{many}"))
             meaning = meaning or f"see `{where}.{key}{many}`"
-        yield f"| `{key}` | {type_words(field.annotation)} | {default_words(field)} | {meaning} |"
+        yield row(key, field, meaning)
     for inner, place in deeper:
         yield from sections(inner, place)
 
 
+def shared_section() -> Iterator[str]:
+    """The section of `PolicyGradient`, which is no place in a manifest itself."""
+    places = [
+        f"`spec.{to_camel(a.name)}`"
+        for a in ALGORITHMS.values()
+        if a.settings and issubclass(a.settings, PolicyGradient)
+    ]
+    yield f"\n## {SHARED}\n\nIn {', '.join(places)}; where a default differs, its own section says so.\n"
+    yield COLUMNS
+    for name, field in PolicyGradient.model_fields.items():
+        yield row(field.alias or name, field, one_line(field.description))
+
+
+def differences(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The model's fields, without those that it has from `PolicyGradient` as they are."""
+    shared = PolicyGradient.model_fields if issubclass(model, PolicyGradient) else {}
+    return {
+        name: field
+        for name, field in model.model_fields.items()
+        if name not in shared
+        or (field.default, field.description) != (shared[name].default, shared[name].description)
+    }
+
+
+def row(key: str, field: FieldInfo, meaning: str) -> str:
+    return f"| `{key}` | {type_words(field.annotation)} | {default_words(field)} | {meaning} |"
+
+
+def words(model: type[BaseModel]) -> str:
+    return re.sub(r"\s+", " ", model.__doc__ or "").strip()
+
+
+def one_line(text: str | None) -> str:
+    """A description as a cell of a table."""
+    return re.sub(r"\s+", " ", text or "").strip().replace("|", "\\|")
+
+
 def page() -> str:
-    return HEAD + "\n".join(sections(Spec, "spec")) + "\n"
+    return HEAD + "\n".join((*sections(Spec, "spec"), *shared_section())) + "\n"
 
 
 if __name__ == "__main__":

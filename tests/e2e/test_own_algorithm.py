@@ -1,0 +1,109 @@
+"""examples/own_algorithm as a user runs it: it learns; and what is wrong with one's own algorithm is told."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.models import tiny_model
+from tests.support.rlhf import ROOT, run, succeed
+
+from rlhf_operator import cli
+
+MANIFEST = ROOT / "examples" / "own_algorithm" / "best_of_n.yaml"
+REWARD = """
+def letters(prompts, responses, rows):
+    return [sum(c.isascii() and c.isalpha() for c in r) / max(1, len(r)) for r in responses]
+"""
+WRONG = """
+from dataclasses import replace
+
+from examples.own_algorithm.best_of_n import ALGORITHM, graph
+from rlhf_api.graph import Graph
+
+NUMBER = 3
+
+def unwritten_graph(spec, settings):
+    return Graph(tuple(node for node in graph(spec, settings).nodes if node.name != "choose"))
+
+UNWRITTEN = replace(ALGORITHM, graph=unwritten_graph)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model, prompts, a reward function, and algorithms that are wrong."""
+    folder = tmp_path_factory.mktemp("own")
+    tiny_model(folder / "model", tie=False, seed=0)
+    rows = [json.dumps({"prompt": f"Word {i}:"}) + "\n" for i in range(16)]
+    (folder / "rows.jsonl").write_text("".join(rows))
+    (folder / "reward_of_this_test.py").write_text(REWARD)
+    (folder / "wrong_algorithms.py").write_text(WRONG)
+    return folder
+
+
+def overrides(folder: Path) -> tuple[str, ...]:
+    return (
+        f"spec.model.policy={folder / 'model'}",
+        f"spec.data.train=[{folder / 'rows.jsonl'}]",
+        "spec.reward.functions=[{function: reward_of_this_test:letters}]",
+        "spec.generator.sharedWithTrainer=true",
+        "spec.data.promptsPerStep=8",
+        "spec.sampling={answersPerPrompt: 8, maxNewTokens: 12}",
+        "spec.optimizer.learningRate=0.01",
+        "spec.steps=8",
+    )
+
+
+def test_it_learns(folder, tmp_path):
+    done = succeed(MANIFEST, tmp_path / "run", *overrides(folder), PYTHONPATH=paths(folder))
+    rewards = [step["reward_mean"] for step in done.steps]
+    assert rewards[-1] > rewards[0] + 0.1
+    assert all(0 < step["chosen_share"] < 0.5 for step in done.steps)
+    assert (tmp_path / "run" / "policy" / "config.json").is_file()
+    assert set(done.status["roles"]) == {"trainer", "reward"}
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("spec.algorithm=absent.module:ALGORITHM", "spec.algorithm: no module 'absent' in "),
+        (
+            "spec.algorithm=wrong_algorithms:NUMBER",
+            "spec.algorithm: 'wrong_algorithms:NUMBER' is a int, not a rlhf_api.algorithms.Algorithm",
+        ),
+        (
+            "spec.algorithm=wrong_algorithms:UNWRITTEN",
+            "spec.algorithm: the graph of 'wrong_algorithms:UNWRITTEN' cannot run: "
+            "node 'train_policy' reads 'chosen', which no node before it writes",
+        ),
+        (
+            "spec.custom.scores=false",
+            "spec.custom: the graph of 'examples.own_algorithm.best_of_n:ALGORITHM' has ",
+        ),
+        (
+            "spec.custom.settings={keep: 0}",
+            "spec.custom.settings.keep: must be greater than or equal to 1; got 0",
+        ),
+    ],
+    ids=["module", "type", "column", "declaration", "settings"],
+)
+def test_what_is_refused(override, said, folder, tmp_path):
+    given = [o for o in overrides(folder) if "scores=false" not in override or "reward" not in o]
+    without = ["spec.reward.functions=[]"] if "scores=false" in override else []
+    done = run(MANIFEST, tmp_path / "run", *given, *without, override, PYTHONPATH=paths(folder))
+    assert done.code in (1, 2)
+    assert said in done.output
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_its_graph_is_drawn(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli.main(["graph", str(MANIFEST)]) == 0
+    assert "<b>choose</b><br/>compute: keep_best" in capsys.readouterr().out
+
+
+def paths(folder: Path) -> str:
+    """With the packages that these tests have imported, wherever they lie."""
+    return ":".join((str(folder), str(ROOT / "operator"), str(ROOT / "trainer_image")))
