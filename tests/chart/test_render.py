@@ -13,10 +13,10 @@ from tests.support.helm import CHART, helm, render, the
 
 from rlhf_api.crd import crd
 from rlhf_api.manifest import parse
-from rlhf_api.run import RunConfig
 from rlhf_operator.cluster.names import common_labels
 from rlhf_operator.cluster.objects import companions
-from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.pinned import Pinned
+from rlhf_operator.cluster.settings import Defaults, Settings
 
 SYSTEM = "rlhf-system"
 OPERATOR = {"app.kubernetes.io/name": "rlhf-operator", "app.kubernetes.io/component": "operator"}
@@ -187,8 +187,8 @@ def test_network_policies_let_through_what_must_pass(everything):
     assert {port["port"] for port in dns["ports"] + server["ports"]} == {53, 443, 6443}
     assert jobs["to"][0]["podSelector"]["matchLabels"].items() <= common_labels("ppo").items()
     spec = parse(yaml.safe_load((CHART.parents[1] / "examples" / "sentiment" / "ppo.yaml").read_text())).spec
-    config = RunConfig(job="ppo", spec=spec, workdir="/workspace")
-    peer = the(companions(config, "c", SYSTEM), "NetworkPolicy")["spec"]["ingress"][1]["from"][0]
+    pinned = Pinned.make("ppo", spec, Defaults(image="trainer"))
+    peer = the(companions(pinned, SYSTEM), "NetworkPolicy")["spec"]["ingress"][1]["from"][0]
     labels = the(everything, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert peer["podSelector"]["matchLabels"].items() <= labels.items()
 

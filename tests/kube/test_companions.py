@@ -45,17 +45,6 @@ def test_what_somebody_deletes_is_made_again(namespace, kind):
     run(body)
 
 
-def test_a_name_may_begin_with_a_digit(namespace):
-    async def body() -> None:
-        async with hands(namespace) as operator:
-            await operator.api.create(job(namespace, "7b-ppo"))
-            await operator.look("7b-ppo")
-            assert await operator.names("Service") == {"rlhf-7b-ppo"}
-            assert len(await operator.names("Pod")) == 4
-
-    run(body)
-
-
 def test_a_job_of_an_earlier_ones_name_has_a_token_of_its_own(namespace):
     """The old Secret is still there, for the garbage collector to take."""
 

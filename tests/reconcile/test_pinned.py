@@ -67,8 +67,9 @@ def changed(made: Pinned, change) -> Pinned:
         lambda content: content["spec"]["ppo"].update(ofAnotherRelease=1),
         lambda content: content.update(ofAnotherRelease=1),
         lambda content: content["spec"]["ppo"].pop("epochs"),
+        lambda content: content["spec"]["ppo"].update(epochs=7),
     ],
-    ids=["a newer field", "a newer field outside", "an older release without one"],
+    ids=["a newer field", "a newer field outside", "an older release without one", "another default"],
 )
 def test_what_another_release_wrote_stays_word_for_word_and_is_no_change_of_the_spec(change):
     world = running()

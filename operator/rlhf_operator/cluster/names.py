@@ -19,7 +19,7 @@ def pod_name(job: str, role: Role, index: int) -> str:
 
 def service_name(job: str) -> str:
     """The headless service that gives the job's pods their names in DNS."""
-    return f"rlhf-{job}"  # a service's name begins with a letter, a job's need not
+    return f"{job}-rlhf"
 
 
 def token_name(job: str, uid: str) -> str:
