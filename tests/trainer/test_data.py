@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
+from rlhf_api.spec import Sampling
 from rlhf_trainer.data import RowStream, encode_prompt, encode_response, end_tokens, prompts
 
 TOKENIZER = byte_tokenizer()
@@ -91,5 +92,7 @@ def test_end_tokens_are_the_tokenizers_and_those_that_the_model_repository_names
 
 def test_the_manifest_may_name_one_more_end_token():
     assert end_tokens(TOKENIZER, None, Sampling(answerEndId=9)) == (256, 9)
-    with pytest.raises(InvalidJob, match=r"answerEndId: must be a token of the tokenizer, which has \d+; got 9999"):
+    with pytest.raises(
+        InvalidJob, match=r"answerEndId: must be a token of the tokenizer, which has \d+; got 9999"
+    ):
         end_tokens(TOKENIZER, None, Sampling(answerEndId=9999))
