@@ -86,8 +86,12 @@ def test_replayed_answers_change_the_weights_and_are_told(alone):
 
 def test_dynamic_compares_both_sides_before_the_policy_moves(alone):
     """On the step's first minibatch; its old log-probabilities are the generators' own."""
-    for line in alone["dynamic"]["whole"]["lines"]:
-        assert 0 < line["logprob_difference"] < 1e-5
+    lines = alone["dynamic"]["whole"]["lines"]
+    assert any(line["logprob_difference"] > 0 for line in lines), (
+        "two computations, which may agree bit for bit"
+    )
+    for line in lines:
+        assert 0 <= line["logprob_difference"] < 1e-5
         assert line["ratio_outside_share"] == 0
         assert line["policy_update_kl"] > 1e-6, "the later ones meet a policy that has moved"
 
