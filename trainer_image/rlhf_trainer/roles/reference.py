@@ -1,5 +1,6 @@
 """The reference role: log-probabilities of the frozen policy."""
 
+from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.graph import REFERENCE, Infer
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv
@@ -12,7 +13,6 @@ from ..process import run_role
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
 from ..scoring.server import application, serve
 from ..settings import listen_host
-from ..training.algorithms import resolve
 
 
 def run(env: ProcessEnv) -> None:
