@@ -4,11 +4,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem, show
-from rlhf_api.rows import Row
+from rlhf_api.rows import PromptRow, Row
 from rlhf_api.spec import Sampling
 
 from .records import Prompt
@@ -77,10 +78,9 @@ def prompts(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> list[Prompt]:
-    """The prompts of `places` ((epoch, row) each)."""
+    """The prompts of `places` ((epoch, row) each) in `rows`, which are checked prompt rows."""
+    found = [(f"{epoch}/{row}", cast(PromptRow, rows[row])) for epoch, row in places]
     return [
-        Prompt(
-            f"{epoch}/{row}", encode_prompt(tokenizer, rows[row].prompt, max_length), rows[row].model_dump()
-        )
-        for epoch, row in places
+        Prompt(prompt_id, encode_prompt(tokenizer, row.prompt, max_length), row.model_dump())
+        for prompt_id, row in found
     ]

@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ def seed_generators(ranks: Ranks, seed: int) -> None:
 def save_generators(ranks: Ranks) -> dict[str, Tensor]:
     """The generator states of all ranks, as `<rank>/<generator>`; a collective."""
     _version, internal, gauss = random.getstate()
-    _name, keys, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
+    legacy: Any = np.random.get_state()
+    _name, keys, position, has_gauss, cached = legacy
     mine = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(internal, dtype=torch.int64),

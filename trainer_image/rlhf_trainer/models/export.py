@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from torch import distributed
 from transformers import PreTrainedTokenizerBase
@@ -22,7 +23,8 @@ def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directo
         if engine.rank == 0:
             weights[name] = tensor.to("cpu", copy=True)
     if engine.rank == 0:
-        config = engine.unwrapped.config.get_text_config()
+        model: Any = engine.unwrapped
+        config = model.config.get_text_config()
         if config.pad_token_id is None:  # a reward model without one scores no batches elsewhere
             config.pad_token_id = tokenizer.pad_token_id
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +32,7 @@ def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directo
         part.chmod(0o755)
         new, old = part / "new", part / "old"
         try:
-            engine.unwrapped.save_pretrained(new, state_dict=weights)
+            model.save_pretrained(new, state_dict=weights)
             tokenizer.save_pretrained(new)
             if directory.exists():
                 directory.rename(old)

@@ -17,12 +17,13 @@ def forward(model: Callable[..., Any], config: Any, micro: MicroBatch) -> Tensor
     text = config.get_text_config()
     kept, text.pad_token_id = text.pad_token_id, micro.pad_token_id
     try:
-        return model(
+        logits: Tensor = model(
             input_ids=micro.input_ids,
             attention_mask=micro.attention_mask,
             position_ids=micro.position_ids,
             use_cache=False,
         ).logits
+        return logits
     finally:
         text.pad_token_id = kept
 

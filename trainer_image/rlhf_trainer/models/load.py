@@ -25,7 +25,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     which is safe here because every mask comes from lengths. Raises ValueError where it cannot be had or has
     no end token.
     """
-    tokenizer = _from_pretrained(AutoTokenizer, path)
+    tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, path)
     if tokenizer.eos_token_id is None:
         raise ValueError(
             f"the tokenizer of {path!r} has no end-of-sequence token; set eos_token in its configuration"
@@ -37,7 +37,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 def load_policy(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A causal language model. Raises ValueError where it cannot be had."""
-    return _from_pretrained(AutoModelForCausalLM, path, dtype=dtype)
+    return _model(AutoModelForCausalLM, path, dtype=dtype)
 
 
 def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -49,7 +49,7 @@ def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
         _check_one_output(config, path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # every rank starts from the same head
-        return _from_pretrained(AutoModelForSequenceClassification, path, dtype=dtype, num_labels=1)
+        return _model(AutoModelForSequenceClassification, path, dtype=dtype, num_labels=1)
 
 
 def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -59,7 +59,7 @@ def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
         kind = ", ".join(config.architectures or ()) or "of no known kind"
         raise ValueError(f"{path!r} is {kind}; fine-grained rewards need a token-classification model")
     _check_one_output(config, path)
-    return _from_pretrained(AutoModelForTokenClassification, path, dtype=dtype, num_labels=1)
+    return _model(AutoModelForTokenClassification, path, dtype=dtype, num_labels=1)
 
 
 def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -71,7 +71,7 @@ def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
     config = _config(path)
     if _is_classifier(config):
         _check_one_output(config, path)
-    model = _from_pretrained(AutoModelForTokenClassification, path, dtype=dtype, num_labels=1)
+    model = _model(AutoModelForTokenClassification, path, dtype=dtype, num_labels=1)
     head = _head(model)
     if not _is_classifier(config, "ForTokenClassification"):
         nn.init.zeros_(head.weight)
@@ -99,7 +99,8 @@ def create_policy(
         check_fit(full, tokenizer, max_length=1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(full, dtype=torch.float32)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(full, dtype=torch.float32)
+            return model
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"cannot make a {model_type!r} model of {dict(config)}: {error}") from error
 
@@ -147,6 +148,11 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
         )
 
 
+def _model(kind: Any, path: str, **arguments: Any) -> PreTrainedModel:
+    model: PreTrainedModel = _from_pretrained(kind, path, **arguments)
+    return model
+
+
 def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise ValueError(f"there is no directory {path!r}")
@@ -159,7 +165,8 @@ def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
 
 
 def _config(path: str) -> PreTrainedConfig:
-    return _from_pretrained(AutoConfig, path)
+    config: PreTrainedConfig = _from_pretrained(AutoConfig, path)
+    return config
 
 
 def _is_classifier(config: PreTrainedConfig, kind: str = "Classification") -> bool:

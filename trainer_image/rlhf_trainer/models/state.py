@@ -84,7 +84,8 @@ def _fitting(get: Callable[[str], Tensor], name: str, parameter: Parameter) -> T
 def _optimizer(engine: TrainedModel) -> torch.optim.Optimizer:
     """The Adam itself, which under ZeRO holds this rank's flat shares."""
     outer = engine.deepspeed.optimizer
-    return outer.optimizer if engine.stage else outer
+    adam: torch.optim.Optimizer = outer.optimizer if engine.stage else outer
+    return adam
 
 
 def _step(engine: TrainedModel) -> int:
@@ -137,8 +138,10 @@ def _read(engine: TrainedModel, parameter: Parameter, moment: str | None) -> Ten
     if not engine.stage:
         return parameter.detach() if moment is None else _optimizer(engine).state[parameter][moment]
     if moment is None:
-        return deepspeed.utils.safe_get_full_fp32_param(parameter)
-    return deepspeed.utils.safe_get_full_optimizer_state(parameter, moment)
+        whole: Tensor = deepspeed.utils.safe_get_full_fp32_param(parameter)
+    else:
+        whole = deepspeed.utils.safe_get_full_optimizer_state(parameter, moment)
+    return whole
 
 
 def _write(engine: TrainedModel, parameter: Parameter, moment: str | None, value: Tensor) -> None:
@@ -165,7 +168,7 @@ def _write_share(engine: TrainedModel, parameter: Parameter, moment: str | None,
     """This rank's part under ZeRO-3. DeepSpeed's setter of whole tensors fails where the ranks do not divide
     the elements, because the last share is padded.
     """
-    share = parameter.ds_tensor.numel()
+    share = parameter.ds_tensor.numel()  # type: ignore[attr-defined]  # DeepSpeed's
     padded = torch.nn.functional.pad(value.flatten(), (0, share * engine.world_size - value.numel()))
     mine = padded[share * engine.rank : share * (engine.rank + 1)]
     if moment is None:

@@ -60,7 +60,8 @@ class TrainedModel:
         """The Hugging Face model; its weights are whole on every rank except under ZeRO-3 (see
         `gathered`).
         """
-        return self.deepspeed.module
+        module: Module = self.deepspeed.module
+        return module
 
     @property
     def generation_config(self) -> GenerationConfig | None:

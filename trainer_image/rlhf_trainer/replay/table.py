@@ -190,4 +190,5 @@ def _packed(column: pa.ListArray) -> tuple[Tensor, Tensor]:
 def _means(answer_aligned: Tensor, sequences: Sequences) -> np.ndarray:
     """The mean of each answer: float32 [N]."""
     sums = np.add.reduceat(_numpy(answer_aligned).astype(np.float64), _numpy(sequences.response_starts))
-    return (sums / _numpy(sequences.response_lengths)).astype(np.float32)
+    means: np.ndarray = (sums / _numpy(sequences.response_lengths)).astype(np.float32)
+    return means

@@ -7,7 +7,7 @@ from rlhf_api.run import ProcessEnv
 
 from ..comms.ranks import Message
 from ..models.inference import infer
-from ..models.loading import device, load_job_tokenizer, load_model
+from ..models.loading import load_job_tokenizer, load_model, on_device
 from ..ops import output_fn
 from ..process import run_role
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
@@ -19,7 +19,7 @@ def run(env: ProcessEnv) -> None:
     config, spec = env.config, env.config.spec
     tokenizer = load_job_tokenizer(config)
     model = load_model(config, "reference", Role.REFERENCE, tokenizer)
-    model.to(device()).eval()
+    on_device(model)
     nodes = (
         node for node in resolve(spec).graph.prepare if isinstance(node, Infer) and node.model == REFERENCE
     )

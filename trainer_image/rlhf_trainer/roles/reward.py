@@ -11,7 +11,7 @@ from rlhf_api.run import ProcessEnv, RunConfig
 
 from ..comms.ranks import Message
 from ..maths.rewards import scaled_scores
-from ..models.loading import device, load_job_tokenizer, load_model
+from ..models.loading import load_job_tokenizer, load_model, on_device
 from ..process import run_role
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
 from ..scoring.rewards import FunctionScorer, ModelScorer, Score, TokenScorer, import_function, weighted
@@ -27,7 +27,7 @@ def scorers(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[tuple
         model = load_model(
             config, "reward", Role.REWARD, own, "token_score" if spec.reward.fine_grained else None
         )
-        model.to(device()).eval()
+        on_device(model)
         budget = spec.trainer.micro_batch_tokens
         scorer: Score = ModelScorer(model, tokenizer, own, budget)
         if spec.reward.fine_grained:

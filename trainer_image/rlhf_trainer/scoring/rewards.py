@@ -145,9 +145,11 @@ def weighted(
 
 def texts(sequences: Sequences, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
     """The prompts and the answers as text, without special tokens."""
-    prompts, answers = [], []
+    prompts, answers = list[str](), list[str]()
     for i, length in enumerate(sequences.prompt_lengths.tolist()):
         row = sequences.row(i)
-        prompts.append(tokenizer.decode(row[:length], skip_special_tokens=True))
-        answers.append(tokenizer.decode(row[length:], skip_special_tokens=True))
+        for texts_of, part in ((prompts, row[:length]), (answers, row[length:])):
+            text = tokenizer.decode(part, skip_special_tokens=True)
+            assert isinstance(text, str), "one sequence gives one text"
+            texts_of.append(text)
     return prompts, answers

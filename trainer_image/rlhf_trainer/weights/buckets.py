@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class Spec:
         return cls(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
     @classmethod
-    def from_json(cls, row: Sequence) -> "Spec":
+    def from_json(cls, row: Sequence[Any]) -> "Spec":
         """From `[name, dtype, [dimensions]]`.
 
         Raises:
@@ -33,12 +34,13 @@ class Spec:
             raise ValueError(f"not a tensor: {row!r}; expected [name, torch dtype, [dimensions]]")
         return cls(name, dtype, tuple(shape))
 
-    def json(self) -> list:
+    def json(self) -> list[Any]:
         return [self.name, self.dtype, list(self.shape)]
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     @property
     def nbytes(self) -> int:

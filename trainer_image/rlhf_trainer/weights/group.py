@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import BroadcastOptions, PrefixStore, TCPStore, Work
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import BroadcastOptions, Work
 
 from .process_group import connect
 
@@ -131,7 +132,7 @@ class Group:
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = timedelta(seconds=self._timeout_s)
         with _failing("starting a broadcast"):
-            work = self._group.broadcast([tensor], options)
+            work: Work = self._group.broadcast([tensor], options)
         self._travelling.append((work, tensor))
         return work
 

@@ -19,8 +19,8 @@ def nh(words: Tensor, keys: tuple[Tensor, Tensor], chunk: int, step: int) -> Ten
     return partial.sum(1)
 
 
-@triton.jit
-def _nh(
+@triton.jit  # type: ignore[untyped-decorator]
+def _nh(  # type: ignore[no-untyped-def]  # Triton's language, not Python
     words,
     keys_a,
     keys_b,

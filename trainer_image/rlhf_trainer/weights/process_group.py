@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import BroadcastOptions, ProcessGroupGloo
 
 IN_CONSTRUCTOR = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
 """With torch's defaults a lost peer ends the process, and where the connection to it says so (TCP, not NVLink) the
@@ -49,7 +50,7 @@ def _within(timeout_s: float, make: Callable[[], Any]) -> Any:
 def _gloo(
     store: PrefixStore, rank: int, size: int, timeout_s: float, _device: torch.device, host: str
 ) -> ProcessGroupGloo:
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 2
     # Our address on the way to the trainer; gloo would take the host name's, which others may not reach.
@@ -71,7 +72,7 @@ def _nccl(
         group = ProcessGroupNCCL(store, rank, size, options)
     group.eager_connect_single_device(device)
     # NCCL connects the peers in the first collective, which blocks the caller until all have called it.
-    group.broadcast([torch.zeros(1, device=device)], BroadcastOptions()).wait()
+    group.broadcast([torch.zeros(1, device=device)], BroadcastOptions()).wait()  # type: ignore[attr-defined]
     torch.cuda.synchronize(device)
     return group
 

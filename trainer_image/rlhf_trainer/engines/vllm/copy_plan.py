@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ class _Watch(TorchDispatchMode):
     """Sees each operation below views and autograd, so it does not matter by which code of vLLM's it was called."""
 
     def __init__(self, model: nn.Module, weights: Named) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.copies: list[Copy] = []
         self.copied: Counter[str] = Counter()
         """Elements of each weight."""
@@ -76,7 +77,9 @@ class _Watch(TorchDispatchMode):
         self._model = {t.untyped_storage().data_ptr() for t in _tensors(model)}
         self._weights = [(w.untyped_storage().data_ptr(), *_span(w), name, w) for name, w in weights]
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = operation(*args, **(kwargs or {}))
         for given, argument in zip(args, operation._schema.arguments, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
@@ -101,7 +104,7 @@ class _Watch(TorchDispatchMode):
             assert isinstance(source, Tensor)
             if source.shape == into.shape and (found := self._weight(source)):
                 name, weight = found
-                offset = source.storage_offset() - weight.storage_offset()
+                offset = int(source.storage_offset()) - int(weight.storage_offset())
                 self.copies.append(Copy(into.detach(), name, offset, source.stride()))
                 self.copied[name] += source.numel()
                 return
@@ -121,8 +124,10 @@ class _Watch(TorchDispatchMode):
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """Elements of its storage, from the first to behind the last."""
-    begin = tensor.storage_offset()
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = int(tensor.storage_offset())
+    reach = sum(
+        int(size - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return begin, begin + reach + 1
 
 

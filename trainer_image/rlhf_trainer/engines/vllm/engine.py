@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
@@ -54,7 +55,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
     update_info_cls = ReceiveInfo
     supports_draft_weight_update = False
 
-    def __init__(self, *args, **kwargs) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.group: Group | None = None
         self.epoch: str | None = None
@@ -118,7 +119,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         self.reception = None
 
     # The base class's own calls torch.accelerator.synchronize(), which raises on CPU.
-    def update_weights(self, update_info: dict) -> None:
+    def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: ReceiveInfo) -> None:
@@ -156,5 +157,5 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         log.info("serving weight version %s, digest %s", self.version, self.digest)
 
     @staticmethod
-    def trainer_send_weights(iterator, trainer_args) -> None:
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
         raise NotImplementedError("the trainer sends with rlhf_trainer.weights.broadcaster.WeightSync")

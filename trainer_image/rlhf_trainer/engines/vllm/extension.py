@@ -1,9 +1,15 @@
-"""What vLLM's workers tell about their weights."""
+"""Worker extension: reports the versions and digests of a vLLM worker's weights."""
+
+from typing import Any
 
 
 class WeightStatus:
     """`--worker-extension-cls rlhf_trainer.engines.vllm.extension.WeightStatus`, asked through POST /collective_rpc
-    `{"method": "rlhf_status"}`."""
+    `{"method": "rlhf_status"}`. vLLM mixes it into its worker class, whose attributes these are."""
+
+    weight_transfer_engine: Any
+    rank: int
+    _weight_update_active: bool
 
     def rlhf_status(self) -> dict[str, object]:
         """`version` and `digest` of the weights that serve (None: the checkpoint's), `epoch` joined, the

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +63,7 @@ class Reception:
             self.received = Received(self._version, digest, weights)
 
     @contextlib.contextmanager
-    def _on_stream(self):
+    def _on_stream(self) -> Iterator[None]:
         if self._stream is None:
             yield
             return

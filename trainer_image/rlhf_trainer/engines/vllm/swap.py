@@ -1,6 +1,7 @@
 """New weights into a model that vLLM serves, in the memory of the old ones: CUDA graphs read from there."""
 
 from collections.abc import Set
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ class Swap:
 
     def __init__(self, model: nn.Module, config: ModelConfig, device: torch.device) -> None:
         self.model = model
+        self._model_code: Any = model
         self._config, self._device = config, device
         self._as_loaded = device.type == "cuda" and computes_as_loaded(model)
         self._copies: Copies | None = None
@@ -39,7 +41,7 @@ class Swap:
 
     def _reload(self, weights: Named) -> None:
         initialize_layerwise_reload(self.model)
-        loaded = self.model.load_weights(iter(weights))
+        loaded = self._model_code.load_weights(iter(weights))
         finalize_layerwise_reload(self.model, self._config)
         if self._device.type == "cpu":
             # A tied lm_head gets no tensor of its own, so its packed copy of the embedding stays the old one.
@@ -56,7 +58,7 @@ class Swap:
             self._copies.repeat(weights)
             return
         loaded, self._copies = Copies.watch(
-            self.model, weights, lambda given: self.model.load_weights(iter(given))
+            self.model, weights, lambda given: self._model_code.load_weights(iter(given))
         )
         self._check_all(loaded)
 
