@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, Qwen2Config
 from transformers import Qwen2ForTokenClassification as Critic
 
+from rlhf_trainer import batches
 from rlhf_trainer.batches import (
-    CHUNK,
     MicroBatch,
     plan,
     response_logprobs,
@@ -93,9 +93,11 @@ def test_an_empty_micro_batch_still_has_an_input_and_reads_nothing():
     assert sequence_scores(logits[:, 0, :1], micro).shape == (0,)
 
 
-def test_logprobs_are_a_float64_log_softmax_also_across_chunks_and_backwards():
+def test_logprobs_are_a_float64_log_softmax_also_across_chunks_and_backwards(monkeypatch):
+    chunk = 256
+    monkeypatch.setattr(batches, "CHUNK_ELEMENTS", chunk * VOCABULARY)
     generator = torch.Generator().manual_seed(0)
-    length = CHUNK + 9
+    length = chunk + 9
     tokens = torch.randint(VOCABULARY, (length + 2,), generator=generator)
     sequences = Sequences.pack([(tokens[:2].tolist(), tokens[2:].tolist())])
     logits = 5 * torch.randn(1, length + 2, VOCABULARY, generator=generator)

@@ -7,7 +7,7 @@ import torch
 from tests.training.running import Job, low_tokens
 
 from rlhf_trainer.comms.roster import Stopped
-from rlhf_trainer.generation.arrivals import Answers
+from rlhf_trainer.generation.arrivals import Responses
 from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.records import Sequences
 
@@ -21,11 +21,11 @@ class Fleet:
     def publish(self, version: int) -> None:
         self.version = version
 
-    def answer(self, prompts: list[Any]) -> Answers:
+    def answer(self, prompts: list[Any]) -> Responses:
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")
         model, ctx = self.job.models["policy"], self.job.ctx
-        return Answers(
+        return Responses(
             generate_shared(model, ctx.ranks, ctx.tokenizer, prompts, ctx.spec.sampling, self.version)
         )
 

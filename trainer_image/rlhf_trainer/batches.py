@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .records import Sequences, ragged_index
 
-# Answer tokens whose log-softmax is computed at once: bounds memory at CHUNK x vocabulary float32.
-CHUNK = 256
+CHUNK_ELEMENTS = 256 * 152_000
+"""Logits whose log-softmax is computed at once, as float32: 156 MB, 256 tokens of a vocabulary of 152,000."""
 
 
 def plan(lengths: Sequence[int], ranks: int, token_budget: int, group: int = 1) -> list[list[list[int]]]:
@@ -116,8 +116,8 @@ def response_logprobs(logits: Tensor, micro: MicroBatch, temperature: float = 1.
     """Log-probability in nats of every answer token, log softmax(logits / temperature) at the column before
     it.
 
-    logits [n, T, V] of any float dtype -> float32 [A_mb]. Computed in float32 over chunks of CHUNK tokens,
-    which are computed again for the backward pass instead of being kept: float32 [A_mb, V] never exists.
+    logits [n, T, V] of any float dtype -> float32 [A_mb]. Computed in float32 in chunks of at most
+    CHUNK_ELEMENTS, which are computed again for the backward pass where they are several.
     """
     targets = micro.input_ids[micro.response_row, micro.response_column]
     # One indexing for all chunks: its backward pass writes a gradient of the size of the logits only once.
@@ -150,8 +150,12 @@ def response_logprobs_and_entropy(
 
 
 def _in_chunks(of: Callable[[Tensor, Tensor], Tensor], selected: Tensor, targets: Tensor) -> Tensor:
-    """`of` each CHUNK of rows, computed again for the backward pass instead of being kept."""
-    pairs = zip(selected.split(CHUNK), targets.split(CHUNK), strict=True)
+    """`of` rows of logits, as many at a time as CHUNK_ELEMENTS bounds. Where one chunk is not enough, each is computed
+    again for the backward pass instead of being kept."""
+    rows = max(1, CHUNK_ELEMENTS // selected.shape[-1])
+    if len(selected) <= rows:
+        return of(selected, targets)
+    pairs = zip(selected.split(rows), targets.split(rows), strict=True)
     if not selected.requires_grad:
         return torch.cat([of(chunk, target) for chunk, target in pairs])
     return torch.cat([checkpoint(of, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs])

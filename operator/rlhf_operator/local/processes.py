@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlhf_api.oom import OomKills
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, RunConfig, command, environment, replicas, roles_of
+from rlhf_api.run import Process, RunConfig, command, environment, replicas
 from rlhf_api.spec import Spec
 
 from ..exit_reasons import cause, exit_words
@@ -67,7 +67,8 @@ class Supervised:
         environ |= gpus.variables(config.spec, self.process, gpus.present(environ))
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), environ.get("PYTHONPATH")]))
         environ["PYTHONUNBUFFERED"] = "1"
-        environ.setdefault("OMP_NUM_THREADS", str(threads_each(config.spec, os.cpu_count() or 1)))
+        cores = len(os.sched_getaffinity(0))
+        environ.setdefault("OMP_NUM_THREADS", str(threads_each(config.spec, self.process.role, cores)))
         self.end.unlink(missing_ok=True)
         self.uid, self.ready, self.ended, self._killed_because = str(uuid.uuid4()), False, None, ""
         self.reaper_gone, self._reaper_late, self._oom_kills = None, None, OomKills()
@@ -130,13 +131,14 @@ class Supervised:
             return log.read().decode(errors="replace")
 
 
-def threads_each(spec: Spec, cores: int) -> int:
-    """Compute threads of each process, so that all of a job's processes together do not want more than `cores`:
-    threads of different processes that wait for each other on one core cost several times the work itself.
+def threads_each(spec: Spec, role: Role, cores: int) -> int:
+    """Compute threads of each process of a role: all cores, divided among the processes that compute at the same time.
+
+    Roles take turns (generate, score, train), so they share cores with their own kind alone; where two overlap, threads
+    that wait sleep (`rlhf_api.run.SHARE_CORES`) and the others get the core.
     """
-    trainers = spec.trainer.replicas * spec.trainer.processes_per_replica
-    others = sum(replicas(spec, role) for role in roles_of(spec) if role is not Role.TRAINER)
-    return max(1, cores // (trainers + others))
+    ranks = spec.trainer.processes_per_replica if role is Role.TRAINER else 1
+    return max(1, cores // (replicas(spec, role) * ranks))
 
 
 def _short(path: Path) -> str:
