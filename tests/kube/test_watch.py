@@ -111,16 +111,20 @@ def test_all_there_is_and_what_happens_is_seen(talk, namespace, everywhere):
     talk(body)
 
 
+LISTED = "pods,rlhfjobs.rlhf.dev,configmaps,services,networkpolicies.networking.k8s.io"
+
+
 @pytest.fixture
 def account(control_plane: Cluster, namespace: str, tmp_path: Path) -> Callable[[str], Path]:
-    """The kubeconfig of a new account that may list and watch these kinds, in the namespace or everywhere."""
+    """The kubeconfig of a new account that may list and watch jobs and pods, and list what stands beside them (a sweep
+    looks what was deleted), in the namespace or everywhere."""
 
     def make(scope: str) -> Path:
         run = lambda *words: kubectl(control_plane.kubeconfig, *words)  # noqa: E731
         run("create", "serviceaccount", "watcher", "-n", namespace)
         role, name = ("clusterrole", namespace) if scope == "everywhere" else ("role", "watcher")
         where = [] if scope == "everywhere" else ["-n", namespace]
-        run("create", role, name, "--verb=list,watch", "--resource=pods,rlhfjobs.rlhf.dev", *where)
+        run("create", role, name, "--verb=list,watch", f"--resource={LISTED}", *where)
         run(
             "create",
             f"{role}binding",
