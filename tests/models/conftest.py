@@ -22,9 +22,10 @@ def one_rank() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         for name, value in alone.items():
             environment.setenv(name, value)
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        # One for all tests of this process, also those of tests/training: DeepSpeed keeps the first that it meets.
+        if not distributed.is_initialized():
+            distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
         yield
-        distributed.destroy_process_group()
 
 
 @pytest.fixture
