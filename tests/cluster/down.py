@@ -39,7 +39,7 @@ def down(place: Place) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
     subprocess.run(["ip", "link", "delete", place.link], capture_output=True, timeout=30, check=False)
-    route = ["ip", "route", "delete", "unreachable", place.subnet]
+    route = ["ip", "route", "delete", "unreachable", str(place.subnet)]
     subprocess.run(route, capture_output=True, timeout=30, check=False)
     while (left := _control_groups(place)) and time.monotonic() < deadline:
         for folder in left:

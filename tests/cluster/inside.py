@@ -76,9 +76,9 @@ def _network(place: Place, host: str) -> None:
     there = ("nsenter", f"--net={host}")
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", place.link, "netns", host)
-    _run(*there, "ip", "address", "add", f"{place.host_address}/24", "dev", place.link)
+    _run(*there, "ip", "address", "add", f"{place.host_address}/{place.subnet.prefixlen}", "dev", place.link)
     _run(*there, "ip", "link", "set", place.link, "up")
-    _run("ip", "address", "add", f"{place.address}/24", "dev", "eth0")
+    _run("ip", "address", "add", f"{place.address}/{place.subnet.prefixlen}", "dev", "eth0")
     _run("ip", "link", "set", "eth0", "up")
     # Services have no address on any link; without a route packets would not come as far as kube-proxy's rules.
     _run("ip", "link", "add", "services", "type", "bridge")

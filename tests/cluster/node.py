@@ -3,6 +3,7 @@
 import json
 import zlib
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from tests.cluster.credentials import NODE
@@ -15,26 +16,27 @@ API_PORT = 6443
 
 @dataclass(frozen=True)
 class Place:
-    """A cluster's folder, and the names and addresses on the host that follow from it: two never share any."""
+    """A cluster's folder, and the names and addresses on the host that follow from it: four addresses of 10.77.0.0/16,
+    so that two folders hardly ever share them (with 254 subnets, a run of CI in a hundred had two clusters in one)."""
 
     state: Path
 
     @property
     def number(self) -> int:
-        return zlib.crc32(str(self.state).encode()) % 254 + 1
+        return zlib.crc32(str(self.state).encode()) % (1 << 14)
 
     @property
     def host_address(self) -> str:
-        return f"10.77.{self.number}.1"
+        return str(self.subnet[1])
 
     @property
     def address(self) -> str:
         """Of the node, with everything on it; the host reaches nothing else of the cluster."""
-        return f"10.77.{self.number}.2"
+        return str(self.subnet[2])
 
     @property
-    def subnet(self) -> str:
-        return f"10.77.{self.number}.0/24"
+    def subnet(self) -> IPv4Network:
+        return IPv4Network((IPv4Address("10.77.0.0") + 4 * self.number, 30))
 
     @property
     def link(self) -> str:

@@ -80,7 +80,7 @@ def _make_groups(place: Place) -> None:
 
 def _start(place: Place, programs: Path) -> subprocess.Popen[bytes]:
     # While the cable is not there, what is meant for the node must not leave through another one.
-    route = ["ip", "route", "add", "unreachable", place.subnet, "metric", "4000"]
+    route = ["ip", "route", "add", "unreachable", str(place.subnet), "metric", "4000"]
     subprocess.run(route, check=True, timeout=30)
     host = os.open("/proc/self/ns/net", os.O_RDONLY)
     namespaces = ("--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")

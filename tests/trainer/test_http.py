@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from rlhf_trainer.comms import http as module
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import Background, HttpError
 
 
 async def events(http: Background, url: str) -> list[bytes]:
@@ -99,7 +99,7 @@ FEW_FILES = """
 import asyncio, json, logging, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import Background, HttpError
 
 async def ask(http, url):
     return [event async for event in http.events(url, {})]
@@ -157,3 +157,25 @@ def test_events_come_whole_however_they_are_cut_into_packets():
         http.run(runner.setup())
         http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
         assert http.run(events(http, f"http://127.0.0.1:{runner.addresses[0][1]}/")) == sent
+
+
+def test_a_server_that_ends_the_connection_after_an_error_s_reply_is_asked_again_on_another():
+    """As Starlette does after each of its 500s: the reply is whole, and the end of the connection follows it."""
+    replied: list[bytes] = []
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n{}")
+        first = not replied
+        replied.append(b"HTTP/1.1 500 \r\n" if first else b"HTTP/1.1 200 OK\r\n")
+        writer.write(replied[-1] + b"Content-Length: 4\r\n\r\nnull")
+        if first:
+            await reader.read()  # whatever is sent on it now is lost
+        writer.close()
+
+    with Background("token") as http:
+        server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        with pytest.raises(HttpError, match="500"):
+            http.run(http.json("POST", url, {}, timeout=10))
+        assert http.run(http.json("POST", url, {}, timeout=10)) is None
+        server.close()

@@ -119,7 +119,9 @@ def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None)
     """An episode's table. Raises DamagedSnapshot, and InvalidJob where it is none that this version knows."""
     arrow, parquet = package("pyarrow"), package("pyarrow.parquet")
     try:
-        return parquet.read_table(arrow.BufferReader(snapshot.blob(name)), columns=fields and list(fields))
+        # In this thread: one of Arrow's that still holds a buffer of Python's when Python ends aborts the process.
+        with parquet.ParquetFile(arrow.BufferReader(snapshot.blob(name)), pre_buffer=False) as file:
+            return file.read(columns=fields and list(fields), use_threads=False)
     except (arrow.ArrowException, KeyError) as error:
         raise InvalidJob([Problem(name, f"is no episode that can be read: {error}")]) from error
 

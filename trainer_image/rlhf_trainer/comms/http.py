@@ -43,7 +43,7 @@ def _without_headers(url: str) -> Iterator[None]:
 
 
 class Background:
-    """An event loop on a daemon thread with pooled connections, whose requests carry the job's token.
+    """An event loop on a daemon thread, whose requests have a connection each and carry the job's token.
 
     The training thread hands coroutines over with `run` (wait for the result) or `start` (do not wait). Streams, which
     hold a connection for as long as a response is generated, have a pool of their own: calls never wait for them.
@@ -127,9 +127,9 @@ class Background:
 async def _sessions(token: str, streams: int) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
     """For calls, and for at most so many streams: where more are asked for, they wait instead of failing."""
     connectors = (
-        # Shorter than any server's own: a connection that it just closed is never picked for a request.
-        aiohttp.TCPConnector(limit=0, limit_per_host=CALLS_PER_SERVER, keepalive_timeout=2),
-        # Idle connections, which no limit counts, would be files too.
+        # A connection each: one that is kept may be closed by its server (idle for long, or after an error's reply) in
+        # the moment in which the next request is sent on it. Kept ones would be open files too, which no limit counts.
+        aiohttp.TCPConnector(limit=0, limit_per_host=CALLS_PER_SERVER, force_close=True),
         aiohttp.TCPConnector(limit=streams, force_close=True),
     )
     headers = {"Authorization": f"Bearer {token}"}

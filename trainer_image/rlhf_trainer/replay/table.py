@@ -116,7 +116,9 @@ def encode(episode: Episode, texts: Texts) -> bytes:
 def decode(data: bytes) -> Episode:
     """Raises ValueError where the bytes are no episode, or one of another format."""
     try:
-        table = pq.read_table(io.BytesIO(data), use_threads=False).combine_chunks()
+        # In this thread: one of Arrow's that still holds a buffer of Python's when Python ends aborts the process.
+        with pq.ParquetFile(io.BytesIO(data), pre_buffer=False) as file:
+            table = file.read(use_threads=False).combine_chunks()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"not an episode's Parquet table: {error}") from error
     if (table.schema.metadata or {}).get(b"rlhf_episode") != FORMAT or not _known(table.schema):
