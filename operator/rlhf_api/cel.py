@@ -70,11 +70,19 @@ def _generating(condition: str) -> str:
     return f"!(self.algorithm in {_GENERATES}) || ({condition})"
 
 
-def _minibatch(name: str, key: str, settings: type[BaseModel]) -> Rule:
+def _minibatch() -> Rule:
+    """One rule for all algorithms: what it compares to is long."""
+    sizes = "".join(
+        f"self.algorithm == '{name}' ? "
+        f"{_or_default(found.settings, 'minibatch_size', Spec.model_fields[name].alias or name)} : "
+        for name, found in ALGORITHMS.items()
+        if found.settings and "minibatch_size" in found.settings.model_fields
+    )
     return Rule(
-        f"self.algorithm != '{name}' || {_or_default(settings, 'minibatch_size', key)} <= "
-        f"{_or_default(Data, 'prompts_per_step', 'data')} * {_or_default(Sampling, 'answers_per_prompt', 'sampling')}",
-        f"spec.{key}.minibatchSize must not exceed a step's answers (data.promptsPerStep x sampling.answersPerPrompt)",
+        f"({sizes}0) <= {_or_default(Data, 'prompts_per_step', 'data')} * "
+        f"{_or_default(Sampling, 'answers_per_prompt', 'sampling')}",
+        "minibatchSize of the algorithm's settings must not exceed a step's answers (data.promptsPerStep x "
+        "sampling.answersPerPrompt)",
     )
 
 
@@ -95,11 +103,7 @@ _SPEC = (
         _generating(f"!({_has('reward.clip')}) || self.reward.clip[0] < self.reward.clip[1]"),
         "spec.reward.clip: the lower bound must be below the upper",
     ),
-    *(
-        _minibatch(name, Spec.model_fields[name].alias or name, found.settings)
-        for name, found in ALGORITHMS.items()
-        if found.settings and "minibatch_size" in found.settings.model_fields
-    ),
+    _minibatch(),
     Rule(
         _generating(
             f"{_or_default(Trainer, 'micro_batch_tokens', 'trainer')} >= "
@@ -152,7 +156,7 @@ _POD_SETTINGS = (
     Rule(
         "!has(self.gpu) || !has(self.resources) || ["
         + ", ".join(
-            f"{_has(f'resources.{kind}')} ? self.resources.{kind} : {{}}" for kind in ("requests", "limits")
+            f"has(self.resources.{kind}) ? self.resources.{kind} : {{}}" for kind in ("requests", "limits")
         )
         + f"].all(given, !({_or_default(Gpu, 'resource', 'gpu')} in given))",
         "resources names what gpu.count asks for; remove one of them",

@@ -7,7 +7,8 @@ object stays what its author wrote (a role's pods override the job's only where 
 release may change them; each description names its default instead. The one exception is
 `spec.generator.replicas`, which `kubectl scale` can only read where it is stored. Objects are closed: a misspelt
 key is refused by kubectl, whose validation reads this schema, and dropped by the server for other clients. Every
-string, list and map is bounded (`bounds`). A model that stands in several places describes its fields in one.
+string, list and map is bounded (`bounds`). A model that stands in several places describes its fields in one, and
+the file writes a subtree that stands in several places once, as a YAML anchor.
 """
 
 import json
@@ -47,10 +48,7 @@ _COLUMNS = (
 )
 _SELECTABLE = (".spec.algorithm", ".spec.suspend", ".status.phase")
 """Fields that `kubectl get --field-selector` and watches can ask for."""
-_KEPT = (
-    *("type", "enum", "pattern", "minimum", "maximum"),
-    *("minLength", "maxLength", "minItems", "maxItems", "maxProperties"),
-)
+_KEPT = ("type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
 _BOUNDS = {
     "string": {"maxLength": bounds.TEXT},
     "array": {"maxItems": bounds.ITEMS},
@@ -59,6 +57,8 @@ _BOUNDS = {
 _LIST_KEYS = {"conditions": ["type"], "volumes": ["name"]}
 """Lists whose items have a key: two clients may each apply their own, and the server refuses a key given twice."""
 _WIDTH = 200
+_SHARED = 400
+"""Subtrees of so many characters, as JSON, are written once."""
 _MODEL = "title"
 """The key under which a schema has its model's name until `_describe_once`."""
 
@@ -121,7 +121,7 @@ def _root(*, cel: bool) -> Schema:
             "properties": {"name": _Structural(Metadata, cel=cel).root["properties"]["name"]},
         },
         "spec": spec,
-        "status": _Structural(JobStatus, cel=cel, defaults=False).root,
+        "status": _Structural(JobStatus, cel=cel, authored=False).root,
     }
     root: Schema = {"type": "object", "description": (RLHFJob.__doc__, ""), "required": ["spec"]}
     if cel:
@@ -171,13 +171,17 @@ def _inner(node: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 class _Structural:
-    """Pydantic's JSON schema of a model as a structural one: no references, no alternatives."""
+    """Pydantic's JSON schema of a model as a structural one: no references, no alternatives.
 
-    def __init__(self, model: type[BaseModel], *, cel: bool, defaults: bool = True) -> None:
+    Of an object that users do not author (`status`) it gives neither defaults nor the bounds of numbers, which the
+    operator alone writes.
+    """
+
+    def __init__(self, model: type[BaseModel], *, cel: bool, authored: bool = True) -> None:
         schema = model.model_json_schema()
         self._models = schema.get("$defs", {})
         self._cel = cel
-        self._defaults = defaults
+        self._authored = authored
         self.root = self._convert(schema)
 
     def _convert(self, node: Schema, key: str = "") -> Schema:
@@ -187,7 +191,9 @@ class _Structural:
             return self._optional(node, key)
         made: Schema = {"description": self._description(node)}
         made |= {name: node[name] for name in _KEPT if name in node}
-        for bound in ("minimum", "maximum"):
+        for bound in ("minimum", "maximum") if self._authored else ():
+            if bound in node:
+                made[bound] = node[bound]
             exclusive = f"exclusive{bound.capitalize()}"
             if exclusive in node:
                 made |= {bound: node[exclusive], exclusive: True}
@@ -235,7 +241,7 @@ class _Structural:
         """The first paragraph of a docstring as a sentence, and the default."""
         words = " ".join(node.get("description", "").split("\n\n")[0].split())
         default = node.get("default")
-        if not self._defaults or default is None or isinstance(default, dict) or default == []:
+        if not self._authored or default is None or isinstance(default, dict) or default == []:
             return words, ""
         stop = "" if not words or words.endswith((".", "?", "!")) else "."
         return f"{words}{stop}", f"Default: {json.dumps(default)}."
@@ -248,14 +254,23 @@ class _Dumper(yaml.SafeDumper):
         short = "rule" in mapping or len(json.dumps(mapping)) <= _WIDTH
         return super().represent_mapping(tag, mapping, flow_style=short)
 
-    def ignore_aliases(self, *_: Any) -> bool:
-        return True
+    def ignore_aliases(self, data: Any) -> bool:
+        return not isinstance(data, dict) or len(json.dumps(data)) < _SHARED
+
+
+def _interned(node: Any, known: dict[str, Any]) -> Any:
+    """The same tree with equal subtrees as one object, which `_Dumper` writes once."""
+    if isinstance(node, dict):
+        made = {key: _interned(value, known) for key, value in node.items()}
+        return known.setdefault(json.dumps(made), made)
+    return [_interned(item, known) for item in node] if isinstance(node, list) else node
 
 
 def document(minor: int = 37) -> str:
     """As a file."""
     head = "# Made by `python -m rlhf_api.crd`; a test keeps it in step with the models.\n"
-    return head + yaml.dump(crd(minor), Dumper=_Dumper, sort_keys=False, width=2**31, default_flow_style=None)
+    tree = _interned(crd(minor), {})
+    return head + yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=2**31, default_flow_style=None)
 
 
 if __name__ == "__main__":

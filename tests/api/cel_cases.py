@@ -33,11 +33,11 @@ CASES = [
         (
             SMALL.format(name=name, key=to_camel(name), size=16),
             SMALL.format(name=name, key=to_camel(name), size=17),
-            f"spec.{to_camel(name)}.minibatchSize must not exceed",
+            "minibatchSize of the algorithm's settings must not exceed",
         )
         for name in UPDATING
     ),
-    ("spec.ppo={minibatchSize: 1}", "spec.ppo={}", "spec.ppo.minibatchSize"),
+    ("spec.ppo={minibatchSize: 1}", "spec.ppo={}", "minibatchSize of the algorithm's settings"),
     ("spec.trainer.microBatchTokens=768", "spec.trainer.microBatchTokens=767", "microBatchTokens"),
     ("spec.trainer.dtype=bfloat16", "spec.trainer.dtype=float32", "bf16.enabled: set spec.trainer.dtype"),
     (

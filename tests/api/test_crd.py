@@ -1,5 +1,6 @@
 """The CRD: in step with the models, structural, and what clients and other servers read in it."""
 
+import json
 import subprocess
 import sys
 import types
@@ -43,6 +44,8 @@ def test_the_file_is_current_and_fits(folder: str) -> None:
     assert file.read_text() == document(), f"run: python -m rlhf_api.crd > {folder}/{file.name}"
     assert yaml.safe_load(file.read_text()) == crd()
     assert file.stat().st_size < 100_000
+    # `kubectl apply` keeps the object in an annotation, of which an object has 256 KiB at most.
+    assert len(json.dumps(crd(), separators=(",", ":"))) < 128 * 1024
 
 
 def test_it_is_printed_by_the_module() -> None:
@@ -174,6 +177,15 @@ def test_columns_read_fields_that_exist() -> None:
     narrow = [c["name"].upper() for c in columns if not c.get("priority")]
     assert narrow == ["PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "RESTARTS", "AGE"]
     assert names[len(narrow) :] == ["STALENESS", "TOKENS/S", "QUEUE", "MESSAGE"]
+
+
+def test_the_file_writes_what_stands_in_several_places_once() -> None:
+    """Each role has pods of its own, with one schema."""
+    pods = [at(f".spec.{role}.pods") for role in ("trainer", "generator", "reward", "reference")]
+    assert pods == [pods[0]] * 4
+    rule = pods[0]["x-kubernetes-validations"][0]["rule"]
+    # With its descriptions in spec.pods, and once without.
+    assert document().count(rule) == 2
 
 
 def test_scale_paths_exist() -> None:
