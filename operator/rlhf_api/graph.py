@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .roles import Role
+from .roles import Role, holder
 
 RowKind = Literal["prompts", "responses", "pairs"]
 """Dataset rows: `{prompt}`, `{prompt, answer}`, or `{prompt, pos_answers, neg_answers}`."""
@@ -158,15 +158,16 @@ class Graph:
         if isinstance(node, Score):
             return Role.REWARD
         if isinstance(node, Infer) and node.model not in self.trained:
-            return Role.REFERENCE
+            return holder(node.model.field)
         return None
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """Roles that the graph needs: the trainer, then those that answer one of its nodes."""
-        generator = (Role.GENERATOR,) if self.generates else ()
-        called = {role for node in self.prepare if (role := self.remote(node))}
-        return (Role.TRAINER, *generator, *(role for role in (Role.REWARD, Role.REFERENCE) if role in called))
+        needed = {Role.TRAINER, *map(self.remote, self.prepare)}
+        if self.generates:
+            needed.add(Role.GENERATOR)
+        return tuple(role for role in Role if role in needed)
 
     def _problems(self) -> Iterator[str]:
         if sum(isinstance(n, Generate | Dataset) for n in self.nodes) != 1:
@@ -190,7 +191,13 @@ class Graph:
                 written[column] = node.name
             if isinstance(node, Infer) and len(node.writes) != 1:
                 yield f"node {node.name!r} writes one column, not {len(node.writes)}"
-            if isinstance(node, Infer) and node.model not in (*self.trained, REFERENCE):
-                yield f"node {node.name!r} calls {node.model.name!r}, which is neither trained nor the reference"
+            if isinstance(node, Infer) and node.model not in self.trained and not _frozen(node.model):
+                yield f"node {node.name!r} calls {node.model.name!r}, which is neither trained nor the model of a role"
         if self.generates and self.source.model not in self.trained:  # type: ignore[union-attr]
             yield "Generate samples from a model that no Train node trains"
+
+
+def _frozen(model: Model) -> bool:
+    """A role answers forward passes of it."""
+    role = holder(model.field)
+    return role is not None and role.row.work == "infer"

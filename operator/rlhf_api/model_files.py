@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .parameters import count_parameters
+from .sizes import LOADED
 from .spec import Spec
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -16,7 +17,7 @@ _LONGEST_HEADER = 100 << 20
 def model_sizes(spec: Spec) -> dict[str, int]:
     """By the field of `spec.model` that names the directory; without those that cannot be read."""
     found = {}
-    for field in ("policy", "reference", "critic", "reward"):
+    for field in LOADED:
         name: str | None = getattr(spec.model, field)
         parameters = _parameters(Path(name)) if name is not None else None
         if parameters is not None:

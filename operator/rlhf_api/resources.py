@@ -57,9 +57,10 @@ def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None
     if need is None:
         return None
     memory = gpu.memory_gigabytes if gpu else None
-    on_top = "the KV cache" if role is Role.GENERATOR else "activations"
+    generates = role.row.work == "generate"
+    on_top = "the KV cache" if generates else "activations"
     words = f"{gigabytes(need.total)}{f' of {memory:g}' if memory else ''} GB without {on_top}: {need.words}"
-    if role is Role.GENERATOR:
+    if generates:
         serving = Serving.of(spec, sizes)
         left = serving.left(memory * 1e9) if serving and memory else None
         return words + (f"; {gigabytes(left)} GB are left for the cache" if left and left > 0 else "")
@@ -68,13 +69,15 @@ def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None
 
 
 def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
-    if role is Role.TRAINER:
-        return _training(spec, sizes) if sizes.policy else None
-    if role is Role.GENERATOR:
-        serving = Serving.of(spec, sizes)
-        return serving.need if serving else None
-    size = sizes.reward if role is Role.REWARD else sizes.reference
-    return weights(size.parameters, _section(spec, role).dtype or spec.model.dtype) if size else None
+    match role.row.work:
+        case "train":
+            return _training(spec, sizes) if sizes.policy else None
+        case "generate":
+            serving = Serving.of(spec, sizes)
+            return serving.need if serving else None
+        case "score" | "infer":
+            size = sizes.frozen.get(role)
+            return weights(size.parameters, _section(spec, role).dtype or spec.model.dtype) if size else None
 
 
 def _training(spec: Spec, sizes: Sizes) -> Need:
@@ -96,24 +99,29 @@ def _trained(spec: Spec, sizes: Sizes) -> list[float]:
 
 def _guessed(spec: Spec, role: Role, sizes: Sizes) -> str | None:
     """The role's model whose size nobody knows."""
-    if role is Role.TRAINER:
+    if role.row.work == "train":
         name, size = "critic", sizes.critic if CRITIC in graph_of(spec).trained else None
     else:
-        name, size = ("reward model", sizes.reward) if role is Role.REWARD else ("reference", sizes.reference)
+        name, size = f"{role.row.model} model", sizes.frozen.get(role)
     return name if size and size.guessed else None
 
 
+def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
+    """The GPUs of one pod or process of a role, and where that number comes from."""
+    match role.row.work:
+        case "train":
+            ranks = spec.trainer.processes_per_replica
+            return ranks, f"one for each process (spec.trainer.processesPerReplica {ranks})"
+        case "generate":
+            return gpus(spec)
+        case "score" | "infer":
+            return 1, "it runs one model"
+
+
 def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
-    """One GPU for each process that computes."""
-    wanted, words = 1, "it runs one model"
-    if role is Role.TRAINER:
-        wanted = spec.trainer.processes_per_replica
-        words = f"one for each process (spec.trainer.processesPerReplica {wanted})"
-    elif role is Role.GENERATOR:
-        wanted, words = gpus(spec)
-    elif role is Role.REWARD and spec.reward.functions:
-        wanted = gpu.count  # functions may use any number
-    if gpu.count != wanted:
+    """One GPU for each process that computes; reward functions may use any number."""
+    wanted, words = gpus_each(spec, role)
+    if gpu.count != wanted and not (role is Role.REWARD and spec.reward.functions):
         own = _section(spec, role).pods.gpu is not None
         seen = f"got {gpu.count}" if own else f"spec.pods.gpu.count is {gpu.count}"
         where = f"spec.{role.value}.pods.gpu.count"
@@ -121,7 +129,7 @@ def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
 
 
 def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Problem]:
-    if role is Role.GENERATOR:
+    if role.row.work == "generate":
         serving = Serving.of(spec, sizes)
         if serving is not None:
             yield from serving.problems(memory)
@@ -130,7 +138,7 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
     if need is None or need.total <= memory:
         return
     remedy = "use larger GPUs or a smaller model"
-    if role is Role.TRAINER:
+    if role.row.work == "train":
         remedy = _remedy(Zero.of(spec), _trained(spec, sizes), memory, spec.trainer.processes_per_replica)
     seen = f"one GPU must hold {gigabytes(need.total)} GB: {need.words}; it has {memory / 1e9:g} GB"
     yield Problem(f"spec.{role.value}", f"{seen}; {remedy}")

@@ -1,5 +1,6 @@
-"""The roles of a job: how many of each, with what resources of their own."""
+"""The roles of a job: what the manifest says of each (`RoleSpec`), and what a host knows of it (`Role`)."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -11,15 +12,6 @@ from .pods import PodSettings
 
 ExitCode = Annotated[int, Field(ge=0, le=255)]
 Reason = Annotated[str, Field(pattern=REASON, max_length=128)]
-
-
-class Role(StrEnum):
-    """A fault domain: its processes are started, restarted and counted together."""
-
-    TRAINER = "trainer"
-    GENERATOR = "generator"
-    REWARD = "reward"
-    REFERENCE = "reference"
 
 
 class FailureRule(Frozen):
@@ -85,6 +77,13 @@ class Generator(RoleSpec):
     """Further options of `vllm serve`, without the dashes: `{gpu-memory-utilization: 0.8}`."""
 
 
+class ModelServerSpec(RoleSpec):
+    """A server of forward passes, asked by the trainer for chunks of responses."""
+
+    timeout_seconds: Positive = 120
+    """How long one chunk of responses, of at most `trainer.microBatchTokens`, may take; three tries."""
+
+
 class RewardFunction(Frozen):
     """A Python function `(prompts, responses, rows) -> list of float`."""
 
@@ -92,7 +91,7 @@ class RewardFunction(Frozen):
     weight: float = 1.0
 
 
-class Reward(RoleSpec):
+class Reward(ModelServerSpec):
     """The score of an answer: `modelWeight` x the reward model, plus the weighted functions."""
 
     model_weight: NonNegativeFloat = 1.0
@@ -105,12 +104,63 @@ class Reward(RoleSpec):
     """Factor of the total with its bias."""
     clip: tuple[float, float] | None = None
     """Bounds of the scaled total."""
-    timeout_seconds: Positive = 120
-    """How long one chunk of responses, of at most `trainer.microBatchTokens`, may take; three tries."""
 
 
-class Reference(RoleSpec):
+class Reference(ModelServerSpec):
     """Log-probabilities of the frozen policy."""
 
-    timeout_seconds: Positive = 120
-    """How long one chunk of responses, of at most `trainer.microBatchTokens`, may take; three tries."""
+
+HEALTH = "/health"
+"""GET on every role, without a token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleRow:
+    """Properties of a role that decide how a host runs it; paths are those of HTTP GET requests without a token."""
+
+    work: Literal["train", "generate", "score", "infer"]
+    """Nodes of the graph that its processes run. `train`: ranks under torchrun, one GPU each. `generate`: vLLM, whose
+    GPUs hold a KV cache and new weights too. `score` and `infer`: one frozen model on one GPU, without gradients."""
+    model: str | None = None
+    """The field of `spec.model` that names its frozen model."""
+    or_policy: bool = False
+    """Without that field it holds the policy as it is at the start of the run."""
+    grace_seconds: int = 15
+    """From SIGTERM to SIGKILL of a pod that is deleted."""
+    ready: str = HEALTH
+    """Answers while the process serves."""
+    live: str | None = HEALTH
+    """Answers unless the process hangs; None: nobody asks."""
+    drain: str | None = None
+    """Asked before SIGTERM; answers when the last request is done and the trainer knows that the process goes."""
+
+
+class Role(StrEnum):
+    """A fault domain: its processes are started, restarted and counted together.
+
+    Its section of the manifest and its module in `rlhf_trainer.roles` have its name; everything else in which a host
+    tells roles apart is in its row.
+    """
+
+    row: RoleRow
+
+    def __new__(cls, name: str, row: RoleRow | None = None) -> "Role":
+        if row is None:
+            raise TypeError(f"role {name!r} has no row")
+        role = str.__new__(cls, name)
+        role._value_, role.row = name, row
+        return role
+
+    # The trainer makes a checkpoint when it is asked to end; an update may keep it from answering for minutes.
+    TRAINER = "trainer", RoleRow(work="train", grace_seconds=300, live=None)
+    GENERATOR = (
+        "generator",
+        RoleRow(work="generate", grace_seconds=120, ready="/ready", live="/live", drain="/drain"),
+    )
+    REWARD = "reward", RoleRow(work="score", model="reward")
+    REFERENCE = "reference", RoleRow(work="infer", model="reference", or_policy=True)
+
+
+def holder(model: str) -> Role | None:
+    """The role whose frozen model is the one that this field of `spec.model` names."""
+    return next((role for role in Role if role.row.model == model), None)

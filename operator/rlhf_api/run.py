@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .algorithms import graph_of
 from .base import DType, Positive, Report
+from .roles import HEALTH as HEALTH
 from .roles import Role, RoleSpec
 from .spec import Spec
 
@@ -28,8 +29,6 @@ CONTROL_STOP = "/v1/stop"
 """POST: checkpoint at the next safe point, then exit with EXIT_SUSPENDED."""
 CONTROL_CHECKPOINT = "/v1/checkpoint"
 """POST: checkpoint at the next safe point and go on."""
-HEALTH = "/health"
-"""GET on every role, without a token."""
 
 
 class RunConfig(Report):

@@ -1,12 +1,15 @@
 """How large the models of a job are, as far as it is known before anything is loaded; pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from .parameters import count_parameters
+from .roles import Role
 from .spec import Model, Spec
 
+LOADED = ("policy", "critic", *(role.row.model for role in Role if role.row.model))
+"""The fields of `spec.model` that name a model which some role loads."""
 Found = Mapping[str, float]
 """Numbers of parameters that a host found in files, under the fields of `spec.model` that name them."""
 NOTHING: Found = MappingProxyType({})
@@ -26,8 +29,7 @@ class Sizes:
 
     policy: Size | None
     critic: Size | None
-    reward: Size | None
-    reference: Size | None
+    frozen: Mapping[Role, Size | None]
 
     @classmethod
     def of(cls, spec: Spec, found: Found) -> "Sizes":
@@ -43,19 +45,28 @@ class Sizes:
                 return Size(found[field])
             return Size(policy.parameters, guessed=True) if policy else None
 
-        scored = model.reward is not None and spec.reward.model_weight != 0
-        return cls(
-            policy=policy,
-            critic=size("critic" if model.critic is not None else "reward"),
-            reward=size("reward") if scored else None,
-            reference=size("reference"),
-        )
+        frozen = {role: size(role.row.model) for role in Role if role.row.model and _held(spec, role)}
+        return cls(policy, size("critic" if model.critic is not None else "reward"), frozen)
 
     @property
     def certain(self) -> "Sizes":
         """Without what is guessed."""
-        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Sizes(**{name: None if size and size.guessed else size for name, size in sizes.items()})
+        return Sizes(
+            _certain(self.policy),
+            _certain(self.critic),
+            {role: _certain(size) for role, size in self.frozen.items()},
+        )
+
+
+def _held(spec: Spec, role: Role) -> bool:
+    """The role's processes hold a model; those of the reward role may have functions alone."""
+    if role is Role.REWARD and spec.reward.model_weight == 0:
+        return False
+    return role.row.or_policy or getattr(spec.model, role.row.model or "") is not None
+
+
+def _certain(size: Size | None) -> Size | None:
+    return None if size and size.guessed else size
 
 
 def _created(model: Model) -> int | None:

@@ -55,7 +55,7 @@ PLANS = [
     ((SEVEN,), "reward", 1, 0, "15.2 GB", "the reward model is taken to be as large as the policy"),
     ((SEVEN, ALONE), "reward", 1, 0, None, ""),
     ((SEVEN, "spec.reference.dtype=float32", "spec.reference.replicas=2"), "reference", 2, 0, "30.4 GB", "x 4 B"),
-    ((SEVEN, "spec.model.reference=org/older"), "reference", 1, 0, "15.2 GB", "reference is taken to be"),
+    ((SEVEN, "spec.model.reference=org/older"), "reference", 1, 0, "15.2 GB", "reference model is taken to be"),
 ]  # fmt: skip
 
 

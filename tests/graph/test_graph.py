@@ -52,7 +52,7 @@ WRONG: list[tuple[tuple[Node, ...], str]] = [
     ),
     (
         (Generate(), Infer(name="i", model=CRITIC, writes=("a",)), TRAIN),
-        "node 'i' calls 'critic', which is neither trained nor the reference",
+        "node 'i' calls 'critic', which is neither trained nor the model of a role",
     ),
     (
         (Generate(), Train(name="train", model=CRITIC, loss="value")),

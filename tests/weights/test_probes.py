@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_api.roles import Role
 from rlhf_trainer.engines.vllm import probes
 from rlhf_trainer.engines.vllm.probes import Probes
 
@@ -93,6 +94,11 @@ def scenario(test: Callable[[Server], Awaitable[None]]) -> Callable[[], None]:
 
     run.__name__ = test.__name__
     return run
+
+
+def test_it_answers_where_the_role_says() -> None:
+    row = Role.GENERATOR.row
+    assert (row.ready, row.live, row.drain) == (probes.READY, probes.LIVE, probes.DRAIN)
 
 
 @scenario

@@ -21,12 +21,6 @@ CONFIG_DIRECTORY = "/etc/rlhf"
 START_CONFIG, RESUME_CONFIG = "start.json", "resume.json"
 """The two files of a job's ConfigMap: the same run, begun or gone on with."""
 USER = 65532
-GRACE_SECONDS = {Role.TRAINER: 300, Role.GENERATOR: 120, Role.REWARD: 15, Role.REFERENCE: 15}
-"""What a pod that is being deleted may take: the trainer makes a checkpoint, a generator ends its requests."""
-DRAIN_PATH = "/drain"
-"""Of a generator: answers when its last request is done and the trainer has had the time to learn that it goes."""
-READY_PATH = {Role.GENERATOR: "/ready"}
-LIVE_PATH = {Role.GENERATOR: "/live", Role.REWARD: HEALTH, Role.REFERENCE: HEALTH}
 
 
 def build_pod(
@@ -54,7 +48,7 @@ def build_pod(
             "hostname": name,
             "subdomain": service_name(config.job),
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": GRACE_SECONDS[role],
+            "terminationGracePeriodSeconds": role.row.grace_seconds,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": {
@@ -156,17 +150,17 @@ def _probes(role: Role, index: int, section: RoleSpec) -> Body:
 
     probes = {
         "startupProbe": probe(HEALTH, 2, math.ceil(section.startup_timeout_seconds / 2)),
-        "readinessProbe": probe(READY_PATH.get(role, HEALTH), 5, 2),
+        "readinessProbe": probe(role.row.ready, 5, 2),
     }
-    if role in LIVE_PATH:
-        probes["livenessProbe"] = probe(LIVE_PATH[role], 20, 6)
+    if role.row.live is not None:
+        probes["livenessProbe"] = probe(role.row.live, 20, 6)
     return probes
 
 
 def _lifecycle(role: Role) -> Body:
-    if role is not Role.GENERATOR:
+    if role.row.drain is None:
         return {}
-    return {"lifecycle": {"preStop": {"httpGet": {"path": DRAIN_PATH, "port": "http"}}}}
+    return {"lifecycle": {"preStop": {"httpGet": {"path": role.row.drain, "port": "http"}}}}
 
 
 def _mounts(config: RunConfig, pods: PodSettings) -> list[Body]:

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.roles import Role
+from rlhf_api.resources import gpus_each
 from rlhf_api.run import Process, replicas, roles_of
-from rlhf_api.serving import gpus as server_gpus
 from rlhf_api.spec import Spec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -24,7 +23,8 @@ def present(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[st
 
 def check(spec: Spec, gpus: Sequence[str]) -> None:
     """Raises InvalidJob where trainers and generators need more GPUs than there are; without any they use the CPU."""
-    needed = sum(replicas(spec, role) * size for role, size in _sizes(spec).items() if role in roles_of(spec))
+    alone = [role for role in roles_of(spec) if role.row.work in ("train", "generate")]
+    needed = sum(replicas(spec, role) * gpus_each(spec, role)[0] for role in alone)
     if gpus and needed > len(gpus):
         message = (
             f"trainers and generators need {needed} GPUs, this machine has {len(gpus)}; use fewer, or "
@@ -40,14 +40,9 @@ def variables(spec: Spec, process: Process, gpus: Sequence[str]) -> dict[str, st
         return {}
     first = 0
     for role in roles_of(spec):
-        size = _sizes(spec).get(role, 1)
+        size = gpus_each(spec, role)[0]
         if role is process.role:
             first += process.index * size
             return {VISIBLE: ",".join(gpus[first : first + size] or gpus[:1])}
         first += replicas(spec, role) * size
     return {}
-
-
-def _sizes(spec: Spec) -> dict[Role, int]:
-    """The GPUs of one process of a role."""
-    return {Role.TRAINER: spec.trainer.processes_per_replica, Role.GENERATOR: server_gpus(spec)[0]}

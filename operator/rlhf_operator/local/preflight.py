@@ -11,6 +11,7 @@ from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import problems
 from rlhf_api.rows import read_rows
+from rlhf_api.sizes import LOADED
 from rlhf_api.spec import Spec
 
 
@@ -46,7 +47,7 @@ def looks_local(name: str) -> bool:
 
 
 def _models(spec: Spec) -> Iterator[Problem]:
-    for field in ("policy", "reference", "critic", "reward", "tokenizer"):
+    for field in (*LOADED, "tokenizer"):
         name: str | None = getattr(spec.model, field)
         if name is None or (not Path(name).exists() and not looks_local(name)):
             continue

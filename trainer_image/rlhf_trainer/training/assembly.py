@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.graph import Graph, Model
-from rlhf_api.roles import Role
+from rlhf_api.roles import ModelServerSpec, Role
 from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import CreateModel
@@ -146,20 +146,20 @@ def remote_calls(ctx: TrainerContext, graph: Graph) -> dict[str, RemoteCall]:
     calls: dict[str, RemoteCall] = {}
     for node in graph.prepare:
         role = graph.remote(node)
-        if role is Role.REWARD:
-            calls[node.name] = partial(_scores, scorer(ctx, role), array=node.writes[0])
-        elif role is Role.REFERENCE:
-            calls[node.name] = partial(_logprobs, scorer(ctx, role))
+        if role is not None:
+            answer = partial(_scores, array=node.writes[0]) if role.row.work == "score" else _logprobs
+            calls[node.name] = partial(answer, scorer(ctx, role))
     return calls
 
 
 def scorer(ctx: TrainerContext, role: Role) -> Scorer:
-    """Rank 0's connection to the members of the reward role or of the reference."""
+    """Rank 0's connection to the members of a role that scores or infers."""
     assert ctx.services is not None
-    section = ctx.spec.reward if role is Role.REWARD else ctx.spec.reference
+    section = getattr(ctx.spec, role.value)
+    assert isinstance(section, ModelServerSpec), f"{role.value} answers no node of a graph"
     return Scorer(
         role,
-        SCORE_ROUTE if role is Role.REWARD else LOGPROBS_ROUTE,
+        SCORE_ROUTE if role.row.work == "score" else LOGPROBS_ROUTE,
         http=ctx.services.http,
         roster=ctx.services.roster,
         chunk_tokens=ctx.spec.trainer.micro_batch_tokens,

@@ -1,0 +1,199 @@
+"""A role and an algorithm as a contributor adds them: a diff, applied to a copy of the sources.
+
+The roles' own processes (`rlhf_trainer.roles`) are not part of it: those of a new role are new code.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "operator"
+ROW = 'TEACHER = "teacher", RoleRow(work="infer", model="teacher", grace_seconds=40, ready="/warm")'
+SECTION = '''class Teacher(ModelServerSpec):
+    """Log-probabilities of a larger model, which the policy learns from."""
+
+
+'''
+ALGORITHM = '''"""On-policy distillation: the policy's responses under a teacher."""
+
+from ..base import Frozen, PositiveFloat
+from ..graph import POLICY, SEQUENCES, Generate, Graph, Infer, Model, Train
+from .base import Algorithm
+
+TEACHER = Model("teacher", "teacher", "causal")
+
+
+class Distill(Frozen):
+    """Distillation on the policy's own responses."""
+
+    strength: PositiveFloat = 1.0
+    """Factor of the divergence."""
+
+
+def _graph(_spec, _settings):
+    nodes = (
+        Generate(),
+        Infer(name="teach", model=TEACHER, writes=("teacher_logprobs",)),
+        Train(name="train", model=POLICY, loss="reverse_kl", reads=(SEQUENCES, "teacher_logprobs")),
+    )
+    return Graph(nodes)
+
+
+ALGORITHM = Algorithm(name="distill", settings=Distill, graph=_graph)
+'''
+EDITS = {
+    "rlhf_api/roles.py": (
+        ('    REFERENCE = "reference"', f'    {ROW}\n    REFERENCE = "reference"'),
+        ('HEALTH = "/health"\n', f'{SECTION}HEALTH = "/health"\n'),
+    ),
+    "rlhf_api/graph.py": (('field: Literal["policy", ', 'field: Literal["teacher", "policy", '),),
+    "rlhf_api/spec.py": (
+        ("import Generator, Reference, Reward, Trainer", "import Generator, Reference, Reward, Teacher, Trainer"),
+        ("    weights: Weights = Weights()\n", "    teacher: Teacher = Teacher()\n    weights: Weights = Weights()\n"),
+        ("    reward: str | None = None\n", "    teacher: str | None = None\n    reward: str | None = None\n"),
+    ),
+    "rlhf_api/algorithms/__init__.py": (
+        ("import custom, dpo,", "import custom, distill, dpo,"),
+        ("        sft.ALGORITHM,\n", "        sft.ALGORITHM,\n        distill.ALGORITHM,\n"),
+    ),
+}  # fmt: skip
+LOOK = """
+import json
+
+from rlhf_api.manifest import parse
+from rlhf_api.resources import gpus_each, plan
+from rlhf_api.roles import Role
+from rlhf_api.run import Process, RunConfig, command, roles_of
+from rlhf_operator.cluster.pinned import Pinned
+from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.local.ports import place
+from rlhf_operator.restart_policy import ProcessState, decide
+
+job = parse({
+    "apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "job"},
+    "spec": {
+        "algorithm": "distill", "steps": 4, "data": {"train": ["prompts.jsonl"]},
+        "model": {"policy": "org/small", "teacher": "org/large", "parameters": 7.6e9},
+        "teacher": {"replicas": 2, "dtype": "float16", "backoffLimit": 1,
+                    "failureRules": [{"action": "FailJob", "exitCodes": [3]}]},
+    },
+})
+spec, role = job.spec, Role("teacher")
+made = Pinned.make("job", spec, Settings(trainer_image="trainer:1", token_key=b"k" * 32).defaults)
+pod = build_pod(made.config, role, 1, attempt=1, resume=False, config_name=made.name, token_secret="s",
+                defaults=made.defaults)
+config = RunConfig(job="job", spec=spec, workdir="/w")
+print(json.dumps({
+    "roles": roles_of(spec),
+    "pod": pod,
+    "memory": plan(spec)[role].memory,
+    "gpus": gpus_each(spec, role),
+    "command": command(config, Process(role, 0, 1, "h", "h:2")),
+    "places": [p.name for p in place(config, None)],
+    "starts": [str(a.role) for a in decide(spec, [ProcessState(role, 0)], {}, now=0)],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources with the contributor's diff."""
+    folder = tmp_path_factory.mktemp("contributor") / "operator"
+    shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "rlhf_api" / "algorithms" / "distill.py").write_text(ALGORITHM)
+    for name, edits in EDITS.items():
+        edit(folder / name, *edits)
+    return folder
+
+
+def edit(file: Path, *edits: tuple[str, str]) -> None:
+    text = file.read_text()
+    for before, after in edits:
+        assert text.count(before) == 1, f"{file.name} has changed: {before!r}"
+        text = text.replace(before, after)
+    file.write_text(text)
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def found(copy: Path) -> dict[str, Any]:
+    done = python(copy, "-c", LOOK)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_its_processes_are_placed_started_and_commanded(found: dict[str, Any]) -> None:
+    assert found["roles"] == ["trainer", "generator", "teacher"]
+    assert found["places"] == ["trainer-0", "generator-0", "teacher-0", "teacher-1"]
+    assert found["starts"] == ["teacher"]
+    assert found["command"] == ["python3", "-m", "rlhf_trainer.roles.teacher"]
+
+
+def test_its_pods_have_the_grace_and_the_probes_of_its_row(found: dict[str, Any]) -> None:
+    pod = found["pod"]
+    kubernetes_validate.validate(pod, "1.37", strict=True)
+    (container,) = pod["spec"]["containers"]
+    assert pod["metadata"]["name"] == "job-teacher-1"
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 40
+    assert container["readinessProbe"]["httpGet"]["path"] == "/warm"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+    assert "lifecycle" not in container
+
+
+def test_its_memory_is_that_of_its_own_model(found: dict[str, Any]) -> None:
+    assert found["gpus"][0] == 1
+    assert found["memory"] == (
+        "15.2 GB without activations: 7.6e9 parameters x 2 B; the teacher model is taken to be as large as the policy"
+    )
+
+
+def test_the_definition_has_both_sections(copy: Path) -> None:
+    done = python(copy, "-m", "rlhf_api.crd")
+    assert done.returncode == 0, done.stderr
+    for line in ("teacher:", "distill:", "description: Log-probabilities of a larger model"):
+        assert line in done.stdout
+
+
+def test_the_command_line_knows_both(copy: Path) -> None:
+    done = python(copy, "-m", "rlhf_operator.cli", "graph", "distill")
+    assert done.returncode == 0, done.stderr
+    assert "teacher" in done.stdout
+    done = python(copy, "-m", "rlhf_operator.cli", "logs", "--help")
+    assert "teacher" in done.stdout
+
+
+def test_a_role_without_a_row_is_an_error_at_once(copy: Path, tmp_path: Path) -> None:
+    shutil.copytree(copy, tmp_path / "operator")
+    edit(tmp_path / "operator" / "rlhf_api" / "roles.py", (ROW, 'TEACHER = "teacher"'))
+    done = python(tmp_path / "operator", "-m", "rlhf_api.crd")
+    assert done.returncode != 0
+    assert "TypeError: role 'teacher' has no row" in done.stderr
+
+
+def test_a_graph_that_calls_a_model_of_no_role_is_refused(copy: Path, tmp_path: Path) -> None:
+    shutil.copytree(copy, tmp_path / "operator")
+    edit(
+        tmp_path / "operator" / "rlhf_api" / "algorithms" / "distill.py",
+        ('"teacher", "teacher", "causal"', '"judge", "judge", "causal"'),
+    )
+    done = python(tmp_path / "operator", "-c", LOOK)
+    assert done.returncode != 0
+    assert "'teach' calls 'judge', which is neither trained nor the model of a role" in done.stderr
