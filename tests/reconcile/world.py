@@ -14,8 +14,9 @@ from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus, TrainerStatus
 from rlhf_operator.cluster.desired import active_config, wanted
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, ROLE, pod_name
+from rlhf_operator.cluster.observed import Observed
 from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.plan import Observed, Plan, plan
+from rlhf_operator.cluster.plan import Plan, plan
 from rlhf_operator.cluster.refusal import leave_alone, refuse, reopened
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job, Pod

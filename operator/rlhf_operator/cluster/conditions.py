@@ -8,14 +8,14 @@ from typing import Literal
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
-from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, TrainerStatus
+from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase
 
 from ..job_status import condition, job_status, time_text, with_times
 from ..restart_policy import Finish, ProcessState
-from .desired import Desired
 from .names import role_labels, selector
+from .observed import Observed
 from .pod_groups import lost
-from .snapshot import Job, Pod
+from .snapshot import Pod
 
 SILENT_SECONDS = 30.0
 """A trainer that does not answer for so long is told of."""
@@ -32,71 +32,78 @@ class Event:
     message: str
 
 
-def describe(
-    job: Job,
-    wanted: Desired,
-    before: JobStatus,
-    processes: Sequence[ProcessState],
-    restarts: Mapping[Role, int],
-    trainer: TrainerStatus | None,
-    cluster: ClusterStatus,
-    pods: Sequence[Pod],
-    *,
-    now: datetime.datetime,
-    finish: Finish | None = None,
-    creating: int = 0,
-    suspending: bool = False,
-    refused: Finish | str | None = None,
-    silent_since: float | None = None,
-) -> tuple[JobStatus, tuple[Event, ...]]:
-    """The status now, and the events that tell of what changed since `before`."""
-    spec = wanted.spec
-    resumed = before.phase == "Suspended" and finish is None and not suspending
-    if resumed:
-        before = before.model_copy(update={"start_time": None})
-    status = job_status(spec, processes, restarts, trainer, before=before, now=now, finish=finish)
-    phase = finish.phase if finish else _phase(status.phase, before, processes, trainer, creating)
-    if suspending:
-        phase = before.phase  # its trainer may have ended already, and starts nothing
-    waiting_reason = _waiting_reason(pods, refused)
-    message = "suspending: waits for a checkpoint" if suspending else _join(status.message, waiting_reason)
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """One look at a job: what was observed, and what was decided about it."""
+
+    observed: Observed
+    before: JobStatus
+    """The status that the look began with."""
+    processes: Sequence[ProcessState]
+    restarts: Mapping[Role, int]
+    """In the whole run, those that are about to happen among them."""
+    cluster: ClusterStatus
+    pods: Sequence[Pod]
+    """Those of the job, wanted or not."""
+    now: datetime.datetime
+    finish: Finish | None = None
+    creating: bool = False
+    """Pods are about to be made."""
+    suspending: bool = False
+    """The trainer is asked for a checkpoint and its end."""
+
+    @property
+    def resumed(self) -> bool:
+        return self.before.phase == "Suspended" and self.finish is None and not self.suspending
+
+
+def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
+    """The status now, and the events that tell of what changed since the one before."""
+    observed, pods, finish = look.observed, look.pods, look.finish
+    job, spec = observed.job, observed.wanted.spec
+    before = look.before.model_copy(update={"start_time": None}) if look.resumed else look.before
+    status = job_status(
+        spec, look.processes, look.restarts, observed.trainer, before=before, now=look.now, finish=finish
+    )
+    reason = _waiting_reason(pods, observed.refused)
+    message = "suspending: waits for a checkpoint" if look.suspending else _join(status.message, reason)
     generators = 0 if finish else sum(pod.role is Role.GENERATOR and pod.ended is None for pod in pods)
     has_generators = Role.GENERATOR in roles_of(spec)
-    stamp = time_text(now)
-    conditions = [
-        *(c for c in status.conditions if c.type != "Suspended"),
-        _scheduled(pods, refused, stamp),
-        _suspended(finish, suspending, stamp),
-        _stalled(pods, refused, silent_since if finish is None else None, stamp, now.timestamp()),
-        *([condition("SpecChanged", "True", "NotApplied", wanted.ignored, stamp)] if wanted.ignored else ()),
-    ]
-    conditions = [c.model_copy(update={"observed_generation": job.generation}) for c in conditions]
     status = status.model_copy(
         update={
-            "phase": phase,
+            "phase": finish.phase if finish else _phase(status.phase, look),
             "message": message[:LONGEST],
             "observed_generation": job.generation,
             "generator_replicas": generators,
             "selector": selector(role_labels(job.name, Role.GENERATOR)) if has_generators else "",
             "plan": resource_plan(spec),
-            "cluster": cluster,
-            "conditions": with_times(conditions, before.conditions),
+            "cluster": look.cluster,
+            "conditions": with_times(_conditions(status, look), before.conditions),
         }
     )
-    return status, tuple(_events(before, status, finish, wanted, waiting_reason, processes, resumed=resumed))
+    return status, tuple(_events(status, reason, look))
 
 
-def _phase(
-    phase: Phase,
-    before: JobStatus,
-    processes: Sequence[ProcessState],
-    trainer: TrainerStatus | None,
-    creating: int,
-) -> Phase:
-    if phase == "Pending" and creating:
+def _conditions(status: JobStatus, look: Look) -> list[Condition]:
+    observed, stamp, now = look.observed, time_text(look.now), look.now.timestamp()
+    silent_since, ignored = None if look.finish else observed.silent_since, observed.wanted.ignored
+    found = [
+        *(c for c in status.conditions if c.type != "Suspended"),
+        _scheduled(look.pods, observed.refused, stamp),
+        _suspended(look.finish, look.suspending, stamp),
+        _stalled(look.pods, observed.refused, silent_since, stamp, now),
+        *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
+    ]
+    return [c.model_copy(update={"observed_generation": observed.job.generation}) for c in found]
+
+
+def _phase(phase: Phase, look: Look) -> Phase:
+    if look.suspending:
+        return look.before.phase  # its trainer may have ended already, and starts nothing
+    if phase == "Pending" and look.creating:
         return "Provisioning"
-    alive = any(p.role is Role.TRAINER and p.started and not p.ended for p in processes)
-    if phase == "Provisioning" and before.phase == "Running" and trainer is None and alive:
+    alive = any(p.role is Role.TRAINER and p.started and not p.ended for p in look.processes)
+    if phase == "Provisioning" and look.before.phase == "Running" and look.observed.trainer is None and alive:
         return "Running"  # only we have lost sight of it
     return phase
 
@@ -163,26 +170,17 @@ def _suspended(finish: Finish | None, suspending: bool, stamp: str) -> Condition
     return condition("Suspended", "False", "NotSuspended", "", stamp)
 
 
-def _events(
-    before: JobStatus,
-    status: JobStatus,
-    finish: Finish | None,
-    wanted: Desired,
-    waiting_reason: str,
-    processes: Sequence[ProcessState],
-    *,
-    resumed: bool,
-) -> list[Event]:
-    found = list[Event]()
-    if wanted.ignored:
-        found.append(Event("Warning", "SpecChangeIgnored", wanted.ignored))
+def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
+    found, before, finish, ignored = list[Event](), look.before, look.finish, look.observed.wanted.ignored
+    if ignored:
+        found.append(Event("Warning", "SpecChangeIgnored", ignored))
     if waiting_reason:
         found.append(Event("Warning", "PodsWaiting", waiting_reason))
-    for process in processes:
+    for process in look.processes:
         earlier = before.roles.get(process.role)
         if process.ended and earlier and status.roles[process.role].restarts > earlier.restarts:
             found.append(Event("Warning", "PodFailed", f"{process.name} {process.ended.reason}"))
-    if resumed:
+    if look.resumed:
         found.append(Event("Normal", "Resumed", f"goes on from step {status.step}"))
     if status.phase == before.phase:
         return found
@@ -190,7 +188,7 @@ def _events(
         kind: Literal["Normal", "Warning"] = "Warning" if finish.phase == "Failed" else "Normal"
         message = finish.message or f"{status.progress} steps"
         found.append(Event(kind, finish.reason if finish.phase == "Failed" else finish.phase, message))
-    elif status.phase == "Provisioning" and not resumed:
+    elif status.phase == "Provisioning" and not look.resumed:
         roles = ", ".join(
             f"{role.value} x {role_status.desired}" for role, role_status in status.roles.items()
         )

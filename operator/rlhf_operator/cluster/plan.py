@@ -1,22 +1,22 @@
 """What to do next about a job: a pure function of what is seen. This page and `reconcile.py` tell the whole story."""
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Membership
-from rlhf_api.status import ClusterStatus, JobStatus, RestartWindow, TrainerStatus
+from rlhf_api.status import ClusterStatus, JobStatus
 
 from ..budget import Restarts, one_more, totals
 from ..job_status import first_status, time_text
 from ..restart_policy import Finish, Kill, ProcessState, Start, decide
-from .conditions import Event, describe
-from .desired import Desired
-from .kueue import Quota
+from . import deadlines, windows
+from .conditions import Event, Look, describe
+from .observed import Observed
 from .pod_groups import PodGroups, lost, membership, seen, sort, stuck
-from .snapshot import Job, Pod, seconds
+from .snapshot import Pod
 
 POLL_SECONDS = 5.0
 """Between two looks at a running job."""
@@ -26,22 +26,6 @@ KILL_SECONDS = 5
 """Grace of a trainer whose peer has failed: it has nothing left to save."""
 SIDECAR_SECONDS = 30.0
 """How long other containers of a pod may outlast the role's at the end of a job, say to send its log away."""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """Everything that decisions about a job are made on."""
-
-    job: Job
-    wanted: Desired
-    pods: Sequence[Pod]
-    trainer: TrainerStatus | None = None
-    """The last report of the present trainer."""
-    silent_since: float | None = None
-    """Since when it does not answer, in seconds since the epoch."""
-    refused: Finish | str | None = None
-    """What the API server said to the last pods that were to be made, where it did not take them."""
-    quota: Quota = "none"
 
 
 @dataclass(frozen=True)
@@ -95,16 +79,14 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     # Pods that the API server refused were never there, whatever the status says that it was about to make.
     refused = observed.refused is not None and not sight.of(Role.TRAINER)
     begun = before.phase in ("Provisioning", "Running") and cluster.attempt > 0 and not refused
-    restarts = _restarts(before, cluster)
+    restarts = windows.read(before, cluster)
     waited = bool(cluster.counted)  # what was to go before a start has been seen and counted
     last = 0.0 if waited else restarts.get(Role.TRAINER, Restarts()).last
     processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None, last=last)
 
-    cluster = cluster.model_copy(update=_times(observed, before, cluster, now))
+    cluster = cluster.model_copy(update=deadlines.times(observed, before, cluster, now))
     processes = stuck(spec, processes, sight, cluster, now.timestamp())
-    finish = (
-        _deadline(observed, before, now) or _too_long(observed, before, cluster, now) or _refusal(observed)
-    )
+    finish = deadlines.ended(observed, before, cluster, now)
     if finish is None and suspend:
         return _suspend(observed, before, cluster, sight, processes, now)
     # Who starts too slowly is ended by the kubelet's startup probe.
@@ -137,15 +119,23 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     there = {pod.uid for pod in sight.pods}
     counted |= set(cluster.counted)
     cluster = cluster.model_copy(
-        update={"counted": tuple(sorted(counted & there)), "restarts": _windows(restarts)}
+        update={"counted": tuple(sorted(counted & there)), "restarts": windows.written(restarts)}
     )
     if finish is not None:
         create, delete = [], [_end(pod) for pod in sight.pods if pod.ended is None]
     delete += [_end(pod) for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
-    status, events = describe(
-        job, observed.wanted, before, processes, totals(restarts), observed.trainer, cluster, sight.pods,
-        finish=finish, creating=len(create), refused=observed.refused, silent_since=observed.silent_since, now=now,
-    )  # fmt: skip
+    found = Look(
+        observed=observed,
+        before=before,
+        processes=processes,
+        restarts=totals(restarts),
+        cluster=cluster,
+        pods=sight.pods,
+        now=now,
+        finish=finish,
+        creating=bool(create),
+    )
+    status, events = describe(found)
     return Plan(
         status=status,
         companions=finish is None,
@@ -155,34 +145,6 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         events=events,
         again=POLL_SECONDS,
     )
-
-
-def _restarts(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
-    """From the status: totals of roles, and the windows of their budgets."""
-    found = {role: Restarts(status.restarts) for role, status in before.roles.items()}
-    for role, window in cluster.restarts.items():
-        total = found.get(role, Restarts()).total
-        found[role] = Restarts(
-            total, window.failures, window.disruptions, seconds(window.since), seconds(window.last)
-        )
-    return found
-
-
-def _windows(restarts: Mapping[Role, Restarts]) -> dict[Role, RestartWindow]:
-    return {
-        role: RestartWindow(
-            failures=each.failures,
-            disruptions=each.disruptions,
-            since=_stamp(each.since),
-            last=_stamp(each.last),
-        )
-        for role, each in restarts.items()
-        if each.failures or each.disruptions
-    }
-
-
-def _stamp(at: float) -> str:
-    return time_text(datetime.datetime.fromtimestamp(at, datetime.UTC))
 
 
 def _occupying(sight: PodGroups, start: Start) -> list[Pod]:
@@ -227,11 +189,18 @@ def _suspend(
             "provisioning_since": None,
         }
     )
-    status, events = describe(
-        observed.job, observed.wanted, before, processes, {r: s.restarts for r, s in before.roles.items()},
-        observed.trainer, cluster, sight.pods, finish=finish, suspending=not finish,
-        silent_since=observed.silent_since, now=now,
-    )  # fmt: skip
+    found = Look(
+        observed=observed,
+        before=before,
+        processes=processes,
+        restarts={role: status.restarts for role, status in before.roles.items()},
+        cluster=cluster,
+        pods=sight.pods,
+        now=now,
+        finish=finish,
+        suspending=finish is None,
+    )
+    status, events = describe(found)
     leaving = () if saving else sight.pods
     return Plan(
         status=status,
@@ -272,47 +241,6 @@ def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime
         expire=expire,
         again=POLL_SECONDS if holding else left if not expire else None,
     )
-
-
-def _deadline(observed: Observed, before: JobStatus, now: datetime.datetime) -> Finish | None:
-    limit = observed.wanted.spec.active_deadline_seconds
-    if limit is None or before.start_time is None or before.phase in ("Pending", "Suspended"):
-        return None
-    ran = (now - datetime.datetime.fromisoformat(before.start_time)).total_seconds()
-    if ran < limit:
-        return None
-    return Finish("Failed", "DeadlineExceeded", f"ran for {ran:.0f} s; spec.activeDeadlineSeconds is {limit}")
-
-
-def _too_long(
-    observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
-) -> Finish | None:
-    limit = observed.wanted.spec.scheduling.pre_running_deadline_seconds
-    if limit is None or cluster.provisioning_since is None:
-        return None
-    waited = (now - datetime.datetime.fromisoformat(cluster.provisioning_since)).total_seconds()
-    if waited < limit:
-        return None
-    message = f"the trainer did not begin within {limit} s (spec.scheduling.preRunningDeadlineSeconds)"
-    return Finish(
-        "Failed", "PreRunningDeadlineExceeded", f"{message}; {before.message}" if before.message else message
-    )
-
-
-def _times(
-    observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
-) -> dict[str, str | None]:
-    """Since when the job is in the state that a deadline is about."""
-    provisioning = before.phase == "Provisioning"
-    stepped = observed.trainer is not None and observed.trainer.step != before.step
-    return {
-        "provisioning_since": (cluster.provisioning_since or time_text(now)) if provisioning else None,
-        "progress_time": time_text(now) if stepped else cluster.progress_time,
-    }
-
-
-def _refusal(observed: Observed) -> Finish | None:
-    return observed.refused if isinstance(observed.refused, Finish) else None
 
 
 def _end(pod: Pod, grace: int | None = None) -> Deletion:

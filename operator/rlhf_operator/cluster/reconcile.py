@@ -21,8 +21,9 @@ from .desired import Desired, active_config, wanted
 from .kueue import quota, workload
 from .names import pod_name, token_name
 from .objects import companions, owned, token_secret
+from .observed import Observed
 from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of_0_1, shows_defaults
-from .plan import POLL_SECONDS, NewPod, Observed, Plan, plan
+from .plan import POLL_SECONDS, NewPod, Plan, plan
 from .pod import build_pod
 from .recorder import Recorder
 from .refusal import leave_alone, refuse, reopened

@@ -1,0 +1,27 @@
+"""Everything that decisions about a job are made on, of one moment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlhf_api.status import TrainerStatus
+
+from ..restart_policy import Finish
+from .desired import Desired
+from .kueue import Quota
+from .snapshot import Job, Pod
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A job as the cluster and its trainer show it."""
+
+    job: Job
+    wanted: Desired
+    pods: Sequence[Pod]
+    trainer: TrainerStatus | None = None
+    """The last report of the present trainer."""
+    silent_since: float | None = None
+    """Since when it does not answer, in seconds since the epoch."""
+    refused: Finish | str | None = None
+    """What the API server said to the last pods that were to be made, where it did not take them."""
+    quota: Quota = "none"

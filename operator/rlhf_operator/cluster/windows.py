@@ -1,0 +1,39 @@
+"""Restart windows of the roles' budgets, as the status keeps them; pure."""
+
+import datetime
+from collections.abc import Mapping
+
+from rlhf_api.roles import Role
+from rlhf_api.status import ClusterStatus, JobStatus, RestartWindow
+
+from ..budget import Restarts
+from ..job_status import time_text
+from .snapshot import seconds
+
+
+def read(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
+    """From the status: totals of roles, and the windows of their budgets."""
+    found = {role: Restarts(status.restarts) for role, status in before.roles.items()}
+    for role, window in cluster.restarts.items():
+        total = found.get(role, Restarts()).total
+        found[role] = Restarts(
+            total, window.failures, window.disruptions, seconds(window.since), seconds(window.last)
+        )
+    return found
+
+
+def written(restarts: Mapping[Role, Restarts]) -> dict[Role, RestartWindow]:
+    return {
+        role: RestartWindow(
+            failures=each.failures,
+            disruptions=each.disruptions,
+            since=_stamp(each.since),
+            last=_stamp(each.last),
+        )
+        for role, each in restarts.items()
+        if each.failures or each.disruptions
+    }
+
+
+def _stamp(at: float) -> str:
+    return time_text(datetime.datetime.fromtimestamp(at, datetime.UTC))
