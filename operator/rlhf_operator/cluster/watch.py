@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection
 from typing import Any, Self
 
 import kopf
-from kopf._cogs.structs.references import Insights  # kopf takes one, but has no public name for it
 
 from .api import KINDS, Api, Body
+from .discovered import Discovered
 from .names import MANAGED_BY, OPERATOR
 
 logger = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ class Watch:
     """kopf at work: `see` is told of all there is, and then of what happens, until `stop`."""
 
     def __init__(
-        self, kinds: Collection[str], tasks: Collection[asyncio.Task[Any]], insights: Insights
+        self, kinds: Collection[str], tasks: Collection[asyncio.Task[Any]], discovered: Discovered
     ) -> None:
-        self._kinds, self._tasks, self._insights = kinds, tasks, insights
+        self._kinds, self._tasks, self._discovered = kinds, tasks, discovered
 
     @classmethod
     async def start(cls, api: Api, namespace: str | None, kinds: Collection[str], see: See) -> Self:
         """kopf takes over SIGTERM and SIGINT here: listen to them again afterwards."""
-        registry, settings, insights = kopf.OperatorRegistry(), _settings(), Insights()
+        registry, settings, discovered = kopf.OperatorRegistry(), _settings(), Discovered()
 
         async def login(**_: Any) -> kopf.ConnectionInfo:
             return await _credentials(api)
@@ -67,20 +67,18 @@ class Watch:
                 settings.watching.label_selectors[group, version, plural] = SELECTORS[kind]
         where: dict[str, Any] = {"namespaces": [namespace]} if namespace else {"clusterwide": True}
         tasks = await kopf.spawn_tasks(
-            registry=registry, settings=settings, insights=insights, standalone=True, **where
+            registry=registry, settings=settings, insights=discovered.insights, standalone=True, **where
         )
-        return cls(kinds, tasks, insights)
+        return cls(kinds, tasks, discovered)
 
     async def failed(self) -> None:
         """Waits for kopf to give up; always raises."""
-        found = asyncio.create_task(self._insights.ready_resources.wait())
+        found = asyncio.create_task(self._discovered.plurals())
         try:
             done, _ = await asyncio.wait(
                 {found, *self._tasks}, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
-            # kopf leaves out what it does not find, with no more than a warning.
-            known = {resource.plural for resource in self._insights.watched_resources}
-            if done == {found} and known == {KINDS[kind][1] for kind in self._kinds}:
+            if done == {found} and found.result() == {KINDS[kind][1] for kind in self._kinds}:
                 done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             found.cancel()
