@@ -54,6 +54,12 @@ def _reward(spec: Spec) -> Iterator[Problem]:
             "spec.reward",
             "nothing scores the answers: set spec.model.reward (a reward model) or spec.reward.functions",
         )
+    names = ["model"] if scored_by_model else []
+    for i, entry in enumerate(spec.reward.functions):
+        if entry.metric in names:
+            message = f"two rewards are {entry.metric!r} in the metrics; give this one another name"
+            yield Problem(f"spec.reward.functions[{i}].name", message)
+        names.append(entry.metric)
     if spec.reward.fine_grained and (spec.reward.functions or not scored_by_model):
         yield Problem(
             "spec.reward.fineGrained",

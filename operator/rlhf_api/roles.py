@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from .base import REASON, DType, Frozen, ImportPath, NonNegativeFloat, Positive
+from .base import REASON, DType, Frozen, ImportPath, NonNegativeFloat, Positive, RewardName
 from .deepspeed import DeepSpeedConfig
 from .pods import PodSettings
 
@@ -85,10 +85,23 @@ class ModelServerSpec(RoleSpec):
 
 
 class RewardFunction(Frozen):
-    """A Python function `(prompts, responses, rows) -> list of float`."""
+    """A Python function `(prompts, responses, rows) -> list of float`, in processes of its own."""
 
+    name: RewardName | None = None
+    """Its name in the metrics; the function's unless given."""
     function: ImportPath
     weight: float = 1.0
+    timeout_seconds: Positive = 30
+    """How long one call may take. One for several responses that fails is made again for each of them alone."""
+    retries: int = Field(2, ge=0, le=100)
+    """How often a response that failed is tried again before it is left out of training."""
+    concurrency: int = Field(4, ge=1, le=256)
+    """Calls at once, in as many processes."""
+
+    @property
+    def metric(self) -> str:
+        """Its name in the metrics."""
+        return self.name or self.function.partition(":")[2]
 
 
 class Reward(ModelServerSpec):
@@ -104,6 +117,9 @@ class Reward(ModelServerSpec):
     """Factor of the total with its bias."""
     clip: tuple[float, float] | None = None
     """Bounds of the scaled total."""
+    max_failed_share: float = Field(0.25, ge=0, lt=1)
+    """Responses that could not be scored are left out of training. Where they are more than this share of those that
+    are scored together, the job is paused and they are tried again; `startupTimeoutSeconds` without progress end it."""
 
 
 class Reference(ModelServerSpec):

@@ -1,15 +1,21 @@
-"""Scores: functions, models and both, over real HTTP, by servers that come and go."""
+"""Scores of functions in processes of their own, of models, and of both."""
 
-import numpy as np
+import asyncio
+import threading
+import time
+
+import psutil
 import pytest
 import torch
 from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_api.problems import InvalidJob
+from rlhf_trainer.imports import import_function
 from rlhf_trainer.models.load import create_tokenizer
 from rlhf_trainer.records import Sequences
-from rlhf_trainer.scoring.rewards import FunctionScorer, ModelScorer, import_function, weighted
+from rlhf_trainer.scoring.function_pool import FunctionPool
+from rlhf_trainer.scoring.rewards import Function, ModelScorer, Rewards
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.eos_token_id
@@ -25,51 +31,212 @@ def ids(text: str) -> list[int]:
 SEQUENCES = Sequences.pack([(ids(prompt), [*ids(answer), EOS]) for prompt, answer in TEXTS])
 
 
+FUNCTIONS = """
+import ctypes, os, sys, time
+from pathlib import Path
+
+import numpy as np
+
+
 def lengths(_prompts, responses, _rows):
     return [float(len(response)) for response in responses]
 
 
 def grades(prompts, _responses, rows):
     assert [row["prompt"] for row in rows] == prompts
-    return [row["grade"] for row in rows]
-
-
-def scorer(function) -> FunctionScorer:
-    return FunctionScorer(WHERE, function, TOKENIZER)
-
-
-def test_functions_see_texts_and_rows_and_are_weighted():
-    both = [(2.0, scorer(lengths)), (-1.0, scorer(grades))]
-    assert weighted(both, SEQUENCES, ROWS).tolist() == [14.0, 1.0, 26.0, 1.0]
-    assert weighted([], SEQUENCES, ROWS).tolist() == [0.0] * 4
-
-
-def test_scores_may_come_from_numpy():
-    found = scorer(lambda *_: np.arange(4, dtype=np.float32))(SEQUENCES, ROWS)
-    assert found.tolist() == [0, 1, 2, 3]
-    assert found.dtype == torch.float32
+    print("on stdout, which is not the server's")
+    assert sys.stdin.read() == ""
+    return np.array([row["grade"] for row in rows], dtype=np.float32)
 
 
 def raises(_prompts, _responses, rows):
     return [rows[0]["no such key"]]
 
 
+def one_for_all(prompts, responses, rows): return [1.0]
+def nothing(*_): return None
+def a_float(*_): return 0.5
+def nan(_p, responses, _r): return [float("nan") if r == "b" else 0.0 for r in responses]
+def infinite(_p, responses, _r): return [float("inf") if r == "b" else 0.0 for r in responses]
+def huge(_p, responses, _r): return [10**400 if r == "b" else 0 for r in responses]
+def texts(_p, responses, _r): return ["1" for _ in responses]
+
+
+def ends(how):
+    def function(_prompts, responses, _rows):
+        if "b" in responses:
+            how()
+        return [1.0 for _ in responses]
+    return function
+
+
+def refused():
+    raise ConnectionRefusedError("the judge is away")
+
+
+def memory():
+    raise MemoryError("too much")
+
+
+hangs = ends(lambda: time.sleep(3600))
+exits = ends(lambda: os._exit(3))
+crashes = ends(lambda: ctypes.string_at(0))
+is_killed = ends(lambda: os.kill(os.getpid(), 9))
+cannot_connect = ends(refused)
+has_no_memory = ends(memory)
+
+
+def child_hangs(_prompts, responses, rows):
+    if os.fork() == 0:
+        Path(rows[0]["file"]).write_text(str(os.getpid()))
+        time.sleep(3600)
+    os.wait()
+
+
+def fails_once(_prompts, responses, rows):
+    file = Path(rows[0]["file"])
+    if not file.exists():
+        file.touch()
+        os._exit(1)
+    return [2.0 for _ in responses]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A directory with a module of reward functions: where a job runs."""
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "functions_of_this_test.py").write_text(FUNCTIONS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wait():
+    """Runs coroutines on one loop in a thread, as the role does; at the end the loop's processes are ended."""
+    loop, before = asyncio.new_event_loop(), psutil.Process().children()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(120)
+    for child in set(psutil.Process().children()) - set(before):
+        child.kill()
+
+
+@pytest.fixture
+def score(folder, wait, monkeypatch):
+    """Scores of functions, each `(name, weight)`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("rlhf_trainer.scoring.samples.PAUSE_SECONDS", 0.01)
+
+    async def function(name: str, weight: float, timeout: float, retries: int) -> Function:
+        pool = FunctionPool(WHERE, f"functions_of_this_test:{name}", concurrency=2, timeout=timeout)
+        await pool.start()
+        return Function(name, weight, retries, pool)
+
+    def scored(*entries, model=None, timeout=60.0, seconds=100.0, retries=0, rows=ROWS, times=1):
+        found = [wait(function(*entry, timeout, retries)) for entry in entries]
+        rewards = Rewards(TOKENIZER, seconds, found, model)
+        return [wait(rewards.score(SEQUENCES, rows)) for _ in range(times)][-1]
+
+    return scored
+
+
+def test_functions_see_texts_and_rows_and_are_weighted(score):
+    scores, report = score(("lengths", 2.0), ("grades", -1.0))
+    assert scores.tolist() == [14.0, 1.0, 26.0, 1.0]
+    assert scores.dtype == torch.float32
+    assert report.failures == {}
+    assert {name: part.total for name, part in report.parts.items()} == {"lengths": 24.0, "grades": 6.0}
+    assert all(part.seconds > 0 and part.failed == 0 for part in report.parts.values())
+
+
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("name", "message"),
     [
-        (raises, r"the function raised KeyError: 'no such key' \(.*test_scoring\.py:\d+\)"),
-        (lambda *_: [1.0], "returned 1 scores for 4 answers"),
-        (lambda *_: None, "returned a NoneType, not a list of one number for each answer"),
-        (lambda *_: 0.5, "returned a float, not a list"),
-        (lambda *_: [0.0, float("nan"), 0, 0], "scores must be finite numbers; got NaN for 'b'"),
-        (lambda *_: [0.0, 1.0, float("inf"), 0], "finite numbers; got Infinity for 'day to you all'"),
-        (lambda *_: ["1", 0, 0, 0], "finite numbers; got '1' for 'morning'"),
+        ("raises", r"the function raised KeyError: 'no such key' \(.*functions_of_this_test\.py:\d+\)"),
+        ("one_for_all", "returned 1 scores for 2 responses"),
+        ("nothing", "returned a NoneType, not a list of one number for each response"),
+        ("a_float", "returned a float, not a list"),
+        ("nan", "scores must be finite numbers; got NaN for 'b'"),
+        ("infinite", "finite numbers; got Infinity for 'b'"),
+        ("huge", "finite numbers; got 1000"),
+        ("texts", "finite numbers; got '1' for "),
     ],
 )
-def test_what_functions_get_wrong_is_said_with_the_field(function, message):
+def test_what_functions_get_wrong_is_said_with_the_field(score, name, message):
     with pytest.raises(InvalidJob, match=message) as caught:
-        scorer(function)(SEQUENCES, ROWS)
+        score((name, 1.0))
     assert [problem.where for problem in caught.value.problems] == [WHERE]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("exits", "the function's process ended with exit code 3"),
+        ("crashes", "the function's process was ended by SIGSEGV"),
+        ("is_killed", "the function's process was ended by SIGKILL, maybe for lack of memory"),
+        ("cannot_connect", "the function raised ConnectionRefusedError: the judge is away"),
+        ("has_no_memory", "the function raised MemoryError: too much"),
+    ],
+)
+def test_one_response_that_a_function_dies_of_costs_that_response(score, name, reason):
+    """The others of the same call have their scores, and so have those of the next batch."""
+    scores, report = score((name, 1.0), ("lengths", 1.0), retries=1, times=2)
+    assert scores[[0, 2, 3]].tolist() == [8.0, 15.0, 3.0]
+    assert torch.isnan(scores[1])
+    assert list(report.failures) == [1]
+    assert report.failures[1].startswith(f"{name}: {reason}")
+    assert (report.parts[name].failed, report.parts["lengths"].failed) == (1, 0)
+
+
+def test_a_function_that_hangs_is_ended(score):
+    scores, report = score(("hangs", 1.0), timeout=2.0)
+    assert scores[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
+    assert report.failures == {1: "hangs: the function took longer than 2 s"}
+
+
+def test_what_a_hanging_function_started_is_ended_with_it(score, tmp_path):
+    rows = [{"file": str(tmp_path / "pid")}] * 4
+    score(("child_hangs", 1.0), timeout=2.0, rows=rows)
+    pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_batch_has_a_deadline_whatever_its_functions_do(score):
+    """What has a score by then keeps it."""
+    scores, report = score(("hangs", 1.0), seconds=10.0)
+    assert report.failures == dict.fromkeys((0, 1), "hangs: no score within 10 s"), (
+        "one call of two responses"
+    )
+    assert scores[2:].tolist() == [1.0, 1.0]
+
+
+def test_a_failure_is_tried_again(score, tmp_path):
+    rows = [{"file": str(tmp_path / f"tried-{i // 2}")} for i in range(4)]
+    scores, report = score(("fails_once", 1.0), retries=0, rows=rows)
+    assert (scores.tolist(), report.failures) == ([2.0] * 4, {})
+    alone = [{"file": str(tmp_path / f"alone-{i}")} for i in range(4)]
+    _, report = score(("fails_once", 1.0), retries=0, rows=alone)
+    assert report.failures, "the second of each call failed once, alone"
+    alone = [{"file": str(tmp_path / f"again-{i}")} for i in range(4)]
+    scores, report = score(("fails_once", 1.0), retries=1, rows=alone)
+    assert (scores.tolist(), report.failures) == ([2.0] * 4, {})
+
+
+def test_a_function_that_cannot_be_imported_ends_the_role(score):
+    with pytest.raises(InvalidJob, match="'functions_of_this_test:no_such' cannot be imported: AttributeErr"):
+        score(("no_such", 1.0))
+
+
+def test_a_models_score_that_is_not_finite_is_a_failure_and_not_a_score(score):
+    def broken(_sequences, _rows):
+        return torch.tensor([1.0, float("nan"), 2.0, float("inf")])
+
+    scores, report = score(("lengths", 1.0), model=(2.0, broken))
+    assert scores[[0, 2]].tolist() == [9.0, 18.0]
+    assert torch.isnan(scores[[1, 3]]).all()
+    assert report.failures == dict.fromkeys((1, 3), "model: its score is not finite")
+    assert (report.parts["model"].total, report.parts["model"].failed) == (3.0, 2)
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,22 @@ class Executor:
         self._pool = ThreadPoolExecutor(max_workers=max(1, len(remote)), thread_name_prefix="remote")
 
     def run(
-        self, columns: Columns, rows: Sequence[Mapping[str, Any]] = (), *, until: Node | None = None
+        self,
+        columns: Columns,
+        rows: Sequence[Mapping[str, Any]] = (),
+        *,
+        until: Node | None = None,
+        without: Sequence[str] = (),
     ) -> Columns:
         """The columns with all that the nodes write; a node whose columns exist already is not run.
 
         `rows`: the dataset row of each sequence, needed on rank 0 alone. With `until`, only that node and those that
-        it depends on. Raises Stopped, on every rank, where the run is to end while a role is waited for.
+        it depends on; nodes that read the columns `without`, or what is made of them, are left for later. Raises
+        Stopped, on every rank, where the run is to end while a role is waited for.
         """
-        todo = [node for node in self._wanted(until) if not all(name in columns for name in node.writes)]
+        late = self._that_follow(without)
+        wanted = [node for node in self._wanted(until) if node not in late]
+        todo = [node for node in wanted if not all(name in columns for name in node.writes)]
         calls: dict[Future[Tensor], Node] = {}
 
         def next_turn() -> Message:
@@ -100,6 +108,15 @@ class Executor:
             if node is not until and columns & set(node.writes):
                 found.insert(0, node)
                 columns |= set(node.reads)
+        return found
+
+    def _that_follow(self, columns: Sequence[str]) -> list[Node]:
+        """Preparing nodes that read any of the columns, or what such nodes write."""
+        found, late = list[Node](), set(columns)
+        for node in self._graph.prepare:
+            if late & set(node.reads):
+                found.append(node)
+                late |= set(node.writes)
         return found
 
     def _run(self, node: Node, columns: Columns, arrays: Mapping[str, Tensor]) -> Columns:

@@ -11,7 +11,7 @@ import numpy as np
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.replay import Replay
 
-from ..scoring.rewards import import_function
+from ..imports import import_function
 from .buffer import EpisodeReplayBuffer
 
 Sample = dict[str, Any]
@@ -55,7 +55,7 @@ class Sampling:
         self._replay, self._seed = replay, seed
         self._function: Callable[[Buffers], Any] | None = None
         if replay.window and replay.sampler_is_import:
-            self._function = import_function(replay.sampler, replay.sampler_field)  # type: ignore[assignment]
+            self._function = import_function(replay.sampler, replay.sampler_field)
 
     def picks(self, window: Buffers, fresh: EpisodeReplayBuffer, step: int) -> Picks:
         """What to train on beside `fresh`, all of which is trained on anyway.

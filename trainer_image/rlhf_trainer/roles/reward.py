@@ -1,67 +1,90 @@
 """The reward role: scores answers for training, and judges them for evaluation."""
 
-import sys
-from pathlib import Path
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.roles import Role
+from rlhf_api.roles import RewardFunction, Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
 from ..comms.ranks import Message
 from ..maths.rewards import scaled_scores
 from ..models.loading import load_job_tokenizer, load_model, on_device
 from ..process import run_role
+from ..scoring.function_pool import FunctionPool
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
-from ..scoring.rewards import FunctionScorer, ModelScorer, Score, TokenScorer, import_function, weighted
+from ..scoring.rewards import Function, ModelScore, ModelScorer, Rewards, TokenScorer
 from ..scoring.server import application, serve
 from ..settings import listen_host
 
+T = TypeVar("T")
 
-def scorers(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[tuple[float, Score]]:
-    """What the manifest scores answers by, with weights."""
-    spec, found = config.spec, list[tuple[float, Score]]()
-    if spec.model.reward is not None and spec.reward.model_weight != 0:
-        own = load_job_tokenizer(config, "reward")
-        model = load_model(
-            config, "reward", Role.REWARD, own, "token_score" if spec.reward.fine_grained else None
-        )
-        on_device(model)
-        budget = spec.trainer.micro_batch_tokens
-        scorer: Score = ModelScorer(model, tokenizer, own, budget)
-        if spec.reward.fine_grained:
-            if own.get_vocab() != tokenizer.get_vocab():
-                message = (
-                    "the model has another vocabulary than the policy, so its tokens are not the policy's"
-                )
-                raise InvalidJob([Problem("spec.reward.fineGrained", f"{message}; got true")])
-            scorer = TokenScorer(model, budget, tokenizer.pad_token_id)
-        found.append((spec.reward.model_weight, scorer))
-    for i, entry in enumerate(spec.reward.functions):
-        where = f"spec.reward.functions[{i}].function"
-        found.append((entry.weight, FunctionScorer(where, import_function(entry.function, where), tokenizer)))
-    return found
+SHARE_OF_TIME = 0.9
+"""Of the time that a chunk may take: responses without a score by then have failed, and the trainer hears why."""
+
+
+def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[float, ModelScore] | None:
+    """The reward model with its weight, where the manifest has one."""
+    spec = config.spec
+    if spec.model.reward is None or spec.reward.model_weight == 0:
+        return None
+    own = load_job_tokenizer(config, "reward")
+    model = load_model(
+        config, "reward", Role.REWARD, own, "token_score" if spec.reward.fine_grained else None
+    )
+    on_device(model)
+    budget = spec.trainer.micro_batch_tokens
+    if not spec.reward.fine_grained:
+        return spec.reward.model_weight, ModelScorer(model, tokenizer, own, budget)
+    if own.get_vocab() != tokenizer.get_vocab():
+        message = "the model has another vocabulary than the policy, so its tokens are not the policy's"
+        raise InvalidJob([Problem("spec.reward.fineGrained", f"{message}; got true")])
+    return spec.reward.model_weight, TokenScorer(model, budget, tokenizer.pad_token_id)
+
+
+async def function(where: str, entry: RewardFunction) -> Function:
+    """A reward function, ready to score. Raises InvalidJob where it cannot be."""
+    pool = FunctionPool(
+        f"{where}.function", entry.function, concurrency=entry.concurrency, timeout=entry.timeout_seconds
+    )
+    await pool.start()
+    return Function(entry.metric, entry.weight, entry.retries, pool)
 
 
 def run(env: ProcessEnv) -> None:
     config, spec = env.config, env.config.spec
-    sys.path.insert(0, str(Path.cwd()))  # where the user's modules are
     tokenizer = load_job_tokenizer(config)
-    rewards = scorers(config, tokenizer)
-    judges: list[tuple[float, Score]] = []
+    model = model_scorer(config, tokenizer)
+    # Functions work on a loop of their own, in a thread that lives as long as the role: their processes end with it.
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="functions", daemon=True).start()
+
+    def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    entries = [(f"spec.reward.functions[{i}]", entry) for i, entry in enumerate(spec.reward.functions)]
+    functions = [wait(function(where, entry)) for where, entry in entries]
+    seconds = SHARE_OF_TIME * spec.reward.timeout_seconds
+    rewards = Rewards(tokenizer, seconds, functions, model)
+    judges: Rewards | None = None
     if spec.evaluation is not None:
-        where = "spec.evaluation.function"
-        judge = import_function(spec.evaluation.function, where)
-        judges = [(1.0, FunctionScorer(where, judge, tokenizer))]
+        judge = RewardFunction.model_validate({"name": "evaluation", "function": spec.evaluation.function})
+        judges = Rewards(tokenizer, seconds, [wait(function("spec.evaluation", judge))])
 
     def answer(message: Message) -> Message:
         sequences, rows = unpack(message), rows_of(message)
-        if message[1].get("judge"):
-            return {"scores": weighted(judges, sequences, rows)}, {}
-        section, total = spec.reward, weighted(rewards, sequences, rows)
+        if judges is not None and message[1].get("judge"):
+            scores, report = wait(judges.score(sequences, rows))
+            return {"scores": scores}, report.model_dump(mode="json")
+        section = spec.reward
+        total, report = wait(rewards.score(sequences, rows))
         name = "token_scores" if section.fine_grained else "scores"
-        return {name: scaled_scores(total, bias=section.bias, scale=section.scale, clip=section.clip)}, {}
+        scores = scaled_scores(total, bias=section.bias, scale=section.scale, clip=section.clip)
+        return {name: scores}, report.model_dump(mode="json")
 
     serve(application(SCORE_ROUTE, answer, env.token), listen_host(env.host), env.port)
 

@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ LAST_SECONDS = 5.0
 
 Chunk = list[int]
 """Rows of a batch, ascending."""
+Reply = tuple[Tensor, Mapping[str, Any]]
+"""The array that was asked for, and the header."""
 
 
 class Scorer:
@@ -60,9 +62,15 @@ class Scorer:
         self._chunk_tokens, self._timeout, self._patience = chunk_tokens, timeout, patience
 
     def ask(
-        self, sequences: Sequences, array: str, rows: Sequence[Any] | None = None, **header: Any
+        self,
+        sequences: Sequences,
+        array: str,
+        rows: Sequence[Any] | None = None,
+        replied: Callable[[Chunk, Mapping[str, Any]], None] = lambda _chunk, _header: None,
+        **header: Any,
     ) -> Tensor:
-        """The named array of the replies, over all sequences in their order: float32.
+        """The named array of the replies, over all sequences in their order: float32. `replied` is told the header of
+        each chunk's reply.
 
         Raises:
             InvalidJob: the role says that the job itself is at fault.
@@ -76,8 +84,9 @@ class Scorer:
         while waiting:
             members = self._roster.wait(self._role, 1, self._patience)
             outcome = self._result(self._round(members, waiting, sequences, array, rows, header))
-            for chunk, values in outcome.results:
+            for chunk, (values, reply) in outcome.results:
                 found[places(array, sequences, torch.tensor(chunk))] = values
+                replied(chunk, reply)
                 progressed = time.monotonic()
             waiting = outcome.unanswered
             if waiting:
@@ -96,17 +105,17 @@ class Scorer:
         array: str,
         rows: Sequence[Any] | None,
         header: dict[str, Any],
-    ) -> Coroutine[Any, Any, Outcome[Chunk, Tensor]]:
-        async def ask(member: Member, chunk: Chunk, _progress: Callable[[], None]) -> Tensor:
+    ) -> Coroutine[Any, Any, Outcome[Chunk, Reply]]:
+        async def ask(member: Member, chunk: Chunk, _progress: Callable[[], None]) -> Reply:
             part = sequences.select(torch.tensor(chunk))
             message = pack(part, None if rows is None else [rows[i] for i in chunk], **header)
-            reply = await self._post(member, encode(*message, compress=True))
-            values = decode(reply)[0].get(array)
+            arrays, told = decode(await self._post(member, encode(*message, compress=True)))
+            values = arrays.get(array)
             expected = [len(places(array, part, torch.arange(len(part))))]
             if values is None or values.dtype != torch.float32 or list(values.shape) != expected:
                 got = "nothing" if values is None else f"{values.dtype} {list(values.shape)}"
                 raise Failed(f"the reply's {array} are float32 {expected}, not {got}")
-            return values
+            return values, told
 
         def gave_up(chunk: Chunk, why: str) -> None:
             tokens = int(sequences.lengths[chunk].sum())
@@ -138,7 +147,7 @@ class Scorer:
             await asyncio.sleep(PAUSE_SECONDS)
             raise Failed(error.body) from None
 
-    def _result(self, outcome: Coroutine[Any, Any, Outcome[Chunk, Tensor]]) -> Outcome[Chunk, Tensor]:
+    def _result(self, outcome: Coroutine[Any, Any, Outcome[Chunk, Reply]]) -> Outcome[Chunk, Reply]:
         """Waits for it, but not for long once the run is to stop."""
         future, until = self._http.start(outcome), float("inf")
         while not concurrent.futures.wait([future], POLL_SECONDS).done:
@@ -147,5 +156,5 @@ class Scorer:
             if time.monotonic() > until:
                 future.cancel()
                 raise Stopped(f"stopped while the {self._role.value} was scoring")
-        result: Outcome[Chunk, Tensor] = future.result()
+        result: Outcome[Chunk, Reply] = future.result()
         return result

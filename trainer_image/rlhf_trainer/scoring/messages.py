@@ -7,15 +7,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_api.base import Report
+
 from ..comms.ranks import Message
 from ..comms.wire import WireError, as_array, json_of
 from ..records import Sequences
 
 SCORE_ROUTE = "/score"
 """Arrays `rows` and `row`, see `pack`; header `judge`: true asks the evaluation function instead of the reward. Reply:
-`scores` float32 [N], or `token_scores` float32 [A] where each token has its own."""
+`scores` float32 [N], or `token_scores` float32 [A] where each token has its own, NaN where a response has none; header:
+a `ScoreReport`."""
 LOGPROBS_ROUTE = "/logprobs"
 """Reply: `logprobs` float32 [A], response-aligned, in nats."""
+
+
+class PartReport(Report):
+    """One reward of several, on the N responses of a message."""
+
+    total: float
+    """Sum of the scores, before the weight."""
+    failed: int
+    """Responses that it could not score."""
+    seconds: float
+    """From its beginning to the last score."""
+
+
+class ScoreReport(Report):
+    """Which of the N responses of a message have no score and why, by their place; and each reward by its name."""
+
+    failures: dict[int, str]
+    parts: dict[str, PartReport]
 
 
 def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any) -> Message:

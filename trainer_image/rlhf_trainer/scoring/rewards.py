@@ -1,78 +1,24 @@
-"""Scores of answers: a reward model, Python functions, or both with weights."""
+"""Scores of responses: a reward model, reward functions, or several of them with weights."""
 
-import importlib
+import asyncio
 import math
-import traceback
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_api.problems import InvalidJob, Problem, show
-
 from ..batches import sequence_scores, token_scores
 from ..models.inference import infer
 from ..records import Sequences
+from .messages import PartReport, ScoreReport
+from .samples import Failure, Sample, Scorer, score_all
 
-Function = Callable[[list[str], list[str], list[Mapping[str, Any]]], Sequence[float]]
-
-
-def import_function(path: str, where: str) -> Function:
-    """The function `module:name`. Raises InvalidJob, naming the field `where`, if it cannot be imported."""
-    module, _, name = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except Exception as error:
-        raise InvalidJob(
-            [Problem(where, f"{path!r} cannot be imported: {type(error).__name__}: {error}")]
-        ) from error
-    if not callable(function):
-        raise InvalidJob([Problem(where, f"{path!r} is a {type(function).__name__}, not a function")])
-    return function  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class FunctionScorer:
-    """A user's function over texts: `function(prompts, responses, rows) -> one float each`."""
-
-    where: str
-    function: Function
-    tokenizer: PreTrainedTokenizerBase
-
-    def __call__(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:
-        """float32 [N]. Raises InvalidJob where the function raises, or returns anything but N finite numbers."""
-        prompts, responses = texts(sequences, self.tokenizer)
-        try:
-            returned = self.function(prompts, responses, list(rows))
-        except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            message = f"the function raised {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
-            raise InvalidJob([Problem(self.where, message)]) from error
-        try:
-            scores = list(returned)
-        except TypeError:
-            kind = type(returned).__name__
-            message = f"returned a {kind}, not a list of one number for each answer"
-            raise InvalidJob([Problem(self.where, message)]) from None
-        if len(scores) != len(sequences):
-            raise InvalidJob(
-                [Problem(self.where, f"returned {len(scores)} scores for {len(sequences)} answers")]
-            )
-        for score, response in zip(scores, responses, strict=True):
-            if not isinstance(score, Real) or not math.isfinite(score):
-                raise InvalidJob(
-                    [
-                        Problem(
-                            self.where,
-                            f"scores must be finite numbers; got {show(score)} for {show(response)}",
-                        )
-                    ]
-                )
-        return torch.tensor(scores, dtype=torch.float32)
+MODEL = "model"
+"""The reward model's name in the metrics."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +77,79 @@ class ModelScorer:
         return Sequences.pack(pairs)
 
 
-Score = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
+ModelScore = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 
 
-def weighted(
-    scorers: Sequence[tuple[float, Score]], sequences: Sequences, rows: Sequence[Mapping[str, Any]]
-) -> Tensor:
-    """The sum of weight x score: float32, one for each sequence [N], or for each response token [A] where the scores
-    are; in units of reward."""
-    scores = [weight * score(sequences, rows) for weight, score in scorers]
-    return torch.stack(scores).sum(0) if scores else torch.zeros(len(sequences))
+@dataclass(frozen=True)
+class Function:
+    """A reward function: its `name` in the metrics, and how often a response that failed is tried again."""
+
+    name: str
+    weight: float
+    retries: int
+    scorer: Scorer
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Sum of weight x score over the reward model and the functions, all of which work at the same time.
+
+    `model`, with its weight, is None where no model scores; functions have `seconds` for one batch, all retries in it.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    seconds: float
+    functions: Sequence[Function]
+    model: tuple[float, ModelScore] | None = None
+
+    async def score(
+        self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[Tensor, ScoreReport]:
+        """float32 [N], or [A] where the model scores tokens, in units of reward: NaN where a response has no score,
+        which the report gives the reason of. Raises InvalidJob where the job itself is at fault."""
+        prompts, responses = texts(sequences, self.tokenizer)
+        samples = [Sample(*sample) for sample in zip(prompts, responses, rows, strict=True)]
+        calls = [self._ask(function, samples) for function in self.functions]
+        if self.model is not None:
+            calls.append(self._infer(self.model[1], sequences, rows))
+        found = await asyncio.gather(*calls)
+
+        weights = [f.weight for f in self.functions] + ([self.model[0]] if self.model is not None else [])
+        total = torch.stack([weight * scores for weight, (scores, _, _) in zip(weights, found, strict=True)])
+        failures: dict[int, str] = {}
+        for _, _, why in found:
+            failures |= why
+        return total.sum(0), ScoreReport(
+            failures=failures, parts={name: part for _, parts, _ in found for name, part in parts.items()}
+        )
+
+    async def _ask(self, function: Function, samples: Sequence[Sample]) -> "_Scored":
+        began = time.perf_counter()
+        results = await score_all(function.scorer, samples, retries=function.retries, seconds=self.seconds)
+        why = {i: f"{function.name}: {r.reason}" for i, r in enumerate(results) if isinstance(r, Failure)}
+        scores = torch.tensor([math.nan if isinstance(r, Failure) else r for r in results])
+        return _scored(function.name, scores, why, began)
+
+    async def _infer(
+        self, model: ModelScore, sequences: Sequences, rows: Sequence[Mapping[str, Any]]
+    ) -> "_Scored":
+        began = time.perf_counter()
+        scores = await asyncio.to_thread(model, sequences, rows)
+        owner = torch.arange(len(sequences))
+        if isinstance(model, TokenScorer):
+            owner = torch.repeat_interleave(owner, sequences.response_lengths)
+        bad = owner[~scores.isfinite()].unique()
+        scores = scores.masked_fill(torch.isin(owner, bad), math.nan)
+        why = dict.fromkeys(bad.tolist(), f"{MODEL}: its score is not finite")
+        return _scored(MODEL, scores, why, began)
+
+
+_Scored = tuple[Tensor, dict[str, PartReport], dict[int, str]]
+
+
+def _scored(name: str, scores: Tensor, why: dict[int, str], began: float) -> _Scored:
+    total, seconds = float(scores.double().nansum()), time.perf_counter() - began
+    return scores, {name: PartReport(total=total, failed=len(why), seconds=seconds)}, why
 
 
 def texts(sequences: Sequences, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:

@@ -31,6 +31,7 @@ from ..ops import OpContext
 from ..records import Sequences
 from ..scoring.client import Scorer
 from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE
+from ..scoring.reward_client import RewardClient
 from ..weights.broadcaster import WeightSync
 from .loop import Task
 from .offline import OfflineTask
@@ -75,7 +76,8 @@ def make_task(
     found = resolve(spec)
     graph, op_ctx = found.graph, OpContext(spec, found.settings)
     models = {used.name: trained_model(ctx, config, used) for used in graph.trained}
-    remote = remote_calls(ctx, graph) if ctx.services is not None else {}
+    reward = reward_client(ctx) if ctx.services is not None else None
+    remote = remote_calls(ctx, graph, reward) if reward is not None else {}
     if not graph.generates:
         return OfflineTask(ctx, graph, models, remote, rows, op_ctx)
     return OnlineTask(
@@ -86,10 +88,11 @@ def make_task(
         rows,
         op_ctx,
         fleet=None if spec.generator.shared_with_trainer else fleet(ctx, models["policy"]),
-        judge=partial(_scores, scorer(ctx, Role.REWARD), judge=True) if ctx.services else None,
+        judge=partial(_scores, reward_client(ctx), judge=True) if ctx.services else None,
         held_out=held_out,
         averages={m.name: MovingAverage(models[m.name], share) for m, share in graph.averages.items()},
         pretraining=PretrainingText(text, ctx) if spec.pretraining else None,
+        reward=reward,
     )
 
 
@@ -141,14 +144,15 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
     return Fleet(ctx, policy, sync, client)
 
 
-def remote_calls(ctx: TrainerContext, graph: Graph) -> dict[str, RemoteCall]:
+def remote_calls(ctx: TrainerContext, graph: Graph, reward: RewardClient) -> dict[str, RemoteCall]:
     """Calls of other roles, by the names of the graph's nodes that they answer."""
     calls: dict[str, RemoteCall] = {}
     for node in graph.prepare:
         role = graph.remote(node)
-        if role is not None:
-            answer = partial(_scores, array=node.writes[0]) if role.row.work == "score" else _logprobs
-            calls[node.name] = partial(answer, scorer(ctx, role))
+        if role is not None and role.row.work == "score":
+            calls[node.name] = partial(_scores, reward, array=node.writes[0])
+        elif role is not None:
+            calls[node.name] = partial(_logprobs, scorer(ctx, role))
     return calls
 
 
@@ -168,14 +172,27 @@ def scorer(ctx: TrainerContext, role: Role) -> Scorer:
     )
 
 
+def reward_client(ctx: TrainerContext) -> RewardClient:
+    """Rank 0's way to scores that may fail for some responses."""
+    assert ctx.services is not None
+    section, roster = ctx.spec.reward, ctx.services.roster
+    return RewardClient(
+        scorer(ctx, Role.REWARD),
+        max_failed_share=section.max_failed_share,
+        patience=section.startup_timeout_seconds,
+        stopping=lambda: roster.stopping,
+        report=lambda activity: ctx.report(activity=activity),
+    )
+
+
 def _scores(
-    reward: Scorer,
+    reward: RewardClient,
     sequences: Sequences,
     rows: Sequence[Mapping[str, Any]],
     array: str = "scores",
     **header: bool,
 ) -> Tensor:
-    return reward.ask(sequences, array, list(rows), **header)
+    return reward.ask(sequences, array, rows, **header)
 
 
 def _logprobs(reference: Scorer, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:

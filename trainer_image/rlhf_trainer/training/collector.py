@@ -1,13 +1,13 @@
 """Collects episodes: prompts -> responses -> the algorithm's preparing nodes, all at once or as responses come."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from rlhf_api.graph import Graph
+from rlhf_api.graph import Graph, Node
 
 from ..context import TrainerContext
 from ..generation.arrivals import Responses
@@ -21,6 +21,7 @@ from ..records import Prompt
 from ..replay.table import Episode
 from .prompt_source import PromptSource
 from .responses import collected, joined
+from .unscored import score_columns, unscored
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -40,10 +41,13 @@ class EpisodeCollector:
         executor: Executor,
         source: PromptSource,
         op_ctx: OpContext,
+        failures: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
-        """`fleet` is None where the trainer generates itself."""
+        """`fleet` is None where the trainer generates itself; `failures`, on rank 0, says why rows of the newest batch
+        have no score."""
         self._ctx, self._graph, self._policy, self._fleet = ctx, graph, policy, fleet
         self._executor, self._source, self._op_ctx = executor, source, op_ctx
+        self._failures = failures
         self.version = 0
 
     @property
@@ -79,7 +83,7 @@ class EpisodeCollector:
             if rounds:
                 part, wanted = self._with_spread(part, rows, keep=not left and not parts)
             else:
-                part, wanted = replace(part, columns=self._executor.run(part.columns, rows)), 0
+                part, wanted = self._scored(part, rows), 0
             parts += [part] if len(part) else []
             seconds["generate_seconds"] += generated - began
             seconds["score_seconds"] += time.perf_counter() - generated
@@ -103,7 +107,8 @@ class EpisodeCollector:
             part = self._received(number, answers, sampled=True)
             if part is not None:
                 rows = [dict(r.prompt.row) for r in answers.rollouts]
-                part = replace(part, columns=self._executor.run(part.columns, rows))
+                part = self._scored(part, rows)
+                part = replace(part, columns=self._executor.run(part.columns))
             scored = time.perf_counter() - came
             yield part, {"generate_seconds": came - began, "score_seconds": scored}
             began = time.perf_counter()
@@ -118,11 +123,32 @@ class EpisodeCollector:
             return found
         return replace(found, columns=found.columns.with_tokens(logprobs=found.columns["sampled_logprobs"]))
 
+    def _scored(self, part: Episode, rows: Rows, *, until: Node | None = None) -> Episode:
+        """The responses that have a score, with all columns but those made of scores. Those without one are left out,
+        and prompts that have no other response are dropped: baselines and advantages are of what is left."""
+        names = score_columns(self._graph)
+        columns = self._executor.run(part.columns, rows, until=until, without=names)
+        gone = unscored(columns, names)
+        if bool(gone.any()):
+            reasons = self._ctx.ranks.share(lambda: ({}, {"reasons": list(self._failures().items())}))[1][
+                "reasons"
+            ]
+            positions, left = columns["position"], set(columns["position"][~gone].tolist())
+            why = {int(positions[row]): reason for row, reason in reasons}
+            for position in sorted(set(positions[gone].tolist()) - left):
+                self._source.unscored([position], why.get(position, "its responses have no score"))
+        kept = (~gone).nonzero().flatten()
+        ids = tuple(part.prompt_ids[i] for i in kept.tolist())
+        return replace(
+            part, prompt_ids=ids, columns=columns.select(kept) if len(kept) < len(gone) else columns
+        )
+
     def _with_spread(self, part: Episode, rows: Rows, *, keep: bool) -> tuple[Episode, int]:
         """The groups whose scores differ, and how many prompts are filtered out; none where `keep` is set and all
         groups would go."""
         scored = next(node for node in self._graph.prepare if "scores" in node.writes)
-        columns = self._executor.run(part.columns, rows, until=scored)
+        part = self._scored(part, rows, until=scored)
+        columns = self._executor.run(part.columns, until=scored)
         spread = has_spread(columns["scores"], columns["position"])
         if keep and not bool(spread.any()):
             spread = torch.ones_like(spread)

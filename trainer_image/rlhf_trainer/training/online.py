@@ -32,6 +32,7 @@ from ..records import Columns, Sequences
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from ..replay.samplers import Sampling
 from ..replay.table import Episode
+from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import texts
 from .collector import EpisodeCollector
 from .prompt_source import PromptSource
@@ -67,8 +68,10 @@ class OnlineTask:
         held_out: Sequence[Row],
         averages: Mapping[str, MovingAverage],
         pretraining: PretrainingText | None,
+        reward: RewardClient | None = None,
     ) -> None:
-        """`fleet` is None where the trainer generates itself; `remote` and `judge` are rank 0's alone."""
+        """`fleet` is None where the trainer generates itself; `remote`, `judge` and `reward`, which has figures of the
+        scores and why some are missing, are rank 0's alone."""
         self._ctx, self._spec, self._graph, self._models = ctx, ctx.spec, graph, models
         self._policy = models["policy"]
         self._fleet, self._judge, self._held_out, self._op_ctx = fleet, judge, held_out, op_ctx
@@ -78,7 +81,11 @@ class OnlineTask:
         self._sampling = Sampling(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts)
         self._source = PromptSource(ctx, rows)
-        self._collector = EpisodeCollector(ctx, graph, self._policy, fleet, executor, self._source, op_ctx)
+        self._reward = reward
+        self._collector = EpisodeCollector(
+            *(ctx, graph, self._policy, fleet, executor, self._source, op_ctx),
+            failures=lambda: reward.failures if reward else {},
+        )
         self._pending: Episode | None = None
 
     def collect(self, step: int) -> dict[str, float]:
@@ -144,12 +151,17 @@ class OnlineTask:
         if self._judge is None:
             return None
         scores = self._judge(pack(rollouts), [dict(r.prompt.row) for r in rollouts])
+        judged = scores[~scores.isnan()]
         decode = partial(self._ctx.tokenizer.decode, skip_special_tokens=True)
         samples = [
-            {"prompt": r.prompt.row["prompt"], "answer": decode(list(r.tokens)), "score": score}
+            {
+                "prompt": r.prompt.row["prompt"],
+                "answer": decode(list(r.tokens)),
+                "score": None if score != score else score,
+            }
             for r, score in zip(rollouts[:SAMPLES], scores.tolist(), strict=False)
         ]
-        return {"mean": float(scores.mean()), "count": len(scores), "samples": samples}
+        return {"mean": float(judged.mean()), "count": len(judged), "samples": samples}
 
     def state(self) -> Mapping[str, Any]:
         text = {"pretraining": self._pretraining.position} if self._pretraining else {}
@@ -238,4 +250,5 @@ class OnlineTask:
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
             **timings,
+            **(self._reward.take_metrics() if self._reward else {}),
         }

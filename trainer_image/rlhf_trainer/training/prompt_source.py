@@ -50,9 +50,12 @@ class PromptSource:
     def filtered(self, positions: Sequence[int]) -> None:
         """Prompts whose responses are not trained on, since they all have one score."""
         self._ledger.filter(positions)
-        gone = set(positions)
-        self.places = {prompt_id: at for prompt_id, at in self.places.items() if at not in gone}
-        self._tell()
+        self._let_go(positions)
+
+    def unscored(self, positions: Sequence[int], reason: str) -> None:
+        """Prompts whose responses are not trained on, since none of them could be scored."""
+        self._ledger.drop(positions, reason)
+        self._let_go(positions)
 
     def trained(self, episode: Episode) -> None:
         """The step is done."""
@@ -81,6 +84,11 @@ class PromptSource:
             if pending
             else {}
         )
+        self._tell()
+
+    def _let_go(self, positions: Sequence[int]) -> None:
+        gone = set(positions)
+        self.places = {prompt_id: at for prompt_id, at in self.places.items() if at not in gone}
         self._tell()
 
     def _tell(self) -> None:

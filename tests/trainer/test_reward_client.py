@@ -1,0 +1,141 @@
+"""Responses that cannot be scored: left out where they are few, a pause where they are many, and never a zero."""
+
+import threading
+import time
+
+import pytest
+import torch
+from aiohttp import web
+
+from rlhf_api.roles import Role
+from rlhf_api.run import Member, Membership
+from rlhf_trainer.comms.control import Control
+from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.roster import Roster, Stopped
+from rlhf_trainer.records import Sequences
+from rlhf_trainer.scoring import reward_client as module
+from rlhf_trainer.scoring.client import Scorer
+from rlhf_trainer.scoring.messages import SCORE_ROUTE, rows_of, unpack
+from rlhf_trainer.scoring.reward_client import RewardClient, Unscored
+from rlhf_trainer.scoring.server import application
+
+TOKEN = "token-of-tests"
+SEQUENCES = Sequences.pack([((i,), (i + 1,) * (1 + i % 3)) for i in range(8)])
+ROWS = [{"i": i} for i in range(8)]
+
+
+class Job:
+    """A reward server over HTTP whose `failing` rows have no score, and the trainer's side of it."""
+
+    def __init__(self, http: Background) -> None:
+        self.failing: dict[int, str] = {}
+        self.asked: list[list[int]] = []
+        self.told: list[str] = []
+        self.control = Control(total_steps=1)
+        self._http, self._roster = http, Roster(self.control, http)
+        runner = web.AppRunner(application(SCORE_ROUTE, self._scores, TOKEN))
+        http.run(runner.setup())
+        http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
+        address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        member = Member(role=Role.REWARD, name="reward-0", uid="0", address=address)
+        self.control._members = Membership(members=(member,)).members
+
+    def _scores(self, message):
+        sequences, rows = unpack(message), [row["i"] for row in rows_of(message)]
+        self.asked.append(sorted(rows))
+        why = {place: self.failing[i] for place, i in enumerate(rows) if i in self.failing}
+        scores = torch.tensor([torch.nan if place in why else float(i) for place, i in enumerate(rows)])
+        found = {"scores": scores}
+        if message[1].get("tokens"):
+            found = {"token_scores": torch.repeat_interleave(scores, sequences.response_lengths)}
+        part = {"total": float(scores.nansum()), "failed": len(why), "seconds": 0.5}
+        return found, {"failures": why, "parts": {"judge": part}}
+
+    def client(self, share: float = 0.25, patience: float = 60.0) -> RewardClient:
+        scorer = Scorer(
+            Role.REWARD,
+            SCORE_ROUTE,
+            http=self._http,
+            roster=self._roster,
+            chunk_tokens=1000,
+            timeout=20.0,
+            patience=20.0,
+        )
+        return RewardClient(
+            scorer,
+            max_failed_share=share,
+            patience=patience,
+            stopping=lambda: self._roster.stopping,
+            report=self.told.append,
+        )
+
+
+@pytest.fixture
+def job(monkeypatch):
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    with Background(TOKEN) as http:
+        yield Job(http)
+
+
+def test_a_few_without_a_score_are_named_and_counted(job):
+    job.failing = {2: "judge: no answer", 5: "judge: ended by SIGSEGV"}
+    client = job.client()
+    scores = client.ask(SEQUENCES, "scores", ROWS)
+    assert scores.isnan().nonzero().flatten().tolist() == [2, 5]
+    assert scores[[0, 1, 3, 4, 6, 7]].tolist() == [0, 1, 3, 4, 6, 7]
+    assert client.failures == job.failing
+    assert (len(job.asked), job.told) == (1, [])
+    expected = {"reward_judge_mean": 21 / 6, "reward_judge_failed": 2, "reward_judge_seconds": 0.5}
+    assert client.take_metrics() == expected | {"responses_dropped": 2}
+    assert client.take_metrics() == {}
+
+
+def test_scores_of_tokens_are_missing_for_all_tokens_of_a_response(job):
+    job.failing = {2: "judge: no answer"}
+    found = job.client().ask(SEQUENCES, "token_scores", ROWS, tokens=True)
+    missing = SEQUENCES.response_index(torch.tensor([2])).tolist()
+    assert found.isnan().nonzero().flatten().tolist() == missing
+
+
+def test_more_than_the_share_pauses_the_job_until_they_are_scored(job):
+    """Only those without a score are asked for again."""
+    job.failing = dict.fromkeys((1, 2, 5, 7), "judge: HTTP 503")
+    found: list[torch.Tensor] = []
+    client = job.client()
+    asking = threading.Thread(target=lambda: found.append(client.ask(SEQUENCES, "scores", ROWS)))
+    asking.start()
+    until = time.monotonic() + 20
+    while not job.told and time.monotonic() < until:
+        time.sleep(0.01)
+    assert job.told[0] == "paused: 4 of 8 responses have no score (judge: HTTP 503)"
+    job.failing = {5: "judge: HTTP 503"}
+    asking.join(timeout=20)
+    (scores,) = found
+    assert scores.isnan().nonzero().flatten().tolist() == [5]
+    assert scores[[1, 2, 7]].tolist() == [1, 2, 7]
+    assert job.asked[0] == list(range(8))
+    assert all(asked == [1, 2, 5, 7] for asked in job.asked[1:])
+    assert job.told[-1] == "scoring"
+    assert client.take_metrics()["responses_dropped"] == 1
+
+
+def test_a_pause_without_progress_ends_the_job_with_the_reason(job):
+    job.failing = dict.fromkeys(range(8), "judge: HTTP 503")
+    words = r"8 of 8 responses have no score \(judge: HTTP 503\); spec.reward.maxFailedShare 0.5 allows fewer"
+    with pytest.raises(Unscored, match=words):
+        job.client(share=0.5, patience=0.3).ask(SEQUENCES, "scores", ROWS)
+
+
+def test_a_paused_job_can_be_stopped(job):
+    job.failing = dict.fromkeys(range(8), "judge: HTTP 503")
+    job.control.stop_requested.set()
+    with pytest.raises(Stopped, match="while the job was paused"):
+        job.client().ask(SEQUENCES, "scores", ROWS)
+
+
+@pytest.mark.parametrize("header", [{}, {"failures": {"9": "of nobody"}, "parts": {}}, {"failures": 1}])
+def test_a_reply_without_a_report_is_an_error(job, header, monkeypatch):
+    monkeypatch.setattr(Job, "_scores", lambda *_: ({"scores": torch.zeros(8)}, header))
+    with pytest.raises(RuntimeError, match="the reward's reply"):
+        Job(job._http).client().ask(SEQUENCES, "scores", ROWS)

@@ -1,0 +1,23 @@
+"""Functions that a manifest names by import path. Imports no torch."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from rlhf_api.problems import InvalidJob, Problem
+
+Function = Callable[..., Any]
+
+
+def import_function(path: str, where: str) -> Function:
+    """The function `module:name`. Raises InvalidJob, naming the field `where`, if it cannot be imported."""
+    module, _, name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise InvalidJob(
+            [Problem(where, f"{path!r} cannot be imported: {type(error).__name__}: {error}")]
+        ) from error
+    if not callable(function):
+        raise InvalidJob([Problem(where, f"{path!r} is a {type(function).__name__}, not a function")])
+    return function  # type: ignore[no-any-return]

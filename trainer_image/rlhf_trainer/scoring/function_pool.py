@@ -1,0 +1,141 @@
+"""Reward functions in processes of their own: one that hangs or dies costs the response, and never the server."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from rlhf_api.problems import InvalidJob, Problem
+
+from .samples import Failure, Result, Sample, failed
+
+START_SECONDS = 300.0
+"""How long a process may take to import the function."""
+LONGEST_LINE = 64 << 20
+"""Bytes of a reply: a number for each response, or the text of an error."""
+
+
+class FunctionPool:
+    """Up to `concurrency` worker processes of a function, started when they are needed. Implements `Scorer`.
+
+    A call that takes longer than its time ends its process, with all that the process started; the next call starts
+    another. A call for several responses that fails is made again for each alone, so that the others have their scores.
+    """
+
+    def __init__(self, where: str, path: str, *, concurrency: int, timeout: float) -> None:
+        self.concurrency = concurrency
+        self._where, self._path, self._timeout = where, path, timeout
+        self._idle: list[_Worker] = []
+
+    def size(self, count: int) -> int:
+        """As many calls as processes, of about the same size."""
+        return max(1, -(-count // self.concurrency))
+
+    async def start(self) -> None:
+        """Imports the function in a first process. Raises InvalidJob where it cannot be imported."""
+        self._idle.append(await self._started())
+
+    async def score(self, samples: Sequence[Sample]) -> list[Result]:
+        """Raises InvalidJob where the function raises, or returns anything but a finite number for each response."""
+        result = await self._call(samples)
+        if isinstance(result, Failure) and len(samples) > 1:
+            return [r for sample in samples for r in await self.score([sample])]
+        return [result] if isinstance(result, Failure) else list(result)
+
+    async def _call(self, samples: Sequence[Sample]) -> list[float] | Failure:
+        try:
+            worker = self._idle.pop() if self._idle else await self._started()
+        except _Ended as error:
+            return failed(str(error))
+        try:
+            message = [[s.prompt for s in samples], [s.response for s in samples], [s.row for s in samples]]
+            reply = await worker.ask(message, self._timeout)
+        except _Ended as error:
+            return failed(str(error))
+        finally:
+            if worker.asking:  # it has not replied, and will not be asked again
+                worker.kill()
+            else:
+                self._idle.append(worker)
+        self._raise_if_invalid(reply)
+        scores = reply.get("scores")
+        if isinstance(scores, list) and len(scores) == len(samples):
+            return scores
+        return failed(str(reply.get("failed") or f"the function's process replied {reply}"))
+
+    async def _started(self) -> "_Worker":
+        worker = await _Worker.start(self._where, self._path)
+        try:
+            self._raise_if_invalid(await worker.ask(None, START_SECONDS))
+        except BaseException:
+            worker.kill()
+            raise
+        return worker
+
+    def _raise_if_invalid(self, reply: dict[str, Any]) -> None:
+        if "invalid" in reply:
+            raise InvalidJob([Problem(self._where, str(reply["invalid"]))])
+
+
+class _Ended(Exception):
+    """The process ended, or had to be ended, before it replied."""
+
+
+class _Worker:
+    """One process; `asking` while it owes a reply."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process, self.asking = process, True
+
+    @classmethod
+    async def start(cls, where: str, path: str) -> Self:
+        pipe = asyncio.subprocess.PIPE
+        module = "rlhf_trainer.scoring.worker"
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", module, where, path, str(os.getpid())),
+                stdin=pipe,
+                stdout=pipe,
+                limit=LONGEST_LINE,
+                process_group=0,
+            )
+        )
+
+    async def ask(self, message: Any, seconds: float) -> dict[str, Any]:
+        """The reply to a message, or the first one where it is None. Raises _Ended where there is none in time."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        self.asking = True
+        try:
+            async with asyncio.timeout(seconds):
+                if message is not None:
+                    stdin.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+                    await stdin.drain()
+                line = await stdout.readline()
+                if not line.endswith(b"\n"):
+                    raise _Ended(f"the function's process {_how(await self._process.wait())}")
+        except TimeoutError:
+            raise _Ended(f"the function took longer than {seconds:g} s") from None
+        except (OSError, ValueError) as error:  # a pipe that broke; a line that is too long
+            raise _Ended(f"the function's process cannot be asked: {error}") from None
+        reply = json.loads(line)
+        assert isinstance(reply, dict), "our own worker writes objects"
+        self.asking = False
+        return reply
+
+    def kill(self) -> None:
+        """Ends it with all that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = ", maybe for lack of memory" if code == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-code).name}{hint}"

@@ -1,0 +1,145 @@
+"""The trainer's side of the reward: what could not be scored is tried again, then named, and is never worth zero."""
+
+import logging
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from ..comms.roster import Stopped
+from ..records import Sequences
+from .client import Chunk, Scorer
+from .messages import ScoreReport, places
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 5.0
+"""Between two tries while the job is paused."""
+POLL_SECONDS = 0.2
+ACTIVITY_LENGTH = 256
+"""Of what a host is told."""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Unscored(RuntimeError):
+    """More responses than the manifest allows could not be scored, and for longer than it allows."""
+
+
+class RewardClient:
+    """Scores of a batch, NaN for responses that could not be scored, as long as those are few enough.
+
+    Where they are too many the job is paused: they alone are asked for again, until enough of them have a score.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        *,
+        max_failed_share: float,
+        patience: float,
+        stopping: Callable[[], bool],
+        report: Callable[[str], None],
+    ) -> None:
+        """`patience`: seconds without progress after which a paused job fails; `report` tells the host what goes on."""
+        self._scorer, self._max_failed_share, self._patience = scorer, max_failed_share, patience
+        self._stopping, self._report = stopping, report
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._scored: Counter[str] = Counter()
+        self.failures: Mapping[int, str] = {}
+        """Why responses of the newest batch have no score, by their row."""
+
+    def ask(self, sequences: Sequences, array: str, rows: Rows, **header: bool) -> Tensor:
+        """The named array over all sequences, float32: NaN where a response has no score.
+
+        Raises:
+            Unscored: the job was paused, and nothing more could be scored for too long.
+            InvalidJob, Unavailable, RuntimeError, Stopped: as `Scorer.ask` does.
+        """
+        found = torch.full((len(places(array, sequences, torch.arange(len(sequences)))),), math.nan)
+        waiting, failures, progressed = list(range(len(sequences))), dict[int, str](), time.monotonic()
+        while waiting:
+            failures = self._round(sequences, array, rows, found, waiting, header)
+            if len(failures) <= self._max_failed_share * len(sequences):
+                break
+            progressed = time.monotonic() if len(failures) < len(waiting) else progressed
+            waiting = sorted(failures)
+            words = f"{len(failures)} of {len(sequences)} responses have no score ({_first(failures)})"
+            if time.monotonic() > progressed + self._patience:
+                allowed = f"spec.reward.maxFailedShare {self._max_failed_share:g} allows fewer"
+                raise Unscored(f"{words}; {allowed}, and {self._patience:g} s have brought none")
+            log.warning("paused: %s; asking again", words)
+            self._report(f"paused: {words}"[:ACTIVITY_LENGTH])
+            self._pause()
+            self._report("scoring")
+        for reason, count in Counter(failures.values()).items():
+            log.warning("%d of %d responses have no score: %s", count, len(sequences), reason)
+        self._sums["responses_dropped"] += len(failures)
+        self.failures = failures
+        return found
+
+    def take_metrics(self) -> dict[str, float]:
+        """Of the batches since the last call: for each reward its mean score before its weight, the responses that it
+        could not score and its seconds of work, as `reward_<name>_mean`, `_failed` and `_seconds`; and
+        `responses_dropped`, those without a score in the end."""
+        means = {
+            f"{n}_mean": self._sums.pop(f"{n}_total") / count for n, count in self._scored.items() if count
+        }
+        metrics = {k: v for k, v in self._sums.items() if not k.endswith("_total")} | means
+        self._sums.clear()
+        self._scored.clear()
+        return metrics
+
+    def _round(
+        self,
+        sequences: Sequences,
+        array: str,
+        rows: Rows,
+        found: Tensor,
+        waiting: Sequence[int],
+        header: Mapping[str, bool],
+    ) -> dict[int, str]:
+        """Asks for the rows `waiting` and writes what comes into `found`; which of them have no score, and why."""
+        index, failures = torch.tensor(waiting), dict[int, str]()
+
+        def replied(chunk: Chunk, told: Mapping[str, Any]) -> None:
+            report = _report(told, len(chunk))
+            failures.update({waiting[chunk[place]]: why for place, why in report.failures.items()})
+            for name, part in report.parts.items():
+                self._sums[f"reward_{name}_total"] += part.total
+                self._sums[f"reward_{name}_failed"] += part.failed
+                self._sums[f"reward_{name}_seconds"] += part.seconds
+                self._scored[f"reward_{name}"] += len(chunk) - part.failed
+
+        part = sequences.select(index)
+        scores = self._scorer.ask(part, array, [rows[i] for i in waiting], replied, **header)
+        found[places(array, sequences, index)] = scores
+        return failures
+
+    def _pause(self) -> None:
+        until = time.monotonic() + AGAIN_SECONDS
+        while time.monotonic() < until:
+            if self._stopping():
+                raise Stopped("stopped while the job was paused, since responses could not be scored")
+            time.sleep(POLL_SECONDS)
+
+
+def _first(failures: Mapping[int, str]) -> str:
+    """The most frequent reason."""
+    return Counter(failures.values()).most_common(1)[0][0]
+
+
+def _report(told: Mapping[str, Any], count: int) -> ScoreReport:
+    """The header of a reply about so many responses. Raises RuntimeError where it is none."""
+    try:
+        report = ScoreReport.model_validate(told, strict=False)  # keys of JSON are text
+    except ValidationError as error:
+        raise RuntimeError(f"the reward's reply has no report of its scores: {error}") from None
+    if not all(0 <= place < count for place in report.failures):
+        raise RuntimeError(f"the reward's reply about {count} responses reports failures of others")
+    return report
