@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from .base import REASON, DType, Frozen, ImportPath, NonNegativeFloat, Positive, RewardName
+from .base import REASON, DType, Frozen, HttpUrl, ImportPath, NonNegativeFloat, Positive, RewardName
 from .deepspeed import DeepSpeedConfig
 from .pods import PodSettings
 
@@ -85,23 +85,35 @@ class ModelServerSpec(RoleSpec):
 
 
 class RewardFunction(Frozen):
-    """A Python function `(prompts, responses, rows) -> list of float`, in processes of its own."""
+    """A score of each response by a Python function, in processes of its own, or by an HTTP service."""
 
     name: RewardName | None = None
-    """Its name in the metrics; the function's unless given."""
-    function: ImportPath
+    """Its name in the metrics; the Python function's unless given."""
+    function: ImportPath | None = None
+    """`(prompts, responses, rows) -> list of float`."""
+    url: HttpUrl | None = None
+    """Where responses are posted, many at once; docs/rewards.md has the messages."""
     weight: float = 1.0
     timeout_seconds: Positive = 30
     """How long one call may take. One for several responses that fails is made again for each of them alone."""
     retries: int = Field(2, ge=0, le=100)
     """How often a response that failed is tried again before it is left out of training."""
     concurrency: int = Field(4, ge=1, le=256)
-    """Calls at once, in as many processes."""
+    """Calls at once; of a Python function, in as many processes."""
+
+    @model_validator(mode="after")
+    def _scores_in_one_way(self) -> "RewardFunction":
+        ways = [name for name in ("function", "url") if getattr(self, name) is not None]
+        if len(ways) != 1:
+            raise ValueError(f"needs exactly one of function and url; got {' and '.join(ways) or 'none'}")
+        if self.function is None and self.name is None:
+            raise ValueError("needs a name, under which its scores stand in the metrics")
+        return self
 
     @property
     def metric(self) -> str:
         """Its name in the metrics."""
-        return self.name or self.function.partition(":")[2]
+        return self.name or (self.function or "").partition(":")[2]
 
 
 class Reward(ModelServerSpec):

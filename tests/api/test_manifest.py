@@ -73,6 +73,19 @@ BAD = [
     ),
     ("spec.reward.functions[0].function=a.b", "spec.reward.functions[0].function", "package.module:name"),
     (
+        "spec.reward.functions=[{function: 'a:b', name: n, url: 'http://h'}]",
+        "spec.reward.functions[0]",
+        "exactly one of function and url; got function and url",
+    ),
+    ("spec.reward.functions=[{name: n}]", "spec.reward.functions[0]", "exactly one of"),
+    ("spec.reward.functions=[{url: 'http://h'}]", "spec.reward.functions[0]", "needs a name"),
+    ("spec.reward.functions=[{name: n, url: 'http://u:p@h'}]", "spec.reward.functions[0].url", "no user"),
+    (
+        "spec.reward.functions=[{function: 'a:b'}, {function: 'c:b'}]",
+        "spec.reward.functions[1].name",
+        "two rewards are 'b' in the metrics; give this one another name",
+    ),
+    (
         "spec.reward.clip=[1, 0]",
         "spec.reward.clip",
         "the lower bound must be below the upper; got [1.0, 0.0]",

@@ -61,7 +61,9 @@ def _models(spec: Spec) -> Iterator[Problem]:
 
 def _functions(spec: Spec) -> Iterator[Problem]:
     named = [
-        (f"spec.reward.functions[{i}].function", f.function) for i, f in enumerate(spec.reward.functions)
+        (f"spec.reward.functions[{i}].function", f.function)
+        for i, f in enumerate(spec.reward.functions)
+        if f.function is not None
     ]
     if ":" in spec.algorithm:
         named.append(("spec.algorithm", spec.algorithm))

@@ -18,7 +18,9 @@ from ..process import run_role
 from ..scoring.function_pool import FunctionPool
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
 from ..scoring.rewards import Function, ModelScore, ModelScorer, Rewards, TokenScorer
+from ..scoring.samples import Limits, Scorer
 from ..scoring.server import application, serve
+from ..scoring.service import HttpService
 from ..settings import listen_host
 
 T = TypeVar("T")
@@ -48,11 +50,15 @@ def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple
 
 async def function(where: str, entry: RewardFunction) -> Function:
     """A reward function, ready to score. Raises InvalidJob where it cannot be."""
-    pool = FunctionPool(
-        f"{where}.function", entry.function, concurrency=entry.concurrency, timeout=entry.timeout_seconds
-    )
-    await pool.start()
-    return Function(entry.metric, entry.weight, entry.retries, pool)
+    limits: Limits = {"concurrency": entry.concurrency, "timeout": entry.timeout_seconds}
+    scorer: Scorer
+    if entry.function is not None:
+        scorer = pool = FunctionPool(f"{where}.function", entry.function, **limits)
+        await pool.start()
+    else:
+        assert entry.url is not None, "checked with the manifest"
+        scorer = HttpService(entry.url, **limits)
+    return Function(entry.metric, entry.weight, entry.retries, scorer)
 
 
 def run(env: ProcessEnv) -> None:

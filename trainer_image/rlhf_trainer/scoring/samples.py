@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 PAUSE_SECONDS = 0.5
 """Before a sample is tried a second time; twice as long before each further try, up to LONGEST_PAUSE_SECONDS."""
@@ -28,6 +28,13 @@ class Failure:
 
 
 Result = float | Failure
+
+
+class Limits(TypedDict):
+    """Calls at once, and seconds of each."""
+
+    concurrency: int
+    timeout: float
 
 
 class Scorer(Protocol):

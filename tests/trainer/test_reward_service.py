@@ -1,0 +1,185 @@
+"""Rewards over HTTP: the example's own server, and services that are not what they should be."""
+
+import asyncio
+import gzip
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from rlhf_api.manifest import load
+from rlhf_trainer.scoring import service
+from rlhf_trainer.scoring.samples import Failure, Sample, score_all
+from rlhf_trainer.scoring.service import HttpService
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rewards"
+SAMPLES = [
+    Sample("2 + 3 =", " 5", {"answer": "5"}),
+    Sample("2 + 4 =", "7", {"answer": "6"}),
+    Sample("7 + 1 =", "8", {}),
+]
+
+
+def asked(url: str, *, timeout: float = 20.0, retries: int = 0, samples=SAMPLES, concurrency: int = 1):
+    scorer = HttpService(url, concurrency=concurrency, timeout=timeout)
+    return asyncio.run(score_all(scorer, samples, retries=retries, seconds=60.0))
+
+
+@pytest.fixture
+def example():
+    """The address of examples/rewards/server.py, running."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, EXAMPLE / "server.py", "--port", str(port)])
+    try:
+        until = time.monotonic() + 60
+        while True:
+            with socket.socket() as there:
+                if there.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/score"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_examples_server_scores_as_it_says(example):
+    missing = Failure("the row has no answer to compare with")
+    assert asked(example) == [1.0, 0.0, missing]
+    assert asked(example, concurrency=2, samples=SAMPLES * 10) == [1.0, 0.0, missing] * 10
+
+
+def test_the_messages_of_the_docs_are_the_services(example):
+    page = (EXAMPLE.parents[1] / "docs" / "rewards.md").read_text()
+    request, reply = re.findall(r"^```json\n(.*?)^```", page, flags=re.S | re.M)
+    posted = urllib.request.Request(example, request.encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(posted, timeout=20) as answer:
+        assert service._results(answer.read(), 1) == [1.0]
+    assert service._results(reply.encode(), 1) == [0.5]
+
+
+def serving(handle, work):
+    """What `work(url)` returns while `handle` serves; with the requests' bodies."""
+    bodies = []
+
+    async def handler(request):
+        bodies.append(await request.json())
+        return await handle(request, len(bodies))
+
+    async def main():
+        app = web.Application()
+        app.add_routes([web.post("/score", handler)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/score"
+        try:
+            return await asyncio.to_thread(work, url)
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(main()), bodies
+
+
+def good(scores=(1.0, 0.5, 0.0)):
+    return web.json_response({"results": [{"score": score} for score in scores]})
+
+
+def test_what_failed_is_posted_again_alone():
+    async def handle(_request, number):
+        if number == 1:
+            return web.json_response({"results": [{"score": 1}, {"error": "busy"}, {"score": 0}]})
+        return good([0.25])
+
+    found, bodies = serving(handle, lambda url: asked(url, retries=1))
+    assert found == [1.0, 0.25, 0.0]
+    assert bodies[1] == {"responses": [{"prompt": "2 + 4 =", "response": "7", "row": {"answer": "6"}}]}, (
+        "the documented message"
+    )
+
+
+def test_a_service_that_comes_back_within_the_retries_has_cost_nothing():
+    async def handle(_request, number):
+        return good() if number == 3 else web.Response(status=503, text="loading the judge")
+
+    assert serving(handle, lambda url: asked(url, retries=2))[0] == [1.0, 0.5, 0.0]
+    found, _ = serving(handle, lambda url: asked(url, retries=1))
+    assert all("HTTP 503: loading the judge" in failure.reason for failure in found)
+
+
+def body(content: bytes, **headers: str):
+    return lambda: web.Response(body=content, headers=headers)
+
+
+RESULTS = json.dumps({"results": [{"score": 1.0}] * 3}).encode()
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (lambda: web.Response(status=302, headers={"Location": "/elsewhere"}), "HTTP 302"),
+        (body(gzip.compress(b"0" * (1 << 24)), **{"Content-Encoding": "gzip"}), "compressed with gzip"),
+        (body(b"[" * (1 << 20)), "the reply is longer than 22528 bytes"),
+        (body(b"<html>"), "the reply is not as documented"),
+        (body(b'{"results": [{"score": NaN}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
+        (body(b'{"results": [{"score": 1e999}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
+        (body(b'{"results": [{"score": "1"}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
+        (body(b'{"results": [{"score": true}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
+        (body(b'{"results": [{"score": 1}]}'), "1 results for 3 responses"),
+        (body(b'{"scores": [1, 1, 1]}'), "results: Field required"),
+    ],
+)
+def test_a_reply_that_is_none_is_a_failure_and_never_a_score(reply, reason):
+    async def handle(_request, _number):
+        return reply()
+
+    found, _ = serving(handle, asked)
+    assert [type(failure) for failure in found] == [Failure] * 3
+    assert reason in found[0].reason
+    assert len(found[0].reason) <= 500
+
+
+def test_a_reply_of_the_documented_kind_may_say_more():
+    async def handle(_request, _number):
+        results = [{"score": 1.0, "why": "nice"}, {"error": "e" * 9000, "score": None}, {}]
+        return web.json_response({"results": results, "model": "judge-2"})
+
+    first, second, third = serving(handle, asked)[0]
+    assert first == 1.0
+    assert second.reason.startswith("eee")
+    assert len(second.reason) == 500
+    assert third.reason == "neither a score nor an error"
+
+
+def test_a_reply_that_drips_has_its_deadline_as_a_whole():
+    async def handle(request, _number):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(600):
+            await response.write(b" ")
+            await asyncio.sleep(0.1)
+        return response
+
+    found, _ = serving(handle, lambda url: asked(url, timeout=1.0))
+    assert all("no reply within 1 s" in failure.reason for failure in found)
+
+
+def test_a_service_that_is_not_there_is_a_failure():
+    found = asked("http://127.0.0.1:1/score")
+    assert all("127.0.0.1" in failure.reason for failure in found)
+
+
+def test_the_examples_manifest_is_valid():
+    spec = load(EXAMPLE / "service.yaml").spec
+    assert [function.metric for function in spec.reward.functions] == ["correct", "brevity"]

@@ -1,0 +1,110 @@
+"""Rewards of an HTTP service: responses are posted together, and the reply is believed only as far as it is checked."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .samples import Result, Sample, failed
+
+LARGEST_REPLY, LARGEST_RESULT = 16 << 10, 2 << 10
+"""Bytes of a reply: in all, and more for each response."""
+QUOTED = 200
+"""Characters of an error's body."""
+
+
+class _Message(BaseModel):
+    """Of a service that may know more fields than these."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ServiceResult(_Message):
+    """The score of a response, or why it has none."""
+
+    score: Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
+    error: str | None = None
+
+
+class ServiceReply(_Message):
+    """One result for each response, in their order."""
+
+    results: list[ServiceResult]
+
+
+class HttpService:
+    """Posts `{"responses": [{"prompt", "response", "row"}]}` and reads a `ServiceReply`. Implements `Scorer`.
+
+    Redirects are not followed and nothing is decompressed; a reply has a largest size, and a deadline as a whole.
+    """
+
+    def __init__(self, url: str, *, concurrency: int, timeout: float) -> None:
+        self.concurrency = concurrency
+        self._url, self._timeout = url, timeout
+
+    def size(self, count: int) -> int:
+        """As many calls as there may be at once, of about the same size."""
+        return max(1, -(-count // self.concurrency))
+
+    async def score(self, samples: Sequence[Sample]) -> list[Result]:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return _results(await self._post(samples), len(samples))
+        except TimeoutError:
+            failure = failed(f"{self._url}: no reply within {self._timeout:g} s")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            failure = failed(f"{self._url}: {error or type(error).__name__}")
+        return [failure] * len(samples)
+
+    async def _post(self, samples: Sequence[Sample]) -> bytes:
+        """The reply's body. Raises ValueError where it cannot be one."""
+        responses = [{"prompt": s.prompt, "response": s.response, "row": s.row} for s in samples]
+        body = json.dumps({"responses": responses}).encode()
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        # A session for each call: its loop is the role's, and one connection is little beside a batch.
+        async with (
+            aiohttp.ClientSession(
+                auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
+            ) as session,
+            session.post(self._url, data=body, headers=headers, allow_redirects=False) as reply,
+        ):
+            if reply.status != 200:
+                text = (await _read(reply, LARGEST_REPLY)).decode(errors="replace")
+                raise ValueError(f"HTTP {reply.status}: {text[:QUOTED]}")
+            if (coding := reply.headers.get("Content-Encoding", "identity")) != "identity":
+                raise ValueError(f"the reply is compressed with {coding[:QUOTED]}, which nobody asked for")
+            most = LARGEST_REPLY + LARGEST_RESULT * len(samples)
+            found = await _read(reply, most + 1)
+            if len(found) > most:
+                raise ValueError(f"the reply is longer than {most} bytes")
+            return found
+
+
+async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
+    """At most so many bytes of its body."""
+    found = bytearray()
+    while len(found) < most and (part := await reply.content.read(most - len(found))):
+        found += part
+    return bytes(found)
+
+
+def _results(body: bytes, count: int) -> list[Result]:
+    """Raises ValueError where the body is no reply about so many responses."""
+    try:
+        reply = ServiceReply.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"the reply is not as documented: {where}: {first['msg']}") from None
+    if len(reply.results) != count:
+        raise ValueError(f"{len(reply.results)} results for {count} responses")
+    return [_result(result) for result in reply.results]
+
+
+def _result(result: ServiceResult) -> Result:
+    if result.score is None:
+        return failed(result.error or "neither a score nor an error")
+    return result.score if result.error is None else failed(result.error)
