@@ -38,7 +38,7 @@ def _or_default(model: type[BaseModel], name: str, at: str) -> str:
 
 
 def _has(key: str) -> str:
-    """Whether the field is there, and so is all that it stands in."""
+    """CEL: the field is there, and so is every object that it stands in."""
     parts = key.split(".")
     return " && ".join(f"has(self.{'.'.join(parts[: i + 1])})" for i in range(len(parts)))
 

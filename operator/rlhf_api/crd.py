@@ -216,7 +216,7 @@ class _Structural:
         )
 
     def _optional(self, node: Schema, key: str) -> Schema:
-        """What may be null. A null always says the same as nothing, so the server may drop it, as kubectl does."""
+        """A nullable field as its type alone: null means the same as nothing, and kubectl drops it."""
         (kind,) = (kind for kind in node["anyOf"] if kind != {"type": "null"})
         return self._convert(
             {**kind, **{name: value for name, value in node.items() if name != "anyOf"}}, key
@@ -267,7 +267,7 @@ def _interned(node: Any, known: dict[str, Any]) -> Any:
 
 
 def document(minor: int = 37) -> str:
-    """As a file."""
+    """The definition as YAML, with equal subtrees written once."""
     head = "# Made by `python -m rlhf_api.crd`; a test keeps it in step with the models.\n"
     tree = _interned(crd(minor), {})
     return head + yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=2**31, default_flow_style=None)

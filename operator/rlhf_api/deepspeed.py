@@ -99,7 +99,7 @@ class OptimizerSection(_Section):
 
 
 class DeepSpeedConfig(_Section):
-    """What a user may set of DeepSpeed; batching, clipping and schedules belong to the job."""
+    """The part of DeepSpeed's configuration that a user may set; batching, clipping and schedules belong to the job."""
 
     zero_optimization: ZeroOptimization = ZeroOptimization()
     bf16: BF16 | None = None

@@ -124,7 +124,7 @@ class Graph:
 
     @property
     def generates(self) -> bool:
-        """Whether responses are sampled during training."""
+        """True where responses are sampled during training."""
         return isinstance(self.source, Generate)
 
     @property

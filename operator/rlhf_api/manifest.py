@@ -19,7 +19,7 @@ KIND = "RLHFJob"
 
 
 class Metadata(Frozen):
-    """What this contract reads of an object's metadata; a cluster adds more."""
+    """The metadata that this contract reads; a cluster adds more."""
 
     name: JobName
     namespace: str | None = None

@@ -1,4 +1,4 @@
-"""What one GPU of a role must hold for certain, by formulae that docs/memory.md explains; pure.
+"""Lower bound of the memory of one GPU of a role, by formulae that docs/memory.md explains; pure.
 
 Activations, the KV cache, and what CUDA and its libraries keep come on top.
 """
@@ -29,7 +29,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Zero:
-    """What decides how a trained model lies on the trainer's ranks."""
+    """ZeRO stage, dtypes and offloading: how a trained model is divided over the trainer's ranks."""
 
     dtype: DType
     stage: int
@@ -40,7 +40,7 @@ class Zero:
     master: int = 4
     moments: int = 8
     work: int = 4
-    """What torch's AdamW takes while it works; DeepSpeed's own takes nothing worth counting."""
+    """Temporary buffers of torch's AdamW, bytes a parameter; DeepSpeed's own takes nothing worth counting."""
     bucket: int = _BUCKET
     group: int = _GROUP
     gathers: bool = False
@@ -48,7 +48,7 @@ class Zero:
 
     @classmethod
     def of(cls, spec: Spec) -> "Zero":
-        """As the trainer completes what the manifest says."""
+        """From the manifest, completed as the trainer completes it."""
         config, dtype = spec.trainer.deepspeed, spec.trainer.dtype or spec.model.dtype
         zero, bf16, fp16 = config.zero_optimization, config.bf16, config.fp16
         light = (bf16 and bf16.bf16_master_weights_and_grads) or (fp16 and fp16.fp16_master_weights_and_grads)
@@ -103,7 +103,7 @@ class Share:
 
 
 def kept(zero: Zero) -> Share:
-    """What each trained model keeps all the time."""
+    """Memory that each trained model keeps all the time."""
     weights, gradients = (zero.weights, "weights"), (zero.gradients, "gradients")
     states = () if zero.optimizer_away else ((zero.master, "master weights"), (zero.moments, "moments"))
     if zero.stage == 0:
@@ -117,7 +117,7 @@ def kept(zero: Zero) -> Share:
 
 
 def updating(zero: Zero) -> Share:
-    """What comes on top for the model that is being updated, at its highest."""
+    """Peak memory on top, of the model that is being updated."""
     gradients, copy = (zero.gradients, "gradients"), (4, "gradient copy")
     work = ((zero.work, "AdamW work"),) if zero.work else ()
     if zero.stage == 0:

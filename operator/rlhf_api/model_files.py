@@ -1,4 +1,4 @@
-"""How many parameters the models in local directories have, without loading them."""
+"""Parameter counts of models in local directories, from file headers and configurations, without loading them."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def model_sizes(spec: Spec) -> dict[str, int]:
 
 
 def _parameters(directory: Path) -> int | None:
-    """What the weights' files hold, or else what the configuration says."""
+    """Counted in the headers of the weights' files, or else worked out from the configuration."""
     for count in (_in_files, _by_configuration):
         try:
             parameters = count(directory)

@@ -1,4 +1,4 @@
-"""How many parameters a model has, by its Hugging Face configuration."""
+"""Parameter count of a model by its Hugging Face configuration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +53,7 @@ _DEFAULTS: Mapping[str, Config] = {
         "tie_word_embeddings": True,
     },
 }
-"""What Transformers takes where a configuration is silent; a test holds this against the installed version."""
+"""Defaults of Transformers' configurations; a test holds this against the installed version."""
 
 _ALL_BIASES = ("llama", "qwen3", "gemma", "gemma2", "gemma3_text")
 """Those that heed `attention_bias`; qwen2 always has biases, but for the output's, and mistral never."""

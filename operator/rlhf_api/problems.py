@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, in words: the field, the value seen, what to do."""
+"""Errors of a manifest in words: the field, the value seen, what to do."""
 
 import difflib
 import json

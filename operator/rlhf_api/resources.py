@@ -21,7 +21,7 @@ _MOST_PODS = 1000
 
 
 def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
-    """What each role of the job wants; `found`: what a host found of the models' sizes."""
+    """Pods, GPUs and memory of each role; `found`: the models' sizes as a host found them."""
     sizes, made = Sizes.of(spec, found), dict[Role, RolePlan]()
     for role in roles_of(spec):
         gpu, pods = gpu_of(spec, role), replicas(spec, role)
@@ -43,7 +43,7 @@ def problems(spec: Spec, found: Found = NOTHING) -> Iterator[Problem]:
 
 
 def gpu_of(spec: Spec, role: Role) -> Gpu | None:
-    """What the job and the role say together about the GPUs of the role's pods."""
+    """The GPUs of a role's pods: the job's settings with the role's added."""
     return combine(spec.pods, _section(spec, role).pods).gpu
 
 

@@ -1,4 +1,4 @@
-"""What a host (an operator, the local launcher) gives each process of a job, and the commands it starts.
+"""Contract of a host (the operator, the local launcher) with a job's processes: configuration, environment, commands.
 
 One contract, two hosts: both start `command(...)` with `environment(...)`, push the membership to the
 trainer's control API, read its status there, and judge an ended process by its exit code and termination
@@ -43,7 +43,7 @@ class RunConfig(Report):
 
     @property
     def store(self) -> str:
-        """Where checkpoints go, as a URL."""
+        """The checkpoint store, as a URL."""
         return self.spec.checkpoint.store or Path(self.workdir, "checkpoints").as_uri()
 
     def role(self, role: Role) -> RoleSpec:
@@ -75,7 +75,7 @@ class Membership(Report):
 
 @dataclass(frozen=True)
 class Process:
-    """Where one process of a job listens, and whom the trainer's ranks meet."""
+    """Address of one process of a job, and of the rendezvous of the trainer's ranks."""
 
     role: Role
     index: int
@@ -150,7 +150,7 @@ def environment(
 
 @dataclass(frozen=True)
 class ProcessEnv:
-    """What a process finds in its environment: the other end of `environment`."""
+    """The environment of a process, parsed: the other end of `environment`."""
 
     config: RunConfig
     index: int

@@ -1,4 +1,4 @@
-"""What one GPU of a generator must hold, and whether vLLM's settings leave room for it; pure."""
+"""GPU memory of a generator: served and received weights, KV cache, and vLLM's utilization that leaves room; pure."""
 
 import math
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _PIPELINE, _COPIES = "pipeline-parallel-size", ("data-parallel-size", "prefill-c
 _OTHER_SIZE = ("quantization", "cpu-offload-gb")
 """With these a GPU does not hold what the parameters and the dtype say."""
 _BESIDE = 2e9
-"""What vLLM was seen to take beyond its utilization (CUDA's context, graphs), rounded up."""
+"""Bytes that vLLM was seen to take beyond its utilization (CUDA's context, graphs), rounded up."""
 _MOST_GPUS = 64
 _LARGEST = 10**15
 """JSON's integers have no end, but floats do."""
@@ -35,7 +35,7 @@ def gpus(spec: Spec) -> tuple[int, str]:
 
 
 def left_open(spec: Spec) -> bool:
-    """Whether the manifest says neither how much of a GPU vLLM fills nor how large its cache is."""
+    """The manifest sets neither vLLM's share of a GPU nor the size of its cache."""
     return not {UTILIZATION, CACHE} & spec.generator.engine_arguments.keys()
 
 
@@ -88,7 +88,7 @@ class Serving:
         return None if filled is None else filled * memory - self.served.total
 
     def problems(self, memory: float) -> Iterator[Problem]:
-        """What cannot work on GPUs of so many bytes."""
+        """Refusals of settings that GPUs of so many bytes cannot hold."""
         room, has = memory - self.received.total, f"{memory / 1e9:g} GB"
         where = "spec.generator.engineArguments."
         seen = f"one GPU must hold {gigabytes(self.need.total)} GB: {self.need.words}; it has {has}"

@@ -1,4 +1,4 @@
-"""How large the models of a job are, as far as it is known before anything is loaded; pure."""
+"""Parameter counts of a job's models, as far as they are known before anything is loaded; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

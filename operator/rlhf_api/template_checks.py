@@ -8,7 +8,7 @@ from .problems import Problem, path, show
 CONTAINER = "role"
 """The container that runs the role."""
 _MERGE_KEYS = ("name", "mountPath", "devicePath", "containerPort", "ip", "topologyKey")
-"""What strategic merge finds the items of lists by."""
+"""Merge keys of lists, by which strategic merge finds their items."""
 _METADATA = ("labels", "annotations")
 _LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/managed-by", "app.kubernetes.io/component")
 _POD = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken")
@@ -25,7 +25,7 @@ def template_problems(where: str, template: Mapping[str, Any]) -> Iterator[Probl
 
 
 def _shape(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
-    """What a merge could not work with."""
+    """Parts of a template that strategic merge cannot apply."""
     yield from _not_mergeable(where, template)
     places = {"": template, ".metadata": template.get("metadata", {}), ".spec": template.get("spec", {})}
     if isinstance(metadata := places[".metadata"], Mapping):
@@ -62,7 +62,7 @@ def _not_mergeable(where: str, node: Any) -> Iterator[Problem]:
 
 
 def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
-    """What the operator sets itself."""
+    """Refusals of what the operator itself sets."""
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     yield from _only(where, template, ("metadata", "spec"))
     yield from _only(f"{where}.metadata", metadata, _METADATA)

@@ -1,4 +1,4 @@
-"""How often and how soon processes of a role are started again; pure. Times are seconds on one clock."""
+"""Restart budgets: a window with a limit, and a pause that grows; pure. Times are seconds on one clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ _FIRST, _LONG, _LONGEST = 0.5, 10.0, 300.0
 
 @dataclass(frozen=True)
 class Restarts:
-    """Those of one role."""
+    """Restarts of one role."""
 
     total: int = 0
     """Counted ones of the whole run."""
@@ -25,7 +25,7 @@ class Restarts:
     last: float = float("-inf")
 
     def at(self, now: float, window: float) -> "Restarts":
-        """What is left of them: a window that is over is forgotten."""
+        """Restarts of the window that is open now; one that is over is forgotten."""
         return self if now < self.since + window else Restarts(self.total, last=self.last)
 
     def after(self, now: float, window: float, *, counts: bool) -> "Restarts":

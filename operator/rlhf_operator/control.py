@@ -62,16 +62,16 @@ class ControlClient:
             raise Unreadable(f"the trainer's status is unreadable: {problem}") from None
 
     async def members(self, address: str, membership: Membership) -> bool:
-        """Whether the trainer took it."""
+        """Pushes the membership; true where the trainer took it."""
         body = membership.model_dump_json(by_alias=True)
         return await self._request("PUT", address + CONTROL_MEMBERS, body) is not None
 
     async def stop(self, address: str) -> bool:
-        """Whether the trainer will stop."""
+        """Requests a checkpoint and the end; true where the trainer will stop."""
         return await self._request("POST", address + CONTROL_STOP) is not None
 
     async def checkpoint(self, address: str) -> bool:
-        """Whether the trainer will save a checkpoint and go on."""
+        """Requests a checkpoint; true where the trainer will save one and go on."""
         return await self._request("POST", address + CONTROL_CHECKPOINT) is not None
 
     async def _request(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rlhf_api.status import LedgerStatus
 
 _VLLM = r"(?:\([^)]*\) +)?(?:[A-Z]+ [\d: -]+ \[[^\]]*\] )?"
-"""What vLLM puts before a line: `(EngineCore pid=7) ERROR 11-21 11:24:37 [core.py:1512] `."""
+"""Prefix of vLLM's log lines: `(EngineCore pid=7) ERROR 11-21 11:24:37 [core.py:1512] `."""
 _EXCEPTION = re.compile(
     rf"^{_VLLM}(?P<line>(?:\[[^\]]*\]:? *)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)"
 )
@@ -59,7 +59,7 @@ def ledger_words(ledger: LedgerStatus) -> str:
 
 
 def missing_words(ledger: LedgerStatus | None) -> str:
-    """What was not trained on that should have been; empty where all was."""
+    """Prompts that were lost or dropped, in words; empty where all were trained on."""
     if ledger is None or not (ledger.dropped or ledger.lost):
         return ""
     return f"{ledger.dropped} prompts were dropped and {ledger.lost} lost: they were not trained on"

@@ -64,13 +64,13 @@ def job_status(
 
 
 _VOLATILE = {"activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"}
-"""What changes within a step, and no decision is made on."""
+"""Fields that change within a step, and that no decision is made on."""
 _REFRESH_SECONDS = 30.0
 
 
 def worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
-    """Whether a status is to be stored in place of another that was, `age` seconds ago: at once where anything but
-    figures of the step under way has changed, else every 30 s."""
+    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once where anything but metrics of the
+    step under way has changed, else every 30 s."""
     changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
     return bool(changed - _VOLATILE) or bool(changed and age >= _REFRESH_SECONDS)
 
@@ -85,7 +85,7 @@ def first_status(spec: Spec, before: JobStatus | None) -> JobStatus:
 
 
 def time_text(now: datetime.datetime) -> str:
-    """As Kubernetes writes times: UTC, to the second."""
+    """RFC 3339 in UTC, to the second, as Kubernetes writes times."""
     return now.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

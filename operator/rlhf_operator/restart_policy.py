@@ -11,12 +11,12 @@ from rlhf_api.status import Phase
 from .budget import Restarts, budget, left
 
 PEERS_SECONDS = 30.0
-"""How long trainer processes may outlast the first that succeeded."""
+"""Longest time by which trainer processes may outlast the first that succeeded."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended."""
+    """The end of a process."""
 
     at: float
     code: int
@@ -91,7 +91,7 @@ def decide(
     now: float,
     startup_timeouts: bool = True,
 ) -> tuple[Action, ...]:
-    """What to do; a Finish stands alone. `startup_timeouts`: nobody else ends who starts too slowly."""
+    """Actions to take now; a Finish stands alone. `startup_timeouts`: nobody else ends who starts too slowly."""
     if (over := _trainer_outcome([s for s in seen if s.role is Role.TRAINER], now)) is not None:
         return (over,)
     judged = [_judged(spec, s) for s in seen]
@@ -205,7 +205,7 @@ def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, 
 
 
 def _due(spec: Spec, role: Role, restarts: Restarts, ended: float, now: float) -> bool:
-    """Whether the pause after an end is over."""
+    """True once the pause after an end is over."""
     return now >= ended + restarts.pause(budget(spec, role)[0])
 
 

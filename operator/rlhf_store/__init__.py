@@ -1,1 +1,1 @@
-"""What a run leaves in an object store, and how it gets there: without torch, so that any machine can look."""
+"""Snapshots of a run in an object store: written, read and retained without torch, so that any machine can look."""

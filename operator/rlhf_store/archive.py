@@ -117,7 +117,7 @@ class Archive:
         return self.unreferenced(root, self.manifests(root))
 
     def manifests(self, root: Root) -> dict[str, Manifest]:
-        """Those of the root's snapshots, by key; a damaged one is told of and left out."""
+        """Manifests of the root's snapshots, by key; a damaged one is told of and left out."""
         found = {}
         for entry in root.cuts:
             try:

@@ -1,4 +1,4 @@
-"""What can go wrong between a run and its store, in the store's own words on one line."""
+"""Errors of object stores, in their own words on one line, and retries of those that pass."""
 
 import logging
 import re
@@ -30,7 +30,7 @@ class Conflict(RuntimeError):
 
 
 def patiently(call: Callable[[], T], patience: timedelta) -> T:
-    """What `call` returns. A network or server that fails is tried again for as long as `patience`.
+    """Calls `call`, with retries of network and server errors for as long as `patience`.
 
     Raises:
         StoreError: it still fails, or the store refuses, which trying again would not change.

@@ -76,7 +76,7 @@ class Entry(Report):
 
     @classmethod
     def of_key(cls, key: str) -> "Entry | None":
-        """What the name of a manifest says; None for what is none."""
+        """Parses the name of a manifest; None for any other object's."""
         found = _CUT.match(key)
         return found and cls(step=int(found[1]), epoch=int(found[2]), digest=found[3], time="")
 

@@ -1,1 +1,1 @@
-"""What the command line reads of a checkpoint store, without a cluster and without torch."""
+"""Checkpoint stores on the command line, without a cluster and without torch."""

@@ -59,7 +59,7 @@ _VERBS = {"ls": ls, "verify": verify, "gc": gc}
 
 
 def meant(options: argparse.Namespace) -> bool:
-    """Whether `rlhf checkpoint` was asked about a store, and not about a job."""
+    """`rlhf checkpoint` was given a store, not a job."""
     return options.command == "checkpoint" and (options.store is not None or options.name in _VERBS)
 
 

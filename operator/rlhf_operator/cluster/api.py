@@ -44,7 +44,7 @@ _APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 
 Observe = Callable[[str, str, int, float], None]
-"""Told of every call: verb, kind, status (0 where no answer came), seconds."""
+"""Called after every API call: verb, kind, status (0 where no answer came), seconds."""
 
 
 class ApiError(Exception):
@@ -61,7 +61,7 @@ class Api:
     def __init__(self, configuration: Configuration, observe: Observe = lambda *_: None) -> None:
         self.configuration = configuration
         self.fence: Callable[[], bool] = lambda: True
-        """Whether this process may still change anything; asked before every create, apply and delete."""
+        """Fencing: true while this process may change anything; asked before every create, apply and delete."""
         self._client = ApiClient(configuration)
         self._observe = observe
 
@@ -153,7 +153,7 @@ class Api:
             query["continue"] = more
 
     async def serves(self, kind: str) -> bool:
-        """Whether the server knows the kind."""
+        """Discovery: true where the server knows the kind."""
         version, plural = KINDS[kind]
         try:
             found = await self._call("get", "GET", "APIResourceList", _root(version))
@@ -208,7 +208,7 @@ class Api:
 
 
 def _proxy(host: str) -> str | None:
-    """What the environment says for it: HTTPS_PROXY and NO_PROXY."""
+    """The proxy of a URL, by HTTPS_PROXY and NO_PROXY."""
     url = urlsplit(host)
     return None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
 

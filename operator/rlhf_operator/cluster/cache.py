@@ -1,4 +1,4 @@
-"""What the operator last saw of every job and of what belongs to it: read instead of asking the API server."""
+"""Informer cache of jobs and of the objects that belong to them: read instead of asking the API server."""
 
 import json
 from collections import OrderedDict, defaultdict
@@ -81,11 +81,11 @@ class Cache:
         return next(iter(self._read("RLHFJob", key)), None)
 
     def pods(self, key: Key) -> list[Body]:
-        """Those that name the job in their label, whoever made them."""
+        """Pods that name the job in their label, whoever made them."""
         return self._read("Pod", key)
 
     def has(self, kind: str, key: Key, name: str) -> bool:
-        """Whether an object of the job is there, as far as is known."""
+        """An object of the job is there, as far as is known."""
         return name in self._seen[kind].get(key, {})
 
     def workload(self, key: Key) -> Body | None:
@@ -127,7 +127,7 @@ def trimmed(body: Mapping[str, Any]) -> Body:
 
 
 def _asked(job: Body) -> Body:
-    """What somebody asks of a job."""
+    """The part of a job that users write: spec and metadata, without the version of the whole object."""
     metadata = {k: v for k, v in job["metadata"].items() if k != "resourceVersion"}
     return {"metadata": metadata, "spec": job.get("spec")}
 

@@ -25,7 +25,7 @@ LONGEST = 1024
 
 @dataclass(frozen=True)
 class Event:
-    """What `kubectl describe` shows under Events."""
+    """A Kubernetes event, as `kubectl describe` shows it."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -44,7 +44,7 @@ class Look:
     """In the whole run, those that are about to happen among them."""
     cluster: ClusterStatus
     pods: Sequence[Pod]
-    """Those of the job, wanted or not."""
+    """Every pod of the job, wanted or not."""
     now: datetime.datetime
     finish: Finish | None = None
     creating: bool = False

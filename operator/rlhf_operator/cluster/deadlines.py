@@ -44,7 +44,7 @@ def _too_long(
 def times(
     observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
 ) -> dict[str, str | None]:
-    """Since when the job is in the state that a deadline is about."""
+    """Start times of the states that deadlines are counted from."""
     provisioning = before.phase == "Provisioning"
     stepped = observed.trainer is not None and observed.trainer.step != before.step
     return {

@@ -13,7 +13,7 @@ def members(config: RunConfig) -> int:
 
 
 class Gang:
-    """How a scheduler is told which pods belong together; this one places each by itself."""
+    """Gang scheduling: labels and objects that tell a scheduler which pods belong together; here none."""
 
     def group(self, _config: RunConfig) -> Body | None:
         """The object that stands for the group, named as the job."""

@@ -22,7 +22,7 @@ Quota = Literal["none", "absent", "waiting", "admitted", "evicted"]
 
 
 def quota(job: Job, workload: Mapping[str, Any] | None) -> Quota:
-    """How the job stands with its queue."""
+    """State of the job's Workload in its queue."""
     if job.queue is None:
         return "none"
     if workload is None:
@@ -34,7 +34,7 @@ def quota(job: Job, workload: Mapping[str, Any] | None) -> Quota:
 
 
 def workload(job: Job, pinned: Pinned) -> Body:
-    """What Kueue counts: every role's pods as they would be."""
+    """The Workload that Kueue admits: a pod set for each role, with its pods as they would be."""
     config = pinned.config
     template = functools.partial(
         build_pod,

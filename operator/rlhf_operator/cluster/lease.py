@@ -44,12 +44,12 @@ class Lease:
         """When our last successful renewal was sent."""
 
     def held(self) -> bool:
-        """Whether this process may work at this moment."""
+        """Fencing: true while this process holds the Lease."""
         return time.monotonic() < self._renewed + _LEAD_SECONDS
 
     @property
     def known(self) -> bool:
-        """Whether we have seen who holds it."""
+        """The Lease's holder has been seen."""
         return self._stored is not None
 
     async def acquire(self) -> None:

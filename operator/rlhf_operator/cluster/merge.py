@@ -44,7 +44,7 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
 
 
 def _named(value: Any, field: str) -> bool:
-    """Whether it is a list whose items have the field's merge key, or a directive."""
+    """A list whose items have the field's merge key, or a directive."""
     key = MERGE_KEYS.get(field)
     if key is None or not isinstance(value, Sequence) or isinstance(value, str):
         return False

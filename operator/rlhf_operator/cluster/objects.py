@@ -1,4 +1,4 @@
-"""What a job has beside its pods: service, token, configuration, network policy, gang; pure."""
+"""Companions of a job's pods: service, token, configuration, network policy, gang; pure."""
 
 import hashlib
 import hmac

@@ -21,7 +21,7 @@ class Observed:
     trainer: TrainerStatus | None = None
     """The last report of the present trainer."""
     silent_since: float | None = None
-    """Since when it does not answer, in seconds since the epoch."""
+    """Start of its silence, in seconds since the epoch."""
     refused: Finish | str | None = None
-    """What the API server said to the last pods that were to be made, where it did not take them."""
+    """Refusal by the API server of the pods that were to be made last."""
     quota: Quota = "none"

@@ -1,4 +1,4 @@
-"""What a job's processes are started with, from its start until it is suspended or over; pure.
+"""The configuration that a job is pinned to from its start until it is suspended or over; pure.
 
 Its ConfigMap holds it word for word: neither another release of the operator nor a changed spec puts anything else
 before a process of a job that runs.
@@ -109,12 +109,12 @@ def with_generators(spec: Spec, replicas: int) -> Spec:
 
 
 def shows_defaults(spec: Spec, role: Role) -> bool:
-    """Whether the role's pods run the default image."""
+    """The role's pods run the default image."""
     return combine(spec.pods, getattr(spec, role.value).pods).image is None
 
 
 def defaults_of_0_1(pod: Mapping[str, Any]) -> Defaults:
-    """What release 0.1.0 made a pod with that `shows_defaults`; it wrote that down nowhere else."""
+    """Defaults of release 0.1.0, read off a pod that `shows_defaults`: it wrote them down nowhere else."""
     spec = pod["spec"]
     container = next(c for c in spec["containers"] if c["name"] == "role")
     volume: Mapping[str, Any] = next((v for v in spec.get("volumes", ()) if v["name"] == "workspace"), {})

@@ -1,4 +1,4 @@
-"""What to do next about a job: a pure function of what is seen. This page and `reconcile.py` tell the whole story."""
+"""Next step of a job, a pure function of one observation. This page and `reconcile.py` tell the whole story."""
 
 import datetime
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from .snapshot import Pod
 POLL_SECONDS = 5.0
 """Between two looks at a running job."""
 SUSPEND_SECONDS = 600.0
-"""How long a trainer may take to save itself before its pods are taken away."""
+"""Deadline of a trainer's last checkpoint before its pods are taken away."""
 KILL_SECONDS = 5
 """Grace of a trainer whose peer has failed: it has nothing left to save."""
 SIDECAR_SECONDS = 30.0
-"""How long other containers of a pod may outlast the role's at the end of a job, say to send its log away."""
+"""Grace of a pod's other containers at the end of a job, after the role's has ended: say to send its log away."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _end(pod: Pod, grace: int | None = None) -> Deletion:
 
 
 def _deletions(wanted: Sequence[Deletion], sight: PodGroups, now: datetime.datetime) -> tuple[Deletion, ...]:
-    """Those not under way already, and those given up."""
+    """Deletions not under way already, and those of pods that are given up."""
     going = {pod.uid: pod.deletion_deadline for pod in sight.pods if pod.deletion_deadline is not None}
     new = {deletion.uid: deletion for deletion in wanted if deletion.uid not in going}
     given_up = [Deletion(pod.name, pod.uid, 0) for pod in sight.pods if lost(pod, now.timestamp())]

@@ -124,7 +124,7 @@ def _environment(
 
 
 def _threads(pods: PodSettings) -> dict[str, str]:
-    """As many compute threads as the pod may use cores; without a limit, torch takes all of the node's."""
+    """OMP_NUM_THREADS: the pod's CPU limit or request; without either, torch takes all cores of the node."""
     cpus = pods.resources.limits.get("cpu") or pods.resources.requests.get("cpu")
     if cpus is None:
         return {}

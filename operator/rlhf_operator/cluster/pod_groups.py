@@ -13,7 +13,7 @@ from .pod import PORT
 from .snapshot import SIGTERMED, Pod, seconds
 
 LOST_SECONDS = 30.0
-"""How long after its grace a pod may linger before it is given up."""
+"""Time after its grace from which a lingering pod is given up."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def stuck(
 
 
 def lost(pod: Pod, now: float) -> bool:
-    """Whether its kubelet should have ended it long ago: its node is gone, and the pod's name is needed."""
+    """Its kubelet should have ended it long ago: its node is gone, and the pod's name is needed."""
     return pod.deletion_deadline is not None and now > pod.deletion_deadline + LOST_SECONDS
 
 

@@ -1,4 +1,4 @@
-"""What the kubelet and Prometheus ask of one operator process, over HTTP."""
+"""HTTP endpoints of one operator process: readiness, liveness and metrics."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

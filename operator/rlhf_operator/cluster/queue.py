@@ -1,4 +1,4 @@
-"""Which job is looked at next: each by one worker at a time, the new and the changed before those that only wait."""
+"""Work queue of job names: each by one worker at a time, the new and the changed before those that only wait."""
 
 import asyncio
 import contextlib

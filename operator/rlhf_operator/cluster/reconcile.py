@@ -143,7 +143,7 @@ class Reconciler:
         return kept[1]
 
     async def _running(self, job: Job, pods: list[Pod]) -> Pinned | None:
-        """What the job's pods run, where it is anything else than the spec as it stands with today's defaults."""
+        """The configuration that the job's pods run: the spec's with today's defaults, or else its ConfigMap's."""
         name, defaults = active_config(job), self._settings.defaults
         if name is None:
             return None
@@ -206,7 +206,7 @@ class Reconciler:
         self._written[key] = time.monotonic()
 
     async def _apply_companions(self, key: Key, job: Job, pinned: Pinned) -> None:
-        """Where they are others than before, or one of them is gone."""
+        """Applies service, ConfigMap and the like where they differ from the last ones, or one of them is gone."""
         known = self._applied.get(key)
         if known is not None and known[0] == pinned and all(self._cache.has(*each) for each in known[1]):
             return
@@ -232,7 +232,7 @@ class Reconciler:
 
     @contextmanager
     def _refusing(self, key: Key) -> Iterator[None]:
-        """What the API server says against the job's objects becomes part of what is seen next."""
+        """Keeps a refusal of the job's objects by the API server for the next look."""
         try:
             yield
         except ApiError as error:

@@ -20,7 +20,7 @@ _REFUSED = "ValidationFailed"
 
 
 def leave_alone(why: str) -> Plan:
-    """What this release cannot read is said, and nothing is touched until one comes that can."""
+    """Says what this release cannot read, and touches nothing until one comes that can."""
     message = f"another release wrote what this one cannot read; job and pods are left alone: {why}"
     return Plan(status=None, events=(Event("Warning", "Unreadable", message[:LONGEST]),), again=None)
 
@@ -46,7 +46,7 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
 
 
 def refused(status: JobStatus) -> bool:
-    """Whether the job ended because its spec was not valid."""
+    """The job ended because its spec was not valid."""
     return [c.reason for c in status.conditions if c.type == "Failed"] == [_REFUSED]
 
 

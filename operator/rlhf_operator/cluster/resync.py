@@ -1,4 +1,4 @@
-"""What watches do not tell: all there is at the start, and what was deleted while nobody watched."""
+"""Lists what watch streams do not carry: all there is at the start, and deletions while nobody watched."""
 
 from collections.abc import Collection
 

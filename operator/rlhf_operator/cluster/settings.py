@@ -11,7 +11,7 @@ FIELD_MANAGER = "rlhf-operator"
 
 
 class Defaults(Report):
-    """What pods have whose job does not say; a running job keeps those that it began with."""
+    """Settings of pods whose job has none of its own; a running job keeps those that it began with."""
 
     image: str
     image_pull_policy: str | None = None
@@ -25,13 +25,13 @@ class Settings:
     """Settings of one operator process."""
 
     trainer_image: str
-    """What pods run whose job names no image."""
+    """Image of pods whose job names none."""
     token_key: bytes
     """Each job's token is derived from this and the job's uid; the same for all replicas of the operator."""
     namespace: str | None = None
     """The one namespace to serve; all unless given."""
     own_namespace: str = "default"
-    """Where the operator runs and keeps its Lease."""
+    """Namespace of the operator and of its Lease."""
     identity: str = "operator"
     """This process in the Lease: its pod's name."""
     workspace_claim: str | None = None

@@ -31,7 +31,7 @@ _DISRUPTED = {
 _OVER = ("Failed", "Succeeded")
 """Phases of a pod that has ended."""
 _RACES = "OutOf"
-"""How the reasons begin with which a kubelet refuses a pod whose resources another one got, such as `OutOfcpu`."""
+"""Prefix of a kubelet's reasons to refuse a pod whose resources another one got, such as `OutOfcpu`."""
 SIGTERMED = 128 + 15
 
 
@@ -50,7 +50,7 @@ class Job:
     """The newest request for a checkpoint."""
     status: JobStatus | None
     unreadable: str | None = None
-    """What of its status this release cannot read: another one wrote it, and what it says must not be lost."""
+    """Errors of a status that this release cannot read: another one wrote it, and it must not be lost."""
 
     @classmethod
     def of(cls, body: Body) -> "Job":

@@ -20,7 +20,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class Telemetry:
-    """What /metrics answers. The labels of a job are its namespace and name, so series grow with jobs alone."""
+    """Prometheus metrics. The labels of a job are its namespace and name, so series grow with jobs alone."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -74,7 +74,7 @@ class Telemetry:
         self._leading.set(on)
 
     def job(self, key: Key, status: Status | None) -> None:
-        """How a job stands now; None: it is gone, and so are its series."""
+        """Takes a job's status; None: the job is gone, and so are its series."""
         self._jobs.put(key, status)
 
 

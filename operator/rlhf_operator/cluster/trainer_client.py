@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 64
 """Trainers that are asked for their reports at the same time."""
 _PATIENCE_SECONDS = 0.2
-"""How long a look at a job waits for the report of a trainer that answered last time."""
+"""Longest wait of a reconcile for the report of a trainer that answered last time."""
 _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 60.0
 """Until a trainer that did not answer is asked again; twice as long each time."""
 
 
 @dataclass
 class _Known:
-    """What is known of one trainer pod."""
+    """The last report of one trainer pod, and its requests under way."""
 
     uid: str
     status: TrainerStatus | None = None
@@ -103,7 +103,7 @@ class TrainerClient:
             known.unanswered = min(known.unanswered + 1, 16)
 
     def silent_since(self, job: Job) -> float | None:
-        """Since when the trainer does not answer, in seconds since the epoch; None where it does, or is none."""
+        """Start of the trainer's silence, in seconds since the epoch; None where it answers, or is none."""
         known = self._known.get(job.uid)
         return known.silent_since if known else None
 

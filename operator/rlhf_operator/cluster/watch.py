@@ -1,4 +1,4 @@
-"""kopf tells what happens to jobs, their pods and Workloads; it is used for nothing else.
+"""Watch streams of jobs, their pods and Workloads, by kopf, which is used for nothing else.
 
 Its handlers of events leave no trace on the objects. It needs `list` and `watch` on these kinds, and the discovery
 that every account has: with scanning disabled it looks neither for namespaces nor for resource definitions.
@@ -25,7 +25,7 @@ _STOP_SECONDS = 5.0
 _POLL_SECONDS = 5.0
 
 See = Callable[[Body, bool], None]
-"""Told of every object that was seen, and whether it was deleted."""
+"""Called with every object that was seen, and true where it was deleted."""
 
 
 async def kinds_served(api: Api) -> list[str]:
@@ -115,7 +115,7 @@ def _settings() -> kopf.OperatorSettings:
 
 
 async def _credentials(api: Api) -> kopf.ConnectionInfo:
-    """Those of our own client. kopf asks again when they are refused, as when the token was renewed."""
+    """Credentials of our own client. kopf asks again when they are refused, as when the token was renewed."""
     configuration = api.configuration
     header = await configuration.get_api_key_with_prefix("BearerToken")
     return kopf.ConnectionInfo(
@@ -143,7 +143,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """Nor is there progress to be written to objects."""
+    """Stores nothing: there are no handlers whose progress kopf would write to objects."""
 
     def fetch(self, **_: Any) -> None:
         return None

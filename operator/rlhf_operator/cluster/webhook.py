@@ -34,7 +34,7 @@ def review(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(body: Mapping[str, Any], before: Mapping[str, Any] | None) -> Sequence[Problem]:
-    """What is wrong with a job, or with its change from what it was."""
+    """Errors of a job, or of its change from the stored one."""
     try:
         spec = from_cluster(body).spec
     except InvalidJob as error:

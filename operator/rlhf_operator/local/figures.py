@@ -24,7 +24,7 @@ def step_line(step: Mapping[str, Any], total: int) -> str:
 
 
 def timing(step: Mapping[str, Any]) -> str:
-    """How fast a step was and where its time went: `420 tokens/s  4.2 s (generate 1.8, train 2.4)`."""
+    """Throughput of a step and where its time went: `420 tokens/s  4.2 s (generate 1.8, train 2.4)`."""
     seconds, tokens = step.get("seconds"), step.get("tokens")
     if not isinstance(seconds, int | float) or seconds <= 0:
         return ""

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine each process of a job sees: NCCL refuses two members of a group on one."""
+"""Assigns this machine's GPUs to a job's processes: NCCL refuses two members of a group on one."""
 
 import re
 from collections.abc import Mapping, Sequence

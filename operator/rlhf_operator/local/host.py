@@ -34,7 +34,7 @@ from .trainer import Trainer
 TICK_SECONDS = 0.5
 STATUS_SECONDS = 1.0
 GRACE_SECONDS = 30.0
-"""How long the trainer may take to stop on request, and the time of two steps more."""
+"""Grace of the trainer to stop on request, beside the time of two steps."""
 _GRACE_LIMIT = 600.0
 
 
@@ -190,11 +190,11 @@ class Host:
 
 
 def _as_it_should(process: Supervised) -> bool:
-    """Whether it ended as a trainer does at the end of a run."""
+    """It ended as a trainer does at the end of a run."""
     code = process.ended.code if process.ended else None
     return process.process.role is Role.TRAINER and code in (0, EXIT_SUSPENDED)
 
 
 def _answers(process: Process) -> bool:
-    """Whether it listens on its port; of the trainer's processes, the first does."""
+    """It listens on its port; of the trainer's processes, the first does."""
     return process.role is not Role.TRAINER or process.index == 0

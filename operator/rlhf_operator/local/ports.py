@@ -15,7 +15,7 @@ _AUTOMATIC = range(15000, 32000)
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on a loopback port now."""
+    """Tries a loopback port: true where a server could listen on it now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -23,7 +23,7 @@ from . import gpus, reaper
 Command = Callable[[RunConfig, Process, str], list[str]]
 """`rlhf_api.run.command`, or what a test starts in its place."""
 _REAPER_SECONDS = 10.0
-"""How long a reaper may take to kill all that is below it."""
+"""Deadline of a reaper to kill all that is below it."""
 _TAIL_BYTES = 65536
 
 
@@ -89,7 +89,7 @@ class Supervised:
         self.started = time.monotonic()
 
     def ending(self, now: float) -> bool:
-        """Whether its reaper has ended, and its own end is not noted yet."""
+        """Its reaper has ended, and its own end is not noted yet."""
         if self.reaper is None or self.ended is not None:
             return False
         if self._reaper_late is not None and now > self._reaper_late:

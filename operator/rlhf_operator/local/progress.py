@@ -1,4 +1,4 @@
-"""What the user sees while a job runs: a live display on a terminal, plain lines elsewhere."""
+"""Progress display of a running job: live on a terminal, plain lines elsewhere."""
 
 import datetime
 import sys
@@ -25,7 +25,7 @@ class Display(Protocol):
         """A training step is done."""
 
     def show(self, status: JobStatus) -> None:
-        """How things stand; called often."""
+        """Shows the status; called often."""
 
     def close(self) -> None:
         """The run is over."""

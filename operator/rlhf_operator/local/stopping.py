@@ -9,12 +9,12 @@ from . import reaper
 from .processes import Supervised
 
 REMAIN_SECONDS = 30.0
-"""How long processes may take to end on SIGKILL; longer waits are the kernel's, for a disk, a network or a driver."""
+"""Deadline of processes to end on SIGKILL; longer waits are the kernel's, for a disk, a network or a driver."""
 _STOP_SECONDS = 5.0
 
 
 def newly_ended(processes: Sequence[Supervised]) -> list[Supervised]:
-    """Those that have ended since the last look, with everything that was below them.
+    """Processes that have ended since the last look, with everything that was below them.
 
     What a killed reaper leaves behind is killed here: this process is its parent now. Until it is gone, nobody counts
     as ended: what is started again would find ports, GPUs and files in use, or train beside its predecessor.
@@ -29,7 +29,7 @@ def newly_ended(processes: Sequence[Supervised]) -> list[Supervised]:
 
 
 def remaining(processes: Sequence[Supervised]) -> str:
-    """What should have ended REMAIN_SECONDS ago and has not, as an error message; else empty."""
+    """Error message about processes that should have ended REMAIN_SECONDS ago; empty where there are none."""
     ending = [process for process in processes if process.reaper_gone is not None and process.ended is None]
     if not any(p.reaper_gone and time.monotonic() > p.reaper_gone + REMAIN_SECONDS for p in ending):
         return ""
@@ -46,12 +46,12 @@ def _reapers(processes: Iterable[Supervised]) -> set[int]:
 
 
 def _left_behind(processes: Iterable[Supervised]) -> set[int]:
-    """What is below this process, but not below a living reaper."""
+    """Descendants of this process that are not below a living reaper."""
     return reaper.descendants(os.getpid(), besides=_reapers(processes))
 
 
 def _kill_left_behind(processes: Iterable[Supervised]) -> bool:
-    """Whether there was anything to kill."""
+    """Kills them; true where there was anything to kill."""
     left = _left_behind(processes)
     reaper.kill(left)
     reaper.reap_adopted(besides=_reapers(processes))

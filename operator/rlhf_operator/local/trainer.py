@@ -56,5 +56,5 @@ class Trainer:
             self._told = wanted
 
     async def ask_to_stop(self, control: ControlClient) -> bool:
-        """Whether it is up and will stop after a checkpoint."""
+        """Requests a checkpoint and the end; true where it is up and took the request."""
         return self.answers and await control.stop(self.process.address)

@@ -1,1 +1,1 @@
-"""What people do with jobs on a cluster: `rlhf status` and its like, and the same as `kubectl rlhf`."""
+"""Commands about jobs on a cluster: `rlhf status` and its like, and the same as `kubectl rlhf`."""

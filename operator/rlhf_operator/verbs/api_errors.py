@@ -1,4 +1,4 @@
-"""What went wrong on the way to the cluster, in one line: what, where, what to do."""
+"""Errors of calls to the cluster in one line: what, where, what to do."""
 
 from ..cluster.api import ApiError
 
@@ -27,5 +27,5 @@ def explain(error: ApiError, where: str) -> str:
 
 
 def passing(error: ApiError) -> bool:
-    """Whether the same call may well succeed a little later."""
+    """Transient: the same call may well succeed a little later."""
     return error.status in (0, 429) or error.status >= 500

@@ -97,7 +97,7 @@ def duration(text: str) -> float:
 
 
 def _cluster_options() -> argparse.ArgumentParser:
-    """As kubectl has them."""
+    """Flags for cluster and namespace, named as kubectl's."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(
         "-n", "--namespace", type=_object_name, metavar="NAME", help="the job's; the context's unless given"

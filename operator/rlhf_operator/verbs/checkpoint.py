@@ -47,7 +47,7 @@ def _saved(status: JobStatus | None) -> CheckpointStatus | None:
 
 
 def _taken(status: JobStatus | None, request: str) -> bool:
-    """Whether the trainer knows of the request, or of a later one; their values are times."""
+    """The trainer knows of the request, or of a later one; their values are times."""
     taken = status.cluster.checkpoint_requested if status and status.cluster else None
     return taken is not None and taken >= request
 

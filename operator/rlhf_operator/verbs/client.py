@@ -16,7 +16,7 @@ _TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 _PAGE = "500"
 _CONNECT_SECONDS = 10.0
 _SILENCE_SECONDS = 60.0
-"""How long a log may be silent before its connection is taken for dead and made anew."""
+"""Silence of a log after which its connection is taken for dead and made anew."""
 
 
 class Session(Api):

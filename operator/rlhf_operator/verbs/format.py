@@ -7,7 +7,7 @@ from rlhf_api.status import CheckpointStatus, JobStatus
 
 
 def span(seconds: float) -> str:
-    """How long, as people say it: `40s`, `2m 40s`, `3h 05m`, `4d 02h`."""
+    """A duration in its two largest units: `40s`, `2m 40s`, `3h 05m`, `4d 02h`."""
     minutes, second = divmod(max(0, round(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -19,7 +19,7 @@ def span(seconds: float) -> str:
 
 
 def age(since: str, now: datetime.datetime) -> str:
-    """How long ago a Kubernetes time was."""
+    """Age of a Kubernetes time."""
     return span((now - datetime.datetime.fromisoformat(since)).total_seconds())
 
 
@@ -39,7 +39,7 @@ def one_line(text: str) -> str:
 
 
 def figures(status: JobStatus) -> list[tuple[str, str]]:
-    """What a run's last step was like, as names and values; those that are known."""
+    """Metrics of a run's last step, as names and values; those that are known."""
     values = (
         ("reward", status.reward, ".4g"),
         ("KL", status.kl, ".4g"),
@@ -53,7 +53,7 @@ def figures(status: JobStatus) -> list[tuple[str, str]]:
 
 
 def state(status: JobStatus | None) -> str:
-    """Where a job stands, in a line: its phase, and what it waits for."""
+    """State of a job in a line: its phase, and what it waits for."""
     if status is None:
         return "no operator has looked at it yet"
     return f"{status.phase}: {one_line(status.message)}" if status.message else status.phase

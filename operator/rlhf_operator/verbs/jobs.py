@@ -15,7 +15,7 @@ from .client import Session
 
 POLL_SECONDS = 1.0
 _OUTAGE_SECONDS = 300.0
-"""How long the API server may be away while a job is followed."""
+"""Longest absence of the API server while a job is followed."""
 _LISTED = 10
 
 Say = Callable[[str], None]
@@ -86,7 +86,7 @@ def status_of(body: Body) -> JobStatus | None:
 
 
 def over(status: JobStatus | None) -> bool:
-    """Whether the job has ended for good."""
+    """The job has ended for good."""
     return status is not None and status.phase in ("Succeeded", "Failed")
 
 

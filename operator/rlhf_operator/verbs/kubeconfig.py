@@ -1,4 +1,4 @@
-"""Which cluster and namespace a verb is about: from the same places as kubectl's."""
+"""Cluster and namespace of a verb, from the same places as kubectl's."""
 
 import difflib
 import os

@@ -16,7 +16,7 @@ class Reading:
         self._at_newest = 0
         """Lines that came with the newest time; a log may have several."""
         self._known = 0
-        """How many of these the present connection sends again."""
+        """Lines of these that the present connection sends again."""
         self._skipping = False
 
     def connect(self) -> str | None:
@@ -32,7 +32,7 @@ class Reading:
         return [text for raw in whole for text in self._line(raw)]
 
     def end(self) -> list[str]:
-        """What is left where the log's last line has no end."""
+        """The rest, where the log's last line has no end."""
         rest, self._rest = self._rest, b""
         return self._line(rest) if rest else []
 
@@ -62,5 +62,5 @@ def _time(stamp: str) -> tuple[float, int]:
 
 
 def _shown(text: str) -> str:
-    """What a terminal would show in the end of a line that was written over, as progress bars do."""
+    """Applies carriage returns: the line as a terminal shows it in the end, for progress bars."""
     return text.rstrip("\r").rpartition("\r")[2]

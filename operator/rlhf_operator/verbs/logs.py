@@ -22,7 +22,7 @@ from .terminal import put
 CONTAINER = "role"
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _DRAIN_SECONDS = 15.0
-"""How long the last lines may take after the job is over."""
+"""Longest wait for the last lines after the job is over."""
 
 Emit = Callable[[str], None]
 
@@ -97,7 +97,7 @@ class _Log:
             await asyncio.sleep(POLL_SECONDS)
 
     async def read(self, *, follow: bool) -> None:
-        """What there is, after what was read before."""
+        """Reads the log from where the last reading ended."""
         since = self._reading.connect()
         tail = self._tail if since is None else None
         async for piece in self._session.log(self._name, CONTAINER, follow=follow, tail=tail, since=since):
@@ -133,7 +133,7 @@ async def _pods(session: Session, options: argparse.Namespace, *, patient: bool 
 
 
 def _begun(pod: Body) -> bool:
-    """Whether it has a log."""
+    """Its container has a log."""
     return "running" in _container_state(pod) or "terminated" in _container_state(pod)
 
 

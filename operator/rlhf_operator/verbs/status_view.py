@@ -21,7 +21,7 @@ _COLOURS = {"Running": "green", "Succeeded": "green", "Failed": "red", "Suspende
 _BAR = 40
 _EVENTS = 8
 _GOOD = {"RolesReady": "True", "PodsScheduled": "True", "Complete": "True"}
-"""How conditions should be; what is not named here should not be."""
+"""Healthy states of conditions; a condition that is not named here should not be true."""
 
 
 def page(job: Job, status: JobStatus | None, events: Sequence[Event], now: datetime.datetime) -> Text:
@@ -101,7 +101,7 @@ def _gpus(status: JobStatus, role: Role) -> str:
 
 
 def _plan(status: JobStatus) -> Text:
-    """What each GPU must hold, for roles that say enough to work it out."""
+    """Memory of each GPU, for roles that say enough to work it out."""
     lines = [f"{role.value}: {one_line(plan.memory)}" for role, plan in status.plan.items() if plan.memory]
     return _section("Memory of one GPU", lines)
 

@@ -46,7 +46,7 @@ async def submit(session: Session, options: argparse.Namespace) -> int:
 
 
 def as_written(job: RLHFJob, namespace: str) -> Body:
-    """What the manifest says and no more: a field left out stays what the cluster, or somebody else, makes it."""
+    """The object to apply, with the manifest's own fields alone: all others stay as the cluster has them."""
     body: Body = _said(job)
     return {**body, "metadata": {**body["metadata"], "namespace": namespace}}
 
@@ -93,5 +93,5 @@ def _next(before: Body | None, program: str, name: str, where: str) -> str:
 
 
 def _correctable(status: JobStatus) -> bool:
-    """Whether the job ended because its spec was not valid: the operator looks at a corrected one again."""
+    """The job ended because its spec was not valid: the operator looks at a corrected one again."""
     return any(c.type == "Failed" and c.reason == "ValidationFailed" for c in status.conditions)
