@@ -69,7 +69,7 @@ _REFRESH_SECONDS = 30.0
 
 
 def worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
-    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once where anything but metrics of the
+    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once where anything but metrics of a
     step under way has changed, else every 30 s."""
     changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
     return bool(changed - _VOLATILE) or bool(changed and age >= _REFRESH_SECONDS)
