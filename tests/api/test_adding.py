@@ -1,6 +1,6 @@
-"""A role and an algorithm as a contributor adds them: a diff, applied to a copy of the sources.
+"""A role, an algorithm and a kind of row as a contributor adds them: a diff, applied to a copy of the sources.
 
-The roles' own processes (`rlhf_trainer.roles`) are not part of it: those of a new role are new code.
+The trainer image is not part of it: what a new role or kind of row computes there is new code.
 """
 
 import json
@@ -18,6 +18,14 @@ SOURCES = Path(__file__).parents[2] / "operator"
 ROW = 'TEACHER = "teacher", RoleRow(work="infer", model="teacher", grace_seconds=40, ready="/warm")'
 SECTION = '''class Teacher(ModelServerSpec):
     """Log-probabilities of a larger model, which the policy learns from."""
+
+
+'''
+ROWS = '''class RankedRow(Row):
+    """A prompt with its answers, best first."""
+
+    prompt: NonEmpty
+    ranked: Annotated[list[NonEmpty], Field(min_length=2)]
 
 
 '''
@@ -48,12 +56,19 @@ def _graph(_spec, _settings):
 
 ALGORITHM = Algorithm(name="distill", settings=Distill, graph=_graph)
 '''
+TABLE = "ROW_TYPES: dict[RowKind, type[Row]] = {"
 EDITS = {
     "rlhf_api/roles.py": (
         ('    REFERENCE = "reference"', f'    {ROW}\n    REFERENCE = "reference"'),
         ('HEALTH = "/health"\n', f'{SECTION}HEALTH = "/health"\n'),
     ),
-    "rlhf_api/graph.py": (('field: Literal["policy", ', 'field: Literal["teacher", "policy", '),),
+    "rlhf_api/graph.py": (
+        ('field: Literal["policy", ', 'field: Literal["teacher", "policy", '),
+        ('RowKind = Literal["prompts", ', 'RowKind = Literal["ranked", "prompts", '),
+    ),
+    "rlhf_api/rows.py": (
+        (TABLE, f'{ROWS}{TABLE}"ranked": RankedRow, '),
+    ),
     "rlhf_api/spec.py": (
         ("import Generator, Reference, Reward, Trainer", "import Generator, Reference, Reward, Teacher, Trainer"),
         ("    weights: Weights = Weights()\n", "    teacher: Teacher = Teacher()\n    weights: Weights = Weights()\n"),
@@ -178,6 +193,33 @@ def test_the_command_line_knows_both(copy: Path) -> None:
     assert "teacher" in done.stdout
     done = python(copy, "-m", "rlhf_operator.cli", "logs", "--help")
     assert "teacher" in done.stdout
+
+
+def test_rows_of_its_own_kind_are_read_and_refused_by_their_model(copy: Path, tmp_path: Path) -> None:
+    shutil.copytree(copy, tmp_path / "operator")
+    edit(
+        tmp_path / "operator" / "rlhf_api" / "algorithms" / "distill.py",
+        ("        Generate(),\n", '        Dataset(rows="ranked"),\n'),
+        ("import POLICY, SEQUENCES, Generate,", "import POLICY, SEQUENCES, Dataset,"),
+    )
+    file, manifest = tmp_path / "rows.jsonl", tmp_path / "job.yaml"
+    spec = {"algorithm": "distill", "steps": 1, "data": {"train": [str(file)]}}
+    job = {
+        "apiVersion": "rlhf.dev/v1alpha1",
+        "kind": "RLHFJob",
+        "metadata": {"name": "job"},
+        "spec": spec | {"model": {"policy": "org/small", "teacher": "org/large"}},
+    }
+    manifest.write_text(json.dumps(job))
+    validate = ("-m", "rlhf_operator.cli", "validate", str(manifest))
+    file.write_text('{"prompt": "p", "ranked": ["best", "worst"]}\n')
+    done = python(tmp_path / "operator", *validate)
+    assert done.returncode == 0, done.stderr
+    with file.open("a") as more:
+        more.write('{"prompt": "p", "ranked": ["alone"]}\n')
+    done = python(tmp_path / "operator", *validate)
+    assert done.returncode != 0
+    assert f"{file}:2: ranked: " in done.stderr
 
 
 def test_a_role_without_a_row_is_an_error_at_once(copy: Path, tmp_path: Path) -> None:
