@@ -1,11 +1,20 @@
-"""The rows of a dataset: their three shapes, and a reader that says which row is wrong and why."""
+"""The rows of a dataset: their shapes, and a reader that says which row is wrong and why."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from .graph import RowKind
 from .problems import InvalidJob, Problem, show, suggestion
@@ -13,31 +22,129 @@ from .problems import InvalidJob, Problem, show, suggestion
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
+class Message(BaseModel):
+    """A turn of a conversation; further fields, such as a tool's name, go to the chat template."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    role: NonEmpty
+    content: str
+
+
+def _kind(value: Any) -> str:
+    return "messages" if isinstance(value, list) else "text"
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]
+Text = Annotated[
+    Annotated[NonEmpty, Tag("text")] | Annotated[Messages, Tag("messages")], Discriminator(_kind)
+]
+"""Plain text, or a conversation that a chat template renders."""
+
+
+def _asks(prompt: str | list[Message]) -> str | list[Message]:
+    if not isinstance(prompt, str) and prompt[-1].role == "assistant":
+        raise ValueError("the last message of a prompt is not the assistant's, whose turn it is then")
+    return prompt
+
+
+def _answers(response: str | list[Message]) -> str | list[Message]:
+    if not isinstance(response, str) and not response[0].role == response[-1].role == "assistant":
+        raise ValueError("the first and the last message of an answer are the assistant's")
+    return response
+
+
+def _answers_once(response: str | list[Message]) -> str | list[Message]:
+    if not isinstance(response, str) and len(response) > 1:
+        raise ValueError(f"must be text or one message of the assistant; got {len(response)} messages")
+    return _answers(response)
+
+
+Prompt = Annotated[Text, AfterValidator(_asks)]
+Answer = Annotated[Text, AfterValidator(_answers)]
+Compared = Annotated[Text, AfterValidator(_answers_once)]
+
+
+def _flat(value: Any) -> Iterator[str | Message]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
 class Row(BaseModel):
     """Further fields are kept: reward functions receive the whole row."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
+    @property
+    def texts(self) -> list[str]:
+        """All text that is made tokens of."""
+        return [part if isinstance(part, str) else part.content for part in self._parts]
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether a chat template has to render any part of it."""
+        return any(isinstance(part, Message) for part in self._parts)
+
+    @property
+    def _parts(self) -> Iterator[str | Message]:
+        known, kind = type(self).model_fields, type(self)
+        for name in ROW_FIELDS:
+            if name in known or hasattr(kind, name):
+                yield from _flat(getattr(self, name))
+
 
 class PromptRow(Row):
     """A prompt to answer."""
 
-    prompt: NonEmpty
+    prompt: Prompt
 
 
 class AnswerRow(Row):
     """A prompt with its answer, for supervised fine-tuning."""
 
-    prompt: NonEmpty
-    answer: NonEmpty
+    prompt: Prompt
+    answer: Answer
+
+
+class ConversationRow(Row):
+    """A whole conversation, for supervised fine-tuning on each of the assistant's turns."""
+
+    messages: Messages
+
+    @model_validator(mode="after")
+    def _has_turns(self) -> Self:
+        if self._first in (0, len(self.messages)) or self.messages[-1].role != "assistant":
+            roles = ", ".join(message.role for message in self.messages)
+            raise ValueError(
+                f"a conversation begins with another role than the assistant and ends with the assistant's; got {roles}"
+            )
+        return self
+
+    @property
+    def _first(self) -> int:
+        roles = [message.role for message in self.messages]
+        return roles.index("assistant") if "assistant" in roles else len(roles)
+
+    @property
+    def prompt(self) -> list[Message]:
+        """All before the assistant's first turn."""
+        return self.messages[: self._first]
+
+    @property
+    def answer(self) -> list[Message]:
+        """The assistant's first turn and all that follows."""
+        return self.messages[self._first :]
 
 
 class PairRow(Row):
     """A prompt with answers of which `pos_answers[i]` is better than `neg_answers[i]`."""
 
-    prompt: NonEmpty
-    pos_answers: Annotated[list[NonEmpty], Field(min_length=1)]
-    neg_answers: Annotated[list[NonEmpty], Field(min_length=1)]
+    prompt: Prompt
+    pos_answers: Annotated[list[Compared], Field(min_length=1)]
+    neg_answers: Annotated[list[Compared], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _equal_lengths(self) -> Self:
@@ -49,7 +156,47 @@ class PairRow(Row):
         return self
 
 
+class PreferenceRow(Row):
+    """A prompt with two answers, of which `chosen` is the better."""
+
+    prompt: Prompt
+    chosen: Compared
+    rejected: Compared
+
+    @property
+    def pos_answers(self) -> list[str | list[Message]]:
+        return [self.chosen]
+
+    @property
+    def neg_answers(self) -> list[str | list[Message]]:
+        return [self.rejected]
+
+
+ROW_FIELDS = ("prompt", "answer", "pos_answers", "neg_answers")
+"""What training reads of rows of any kind."""
 ROW_TYPES: dict[RowKind, type[Row]] = {"prompts": PromptRow, "responses": AnswerRow, "pairs": PairRow}
+OTHER_TYPES: dict[RowKind, tuple[str, type[Row]]] = {
+    "responses": ("messages", ConversationRow),
+    "pairs": ("chosen", PreferenceRow),
+}
+"""Other shapes of the same kinds, by a field that only they have."""
+
+
+def row_type(row: dict[str, Any], kind: RowKind) -> type[Row]:
+    """The shape that a row is meant to have."""
+    usual = ROW_TYPES[kind]
+    mark, other = OTHER_TYPES.get(kind, ("", usual))
+    return other if mark in row and not {*usual.model_fields} - {"prompt"} & {*row} else usual
+
+
+def with_system_prompt(row: Row, text: str) -> Row:
+    """The row as a conversation that begins with a system prompt; one that has its own keeps it."""
+    name = "messages" if isinstance(row, ConversationRow) else "prompt"
+    prompt: str | list[Message] = getattr(row, name)
+    messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else prompt
+    if messages[0].role == "system":
+        return row
+    return row.model_copy(update={name: [Message(role="system", content=text), *messages]})
 
 
 def _objects(file: Path) -> Iterator[tuple[str, Any]]:
@@ -77,11 +224,19 @@ def _parse(text: str, where: str) -> Any:
 
 def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row]) -> Problem:
     details = error.errors()[0]
-    field = ".".join(map(str, details["loc"]))
+    first, *inner = details["loc"] or ("",)
+    # Which of the two a value is taken for stands in between, and is no key.
+    field = ".".join(
+        str(part) for part in (first, *inner) if part is first or part not in ("text", "messages")
+    )
     if details["type"] == "missing":
-        others = [key for key in row if key not in model.model_fields]
-        found = f"; the row has {', '.join(map(repr, row)) or 'no fields'}"
-        hint = suggestion(field, others) if others else ""
+        given, name = details["input"], str(details["loc"][-1])
+        known = (model if given is row else Message).model_fields
+        others = [key for key in given if key not in known]
+        found = (
+            f"; the {'row' if given is row else 'message'} has {', '.join(map(repr, given)) or 'no fields'}"
+        )
+        hint = suggestion(name, others) if others else ""
         return Problem(f"{where}: {field}", f"is missing{found}" + (f"; {hint}" if "did you" in hint else ""))
     message = details["msg"].removeprefix("Value error, ")
     return Problem(
@@ -90,22 +245,26 @@ def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row])
     )
 
 
+def checked_row(row: Any, kind: RowKind, where: str) -> Row:
+    """Raises InvalidJob, naming `where` and the field."""
+    if not isinstance(row, dict):
+        raise InvalidJob([Problem(where, f"a row must be an object; got {show(row)}")])
+    model = row_type(row, kind)
+    try:
+        return model.model_validate(row)
+    except ValidationError as error:
+        raise InvalidJob([_row_problem(error, where, row, model)]) from None
+
+
 def read_rows(path: str, kind: RowKind) -> list[Row]:
     """The checked rows of a JSON or JSONL file.
 
     Raises:
         InvalidJob: the file is missing, empty or unreadable, or its first bad row: file, line and field.
     """
-    file, model = Path(path), ROW_TYPES[kind]
     rows: list[Row] = []
     try:
-        for where, row in _objects(file):
-            if not isinstance(row, dict):
-                raise InvalidJob([Problem(where, f"a row must be an object; got {show(row)}")])
-            try:
-                rows.append(model.model_validate(row))
-            except ValidationError as error:
-                raise InvalidJob([_row_problem(error, where, row, model)]) from None
+        rows += (checked_row(row, kind, where) for where, row in _objects(Path(path)))
     except OSError as error:
         raise InvalidJob([Problem(path, f"cannot be read: {error.strerror}")]) from None
     except UnicodeDecodeError:

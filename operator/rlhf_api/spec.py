@@ -71,8 +71,12 @@ class Data(Frozen):
     """JSON or JSONL files; their rows are checked against those that the algorithm trains on."""
 
     train: tuple[str, ...] = Field(min_length=1)
-    """Rows `{prompt, answer}` for `sft`, `{prompt, pos_answers, neg_answers}` for `reward` and `dpo`, `{prompt}` where
-    responses are sampled."""
+    """Rows `{prompt, answer}` or `{messages}` for `sft`, `{prompt, pos_answers, neg_answers}` or
+    `{prompt, chosen, rejected}` for `reward` and `dpo`, `{prompt}` where responses are sampled; see docs/data.md."""
+    system_prompt: str | None = None
+    """Begins every conversation that has none; a prompt of plain text becomes the user's turn after it."""
+    chat_template: str | None = None
+    """Of conversations: Jinja, or a file of it; the tokenizer's own unless given."""
     max_prompt_length: Positive = 512
     """In tokens; a longer prompt keeps its last ones."""
     max_answer_length: Positive = 512

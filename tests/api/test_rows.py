@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob
-from rlhf_api.rows import read_rows
+from rlhf_api.rows import checked_row, read_rows
 
 GOOD = '{"prompt": "p", "answer": "a", "pos_answers": ["x"], "neg_answers": ["y"], "id": 7}'
 BAD: list[tuple[RowKind, str, str]] = [
@@ -29,6 +29,30 @@ BAD: list[tuple[RowKind, str, str]] = [
     ("pairs", '{"prompt": "p", "pos_answers": [], "neg_answers": []}', ":2: pos_answers: "),
     ("pairs", '{"prompt": "p", "pos_answers": "a", "neg_answers": ["b"]}', ":2: pos_answers: "),
     ("pairs", '{"prompt": "p", "pos_answers": ["a"], "neg_answers": [""]}', ":2: neg_answers.0: "),
+    ("prompts", '{"prompt": []}', ":2: prompt: List should have at least 1 item"),
+    ("prompts", '{"prompt": [{"role": "user"}]}', ":2: prompt.0.content: is missing; the message has 'role'"),
+    ("prompts", '{"prompt": [{"role": "user", "contents": "a"}]}', 'did you mean "contents"?'),
+    (
+        "prompts",
+        '{"prompt": [{"role": "user", "content": 3}]}',
+        ":2: prompt.0.content: Input should be a valid string",
+    ),
+    ("prompts", '{"prompt": ["Hi"]}', ":2: prompt.0: "),
+    ("prompts", '{"prompt": [{"role": "assistant", "content": "a"}]}', "is not the assistant's"),
+    (
+        "responses",
+        '{"prompt": "p", "answer": [{"role": "user", "content": "a"}]}',
+        ":2: answer: the first and",
+    ),
+    ("responses", '{"messages": [{"role": "user", "content": "a"}]}', "ends with the assistant's; got user"),
+    ("responses", '{"messages": [{"role": "assistant", "content": "a"}]}', "begins with another role"),
+    ("responses", '{"messages": [{"content": "a"}]}', ":2: messages.0.role: is missing"),
+    ("pairs", '{"prompt": "p", "chosen": "a"}', ":2: rejected: is missing; the row has 'prompt', 'chosen'"),
+    (
+        "pairs",
+        '{"prompt": "p", "chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]}',
+        ":2: chosen: must be text or one message of the assistant; got 2 messages",
+    ),
 ]
 
 
@@ -78,3 +102,26 @@ def test_text_is_kept_as_it_is(tmp_path: Path) -> None:
     first, second = read_rows(str(file), "prompts")
     assert first.model_dump() == {"prompt": prompt, "more": [1]}
     assert second.model_dump() == {"prompt": "z"}
+
+
+USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "chat"),
+    [
+        ("prompts", {"prompt": "q"}, False),
+        ("prompts", {"prompt": [USER]}, True),
+        ("prompts", {"prompt": "q", "messages": [USER]}, False),
+        ("responses", {"prompt": "q", "answer": "a"}, False),
+        ("responses", {"prompt": "q", "answer": "a", "messages": "of another program"}, False),
+        ("responses", {"messages": [USER, ASSISTANT]}, True),
+        ("pairs", {"prompt": "q", "chosen": "a", "rejected": "b"}, False),
+        ("pairs", {"prompt": "q", "pos_answers": [[ASSISTANT]], "neg_answers": ["b"]}, True),
+    ],
+)
+def test_text_and_conversations(kind: RowKind, row: dict[str, object], chat: bool) -> None:
+    made = checked_row(row, kind, "row")
+    assert made.is_conversation is chat
+    assert made.texts[0] == "q"
+    assert made.model_dump() == row, "functions get the row as it was written"

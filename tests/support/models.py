@@ -38,3 +38,17 @@ def tiny_model(directory: Path, *, tie: bool, seed: int) -> Path:
     model_cls(config).to(torch.float32).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    """`byte_tokenizer` with ChatML as its template, whose end of a turn is not the end of a text."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = CHATML
+    return tokenizer

@@ -12,7 +12,9 @@ from transformers import GenerationConfig
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
 from rlhf_api.spec import Sampling
-from rlhf_trainer.data import RowStream, encode_prompt, encode_response, end_tokens, prompts
+from rlhf_trainer.data.encode import encode, encode_prompt, end_tokens
+from rlhf_trainer.data.prompts import prompts
+from rlhf_trainer.data.stream import RowStream
 
 TOKENIZER = byte_tokenizer()
 TEXT = "the quick brown fox"
@@ -52,14 +54,15 @@ def test_a_stream_goes_back_as_well():
 
 
 def test_prompts_keep_their_last_tokens():
-    assert TOKENIZER.decode(encode_prompt(TOKENIZER, TEXT, 9)) == "brown fox"
-    assert TOKENIZER.decode(encode_prompt(TOKENIZER, TEXT, 99)) == TEXT
+    assert TOKENIZER.decode(encode_prompt(TOKENIZER, TEXT, 9).prompt) == "brown fox"
+    assert TOKENIZER.decode(encode_prompt(TOKENIZER, TEXT, 99).prompt) == TEXT
 
 
 def test_answers_end_unless_they_are_cut():
-    assert encode_response(TOKENIZER, "ab", 3)[-1] == TOKENIZER.eos_token_id
-    assert len(encode_response(TOKENIZER, "ab", 3)) == 3
-    assert TOKENIZER.decode(encode_response(TOKENIZER, "abc", 3)) == "abc"
+    whole, cut = encode(TOKENIZER, "p", "ab", 9, 3), encode(TOKENIZER, "p", "abc", 9, 3)
+    assert whole.response[-1] == TOKENIZER.eos_token_id
+    assert (len(whole.response), whole.response_cut) == (3, 0)
+    assert (TOKENIZER.decode(cut.response), cut.response_cut) == ("abc", 1)
 
 
 def test_a_prompt_knows_its_row_and_is_unique_in_the_run():

@@ -12,7 +12,7 @@ from rlhf_api.rows import AnswerRow, PairRow
 from rlhf_api.spec import Data
 from rlhf_trainer.batches import MicroBatch
 from rlhf_trainer.ops import LOSSES, OpContext
-from rlhf_trainer.ops.datasets import pair_sequences, response_sequences
+from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.records import Columns, Sequences
 
 EOS = 256
@@ -31,12 +31,15 @@ def ids(tokenizer, text: str) -> list[int]:
 
 def test_an_answer_follows_its_prompt_and_ends(tokenizer):
     rows = [AnswerRow(prompt="abcde", answer="xy"), AnswerRow(prompt="f", answer="0123456")]
-    sequences = response_sequences(rows, tokenizer, DATA)
+    columns, metrics = given_columns("responses", rows, tokenizer, DATA)
+    sequences = columns.sequences
     assert sequences.row(0).tolist() == [*ids(tokenizer, "cde"), *ids(tokenizer, "xy"), EOS]
     assert sequences.row(1).tolist() == [*ids(tokenizer, "f"), *ids(tokenizer, "0123")], (
         "cut, so it has no end"
     )
     assert sequences.prompt_lengths.tolist() == [3, 1]
+    assert columns.mask is None, "all of a response is trained on"
+    assert metrics == {"prompts_cut": 1, "responses_cut": 1}
 
 
 def test_pairs_become_rows_better_first(tokenizer):
@@ -44,7 +47,7 @@ def test_pairs_become_rows_better_first(tokenizer):
         PairRow(prompt="p", pos_answers=["a", "b"], neg_answers=["c", "d"]),
         PairRow(prompt="q", pos_answers=["e"], neg_answers=["fgh"]),
     ]
-    sequences = pair_sequences(rows, tokenizer, DATA)
+    sequences = given_columns("pairs", rows, tokenizer, DATA)[0].sequences
     texts = [tokenizer.decode(sequences.row(i), skip_special_tokens=True) for i in range(len(sequences))]
     assert texts == ["pa", "pc", "pb", "pd", "qe", "qfgh"]
     assert all(sequences.row(i)[-1] == EOS for i in range(len(sequences)))

@@ -9,7 +9,7 @@ from tests.training.running import ROWS, Job, resumed_is_whole
 from torch import Tensor
 
 from rlhf_trainer.comms.roster import Stopped
-from rlhf_trainer.data import epoch_order
+from rlhf_trainer.data.stream import epoch_order
 from rlhf_trainer.maths.groups import has_spread
 from rlhf_trainer.records import Sequences
 

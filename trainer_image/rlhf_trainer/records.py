@@ -21,6 +21,8 @@ class Prompt:
     id: str
     tokens: tuple[int, ...]
     row: Mapping[str, Any]
+    cut: int = 0
+    """Tokens of the prompt that did not fit."""
 
 
 @dataclass(frozen=True)

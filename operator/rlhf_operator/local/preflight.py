@@ -1,5 +1,6 @@
 """What can be found wrong with a job's files before anything is started."""
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
@@ -22,20 +23,43 @@ def check_files(spec: Spec) -> list[Problem]:
 
 
 def _data(spec: Spec) -> Iterator[Problem]:
-    yield from _rows("spec.data.train", spec.data.train, graph_of(spec).rows)
+    yield from _rows(spec, "spec.data.train", spec.data.train, graph_of(spec).rows)
     if spec.pretraining is not None:
-        yield from _rows("spec.pretraining.data", spec.pretraining.data, "responses")
+        yield from _rows(spec, "spec.pretraining.data", spec.pretraining.data, "responses")
     if spec.evaluation is not None:
         # Evaluation answers prompts, whatever the algorithm trains on.
-        yield from _rows("spec.evaluation.data", spec.evaluation.data, "prompts")
+        yield from _rows(spec, "spec.evaluation.data", spec.evaluation.data, "prompts")
 
 
-def _rows(field: str, files: Iterable[str], kind: RowKind) -> Iterator[Problem]:
+def _rows(spec: Spec, field: str, files: Iterable[str], kind: RowKind) -> Iterator[Problem]:
     for i, file in enumerate(files):
         try:
-            read_rows(file, kind)
+            rows = read_rows(file, kind)
         except InvalidJob as error:
             yield from (Problem(f"{field}[{i}]", str(problem)) for problem in error.problems)
+        else:
+            if any(row.is_conversation for row in rows):
+                yield from _template(spec, f"{field}[{i}]")
+
+
+def _template(spec: Spec, where: str) -> Iterator[Problem]:
+    """Conversations need a chat template, which a local tokenizer shows that it has."""
+    given, name = spec.data.chat_template, spec.model.tokenizer or spec.model.policy
+    if given is not None or (name is not None and not Path(name).is_dir()):
+        return
+    folder = Path(name or "")
+    if name is None or (not (folder / "chat_template.jinja").exists() and not _names_template(folder)):
+        whose = "a tokenizer made from scratch" if name is None else f"the tokenizer {name!r}"
+        yield Problem(
+            where, f"has conversations, and {whose} has no chat template; give spec.data.chatTemplate"
+        )
+
+
+def _names_template(folder: Path) -> bool:
+    try:
+        return "chat_template" in json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True  # said elsewhere, or by the tokenizer itself
 
 
 def looks_local(name: str) -> bool:

@@ -19,7 +19,7 @@ from transformers import (
 from rlhf_api.spec import Sampling
 
 from ..comms.ranks import Ranks
-from ..data import end_tokens
+from ..data.encode import end_tokens
 from ..models.trained_model import TrainedModel
 from ..records import Prompt, Rollout
 

@@ -77,7 +77,7 @@ class VllmClient:
     def __init__(
         self, http: Background, *, model: str, sampling: Sampling, seed: int, ends: Sequence[int]
     ) -> None:
-        """`ends`: the tokens that end a response, see `data.end_tokens`."""
+        """`ends`: the tokens that end a response, see `data.encode.end_tokens`."""
         self._http, self._seed = http, seed
         self._body: dict[str, Any] = {
             "model": model,

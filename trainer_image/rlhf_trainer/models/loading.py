@@ -11,6 +11,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 
+from ..data.chat import given_template
 from ..settings import ModelField, longest, model_source
 from . import load
 
@@ -55,9 +56,13 @@ def load_model(
 
 
 def load_job_tokenizer(config: RunConfig, field: ModelField = "tokenizer") -> PreTrainedTokenizerBase:
-    """Loads the job's tokenizer, or that of another field's model. Raises InvalidJob, naming the field."""
+    """Loads the job's tokenizer, with the manifest's chat template, or that of another field's model. Raises
+    InvalidJob, naming the field."""
     source = model_source(config, field)
-    return loading(source.where, lambda: load.load_tokenizer(source.path))
+    tokenizer = loading(source.where, lambda: load.load_tokenizer(source.path))
+    if field == "tokenizer" and (given := config.spec.data.chat_template):
+        tokenizer.chat_template = given_template(given)
+    return tokenizer
 
 
 def loading(where: str, make: Callable[[], Loaded]) -> Loaded:

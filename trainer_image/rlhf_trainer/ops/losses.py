@@ -25,8 +25,8 @@ Named = dict[str, Tensor]
 
 
 def likelihood(columns: Columns, _ctx: OpContext) -> Loss:
-    """Mean negative log-likelihood of the response tokens, in nats."""
-    weights = token_weights(columns.lengths, "token")
+    """Mean negative log-likelihood of the response tokens that are trained on, in nats."""
+    weights = token_weights(columns.lengths, "token", columns.mask)
 
     def loss(logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         return -(weights[micro.response_index].to(logprobs.device) * logprobs).sum(), {}

@@ -6,18 +6,18 @@ from torch import Tensor
 
 from ..batches import Loss, MicroBatch
 from ..maths.losses import token_weights
-from ..records import Sequences
+from ..records import Columns, Sequences
 
 
-def mixed(own: Sequences, loss: Loss, text: Sequences, coefficient: float) -> tuple[Sequences, Loss]:
+def mixed(own: Sequences, loss: Loss, text: Columns, coefficient: float) -> tuple[Sequences, Loss]:
     """The sequences of one update, and `loss` of its `own` ones plus coefficient x mean negative log-likelihood, in
-    nats, of the response tokens of `text`.
+    nats, of the response tokens of `text` that its mask counts.
 
     Source: Ouyang et al. 2022 (arXiv:2203.02155), eq. 2, the term with gamma. Log-probabilities are at the sampling
     temperature, as those of the policy loss are.
     """
     rows, tokens = len(own), int(own.response_lengths.sum())
-    weights = token_weights(text.response_lengths, "token")
+    weights = token_weights(text.lengths, "token", text.mask)
 
     def both(output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
         mine = micro.response_index < tokens
@@ -28,4 +28,4 @@ def mixed(own: Sequences, loss: Loss, text: Sequences, coefficient: float) -> tu
         likelihood = -(weights[micro.response_index[~mine] - tokens].to(output.device) * logprobs).sum()
         return value + coefficient * likelihood, {**statistics, "pretraining_loss": likelihood}
 
-    return Sequences.join([own, text]), both
+    return Sequences.join([own, text.sequences]), both

@@ -14,7 +14,7 @@ from torch import distributed
 from rlhf_api.algorithms import graph_of
 from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rows import Row, read_rows
+from rlhf_api.rows import Row, read_rows, with_system_prompt
 from rlhf_api.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.status import CheckpointStatus
 from rlhf_store.archive import Archive, Snapshot
@@ -30,6 +30,7 @@ from ..comms.http import Background
 from ..comms.ranks import Ranks
 from ..comms.roster import Roster, Stopped
 from ..context import Services, TrainerContext
+from ..data.chat import check_template
 from ..process import on_sigterm, run_role
 from ..settings import listen_host
 from ..training.assembly import make_task, prepare_model
@@ -63,8 +64,9 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     spec, stop = config.spec, services.control.stop_requested if services else threading.Event()
     # A node's ranks get it when their node is to end; at the next safe point all ranks stop.
     on_sigterm(stop.set)
-    rows = read_all(spec.data.train, graph_of(spec).rows)
-    held_out = read_all(spec.evaluation.data, "prompts") if spec.evaluation else []
+    system = spec.data.system_prompt
+    rows = read_all(spec.data.train, graph_of(spec).rows, system)
+    held_out = read_all(spec.evaluation.data, "prompts", system) if spec.evaluation else []
     text = read_all(spec.pretraining.data, "responses") if spec.pretraining else []
     if ranks.first:
         make_workdir(Path(config.workdir))
@@ -72,6 +74,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     archive = Archive(config.store, patience=patience, known=config.resume)
     committer = take_over(archive, config) if ranks.first else None
     tokenizer = prepare_model(config, ranks, rows)
+    if any(row.is_conversation for row in (*rows, *held_out, *text)):
+        check_template(tokenizer, "spec.data")
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
     task = make_task(ctx, config, rows, held_out, text)
     told = partial(committed, ctx, config.store)
@@ -134,7 +138,7 @@ def connect(env: ProcessEnv) -> Services:
     return Services(control, http, Roster(control, http), env.host)
 
 
-def read_all(files: Sequence[str], kind: RowKind) -> list[Row]:
+def read_all(files: Sequence[str], kind: RowKind, system_prompt: str | None = None) -> list[Row]:
     """Raises InvalidJob, with every file's first problem."""
     rows, problems = list[Row](), list[Problem]()
     for file in files:
@@ -144,7 +148,7 @@ def read_all(files: Sequence[str], kind: RowKind) -> list[Row]:
             problems += error.problems
     if problems:
         raise InvalidJob(problems)
-    return rows
+    return rows if system_prompt is None else [with_system_prompt(row, system_prompt) for row in rows]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf_api.rows import PromptRow
+
 from ..batches import sequence_scores, token_scores
+from ..data.chat import special_tokens
+from ..data.encode import encode_sampled
 from ..models.inference import infer
 from ..records import Sequences
 from .messages import PartReport, ScoreReport
@@ -50,28 +54,29 @@ class ModelScorer:
     own_tokenizer: PreTrainedTokenizerBase
     token_budget: int
 
-    def __call__(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:  # noqa: ARG002
+    def __call__(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """float32 [N]."""
         if self.own_tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            sequences = self._tokenized_again(sequences)
+            sequences = self._tokenized_again(sequences, rows)
         sizes = torch.ones(len(sequences), dtype=torch.int64)
         pad = self.own_tokenizer.pad_token_id or 0
         return infer(
             self.model, sequences, sequence_scores, sizes, token_budget=self.token_budget, pad_token_id=pad
         )
 
-    def _tokenized_again(self, sequences: Sequences) -> Sequences:
+    def _tokenized_again(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Sequences:
         """An answer that was cut off gets no end token here either; what is too long loses its beginning."""
         own, config = self.own_tokenizer, self.model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None) or 0  # [-0:] is all of it
-        pairs = []
-        for i, (prompt, response) in enumerate(zip(*texts(sequences, self.tokenizer), strict=True)):
-            ended = sequences.row(i)[-1] == self.tokenizer.eos_token_id
-            tokens = [
-                *own(prompt)["input_ids"],
-                *own(response, add_special_tokens=False)["input_ids"],
-                *([own.eos_token_id] if ended else []),
-            ][-positions:]
+        ends, pairs = special_tokens(self.tokenizer), []
+        for i, (prompt, response, row) in enumerate(
+            zip(*texts(sequences, self.tokenizer), rows, strict=True)
+        ):
+            # Its own template renders the conversation, whose roles the plain text has lost.
+            conversation = bool(own.chat_template) and isinstance(row.get("prompt"), list)
+            asked = PromptRow.model_validate(row).prompt if conversation else prompt
+            ended = int(sequences.row(i)[-1]) in ends
+            tokens = encode_sampled(own, asked, response, ended=ended)[-positions:]
             # The score is of the whole: where the answer begins makes no difference.
             pairs.append((tokens[:1], tokens[1:]))
         return Sequences.pack(pairs)

@@ -19,7 +19,7 @@ from rlhf_api.spec import CreateModel
 from .. import faults
 from ..comms.ranks import Ranks
 from ..context import TrainerContext
-from ..data import end_tokens
+from ..data.encode import end_tokens
 from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
 from ..graph.executor import RemoteCall
@@ -43,9 +43,7 @@ def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTr
     """The tokenizer; where the job makes its own model, rank 0 makes both first."""
     section, initial = config.spec.model.create, Path(config.workdir, "initial")
     if section is not None and ranks.first and not (config.resume and initial.exists()):
-        fields = ("prompt", "answer", "pos_answers", "neg_answers")
-        values = [value for row in rows for field in fields if (value := getattr(row, field, None))]
-        texts = [text for value in values for text in ([value] if isinstance(value, str) else value)]
+        texts = [text for row in rows for text in row.texts]
         shutil.rmtree(initial, ignore_errors=True)
         loading("spec.model.create", lambda: create(initial, section, texts, config.spec.seed))
     distributed.barrier()

@@ -12,13 +12,13 @@ from ..checkpoint.reading import Snapshot
 from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
-from ..data import RowStream
+from ..data.stream import RowStream
 from ..graph.executor import Executor, RemoteCall
 from ..models.export import save_model
 from ..models.state import load_training_state, training_state
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
-from ..ops.datasets import ENCODE
+from ..ops.datasets import given_columns
 from ..records import Columns
 from .updates import Updates
 
@@ -49,13 +49,13 @@ class OfflineTask:
         data = self._ctx.spec.data
         rows = [self._rows[row] for _, row in self._stream.take(data.prompts_per_step)]
         self._op_ctx.step = step
-        sequences = ENCODE[self._source.rows](rows, self._ctx.tokenizer, data)
+        columns, metrics = given_columns(self._source.rows, rows, self._ctx.tokenizer, data)
         try:
-            self._batch = self._executor.run(Columns(sequences))
+            self._batch = self._executor.run(columns)
         except Stopped:
             self._stream.position -= data.prompts_per_step
             raise
-        return {"tokens": int(sequences.lengths.sum())}
+        return {"tokens": int(columns.sequences.lengths.sum()), **metrics}
 
     def train(self, step: int) -> dict[str, float]:
         assert self._batch is not None

@@ -18,7 +18,7 @@ from ..checkpoint.reading import Snapshot
 from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
-from ..data import prompts
+from ..data.prompts import prompts
 from ..generation.fleet import Fleet
 from ..graph.executor import Executor, RemoteCall
 from ..maths.kl import adaptive_kl_coefficient

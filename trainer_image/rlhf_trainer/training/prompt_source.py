@@ -8,7 +8,8 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import Row
 
 from ..context import TrainerContext
-from ..data import RowStream, prompts
+from ..data.prompts import prompts
+from ..data.stream import RowStream
 from ..records import Prompt
 from ..replay.ledger import Ledger
 from ..replay.table import Episode
@@ -30,7 +31,10 @@ class PromptSource:
         """The next `count` prompts."""
         first = self._stream.position
         places = self._stream.take(count)
-        batch = prompts(self._rows, places, self._ctx.tokenizer, self._ctx.spec.data.max_prompt_length)
+        longest = self._ctx.spec.data.max_prompt_length
+        batch = prompts(self._rows, places, self._ctx.tokenizer, longest)
+        if cut := sum(prompt.cut > 0 for prompt in batch):
+            log.info("%d of %d prompts were cut to %d tokens", cut, count, longest)
         issued = {prompt.id: first + i for i, prompt in enumerate(batch)}
         self.places |= issued
         self._ledger.issue(issued.values())

@@ -11,13 +11,13 @@ from rlhf_api.spec import Spec
 
 from .. import faults
 from ..context import TrainerContext
-from ..data import RowStream
+from ..data.stream import RowStream
 from ..maths.schedule import learning_rate
 from ..models.trained_model import TrainedModel
 from ..ops import LOSSES, OpContext, find, output_fn
-from ..ops.datasets import ENCODE
+from ..ops.datasets import given_columns
 from ..ops.pretraining import mixed
-from ..records import Columns, Sequences
+from ..records import Columns
 
 SHARED = ("kl_mean", "logprob_difference", "ratio_outside_share", "entropy")
 """Statistics that are about the step, whichever model's update computes them: logged without the model's name."""
@@ -111,10 +111,10 @@ class PretrainingText:
     def position(self, value: int) -> None:
         self._stream.position = value
 
-    def take(self) -> Sequences:
+    def take(self) -> Columns:
         """The sequences of the next update."""
         rows = [self._rows[row] for _, row in self._stream.take(self._count)]
-        return ENCODE["responses"](rows, self._tokenizer, self._data)
+        return given_columns("responses", rows, self._tokenizer, self._data)[0]
 
 
 def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[Tensor]:

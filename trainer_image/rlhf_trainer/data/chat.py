@@ -1,0 +1,127 @@
+"""Conversations as text: rendered by the tokenizer's chat template, with the turns of the assistant marked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_api.problems import InvalidJob, Problem, show
+from rlhf_api.rows import Message
+
+FIELD = "spec.data.chatTemplate"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Text that follows a prompt: `trained` where the assistant wrote it; `ending` is what the template puts behind the
+    message, such as `<|im_end|>` and a line break."""
+
+    text: str
+    trained: bool
+    ending: str = ""
+
+
+def given_template(given: str) -> str:
+    """The template that `spec.data.chatTemplate` holds or names. Raises InvalidJob where a file cannot be read."""
+    if "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"is neither a template nor a file that can be read: {error}; got {show(given)}"
+        raise InvalidJob([Problem(FIELD, message)]) from None
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+    """Raises InvalidJob where the tokenizer has no chat template; `where` names a row that needs one."""
+    if not tokenizer.chat_template:
+        message = (
+            f"is a conversation, and the tokenizer {tokenizer.name_or_path!r} has no chat template; give one as "
+            f"{FIELD}, or prompts of plain text and no system prompt"
+        )
+        raise InvalidJob([Problem(where, message)])
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, for_response: bool = False
+) -> str:
+    """The conversation as text; `for_response`: with what begins the assistant's next turn.
+
+    Raises InvalidJob where there is no template, or it refuses the messages.
+    """
+    check_template(tokenizer, FIELD)
+    plain = [message.model_dump(exclude_none=True) for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=for_response)
+    except Exception as error:  # Jinja's errors, and those that templates raise of their own accord
+        reason = f"{type(error).__name__}: {error}"
+        raise InvalidJob([Problem(FIELD, f"the template refuses {show(plain)}: {reason}")]) from error
+    assert isinstance(text, str), "one conversation gives one text"
+    return text
+
+
+def segments(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[Message], following: Sequence[Message]
+) -> list[Segment]:
+    """The text of `following`, whose first message is the assistant's, after `render(prompt, for_response=True)`.
+
+    Raises InvalidJob where the template renders a turn otherwise once another one follows it.
+    """
+    found: list[Segment] = []
+    done, messages = render(tokenizer, prompt, for_response=True), [*prompt]
+    for i, message in enumerate(following):
+        if message.role == "assistant" and i:
+            opened = render(tokenizer, messages, for_response=True)
+            found.append(Segment(_after(done, opened, messages), trained=False))
+            done = opened
+        messages.append(message)
+        rendered = render(tokenizer, messages)
+        text = _after(done, rendered, messages)
+        trained = message.role == "assistant"
+        _, known, ending = text.rpartition(message.content.strip()) if trained else ("", "", "")
+        found.append(Segment(text, trained, ending if known else text if trained else ""))
+        done = rendered
+    return found
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids of the tokens that no text has, such as those that end a turn."""
+    added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset({*added, *tokenizer.all_special_ids})
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token by which the chat template ends the assistant's turn; None for no template, or one without."""
+    return _end_of_turn(tokenizer, str(tokenizer.chat_template)) if tokenizer.chat_template else None
+
+
+@lru_cache(maxsize=8)
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase, _template: str) -> int | None:
+    question, answer = Message(role="user", content="a"), Message(role="assistant", content="b")
+    try:
+        (segment,) = segments(tokenizer, [question], [answer])
+    except InvalidJob:  # one that takes no such conversation
+        return None
+    special = special_tokens(tokenizer)
+    return next(
+        (i for i in tokenizer(segment.ending, add_special_tokens=False)["input_ids"] if i in special), None
+    )
+
+
+def without_oldest(messages: Sequence[Message]) -> list[Message] | None:
+    """The conversation from its second question on, with what stands before the first; None where there is none."""
+    first = next((i for i, message in enumerate(messages) if message.role == "user"), len(messages))
+    second = next((i for i in range(first + 1, len(messages)) if messages[i].role == "user"), None)
+    return None if second is None else [*messages[:first], *messages[second:]]
+
+
+def _after(done: str, rendered: str, messages: Sequence[Message]) -> str:
+    if not rendered.startswith(done):
+        message = (
+            f"the template renders what stands before message {len(messages)} otherwise once that follows (some drop "
+            "earlier reasoning): use rows that end with one answer, or a template that keeps earlier turns as they are"
+        )
+        raise InvalidJob([Problem(FIELD, f"{message}; got {show(rendered[-60:])}")])
+    return rendered[len(done) :]

@@ -1,0 +1,156 @@
+"""From the rows of a dataset to tokens."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from rlhf_api.problems import InvalidJob, Problem, show
+from rlhf_api.rows import Message, Text
+from rlhf_api.spec import Sampling
+
+from .chat import Segment, end_of_turn, render, segments, special_tokens, without_oldest
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of a prompt and of a response to it, at least one each; `mask` is true for tokens of the response that
+    are trained on. `prompt_cut` and `response_cut` count tokens that did not fit."""
+
+    prompt: tuple[int, ...]
+    response: tuple[int, ...] = ()
+    mask: tuple[bool, ...] = ()
+    prompt_cut: int = 0
+    response_cut: int = 0
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int) -> Encoded:
+    """A prompt's last `max_length` tokens, the first of which stays the one that begins a sequence (BOS), if there is.
+
+    A conversation is rendered up to where the assistant goes on. Where it is too long it loses its oldest questions
+    with their answers first, and keeps its system prompt. Raises InvalidJob for a prompt without tokens: nothing could
+    follow it.
+    """
+    return _prompt(tokenizer, prompt, max_length)[1]
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompt: Text, response: Text, max_prompt: int, max_response: int
+) -> Encoded:
+    """A prompt with a given response, tokenized as they are read together, and each cut to its length in tokens.
+
+    A response ends with the end token, or as the chat template ends a turn; where it is cut it has no end. Of a
+    conversation in place of a response, the assistant's turns are trained on, each with its end.
+    """
+    asked, encoded = _prompt(tokenizer, prompt, max_prompt)
+    if isinstance(asked, str) and isinstance(response, str):
+        before, following = asked, [Segment(response, trained=True)]
+    else:
+        messages = _messages(asked, "user")
+        before = render(tokenizer, messages, for_response=True)
+        following = segments(tokenizer, messages, _messages(response, "assistant"))
+    tokens, mask = list[int](), list[bool]()
+    for i, segment in enumerate(following):
+        found, trained = _segment(tokenizer, before, segment, last=i == len(following) - 1)
+        tokens, mask, before = tokens + found, mask + trained, segment.text
+    return Encoded(
+        encoded.prompt,
+        tuple(tokens[:max_response]),
+        tuple(mask[:max_response]),
+        encoded.prompt_cut,
+        max(0, len(tokens) - max_response),
+    )
+
+
+def encode_sampled(
+    tokenizer: PreTrainedTokenizerBase, prompt: Text, response: str, *, ended: bool
+) -> list[int]:
+    """Prompt and a sampled response as one sequence of another tokenizer, such as a reward model's, by its own chat
+    template where the prompt is a conversation. A response that was cut off has no end here either."""
+    encoded = encode(tokenizer, prompt, response, sys.maxsize, sys.maxsize)
+    return [*encoded.prompt, *(encoded.response if ended else encoded.response[:-1])]
+
+
+def continuation(tokenizer: PreTrainedTokenizerBase, before: str, text: str) -> list[int]:
+    """Tokens of `text` as it is read after `before`, whose tokens stay as they are.
+
+    Alone it may get tokens that it has nowhere else: SentencePiece puts a space before all that it is given. Where the
+    last characters of `before` would join the first of `text` in one token, a line break stands in for them.
+    """
+    for context in (before, "\n", "a"):
+        known, both = _ids(tokenizer, context), _ids(tokenizer, context + text)
+        if both[: len(known)] == known:
+            return both[len(known) :]
+    return _ids(tokenizer, text)
+
+
+def end_tokens(
+    tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig | None, sampling: Sampling
+) -> tuple[int, ...]:
+    """The tokens that end a response: the tokenizer's own first, then those of the policy's generation_config.json,
+    where chat models name the end of a turn (`eos_token_id` there is a number or a list), the one by which the chat
+    template ends a turn, and the manifest's.
+
+    Raises InvalidJob where the manifest names a token that the tokenizer has not.
+    """
+    own = sampling.answer_end_id
+    if own is not None and own >= len(tokenizer):
+        message = f"must be a token of the tokenizer, which has {len(tokenizer)}; got {own}"
+        raise InvalidJob([Problem("spec.sampling.answerEndId", message)])
+    named = generation.eos_token_id if generation is not None else None
+    several = named if isinstance(named, list) else [named]
+    found = [tokenizer.eos_token_id, *several, end_of_turn(tokenizer), own]
+    return tuple(dict.fromkeys(token for token in found if token is not None))
+
+
+def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int) -> tuple[Text, Encoded]:
+    """What of the prompt is rendered, and its tokens."""
+    kept = prompt
+    tokens = _prompt_ids(tokenizer, kept)
+    whole = len(tokens)
+    while len(tokens) > max_length and not isinstance(kept, str) and (shorter := without_oldest(kept)):
+        kept = shorter
+        tokens = _prompt_ids(tokenizer, kept)
+    if not tokens:
+        raise InvalidJob(
+            [Problem("spec.data", f"the tokenizer makes no tokens of the prompt {show(prompt)}")]
+        )
+    if len(tokens) > max_length:
+        begins = tokens[:1] if tokens[0] == tokenizer.bos_token_id and max_length > 1 else []
+        tokens = [*begins, *tokens[len(begins) - max_length :]]
+    return kept, Encoded(tuple(tokens), prompt_cut=whole - len(tokens))
+
+
+def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Text) -> list[int]:
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    return _ids(tokenizer, render(tokenizer, prompt, for_response=True))
+
+
+def _segment(
+    tokenizer: PreTrainedTokenizerBase, before: str, segment: Segment, *, last: bool
+) -> tuple[list[int], list[bool]]:
+    """Tokens of a segment, and which are trained on: the assistant's, up to the token that ends the turn. The last
+    segment ends with that, or with the end token where the template has none."""
+    tokens = continuation(tokenizer, before, segment.text)
+    if not segment.trained:
+        return tokens, [False] * len(tokens)
+    ending = _ids(tokenizer, segment.ending)
+    special = special_tokens(tokenizer) if ending else ()
+    end = next((i for i, token in enumerate(ending) if token in special), None)
+    behind = 0 if end is None else len(ending) - end - 1
+    trained = len(tokens) - behind
+    if last:
+        tokens = tokens[:trained] if end is not None else [*tokens, tokenizer.eos_token_id]
+        return tokens, [True] * len(tokens)
+    return tokens, [True] * trained + [False] * behind
+
+
+def _messages(text: Text, role: str) -> Sequence[Message]:
+    return [Message(role=role, content=text)] if isinstance(text, str) else text
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Without the tokens that begin and end a sequence."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
