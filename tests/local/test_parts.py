@@ -165,6 +165,26 @@ def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
+def test_conversations_need_a_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("chat.jsonl").write_text('{"prompt": [{"role": "user", "content": "x"}]}\n')
+    Path("text.jsonl").write_text('{"prompt": "x"}\n')
+    Path("tokenizer").mkdir()
+    Path("tokenizer/tokenizer_config.json").write_text("{}")
+    files = ("spec.data.train=[text.jsonl, chat.jsonl]", "spec.model.policy=a/b", "spec.reward.functions=[]")
+    local = (*files, "spec.model.tokenizer=./tokenizer")
+    refused = (
+        "has conversations, and the tokenizer './tokenizer' has no chat template; give spec.data.chatTemplate"
+    )
+    assert [str(p) for p in check_files(job(*local).spec)] == [f"spec.data.train[1]: {refused}"]
+    asked = job(*local, "spec.data.train=[text.jsonl]", "spec.data.systemPrompt=Be kind.").spec
+    assert [str(p) for p in check_files(asked)] == [f"spec.data.train[0]: {refused}"]
+    assert not check_files(job(*files).spec), "what the hub has shows when it is loaded"
+    assert not check_files(job(*local, "spec.data.chatTemplate='{{ messages }}'").spec)
+    Path("tokenizer/chat_template.jinja").touch()
+    assert not check_files(job(*local).spec)
+
+
 def test_validate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

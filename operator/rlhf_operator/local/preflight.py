@@ -38,7 +38,7 @@ def _rows(spec: Spec, field: str, files: Iterable[str], kind: RowKind) -> Iterat
         except InvalidJob as error:
             yield from (Problem(f"{field}[{i}]", str(problem)) for problem in error.problems)
         else:
-            if any(row.is_conversation for row in rows):
+            if spec.data.system_prompt is not None or any(row.is_conversation for row in rows):
                 yield from _template(spec, f"{field}[{i}]")
 
 
