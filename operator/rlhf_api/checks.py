@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from pydantic.alias_generators import to_camel
 
-from . import pod_checks, resources
+from . import pod_checks, resources, sources
 from .algorithms import ALGORITHMS, CUSTOM, algorithm_of, graph_of, settings_of
 from .problems import Problem, path, show
 from .roles import Role
@@ -210,7 +210,7 @@ OWNED_ENGINE_ARGUMENTS = {
 RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, _reward, _sampling, _batches, _replay),
     *(_pretraining, _checkpoint, _precision, _owned_arguments, _environment),
-    *(pod_checks.pods, pod_checks.scheduling, resources.problems),
+    *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
 
 

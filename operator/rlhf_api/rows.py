@@ -1,8 +1,6 @@
-"""The rows of a dataset: their shapes, and a reader that says which row is wrong and why."""
+"""The rows of a dataset: their shapes, and what is wrong with a row that has none of them."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -199,29 +197,6 @@ def with_system_prompt(row: Row, text: str) -> Row:
     return row.model_copy(update={name: [Message(role="system", content=text), *messages]})
 
 
-def _objects(file: Path) -> Iterator[tuple[str, Any]]:
-    """Each row of a JSONL file, or of a JSON file that holds one list, with where it stands."""
-    text = file.read_text(encoding="utf-8-sig")  # with or without a byte order mark
-    if text.lstrip()[:1] == "[":
-        yield from ((f"{file}[{i}]", row) for i, row in enumerate(_parse(text, str(file))))
-        return
-    # Not splitlines: that also splits at characters which JSON allows inside a string, such as U+2028.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield f"{file}:{number}", _parse(line, f"{file}:{number}")
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        if "\n" in text.strip():
-            raise InvalidJob([Problem(f"{where}:{error.lineno}", f"is no JSON: {error.msg}")]) from None
-        raise InvalidJob([Problem(where, f"is no JSON: {error.msg}; got {show(text.strip())}")]) from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidJob([Problem(where, f"cannot be read: {error}")]) from None
-
-
 def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row]) -> Problem:
     details = error.errors()[0]
     first, *inner = details["loc"] or ("",)
@@ -245,30 +220,12 @@ def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row])
     )
 
 
-def checked_row(row: Any, kind: RowKind, where: str) -> Row:
-    """Raises InvalidJob, naming `where` and the field."""
+def checked_row(row: Any, kind: RowKind, where: Callable[[], str]) -> Row:
+    """Raises InvalidJob, naming where the row stands, which is asked for only then, and the field."""
     if not isinstance(row, dict):
-        raise InvalidJob([Problem(where, f"a row must be an object; got {show(row)}")])
+        raise InvalidJob([Problem(where(), f"a row must be an object; got {show(row)}")])
     model = row_type(row, kind)
     try:
         return model.model_validate(row)
     except ValidationError as error:
-        raise InvalidJob([_row_problem(error, where, row, model)]) from None
-
-
-def read_rows(path: str, kind: RowKind) -> list[Row]:
-    """The checked rows of a JSON or JSONL file.
-
-    Raises:
-        InvalidJob: the file is missing, empty or unreadable, or its first bad row: file, line and field.
-    """
-    rows: list[Row] = []
-    try:
-        rows += (checked_row(row, kind, where) for where, row in _objects(Path(path)))
-    except OSError as error:
-        raise InvalidJob([Problem(path, f"cannot be read: {error.strerror}")]) from None
-    except UnicodeDecodeError:
-        raise InvalidJob([Problem(path, "is not UTF-8 text")]) from None
-    if not rows:
-        raise InvalidJob([Problem(path, "has no rows")])
-    return rows
+        raise InvalidJob([_row_problem(error, where(), row, model)]) from None

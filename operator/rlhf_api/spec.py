@@ -11,6 +11,7 @@ from .base import DType, Frozen, ImportPath, NonNegativeFloat, Positive, Positiv
 from .pods import PodSettings, Scheduling, Workspace
 from .replay import Replay
 from .roles import Generator, Reference, Reward, Trainer
+from .sources import Source
 
 _IMPORT_PATH = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
 
@@ -68,11 +69,15 @@ class Model(Frozen):
 
 
 class Data(Frozen):
-    """JSON or JSONL files; their rows are checked against those that the algorithm trains on."""
+    """Files of rows: `{prompt, answer}` or `{messages}` for `sft`, `{prompt, chosen, rejected}` or
+    `{prompt, pos_answers, neg_answers}` for `reward` and `dpo`, `{prompt}` where responses are sampled."""
 
-    train: tuple[str, ...] = Field(min_length=1)
-    """Rows `{prompt, answer}` or `{messages}` for `sft`, `{prompt, pos_answers, neg_answers}` or
-    `{prompt, chosen, rejected}` for `reward` and `dpo`, `{prompt}` where responses are sampled; see docs/data.md."""
+    train: tuple[str, ...] | None = Field(None, min_length=1)
+    """JSON, JSONL or Parquet: paths, or URLs (`s3://`, `gs://`, `az://`), each alone or as `path::weight`."""
+    sources: tuple[Source, ...] | None = Field(None, min_length=1)
+    """The same as objects, in place of `train`."""
+    samples_per_epoch: Positive | None = None
+    """Drawn from all sources by their weights; as many as there are rows unless given."""
     system_prompt: str | None = None
     """Begins every conversation that has none; a prompt of plain text becomes the user's turn after it."""
     chat_template: str | None = None

@@ -1,4 +1,4 @@
-"""The command line: `rlhf validate`, `rlhf run`, `rlhf graph`, and the verbs for jobs on a cluster."""
+"""The command line: `rlhf validate`, `rlhf run`, `rlhf graph`, `rlhf data`, and the verbs for jobs on a cluster."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ from .archive import open_store, replay
 from .exit_reasons import missing_words
 from .exits import FAILED, INTERRUPTED, ended, say
 from .graph import command as graph
-from .local import gpus, workdir
+from .local import data, gpus, workdir
 from .local.host import Host
 from .local.ports import place
 from .local.preflight import check_files
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
         return ended(lambda: open_store.run(options))
     if options.command == "graph":
         return ended(lambda: graph.run(options))
+    if options.command == "data":
+        return ended(lambda: data.run(options))
     return ended(lambda: _validate_or_run(options, make))
 
 
@@ -88,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add_verbs(commands, parser.prog)
     replay.add_replay(commands)
     graph.add_graph(commands)
+    data.add_data(commands)
     return parser
 
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -54,6 +55,8 @@ class Listed:
     key: str
     size: int
     modified: datetime
+    tag: str | None = None
+    """What its store calls this version of it."""
 
 
 class Store:
@@ -152,6 +155,31 @@ class Store:
         """The objects below `prefix/`."""
         found = self._ask(lambda: obstore.list(self._store, prefix).collect())
         return [Listed(meta["path"], meta["size"], meta["last_modified"]) for meta in found]
+
+    def attributes(self, key: str) -> Listed:
+        """Raises Missing."""
+
+        def ask() -> Listed:
+            try:
+                meta = obstore.head(self._store, key)
+            except (NotFoundError, FileNotFoundError) as error:
+                raise Missing(key) from error
+            return Listed(key, meta["size"], meta["last_modified"], meta["e_tag"])
+
+        return self._ask(ask)
+
+    def download(self, found: Listed, file: Path) -> None:
+        """Writes an object to a file, a part at a time: each is waited for anew, so that a large one may take long.
+        An object that is replaced meanwhile is refused."""
+
+        def part(start: int) -> bytes:
+            end = min(start + PART_BYTES, found.size)
+            options: Any = {"range": (start, end)} | ({"if_match": found.tag} if found.tag else {})
+            return bytes(obstore.get(self._store, found.key, options=options).bytes())
+
+        with file.open("wb") as out:
+            for start in range(0, found.size, PART_BYTES):
+                out.write(self._ask(partial(part, start)))
 
     def delete(self, keys: Sequence[str]) -> None:
         if keys:

@@ -7,7 +7,13 @@ import pytest
 
 from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob
-from rlhf_api.rows import checked_row, read_rows
+from rlhf_api.row_files import RowFile
+from rlhf_api.rows import Row, checked_row
+
+
+def read_rows(path: str, kind: RowKind) -> list[Row]:
+    return list(RowFile(Path(path), kind))
+
 
 GOOD = '{"prompt": "p", "answer": "a", "pos_answers": ["x"], "neg_answers": ["y"], "id": 7}'
 BAD: list[tuple[RowKind, str, str]] = [
@@ -121,7 +127,7 @@ USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "conte
     ],
 )
 def test_text_and_conversations(kind: RowKind, row: dict[str, object], chat: bool) -> None:
-    made = checked_row(row, kind, "row")
+    made = checked_row(row, kind, lambda: "row")
     assert made.is_conversation is chat
     assert made.texts[0] == "q"
     assert made.model_dump() == row, "functions get the row as it was written"

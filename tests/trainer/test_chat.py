@@ -29,7 +29,7 @@ def messages(*turns: str) -> list[dict[str, str]]:
 
 
 def row(**fields: object) -> Row:
-    return checked_row(fields, "responses", "row")
+    return checked_row(fields, "responses", lambda: "row")
 
 
 def encoded(made: Row, max_prompt: int = 999, max_response: int = 999) -> Encoded:

@@ -12,9 +12,10 @@ from transformers import GenerationConfig
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
 from rlhf_api.spec import Sampling
+from rlhf_trainer.data.dataset import stream
 from rlhf_trainer.data.encode import encode, encode_prompt, end_tokens
 from rlhf_trainer.data.prompts import prompts
-from rlhf_trainer.data.stream import RowStream
+from rlhf_trainer.data.stream import Mixture, RowStream
 
 TOKENIZER = byte_tokenizer()
 TEXT = "the quick brown fox"
@@ -22,9 +23,9 @@ TEXT = "the quick brown fox"
 
 @given(st.integers(1, 20), st.integers(0, 99), st.lists(st.integers(0, 25), max_size=6))
 def test_every_row_comes_once_an_epoch_however_it_is_taken(count, seed, takes):
-    stream = RowStream(count, seed)
-    taken = [place for n in takes for place in stream.take(n)]
-    assert taken == RowStream(count, seed).take(sum(takes))
+    made = stream(range(count), seed)
+    taken = [place for n in takes for place in made.take(n)]
+    assert taken == stream(range(count), seed).take(sum(takes))
     assert [epoch for epoch, _ in taken] == [i // count for i in range(len(taken))]
     for epoch in range(len(taken) // count):
         rows = [row for e, row in taken if e == epoch]
@@ -33,24 +34,67 @@ def test_every_row_comes_once_an_epoch_however_it_is_taken(count, seed, takes):
 
 @given(st.integers(1, 20), st.integers(0, 60), st.integers(0, 30))
 def test_a_position_is_all_there_is_to_resume_from(count, before, after):
-    undisturbed = RowStream(count, seed=3)
+    undisturbed = stream(range(count), 3)
     undisturbed.take(before)
     random.seed(before)  # the order is the stream's own
-    resumed = RowStream(count, seed=3, position=undisturbed.position)
+    resumed = stream(range(count), 3)
+    resumed.position = undisturbed.position
     assert resumed.take(after) == undisturbed.take(after)
 
 
 def test_seeds_and_epochs_shuffle_differently():
-    one, two = RowStream(50, seed=1).take(100), RowStream(50, seed=2).take(50)
+    one, two = stream(range(50), 1).take(100), stream(range(50), 2).take(50)
     assert [row for _, row in one[:50]] != [row for _, row in two]
     assert [row for _, row in one[:50]] != [row for _, row in one[50:]]
 
 
 def test_a_stream_goes_back_as_well():
-    stream = RowStream(7, seed=0)
-    first = stream.take(20)
-    stream.position = 0
-    assert stream.take(20) == first
+    made = stream(range(7), 0)
+    first = made.take(20)
+    made.position = 0
+    assert made.take(20) == first
+
+
+def test_the_order_of_one_file_is_that_of_every_release():
+    """A checkpoint of an earlier release goes on with the rows that it has not seen."""
+    assert [row for _, row in stream(range(10), 3).take(20)] == [
+        *(5, 4, 3, 2, 0, 7, 9, 1, 6, 8),
+        *(4, 7, 1, 3, 5, 0, 8, 2, 6, 9),
+    ]
+
+
+COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+
+
+@given(COUNTS, st.data(), st.integers(80, 120), st.integers(0, 9))
+def test_sources_are_mixed_by_weight_and_each_gives_its_rows_equally_often(counts, data, samples, seed):
+    weights = [data.draw(st.sampled_from([0.1, 1.0, 2.5])) for _ in counts]
+    mixture = Mixture.weighted(counts, weights, samples)
+    assert mixture.samples == samples
+    for share, weight in zip(mixture.shares, weights, strict=True):
+        assert abs(share - samples * weight / sum(weights)) < 1
+    drawn = RowStream(mixture, seed)
+    taken = drawn.take(3 * samples)
+    assert len(set(taken)) == len(taken), "a pass over a source has each row once"
+    resumed = RowStream(mixture, seed, position=samples + 1)
+    assert resumed.take(samples) == taken[samples + 1 : 2 * samples + 1]
+    first = 0
+    for count, share in zip(counts, mixture.shares, strict=True):
+        of_source = [row for _, row in taken if first <= row < first + count]
+        assert len(of_source) == 3 * share
+        often = [of_source.count(row) for row in range(first, first + count)]
+        assert max(often) - min(often) <= 1
+        first += count
+
+
+def test_an_epoch_without_room_for_a_source_is_refused():
+    with pytest.raises(ValueError, match="3 samples an epoch leave none for source 1"):
+        Mixture.weighted([9, 9], [9.0, 1.0], 3)
+
+
+def test_without_weights_every_row_comes_once_an_epoch():
+    assert Mixture.weighted([3, 5], None, None) == Mixture((3, 5), (3, 5))
+    assert Mixture.weighted([3, 5], None, 16) == Mixture((3, 5), (6, 10))
 
 
 def test_prompts_keep_their_last_tokens():
@@ -67,7 +111,7 @@ def test_answers_end_unless_they_are_cut():
 
 def test_a_prompt_knows_its_row_and_is_unique_in_the_run():
     rows = [PromptRow.model_validate({"prompt": f"p{i}", "grade": i}) for i in range(3)]
-    places = RowStream(3, seed=0).take(7)
+    places = stream(range(3), 0).take(7)
     made = prompts(rows, places, TOKENIZER, 5)
     assert len({prompt.id for prompt in made}) == 7
     for (epoch, row), prompt in zip(places, made, strict=True):

@@ -11,8 +11,9 @@ from rlhf_api.graph import RowKind
 from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import problems
-from rlhf_api.rows import read_rows
+from rlhf_api.row_files import RowFile
 from rlhf_api.sizes import LOADED
+from rlhf_api.sources import Source, training_sources
 from rlhf_api.spec import Spec
 
 
@@ -23,23 +24,31 @@ def check_files(spec: Spec) -> list[Problem]:
 
 
 def _data(spec: Spec) -> Iterator[Problem]:
-    yield from _rows(spec, "spec.data.train", spec.data.train, graph_of(spec).rows)
+    files, field = training_sources(spec), "train" if spec.data.train is not None else "sources"
+    yield from _rows(spec, f"spec.data.{field}", files, graph_of(spec).rows)
     if spec.pretraining is not None:
-        yield from _rows(spec, "spec.pretraining.data", spec.pretraining.data, "responses")
+        text = [Source(path=path) for path in spec.pretraining.data]
+        yield from _rows(spec, "spec.pretraining.data", text, "responses")
     if spec.evaluation is not None:
         # Evaluation answers prompts, whatever the algorithm trains on.
-        yield from _rows(spec, "spec.evaluation.data", spec.evaluation.data, "prompts")
+        held_out = [Source(path=path) for path in spec.evaluation.data]
+        yield from _rows(spec, "spec.evaluation.data", held_out, "prompts")
 
 
-def _rows(spec: Spec, field: str, files: Iterable[str], kind: RowKind) -> Iterator[Problem]:
-    for i, file in enumerate(files):
+def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> Iterator[Problem]:
+    """Of files that are here to be read; the trainer checks Parquet and what lies in a store."""
+    for i, source in enumerate(sources):
+        where, path = f"{field}[{i}]", source.path
+        if "://" in path or (path.endswith(".parquet") and Path(path).is_file()):
+            continue
         try:
-            rows = read_rows(file, kind)
+            chat = source.system_prompt is not None
+            for row in RowFile(Path(path), kind):
+                chat = chat or row.is_conversation
         except InvalidJob as error:
-            yield from (Problem(f"{field}[{i}]", str(problem)) for problem in error.problems)
+            yield from (Problem(where, str(problem)) for problem in error.problems)
         else:
-            if spec.data.system_prompt is not None or any(row.is_conversation for row in rows):
-                yield from _template(spec, f"{field}[{i}]")
+            yield from _template(spec, where) if chat else ()
 
 
 def _template(spec: Spec, where: str) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.run import RunConfig
+from rlhf_api.sources import training_sources
 from rlhf_api.spec import Spec
 from rlhf_api.status import JobStatus
 
@@ -106,7 +107,8 @@ def _identity(spec: Spec) -> dict[str, JsonValue]:
 def _remove_outputs(workdir: Path, spec: Spec) -> None:
     outputs = [workdir / name for name in _OUTPUTS]
     model = spec.model
-    named = [model.policy, model.reference, model.critic, model.reward, model.tokenizer, *spec.data.train]
+    named = [model.policy, model.reference, model.critic, model.reward, model.tokenizer]
+    named += [source.path for source in training_sources(spec)]
     for used in (Path(path).resolve() for path in named if path):
         if any(used.is_relative_to(output.resolve()) for output in outputs):
             message = "this job reads it, and --overwrite would delete it; use another --workdir"

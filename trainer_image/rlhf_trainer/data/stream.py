@@ -1,31 +1,89 @@
-"""The order in which a run sees the rows of its dataset."""
+"""The order in which a run sees the rows of its dataset, and the mixture of its sources."""
 
 import random
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """For each source how many rows it has, and how many samples an epoch takes from it. Rows are numbered through
+    all sources."""
+
+    counts: tuple[int, ...]
+    shares: tuple[int, ...]
+
+    @classmethod
+    def weighted(
+        cls, counts: Sequence[int], weights: Sequence[float] | None, samples: int | None
+    ) -> "Mixture":
+        """`samples` an epoch (the rows of all sources unless given), by weight (by rows unless given): the largest
+        remainders are rounded up. Raises ValueError where a source would get none."""
+        wanted, by = samples or sum(counts), weights or counts
+        exact = [wanted * weight / sum(by) for weight in by]
+        shares = [int(share) for share in exact]
+        for i in sorted(range(len(by)), key=lambda i: shares[i] - exact[i])[: wanted - sum(shares)]:
+            shares[i] += 1
+        if 0 in shares:
+            raise ValueError(f"{wanted} samples an epoch leave none for source {shares.index(0)}")
+        return cls(tuple(counts), tuple(shares))
+
+    @property
+    def samples(self) -> int:
+        """Samples of an epoch."""
+        return self._ends[-1]
+
+    def row(self, slot: int, epoch: int, seed: int) -> tuple[int, int]:
+        """(pass over its source, row) of the sample `slot` of an epoch.
+
+        A source of which an epoch takes every row has a pass an epoch. Any other is passed over again and again, from
+        epoch to epoch, shuffled anew each time: its rows come equally often.
+        """
+        source = bisect_right(self._ends, slot)
+        count, share = self.counts[source], self.shares[source]
+        within, first = slot - (self._ends[source] - share), self._firsts[source]
+        if share == count:
+            return epoch, first + within
+        turn, place = divmod(epoch * share + within, count)
+        return turn, first + epoch_order(count, f"{seed}/{source}", turn)[place]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(self.shares))
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [0, *accumulate(self.counts)]
 
 
 @dataclass
 class RowStream:
-    """Rows without end: every row once in each epoch, in an order that depends on seed and epoch alone.
+    """Samples without end, those of an epoch in an order that depends on seed and epoch alone.
 
     Its state is the position, so a resumed run sees exactly the rows that an undisturbed one would have.
     """
 
-    count: int
+    mixture: Mixture
     seed: int
     position: int = 0
 
     def take(self, n: int) -> list[tuple[int, int]]:
-        """The next n rows as (epoch, row)."""
-        places = [divmod(position, self.count) for position in range(self.position, self.position + n)]
+        """The next n samples as (pass over the row's source, row): no two are equal. With one source, and as many
+        samples as rows, a pass is an epoch."""
+        samples = self.mixture.samples
+        places = [divmod(position, samples) for position in range(self.position, self.position + n)]
         self.position += n
-        return [(epoch, epoch_order(self.count, self.seed, epoch)[place]) for epoch, place in places]
+        slots = [(epoch, epoch_order(samples, str(self.seed), epoch)[place]) for epoch, place in places]
+        return [self.mixture.row(slot, epoch, self.seed) for epoch, slot in slots]
 
 
-@lru_cache(maxsize=2)
-def epoch_order(count: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The rows 0 ... count - 1 as an epoch sees them."""
-    order = list(range(count))
+@lru_cache(maxsize=64)
+def epoch_order(count: int, seed: str, epoch: int) -> Sequence[int]:
+    """The numbers 0 ... count - 1 as an epoch, or a pass, sees them: four bytes of memory each."""
+    order = array("I", range(count))
     random.Random(f"{seed}/{epoch}").shuffle(order)
-    return tuple(order)
+    return order

@@ -11,10 +11,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rows import Row, read_rows, with_system_prompt
 from rlhf_api.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.status import CheckpointStatus
 from rlhf_store.archive import Archive, Snapshot
@@ -31,6 +28,7 @@ from ..comms.ranks import Ranks
 from ..comms.roster import Roster, Stopped
 from ..context import Services, TrainerContext
 from ..data.chat import check_template
+from ..data.dataset import Dataset, open_datasets
 from ..process import on_sigterm, run_role
 from ..settings import listen_host
 from ..training.assembly import make_task, prepare_model
@@ -64,20 +62,18 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     spec, stop = config.spec, services.control.stop_requested if services else threading.Event()
     # A node's ranks get it when their node is to end; at the next safe point all ranks stop.
     on_sigterm(stop.set)
-    system = spec.data.system_prompt
-    rows = read_all(spec.data.train, graph_of(spec).rows, system)
-    held_out = read_all(spec.evaluation.data, "prompts", system) if spec.evaluation else []
-    text = read_all(spec.pretraining.data, "responses") if spec.pretraining else []
+    rows, held_out, text = datasets = open_datasets(spec)
+    conversation = check_rows(datasets) if ranks.first else None
     if ranks.first:
         make_workdir(Path(config.workdir))
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
     archive = Archive(config.store, patience=patience, known=config.resume)
     committer = take_over(archive, config) if ranks.first else None
     tokenizer = prepare_model(config, ranks, rows)
-    if any(row.is_conversation for row in (*rows, *held_out, *text)):
-        check_template(tokenizer, "spec.data")
+    if conversation is not None:
+        check_template(tokenizer, conversation)
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
-    task = make_task(ctx, config, rows, held_out, text)
+    task = make_task(ctx, config, rows, held_out or (), text or ())
     told = partial(committed, ctx, config.store)
     with Saver(ranks, archive, committer, committed=told, reached=faults.point) as saver:
         code = train(ctx, task, saver, shared(ranks, committer.cuts if committer else ()))
@@ -138,17 +134,17 @@ def connect(env: ProcessEnv) -> Services:
     return Services(control, http, Roster(control, http), env.host)
 
 
-def read_all(files: Sequence[str], kind: RowKind, system_prompt: str | None = None) -> list[Row]:
-    """Raises InvalidJob, with every file's first problem."""
-    rows, problems = list[Row](), list[Problem]()
-    for file in files:
+def check_rows(datasets: Sequence[Dataset | None]) -> str | None:
+    """Where the first conversation stands, if there is one. Raises InvalidJob, with every file's first bad row."""
+    problems, conversations = list[Problem](), list[str]()
+    for dataset in filter(None, datasets):
         try:
-            rows += read_rows(file, kind)
+            conversations += filter(None, [dataset.check()])
         except InvalidJob as error:
             problems += error.problems
     if problems:
         raise InvalidJob(problems)
-    return rows if system_prompt is None else [with_system_prompt(row, system_prompt) for row in rows]
+    return next(iter(conversations), None)
 
 
 if __name__ == "__main__":

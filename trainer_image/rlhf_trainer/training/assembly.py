@@ -1,7 +1,7 @@
 """What a manifest's models and tasks are made of: loaded, checked, put under DeepSpeed, connected."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,14 @@ def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTr
     """The tokenizer; where the job makes its own model, rank 0 makes both first."""
     section, initial = config.spec.model.create, Path(config.workdir, "initial")
     if section is not None and ranks.first and not (config.resume and initial.exists()):
-        texts = [text for row in rows for text in row.texts]
+        texts = (text for row in rows for text in row.texts)
         shutil.rmtree(initial, ignore_errors=True)
         loading("spec.model.create", lambda: create(initial, section, texts, config.spec.seed))
     distributed.barrier()
     return load_job_tokenizer(config)
 
 
-def create(directory: Path, section: CreateModel, texts: Sequence[str], seed: int) -> None:
+def create(directory: Path, section: CreateModel, texts: Iterable[str], seed: int) -> None:
     """A fresh tokenizer and model. Raises ValueError where they do not fit each other."""
     create_tokenizer(texts, section.tokenizer.vocab_size).save_pretrained(directory)
     # As every role will load it: some model types bring a tokenizer class, and tokens, of their own.

@@ -12,7 +12,7 @@ from ..checkpoint.reading import Snapshot
 from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
-from ..data.stream import RowStream
+from ..data.dataset import stream
 from ..graph.executor import Executor, RemoteCall
 from ..models.export import save_model
 from ..models.state import load_training_state, training_state
@@ -40,7 +40,7 @@ class OfflineTask:
         self._ctx, self._graph, self._models, self._rows, self._op_ctx = ctx, graph, models, rows, op_ctx
         self._source = graph.source
         self._executor = Executor(ctx.ranks, graph, models, remote, op_ctx)
-        self._stream = RowStream(len(rows), ctx.spec.seed)
+        self._stream = stream(rows, ctx.spec.seed)
         self._batch: Columns | None = None
 
     def collect(self, step: int) -> dict[str, float]:

@@ -8,8 +8,8 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import Row
 
 from ..context import TrainerContext
+from ..data.dataset import stream
 from ..data.prompts import prompts
-from ..data.stream import RowStream
 from ..records import Prompt
 from ..replay.ledger import Ledger
 from ..replay.table import Episode
@@ -23,7 +23,8 @@ class PromptSource:
 
     def __init__(self, ctx: TrainerContext, rows: Sequence[Row]) -> None:
         self._ctx, self._rows = ctx, rows
-        self._stream, self._ledger = RowStream(len(rows), ctx.spec.seed), Ledger(len(rows))
+        self._stream = stream(rows, ctx.spec.seed)
+        self._ledger = Ledger(self._stream.mixture.samples)
         self.places: dict[str, int] = {}
         """The positions of the prompts that are being worked on, by their ids."""
 
@@ -76,10 +77,10 @@ class PromptSource:
         Raises InvalidJob where the run has more or fewer prompts now: an epoch would not be one.
         """
         ledger = Ledger.restored(state["ledger"])
-        if ledger.rows != len(self._rows):
+        if ledger.rows != self._ledger.rows:
             message = (
                 f"the checkpoint is of a run with {ledger.rows} prompts, each of which is trained on once an epoch; "
-                f"got {len(self._rows)}; go on with the same data, or start anew from the policy"
+                f"got {self._ledger.rows}; go on with the same data, or start anew from the policy"
             )
             raise InvalidJob([Problem("spec.data.train", message)])
         self._ledger, self._stream.position = ledger, state["position"]

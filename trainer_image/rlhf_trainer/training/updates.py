@@ -11,7 +11,7 @@ from rlhf_api.spec import Spec
 
 from .. import faults
 from ..context import TrainerContext
-from ..data.stream import RowStream
+from ..data.dataset import stream
 from ..maths.schedule import learning_rate
 from ..models.trained_model import TrainedModel
 from ..ops import LOSSES, OpContext, find, output_fn
@@ -100,7 +100,7 @@ class PretrainingText:
         assert ctx.spec.pretraining is not None
         self._rows, self._tokenizer, self._data = rows, ctx.tokenizer, ctx.spec.data
         self._count, self.coefficient = ctx.spec.pretraining.rows_per_update, ctx.spec.pretraining.coefficient
-        self._stream = RowStream(len(rows), ctx.spec.seed)
+        self._stream = stream(rows, ctx.spec.seed)
 
     @property
     def position(self) -> int:

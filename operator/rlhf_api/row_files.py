@@ -1,0 +1,119 @@
+"""Files of rows, JSONL or one JSON list, read by offset: eight bytes of memory a row, however long the rows are."""
+
+import json
+import mmap
+import re
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from .graph import RowKind
+from .problems import InvalidJob, Problem, show
+from .rows import Row, checked_row
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', flags=re.DOTALL)
+"""A string, or what JSON's lists and objects are made of."""
+
+
+class RowFile(Sequence[Row]):
+    """The rows of a file, each of which is read and checked when it is asked for."""
+
+    def __init__(
+        self, file: Path, kind: RowKind, name: str | None = None, *, by_number: bool = False
+    ) -> None:
+        """`name` is how messages call a file that is a copy; `by_number`: its lines are not the original's, whose rows
+        are counted from 0.
+
+        Raises InvalidJob where the file cannot be read, is no list to its end, or has no rows.
+        """
+        self._file, self._kind, self.name = file, kind, name or str(file)
+        try:
+            self._starts, self._is_list = _index(file)
+        except OSError as error:
+            raise InvalidJob([Problem(self.name, f"cannot be read: {error.strerror}")]) from None
+        self._by_number = by_number or self._is_list
+        if not len(self):
+            raise InvalidJob([Problem(self.name, "has no rows")])
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        """Raises InvalidJob: where the row stands, its field and the value."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return checked_row(self._read(index), self._kind, lambda: self.where(index))
+
+    def _read(self, index: int) -> Any:
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._starts[index])
+                data = file.read(self._starts[index + 1] - self._starts[index]).strip()
+            text = (data.removesuffix(b",") if self._is_list else data).decode()
+        except OSError as error:
+            raise InvalidJob([Problem(self.where(index), f"cannot be read: {error.strerror}")]) from None
+        except UnicodeDecodeError:
+            raise InvalidJob([Problem(self.where(index), "is not UTF-8 text")]) from None
+        return _parse(text, lambda: self.where(index))
+
+    def where(self, index: int) -> str:
+        """`file:line`, counted by reading what stands before; `file[index]` of a list, whose rows may share a line."""
+        if self._by_number:
+            return f"{self.name}[{index}]"
+        with self._file.open("rb") as file:
+            lines, left = 1, self._starts[index]
+            while left > 0 and (data := file.read(min(left, 1 << 20))):
+                lines, left = lines + data.count(b"\n"), left - len(data)
+        return f"{self.name}:{lines}"
+
+
+def _index(file: Path) -> tuple["array[int]", bool]:
+    """Where each row begins, then where the last one has ended; and whether the file is a list."""
+    starts = array("Q")
+    with file.open("rb") as lines:
+        at = len(_BYTE_ORDER_MARK) if lines.read(3) == _BYTE_ORDER_MARK else 0
+        lines.seek(at)
+        for line in lines:
+            if text := line.strip():
+                if not starts and text[:1] == b"[":
+                    return _index_list(file, at), True
+                starts.append(at)
+            at += len(line)
+    starts.append(at)
+    return starts, False
+
+
+def _index_list(file: Path, begin: int) -> "array[int]":
+    starts, depth = array("Q"), 0
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for found in _TOKEN.finditer(data, begin):
+            token = found[0]
+            depth += (token in (b"[", b"{")) - (token in (b"]", b"}"))
+            if depth == 1 and (token == b"," or not starts):
+                starts.append(found.end())
+            elif depth == 0:
+                empty = len(starts) == 1 and not data[starts[0] : found.start()].strip()
+                if not data[found.end() :].strip():
+                    return starts if empty else array("Q", [*starts, found.start()])
+                break
+    _parse(file.read_text(encoding="utf-8-sig", errors="replace"), lambda: str(file))
+    raise AssertionError("what is no list to its end is no JSON")
+
+
+def _parse(text: str, where: Callable[[], str]) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if "\n" in text.strip():
+            raise InvalidJob([Problem(f"{where()}:{error.lineno}", f"is no JSON: {error.msg}")]) from None
+        raise InvalidJob([Problem(where(), f"is no JSON: {error.msg}; got {show(text.strip())}")]) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidJob([Problem(where(), f"cannot be read: {error}")]) from None

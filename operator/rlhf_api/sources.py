@@ -1,0 +1,63 @@
+"""Sources of a dataset: paths with weights, as strings or as objects."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .base import Frozen, PositiveFloat
+from .problems import Problem, show
+
+if TYPE_CHECKING:
+    from .spec import Spec
+
+
+class Source(Frozen):
+    """A file of rows, with its share of the mixture."""
+
+    path: str
+    """JSON, JSONL or Parquet: a path, or the URL of an object (`s3://`, `gs://`, `az://`)."""
+    weight: PositiveFloat | None = None
+    """Its share of an epoch's samples is this over the sum of all. Every source has one, or none: by rows then."""
+    system_prompt: str | None = None
+    """In place of `data.systemPrompt`."""
+
+
+def parsed(text: str) -> Source:
+    """`path` or `path::weight`. Raises ValueError where the weight is no number above 0."""
+    path, separator, weight = text.rpartition("::")
+    if not separator:
+        return Source(path=text)
+    number = float(weight)
+    if not 0 < number < float("inf"):
+        raise ValueError(weight)
+    return Source(path=path, weight=number)
+
+
+def training_sources(spec: "Spec") -> tuple[Source, ...]:
+    """The sources of `spec.data`, which is checked, each with the system prompt that it has."""
+    data = spec.data
+    given = data.sources or tuple(map(parsed, data.train or ()))
+    return tuple(
+        source.model_copy(update={"system_prompt": source.system_prompt or data.system_prompt})
+        for source in given
+    )
+
+
+def problems(spec: "Spec") -> Iterator[Problem]:
+    """What the sources of `spec.data` break of the rules above."""
+    data = spec.data
+    if (data.train is None) == (data.sources is None):
+        seen = "neither is" if data.train is None else "both are"
+        yield Problem(
+            "spec.data", f"needs exactly one of train (paths) and sources (objects with path); {seen} set"
+        )
+    weights: list[float | None] = [source.weight for source in data.sources or ()]
+    for i, text in enumerate(data.train or ()):
+        try:
+            weights.append(parsed(text).weight)
+        except ValueError:
+            message = f"must be a path, or path::weight with a number above 0; got {show(text)}"
+            yield Problem(f"spec.data.train[{i}]", message)
+    if None in weights and any(weights):
+        field = "train" if data.train is not None else "sources"
+        where = f"spec.data.{field}[{weights.index(None)}]"
+        yield Problem(where, "has no weight, and others have: give every source one, or none")

@@ -1,0 +1,56 @@
+"""`rlhf data`: asks the trainer's packages how a job's rows become tokens."""
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_api.manifest import load
+from rlhf_api.run import RunConfig
+
+from ..exits import Failure
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+MODULE = "rlhf_trainer.inspect_data"
+
+
+def add_data(commands: "Commands") -> None:
+    """Adds the command's parsers."""
+    parser = commands.add_parser("data", help="check a manifest's data as tokens, or show a row of it")
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="check|show")
+    check = verbs.add_parser(
+        "check", help="all rows that are wrong, how long the others are, how many are cut"
+    )
+    show = verbs.add_parser("show", help="how a row becomes tokens, and which of them are trained on")
+    for each in (check, show):
+        each.add_argument("file", type=Path, metavar="FILE", help="the manifest, in YAML")
+        each.add_argument(
+            "--set", action="append", default=[], metavar="spec.path=value", help="override a field"
+        )
+        each.add_argument(
+            "--workdir",
+            type=Path,
+            metavar="DIR",
+            help="of a run that made its tokenizer; runs/<name> by default",
+        )
+    show.add_argument("--row", type=int, default=0, metavar="N", help="counted from 0 over all files")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns the exit code."""
+    job = load(options.file, options.set)
+    if importlib.util.find_spec(MODULE.partition(".")[0]) is None or not importlib.util.find_spec(
+        "transformers"
+    ):
+        raise Failure("this needs the trainer's packages: pip install 'rlhf-operator[trainer]'")
+    folder = options.workdir or Path("runs", job.metadata.name)
+    config = RunConfig(job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()))
+    row = ["--row", str(options.row)] if options.what == "show" else []
+    command = [sys.executable, "-m", MODULE, options.what, *row]
+    return subprocess.run(
+        command, input=config.model_dump_json(by_alias=True), text=True, check=False
+    ).returncode

@@ -1,0 +1,202 @@
+"""Sources of a dataset: files and objects of a store, read row by row, and mixed."""
+
+import json
+from pathlib import Path
+
+import obstore
+import pyarrow
+import pytest
+from obstore.store import from_url
+from pyarrow import parquet
+from tests.api.manifests import job, unchecked
+from tests.support.seaweed import Seaweed
+
+from rlhf_api.checks import check
+from rlhf_api.problems import InvalidJob
+from rlhf_api.row_files import RowFile
+from rlhf_api.rows import PromptRow
+from rlhf_api.sources import Source, training_sources
+from rlhf_trainer.data.copies import local_file
+from rlhf_trainer.data.dataset import Dataset, open_dataset, stream
+
+ROWS = [{"prompt": f'p{i} "[{{,"\\ \u2028 \U0001f600', "more": {"n": [i, [{}]]}} for i in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rlhf" / "data"
+
+
+def write(file: Path, rows: list[dict[str, object]]) -> str:
+    if file.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=2)
+    elif file.suffix == ".json":
+        file.write_text(json.dumps(rows, indent=1, ensure_ascii=False))
+    else:
+        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n\n" for row in rows))
+    return str(file)
+
+
+def opened(*sources: Source, samples: int | None = None) -> Dataset:
+    return open_dataset("spec.data.samplesPerEpoch", sources, "prompts", samples)
+
+
+def prompts(rows: Dataset) -> list[str]:
+    return [row.prompt for row in rows if isinstance(row, PromptRow)]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
+def test_rows_are_the_same_in_every_format(tmp_path, name):
+    rows = [dict(row) for row in ROWS]
+    if name == "rows.parquet":
+        for row in rows:
+            row["more"] = {"n": [1]}
+    found = opened(Source(path=write(tmp_path / name, rows)))
+    assert [row.model_dump() for row in found] == rows
+    assert found[3].model_dump() == rows[3], "in any order"
+
+
+def test_one_line_of_json_holds_a_list_too(tmp_path):
+    file = tmp_path / "rows.json"
+    for text, count in ((json.dumps(ROWS), 5), ('\ufeff[{"prompt":"a"}]\n', 1)):
+        file.write_text(text)
+        assert len(opened(Source(path=str(file)))) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[{"prompt": "a"},]', r"rows\[1\]: is no JSON"),
+        ('[{"prompt": "a"} {"prompt": "b"}]', r"rows\[0\]: is no JSON: Extra data"),
+        ('[{"prompt": "a"}] []', "rows: is no JSON: Extra data"),
+        ('[{"prompt": "a"}, 5]', r"rows\[1\]: a row must be an object; got 5"),
+        ('[{"prompt": "a"}, {"prompt": "b"', "rows: is no JSON"),
+        ('{"prompt": "a"}\n\n{"prompt": 3}\n', "rows:3: prompt: Input should be a valid string; got 3"),
+        ("[ ]", "rows: has no rows"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_place(tmp_path, text, words):
+    file = tmp_path / "rows"
+    file.write_text(text)
+    with pytest.raises(InvalidJob, match=words):
+        opened(Source(path=str(file))).check()
+
+
+def test_parquet_counts_rows_and_is_copied_once(tmp_path, cache):
+    bad = write(tmp_path / "rows.parquet", [{"prompt": "a"}, {"prompt": None}])
+    found = opened(Source(path=bad))
+    with pytest.raises(InvalidJob, match=r"rows.parquet\[1\]: prompt: is missing; the row has no fields"):
+        found.check()
+    (before,) = cache.glob("*.jsonl")
+    opened(Source(path=bad))
+    assert list(cache.glob("*.jsonl")) == [before]
+    write(tmp_path / "rows.parquet", [{"prompt": "changed since"}])
+    assert prompts(opened(Source(path=bad))) == ["changed since"]
+    Path(bad).write_text("none")
+    with pytest.raises(InvalidJob, match=r"rows.parquet: is no Parquet: "):
+        opened(Source(path=bad))
+
+
+def test_all_files_that_cannot_be_read_are_named(tmp_path):
+    sources = [Source(path=str(tmp_path / name)) for name in ("a.jsonl", "b.parquet")]
+    with pytest.raises(InvalidJob) as caught:
+        opened(*sources)
+    assert [problem.message for problem in caught.value.problems] == [
+        "cannot be read: No such file or directory"
+    ] * 2
+
+
+def test_every_files_first_bad_row_is_named_and_the_first_conversation_told(tmp_path):
+    good = write(tmp_path / "good.jsonl", [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}])
+    plain = write(tmp_path / "plain.jsonl", [{"prompt": "a"}])
+    assert opened(Source(path=plain)).check() is None
+    assert opened(Source(path=plain), Source(path=good)).check() == f"{good}:3"
+    assert opened(Source(path=plain, systemPrompt="S")).check() == f"{plain}:1"
+    bad = [write(tmp_path / f"{i}.jsonl", [{"prompt": "a"}, {}, {}]) for i in range(2)]
+    with pytest.raises(InvalidJob) as caught:
+        opened(*(Source(path=path) for path in bad)).check()
+    assert [p.where for p in caught.value.problems] == [f"{path}:3: prompt" for path in bad]
+
+
+def test_sources_have_shares_and_system_prompts_of_their_own(tmp_path):
+    paths = [write(tmp_path / f"{i}.jsonl", [{"prompt": f"{i}{j}"} for j in range(6)]) for i in range(2)]
+    made = opened(
+        Source(path=paths[0], weight=3.0), Source(path=paths[1], weight=1.0, systemPrompt="S"), samples=8
+    )
+    taken = [made[row] for _, row in stream(made, 0).take(24)]
+    assert sum(row.is_conversation for row in taken) == 6
+    assert {row.texts[0] for row in taken if row.is_conversation} == {"S"}
+    assert len({row.texts[-1] for row in taken}) == 12
+    with pytest.raises(InvalidJob, match=r"samplesPerEpoch: 1 samples an epoch leave none for source 1"):
+        opened(Source(path=paths[0], weight=9.0), Source(path=paths[1], weight=1.0), samples=1)
+
+
+def test_rows_are_not_held_in_memory(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    with file.open("w") as lines:
+        for i in range(100_000):
+            lines.write(f'{{"prompt": "{i:0200d}"}}\n')
+    rows = RowFile(file, "prompts")
+    assert len(rows._starts) * rows._starts.itemsize < 1_000_000 < file.stat().st_size
+    assert rows[99_999].texts == [f"{99_999:0200d}"]
+
+
+def test_objects_of_a_store_are_read_through_a_copy(tmp_path, cache, seaweed: Seaweed, monkeypatch):
+    for name, value in seaweed.environment.items():
+        monkeypatch.setenv(name, value)
+    store, url = (
+        from_url(seaweed.url("data/sets"), client_options={"allow_http": True}),
+        seaweed.url("data/sets/"),
+    )
+    big = [{"prompt": "x" * 1000 + str(i)} for i in range(20_000)]  # more than one part
+    obstore.put(store, "rows.jsonl", Path(write(tmp_path / "rows.jsonl", big)).read_bytes())
+    obstore.put(store, "rows.parquet", Path(write(tmp_path / "rows.parquet", big[:3])).read_bytes())
+    assert prompts(opened(Source(path=f"{url}rows.jsonl"))) == [row["prompt"] for row in big]
+    assert prompts(opened(Source(path=f"{url}rows.parquet"))) == [row["prompt"] for row in big[:3]]
+    copies = {file: file.stat().st_mtime_ns for file in cache.glob("*.jsonl")}
+    opened(Source(path=f"{url}rows.jsonl"))
+    assert {file: file.stat().st_mtime_ns for file in cache.glob("*.jsonl")} == copies
+    obstore.put(store, "rows.jsonl", b'{"prompt": "a"}\n{}\n')
+    with pytest.raises(InvalidJob, match=rf"{url}rows.jsonl:2: prompt: is missing"):
+        opened(Source(path=f"{url}rows.jsonl")).check()
+    with pytest.raises(InvalidJob, match=rf"{url}no.jsonl: cannot be read: there is no such object"):
+        local_file(f"{url}no.jsonl")
+
+
+MIXED = "spec.data={sources: [{path: a, weight: 1, systemPrompt: S}, {path: b, weight: 2}], systemPrompt: T}"
+
+
+def test_sources_in_the_manifest():
+    assert training_sources(
+        job("spec.data.train=[a, 'b::c.jsonl::0.5']".replace("a, ", "'a::1', ")).spec
+    ) == (
+        Source(path="a", weight=1.0),
+        Source(path="b::c.jsonl", weight=0.5),
+    )
+    assert training_sources(job(MIXED, "spec.data.promptsPerStep=8").spec) == (
+        Source(path="a", weight=1.0, systemPrompt="S"),
+        Source(path="b", weight=2.0, systemPrompt="T"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "spec.data.train=['a::x']",
+            "spec.data.train[0]: must be a path, or path::weight with a number above 0",
+        ),
+        (
+            "spec.data.train=['a::0']",
+            "spec.data.train[0]: must be a path, or path::weight with a number above 0",
+        ),
+        ("spec.data.train=['a::nan']", "spec.data.train[0]: must be a path, or path::weight"),
+        ("spec.data.train=['a::1', b]", "spec.data.train[1]: has no weight, and others have"),
+        ("spec.data.train=null", "spec.data: needs exactly one of train (paths) and sources"),
+        ("spec.data.sources=[{path: a}]", "spec.data: needs exactly one of train (paths) and sources"),
+    ],
+)
+def test_sources_that_do_not_go_together(override, message):
+    (problem,) = check(unchecked(override))
+    assert str(problem).startswith(message)

@@ -1,0 +1,92 @@
+"""Local copies of what cannot be read row by row where it is: objects of a store, and Parquet."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from datetime import date, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pyarrow import ArrowException
+from pyarrow.parquet import ParquetFile
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_store.failures import Missing
+from rlhf_store.locked import locked
+from rlhf_store.store import Store
+
+PARQUET = ".parquet"
+DAY = 86_400.0
+"""How long others may be busy with the same copy. They end when a part of it does not come; this is for a bound."""
+BATCH_ROWS = 1000
+
+
+def local_file(path: str) -> Path:
+    """The JSON or JSONL file of a path or a URL.
+
+    A copy is made once, in `$XDG_CACHE_HOME/rlhf/data` (`~/.cache` unless given), for all processes of the machine.
+    Raises InvalidJob where it cannot be had.
+    """
+    remote = "://" in path and not path.startswith("file://")
+    file = _downloaded(path) if remote else Path(unquote(urlsplit(path).path) if "://" in path else path)
+    if not path.endswith(PARQUET):
+        return file
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise InvalidJob([Problem(path, f"cannot be read: {error.strerror}")]) from None
+    version = f"{file.resolve()} {status.st_mtime_ns} {status.st_size}"
+    return _copy(version, ".jsonl", lambda new: _write_lines(path, file, new))
+
+
+def _downloaded(url: str) -> Path:
+    folder, _, name = url.rpartition("/")
+    try:
+        store = Store(folder)
+        found = store.attributes(name)
+        version = f"{url} {found.tag} {found.size} {found.modified}"
+        return _copy(version, Path(name).suffix, lambda new: store.download(found, new))
+    except InvalidJob as error:
+        problems = [Problem(url, problem.message) for problem in error.problems]
+        raise InvalidJob(problems) from None
+    except Missing:
+        raise InvalidJob([Problem(url, "cannot be read: there is no such object")]) from None
+
+
+def _copy(version: str, suffix: str, make: Callable[[Path], None]) -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rlhf", "data")
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = folder / f"{hashlib.sha256(version.encode()).hexdigest()[:32]}{suffix}"
+    with locked(copy.with_suffix(".lock"), DAY):
+        if not copy.exists():
+            new = copy.with_suffix(".new")
+            make(new)
+            new.replace(copy)
+    return copy
+
+
+def _write_lines(path: str, file: Path, new: Path) -> None:
+    """Parquet as JSONL; what is null is left out."""
+    number = 0
+    try:
+        with new.open("w", encoding="utf-8") as lines:
+            for batch in ParquetFile(file).iter_batches(BATCH_ROWS):
+                for row in batch.to_pylist():
+                    given = {key: value for key, value in row.items() if value is not None}
+                    lines.write(json.dumps(given, default=_plain, ensure_ascii=False) + "\n")
+                    number += 1
+    except ArrowException as error:
+        raise InvalidJob([Problem(path, f"is no Parquet: {str(error).splitlines()[0]}")]) from None
+    except TypeError as error:
+        raise InvalidJob([Problem(f"{path}[{number}]", f"cannot be JSON: {error}")]) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value)
+    raise TypeError(f"a {type(value).__name__} has no place in it; leave that column out")

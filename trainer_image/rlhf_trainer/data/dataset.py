@@ -1,0 +1,113 @@
+"""A dataset: rows of several files in the manifest's mixture, read when they are asked for."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import overload
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.graph import RowKind
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.row_files import RowFile
+from rlhf_api.rows import Row, with_system_prompt
+from rlhf_api.sources import Source, training_sources
+from rlhf_api.spec import Spec
+
+from .copies import PARQUET, local_file
+from .stream import Mixture, RowStream
+
+
+@dataclass(frozen=True)
+class Dataset(Sequence[Row]):
+    """The rows of all sources, one after the other; `mixture` says how often a run sees them."""
+
+    files: tuple[RowFile, ...]
+    system_prompts: tuple[str | None, ...]
+    mixture: Mixture
+
+    def __len__(self) -> int:
+        return sum(self.mixture.counts)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        """Raises InvalidJob for a bad row: file, line, field and value."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        source, at = self.place(index)
+        row, prompt = self.files[source][at], self.system_prompts[source]
+        return row if prompt is None else with_system_prompt(row, prompt)
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The source of a row, and the row's number in it."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        source = bisect_right(self._ends, index)
+        return source, index - self._ends[source] + self.mixture.counts[source]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(self.mixture.counts))
+
+    def check(self) -> str | None:
+        """Reads all rows; where the first conversation stands, which needs a chat template.
+
+        Raises InvalidJob, with every file's first bad row.
+        """
+        problems, conversation = list[Problem](), None
+        for file, prompt in zip(self.files, self.system_prompts, strict=True):
+            try:
+                for i, row in enumerate(file):
+                    if conversation is None and (prompt is not None or row.is_conversation):
+                        conversation = file.where(i)
+            except InvalidJob as error:
+                problems += error.problems
+        if problems:
+            raise InvalidJob(problems)
+        return conversation
+
+
+def open_dataset(field: str, sources: Sequence[Source], kind: RowKind, samples: int | None = None) -> Dataset:
+    """The dataset of the manifest's `field`, indexed but not checked yet; `samples` are those of an epoch.
+
+    Raises InvalidJob where files cannot be read.
+    """
+    files, problems = list[RowFile](), list[Problem]()
+    for source in sources:
+        try:
+            by_number = source.path.endswith(PARQUET)
+            files.append(RowFile(local_file(source.path), kind, source.path, by_number=by_number))
+        except InvalidJob as error:
+            problems += error.problems
+    if problems:
+        raise InvalidJob(problems)
+    weights = [source.weight for source in sources if source.weight is not None]
+    try:
+        mixture = Mixture.weighted([len(file) for file in files], weights or None, samples)
+    except ValueError as error:
+        raise InvalidJob([Problem(field, str(error))]) from None
+    return Dataset(tuple(files), tuple(source.system_prompt for source in sources), mixture)
+
+
+def open_datasets(spec: Spec) -> tuple[Dataset, Dataset | None, Dataset | None]:
+    """Training rows, those of the evaluation, and pretraining text. Raises InvalidJob where files cannot be read."""
+    data, field = spec.data, "spec.data.samplesPerEpoch"
+    rows = open_dataset(field, training_sources(spec), graph_of(spec).rows, data.samples_per_epoch)
+    held_out = text = None
+    if spec.evaluation:
+        sources = [Source(path=path, system_prompt=data.system_prompt) for path in spec.evaluation.data]
+        held_out = open_dataset("spec.evaluation.data", sources, "prompts")
+    if spec.pretraining:
+        sources = [Source(path=path) for path in spec.pretraining.data]
+        text = open_dataset("spec.pretraining.data", sources, "responses")
+    return rows, held_out, text
+
+
+def stream(rows: Sequence[Row], seed: int) -> RowStream:
+    """The order in which a run with this seed sees the rows: those of a plain list once an epoch."""
+    whole = Mixture((len(rows),), (len(rows),))
+    return RowStream(rows.mixture if isinstance(rows, Dataset) else whole, seed)

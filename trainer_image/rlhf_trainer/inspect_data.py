@@ -1,0 +1,157 @@
+"""`rlhf data check` and `rlhf data show`: a job's rows as the trainer will see them. The job comes as JSON on stdin.
+
+`rlhf data` starts this where the trainer's packages are; it loads the tokenizer and no model.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.graph import RowKind
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.rows import Row
+from rlhf_api.run import RunConfig
+from rlhf_api.spec import Data, Spec
+
+from .data.chat import check_template
+from .data.dataset import Dataset, open_datasets
+from .data.encode import Encoded, encode_prompt
+from .models.loading import load_job_tokenizer
+from .ops.datasets import ENCODE
+
+MOST_PROBLEMS = 20
+"""Of each file, so that the others are seen too."""
+PERCENTILES = (50, 90, 99)
+DIM, GREEN, RESET = "\033[2m", "\033[32m", "\033[0m"
+
+
+def encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
+    """The sequences of one row; a prompt alone where its responses are sampled."""
+    if kind == "prompts":
+        return [encode_prompt(tokenizer, row.prompt, data.max_prompt_length)]
+    return ENCODE[kind]([row], tokenizer, data)
+
+
+def check(spec: Spec, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[str]:
+    """Lines on each file: its rows, its share, and how long its sequences are. Raises InvalidJob, with all that is
+    wrong, after the last."""
+    problems = list[Problem]()
+    for field, kind, dataset in _named(spec):
+        first = 0
+        for i, file in enumerate(dataset.files):
+            share = dataset.mixture.shares[i]
+            yield f"{field}: {file.name}: {len(file):,} rows, {share:,} of {dataset.mixture.samples:,} samples an epoch"
+            encoded, wrong = _encoded(dataset, range(first, first + len(file)), kind, tokenizer, spec.data)
+            first += len(file)
+            if len(wrong) > MOST_PROBLEMS:
+                rest = Problem(file.name, f"and {len(wrong) - MOST_PROBLEMS} more rows like these")
+                wrong = [*wrong[:MOST_PROBLEMS], rest]
+            problems += wrong
+            longest = spec.data.max_prompt_length
+            yield from _lengths("prompt", [(len(e.prompt), e.prompt_cut) for e in encoded], longest)
+            if kind != "prompts":
+                lengths = [(len(e.response), e.response_cut) for e in encoded]
+                yield from _lengths("response", lengths, spec.data.max_answer_length)
+    if problems:
+        raise InvalidJob(problems)
+
+
+def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour: bool) -> Iterator[str]:
+    """Lines on one row of the training data: a token each, and whether it is trained on."""
+    _, kind, dataset = next(_named(spec))
+    if not 0 <= number < len(dataset):
+        raise InvalidJob(
+            [Problem("--row", f"must be below {len(dataset)}, the number of rows; got {number}")]
+        )
+    source, at = dataset.place(number)
+    row = dataset[number]
+    if row.is_conversation:
+        check_template(tokenizer, dataset.files[source].where(at))
+    sequences = encode_row(row, kind, tokenizer, spec.data)
+    for i, made in enumerate(sequences):
+        which = f", sequence {i + 1} of {len(sequences)}" if len(sequences) > 1 else ""
+        yield f"row {number}, {dataset.files[source].where(at)}{which}"
+        yield (
+            f"  prompt {len(made.prompt)} tokens ({made.prompt_cut} cut), response {len(made.response)} "
+            f"({made.response_cut} cut), {sum(made.mask)} trained on"
+        )
+        marks = [("prompt", DIM)] * len(made.prompt)
+        marks += [("trained", GREEN) if trained else ("-", "") for trained in made.mask]
+        for place, (token, (what, code)) in enumerate(
+            zip((*made.prompt, *made.response), marks, strict=True)
+        ):
+            line = f"{place:6} {token:7}  {what:8} {tokenizer.decode([token])!r}"
+            yield f"{code}{line}{RESET}" if colour and code else line
+
+
+def _named(spec: Spec) -> Iterator[tuple[str, RowKind, Dataset]]:
+    rows, held_out, text = open_datasets(spec)
+    yield "spec.data", graph_of(spec).rows, rows
+    if held_out:
+        yield "spec.evaluation.data", "prompts", held_out
+    if text:
+        yield "spec.pretraining.data", "responses", text
+
+
+def _encoded(
+    dataset: Dataset, rows: range, kind: RowKind, tokenizer: PreTrainedTokenizerBase | None, data: Data
+) -> tuple[list[Encoded], list[Problem]]:
+    found, problems = list[Encoded](), list[Problem]()
+    for number in rows:
+        source, at = dataset.place(number)
+        try:
+            row: Row = dataset[number]
+        except InvalidJob as error:
+            problems += error.problems
+            continue
+        try:
+            found += encode_row(row, kind, tokenizer, data) if tokenizer is not None else []
+        except InvalidJob as error:
+            problems += [Problem(dataset.files[source].where(at), str(problem)) for problem in error.problems]
+    return found, problems
+
+
+def _lengths(what: str, found: Sequence[tuple[int, int]], longest: int) -> Iterator[str]:
+    """`found` has the length and the tokens cut of each sequence."""
+    if not found:
+        return
+    whole, cut = sorted(length + lost for length, lost in found), sum(lost > 0 for _, lost in found)
+    steps = ", ".join(f"{p}% {whole[(len(whole) - 1) * p // 100]}" for p in PERCENTILES)
+    yield f"  {what} tokens: shortest {whole[0]}, {steps}, longest {whole[-1]}; {cut} of {len(whole)} cut to {longest}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("check", "show"))
+    parser.add_argument("--row", type=int, default=0)
+    options = parser.parse_args()
+    config = RunConfig.model_validate_json(sys.stdin.read())
+    spec = config.spec
+    made = spec.model.create is None or Path(config.workdir, "initial").exists()
+    try:
+        tokenizer = load_job_tokenizer(config) if made else None
+        if options.what == "show":
+            if tokenizer is None:
+                message = f"is made when the job runs; there is none in {config.workdir} yet"
+                raise InvalidJob([Problem("spec.model.create.tokenizer", message)])
+            lines = show(spec, tokenizer, options.row, colour=sys.stdout.isatty())
+        else:
+            lines = check(spec, tokenizer)
+            if tokenizer is None:
+                print("the tokenizer is made when the job runs: rows are checked, and not their lengths")
+        for line in lines:
+            print(line)
+    except InvalidJob as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
