@@ -1,0 +1,77 @@
+"""`rlhf data`: what a job's rows become, before anything is spent on them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.api.manifests import document, job
+from tests.support.models import byte_tokenizer, chat_tokenizer
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.spec import Spec
+from rlhf_trainer.inspect_data import MOST_PROBLEMS, check, show
+
+SFT = ("spec.algorithm=sft", "spec.ppo={}", "spec.data.maxPromptLength=4", "spec.data.maxAnswerLength=3")
+CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}] * 2}
+
+
+def spec(folder: Path, rows: list[object], *overrides: str) -> Spec:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return job(*SFT, f"spec.data.train=[{folder / 'rows.jsonl'}]", *overrides).spec
+
+
+def test_check_tells_lengths_and_what_is_cut(tmp_path):
+    rows = [{"prompt": "p" * (i + 1), "answer": "a" * (i % 3 + 1)} for i in range(10)]
+    head, prompts, responses = check(spec(tmp_path, rows, "spec.data.samplesPerEpoch=4"), byte_tokenizer())
+    assert head == f"spec.data: {tmp_path}/rows.jsonl: 10 rows, 4 of 4 samples an epoch"
+    assert prompts == "  prompt tokens: shortest 1, 50% 5, 90% 9, 99% 9, longest 10; 6 of 10 cut to 4"
+    assert responses == "  response tokens: shortest 2, 50% 3, 90% 4, 99% 4, longest 4; 3 of 10 cut to 3"
+
+
+def test_check_names_all_that_is_wrong(tmp_path):
+    rows = [{"prompt": "p"}, {"prompt": "p", "answer": "a"}, CHAT, *[{}] * 30]
+    with pytest.raises(InvalidJob) as caught:
+        list(check(spec(tmp_path, rows), byte_tokenizer()))
+    problems = [str(problem) for problem in caught.value.problems]
+    assert problems[0].startswith(f"{tmp_path}/rows.jsonl:1: answer: is missing")
+    assert problems[1].startswith(f"{tmp_path}/rows.jsonl:3: spec.data.chatTemplate: ")
+    assert problems[-1] == f"{tmp_path}/rows.jsonl: and {32 - MOST_PROBLEMS} more rows like these"
+    assert len(problems) == MOST_PROBLEMS + 1
+
+
+def test_show_says_of_each_token_whether_it_is_trained_on(tmp_path):
+    made = spec(tmp_path, [CHAT], "spec.data.maxPromptLength=99", "spec.data.maxAnswerLength=99")
+    lines = list(show(made, chat_tokenizer(), 0, colour=False))
+    assert lines[0] == f"row 0, {tmp_path}/rows.jsonl:1"
+    assert lines[1].endswith("4 trained on")
+    marked = [(line.split()[2], line.split(maxsplit=3)[3]) for line in lines[2:]]
+    assert marked[0] == ("prompt", "'<|im_start|>'")
+    assert [text for mark, text in marked if mark == "trained"] == ["'a'", "'<|im_end|>'"] * 2
+    coloured = list(show(made, chat_tokenizer(), 0, colour=True))
+    assert [line for line in coloured if "trained " in line and "\033[32m" not in line] == [lines[1]]
+    with pytest.raises(InvalidJob, match="--row: must be below 1, the number of rows; got 1"):
+        list(show(made, chat_tokenizer(), 1, colour=False))
+
+
+def test_the_command(tmp_path):
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": [{"role": "user", "content": "q"}]}\n')
+    manifest = document(
+        f"spec.data.train=[{tmp_path}/prompts.jsonl]", f"spec.model.tokenizer={tmp_path}/tokenizer"
+    )
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
+
+    def rlhf(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "rlhf_operator.cli", "data", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+
+    checked = rlhf("check", f"{tmp_path}/job.yaml")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "1 rows, 1 of 1 samples an epoch\n  prompt tokens: shortest 20" in checked.stdout
+    shown = rlhf("show", f"{tmp_path}/job.yaml", "--row", "7")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr == "error: --row: must be below 1, the number of rows; got 7\n"
+    assert rlhf("check", f"{tmp_path}/job.yaml", "--set", "spec.steps=0").returncode == 2
