@@ -4,9 +4,9 @@ import json
 import mmap
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, BinaryIO, overload
 
 from .graph import RowKind
 from .problems import InvalidJob, Problem, show
@@ -50,19 +50,26 @@ class RowFile(Sequence[Row]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return checked_row(self._read(index), self._kind, lambda: self.where(index))
-
-    def _read(self, index: int) -> Any:
         try:
             with self._file.open("rb") as file:
-                file.seek(self._starts[index])
-                data = file.read(self._starts[index + 1] - self._starts[index]).strip()
-            text = (data.removesuffix(b",") if self._is_list else data).decode()
+                return self._read(file, index)
         except OSError as error:
-            raise InvalidJob([Problem(self.where(index), f"cannot be read: {error.strerror}")]) from None
+            raise InvalidJob([Problem(self.name, f"cannot be read: {error.strerror}")]) from None
+
+    def __iter__(self) -> Iterator[Row]:
+        """All rows, the file opened once. Raises InvalidJob at the first bad one."""
+        with self._file.open("rb") as file:
+            yield from (self._read(file, i) for i in range(len(self)))
+
+    def _read(self, file: BinaryIO, index: int) -> Row:
+        file.seek(self._starts[index])
+        data = file.read(self._starts[index + 1] - self._starts[index]).strip()
+        try:
+            text = (data.removesuffix(b",") if self._is_list else data).decode()
         except UnicodeDecodeError:
             raise InvalidJob([Problem(self.where(index), "is not UTF-8 text")]) from None
-        return _parse(text, lambda: self.where(index))
+        row = _parse(text, lambda: self.where(index))
+        return checked_row(row, self._kind, lambda: self.where(index))
 
     def where(self, index: int) -> str:
         """`file:line`, counted by reading what stands before; `file[index]` of a list, whose rows may share a line."""
