@@ -52,6 +52,9 @@ RUN cd /requirements && pip install --quiet -c "constraints/$ENGINE.txt" torch \
     && pip install --quiet -c "constraints/$ENGINE.txt" -r contract.txt -r trainer.txt -r "$ENGINE.txt" \
     && pip uninstall --quiet --yes torchvision torchaudio torchcodec \
     && if [ "$ENGINE" = cpu ]; then pip uninstall --quiet --yes triton; fi
+# The sandbox of programs that score responses.
+RUN command -v bwrap >/dev/null || { apt-get update -qq \
+    && apt-get install -qq -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*; }
 COPY --from=wheel /wheel /wheel
 RUN pip install --quiet --no-deps /wheel/*.whl
 # Manifests name their files relative to it.

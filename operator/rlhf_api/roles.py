@@ -84,8 +84,19 @@ class ModelServerSpec(RoleSpec):
     """How long one chunk of responses, of at most `trainer.microBatchTokens`, may take; three tries."""
 
 
+class RewardProgram(Frozen):
+    """A command that reads a response on stdin, in a sandbox without network; exit code 0 scores 1, any other 0."""
+
+    command: tuple[str, ...] = Field(min_length=1, max_length=64)
+    """The program and its arguments. It sees the job's directory as `/job`, and the dataset's row as `row.json`."""
+    memory_megabytes: Positive = 512
+    """Address space of each of its processes, of which there may be 32."""
+    cpu_seconds: Positive = 10
+    """Of each of its processes; more is the response's own doing, and `timeoutSeconds` without it a failure."""
+
+
 class RewardFunction(Frozen):
-    """A score of each response by a Python function, in processes of its own, or by an HTTP service."""
+    """A score of each response by a Python function, in processes of its own, by an HTTP service, or by a program."""
 
     name: RewardName | None = None
     """Its name in the metrics; the Python function's unless given."""
@@ -93,6 +104,7 @@ class RewardFunction(Frozen):
     """`(prompts, responses, rows) -> list of float`."""
     url: HttpUrl | None = None
     """Where responses are posted, many at once; docs/rewards.md has the messages."""
+    program: RewardProgram | None = None
     weight: float = 1.0
     timeout_seconds: Positive = 30
     """How long one call may take. One for several responses that fails is made again for each of them alone."""
@@ -103,9 +115,10 @@ class RewardFunction(Frozen):
 
     @model_validator(mode="after")
     def _scores_in_one_way(self) -> "RewardFunction":
-        ways = [name for name in ("function", "url") if getattr(self, name) is not None]
+        ways = [name for name in ("function", "url", "program") if getattr(self, name) is not None]
         if len(ways) != 1:
-            raise ValueError(f"needs exactly one of function and url; got {' and '.join(ways) or 'none'}")
+            seen = " and ".join(ways) or "none"
+            raise ValueError(f"needs exactly one of function, url and program; got {seen}")
         if self.function is None and self.name is None:
             raise ValueError("needs a name, under which its scores stand in the metrics")
         return self

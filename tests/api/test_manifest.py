@@ -75,7 +75,7 @@ BAD = [
     (
         "spec.reward.functions=[{function: 'a:b', name: n, url: 'http://h'}]",
         "spec.reward.functions[0]",
-        "exactly one of function and url; got function and url",
+        "exactly one of function, url and program; got function and url",
     ),
     ("spec.reward.functions=[{name: n}]", "spec.reward.functions[0]", "exactly one of"),
     ("spec.reward.functions=[{url: 'http://h'}]", "spec.reward.functions[0]", "needs a name"),

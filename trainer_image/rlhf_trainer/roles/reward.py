@@ -17,6 +17,7 @@ from ..models.loading import load_job_tokenizer, load_model, on_device
 from ..process import run_role
 from ..scoring.function_pool import FunctionPool
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
+from ..scoring.program import Program
 from ..scoring.rewards import Function, ModelScore, ModelScorer, Rewards, TokenScorer
 from ..scoring.samples import Limits, Scorer
 from ..scoring.server import application, serve
@@ -55,6 +56,16 @@ async def function(where: str, entry: RewardFunction) -> Function:
     if entry.function is not None:
         scorer = pool = FunctionPool(f"{where}.function", entry.function, **limits)
         await pool.start()
+    elif entry.program is not None:
+        section = entry.program
+        scorer = program = Program(
+            f"{where}.program",
+            section.command,
+            memory_megabytes=section.memory_megabytes,
+            cpu_seconds=section.cpu_seconds,
+            **limits,
+        )
+        await program.start()
     else:
         assert entry.url is not None, "checked with the manifest"
         scorer = HttpService(entry.url, **limits)

@@ -1,0 +1,168 @@
+"""Rewards of a program's exit code, in a sandbox of the kernel: bubblewrap's namespaces, and resource limits."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rlhf_api.problems import InvalidJob, Problem
+
+from .samples import Failure, Result, Sample, failed
+
+TOOLS = {"bwrap": "bubblewrap 0.8 or newer", "prlimit": "util-linux", "choom": "util-linux"}
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
+"""Directories of the root that a program sees, read-only, where they exist; no home, no volume, no /proc."""
+JOB, WORK, ROW = "/job", "/tmp", "/tmp/row.json"
+"""In the sandbox: the job's directory, read-only; the program's own, empty but for the dataset's row."""
+NOBODY = 65534
+"""The user of programs where the role is root, whose processes the kernel does not count."""
+PATH = "/usr/local/bin:/usr/bin:/bin"
+PROCESSES, FILES = 32, 256
+FILE_BYTES, WORK_BYTES = 16 << 20, 64 << 20
+"""Most processes and open files at once; bytes of one file, and of all in the working directory."""
+QUOTED = 300
+START_SECONDS = 30
+
+
+class Program:
+    """Runs a command for each response, which it reads on stdin: exit code 0 is a score of 1, any other of 0.
+
+    It has no network, no other processes, no credentials, an empty working directory of WORK_BYTES, and limits of
+    memory (of each process), CPU time, processes and file sizes. Running out of those is the response's own doing and
+    gives another exit code. Out of wall time, or a sandbox that cannot be made, are failures. Implements `Scorer`.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        command: Sequence[str],
+        *,
+        memory_megabytes: int,
+        cpu_seconds: int,
+        concurrency: int,
+        timeout: float,
+    ) -> None:
+        self.concurrency = concurrency
+        self._where, self._command, self._timeout = where, tuple(command), timeout
+        memory, cpu = memory_megabytes << 20, f"{cpu_seconds}:{cpu_seconds + 1}"
+        self._limits = (
+            *("prlimit", f"--as={memory}", f"--cpu={cpu}", f"--fsize={FILE_BYTES}", f"--nofile={FILES}"),
+            *(f"--nproc={PROCESSES}", "--core=0", "--"),
+        )
+
+    def size(self, count: int) -> int:  # noqa: ARG002
+        """One response a call."""
+        return 1
+
+    async def start(self) -> None:
+        """Runs the sandbox once. Raises InvalidJob where there can be none, or the program is not in it."""
+        if missing := [
+            f"{tool} (of {package})" for tool, package in TOOLS.items() if shutil.which(tool) is None
+        ]:
+            self._refuse(f"needs a sandbox, and its tools are missing: install {', '.join(missing)}")
+        check = ("/bin/sh", "-c", 'command -v "$0" >/dev/null', self._command[0])
+        found = await self._run(check, Sample("", "", {}), START_SECONDS)
+        if isinstance(found, Failure):
+            self._refuse(
+                f"needs a sandbox, and none can be made here: {found.reason}; allow user namespaces to this user "
+                "(in a pod: a seccomp profile that lets it unshare), or use a service"
+            )
+        if found != 0:
+            self._refuse(
+                f"{self._command[0]!r} is no program in the sandbox, where the job's directory is {JOB}"
+            )
+
+    async def score(self, samples: Sequence[Sample]) -> list[Result]:
+        return [await self._score(sample) for sample in samples]
+
+    async def _score(self, sample: Sample) -> Result:
+        code = await self._run(self._command, sample, self._timeout)
+        return code if isinstance(code, Failure) else float(code == 0)
+
+    async def _run(self, command: Sequence[str], sample: Sample, seconds: float) -> int | Failure:
+        """The exit code of a command in the sandbox, 128 plus a signal that ended it."""
+        status, told = os.pipe()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                row = Path(folder, "row.json")
+                row.write_text(json.dumps(sample.row), encoding="utf-8")
+                if _root():  # NOBODY has to read it
+                    Path(folder).chmod(0o755)
+                    row.chmod(0o644)
+                code, errors = await self._bounded(command, sample, seconds, row, told)
+            os.close(told)
+            told = -1
+            exit_code = _exit_code(os.read(status, 1 << 16))
+        except (OSError, TimeoutError) as error:
+            return failed(str(error) or type(error).__name__)
+        finally:
+            os.close(status)
+            if told >= 0:
+                os.close(told)
+        if exit_code is None:  # bubblewrap ended before the command did
+            return failed(f"the sandbox ended with exit code {code}: {errors}")
+        if exit_code == 128 + signal.SIGKILL:
+            return failed("the program was ended by SIGKILL, maybe for lack of memory")
+        return exit_code
+
+    async def _bounded(
+        self, command: Sequence[str], sample: Sample, seconds: float, row: Path, told: int
+    ) -> tuple[int, str]:
+        """The exit code of the sandbox and the end of its stderr. Raises TimeoutError where it took too long."""
+        nobody = NOBODY if _root() else None
+        with tempfile.TemporaryFile() as errors:
+            process = await asyncio.create_subprocess_exec(
+                *("choom", "-n", "1000", "--"),  # where memory ends, the kernel ends this and not the server
+                *("bwrap", "--json-status-fd", str(told), *_view(row), "--", *self._limits, *command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(told,),
+                process_group=0,
+                user=nobody,
+                group=nobody,
+                extra_groups=None if nobody is None else [],
+            )
+            try:
+                async with asyncio.timeout(seconds):
+                    await process.communicate(sample.response.encode())
+            except TimeoutError:
+                raise TimeoutError(f"the program took longer than {seconds:g} s") from None
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                code = await process.wait()
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - QUOTED))
+            return code, errors.read(QUOTED).decode(errors="replace").strip()
+
+    def _refuse(self, message: str) -> None:
+        raise InvalidJob([Problem(self._where, message)])
+
+
+def _view(row: Path) -> Iterator[str]:
+    """Bubblewrap's options: what the program sees, and that it shares no namespace with anybody."""
+    yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session")
+    yield from ("--clearenv", "--setenv", "PATH", PATH, "--setenv", "HOME", WORK)
+    for place in (Path("/", name) for name in SYSTEM):
+        if place.is_symlink():
+            yield from ("--symlink", str(place.readlink()), str(place))
+        elif place.is_dir():
+            yield from ("--ro-bind", str(place), str(place))
+    yield from ("--dev", "/dev", "--ro-bind", str(Path.cwd()), JOB)
+    yield from ("--size", str(WORK_BYTES), "--tmpfs", WORK, "--ro-bind", str(row), ROW, "--chdir", WORK)
+    yield from ("--remount-ro", "/dev", "--remount-ro", "/")  # both are of memory, and have no size
+
+
+def _exit_code(status: bytes) -> int | None:
+    """Of the command, from bubblewrap's JSON lines; None where it never ran."""
+    codes = [json.loads(line).get("exit-code") for line in status.splitlines()]
+    return next((code for code in codes if code is not None), None)
+
+
+def _root() -> bool:
+    return os.geteuid() == 0
