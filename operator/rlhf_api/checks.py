@@ -83,11 +83,13 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
     elif s.top_k < -1:
         yield Problem("spec.sampling.topK", f"must be -1 (off) or at least 1; got {s.top_k}")
     truncated = s.top_p < 1 or s.top_k > 0 or s.min_new_tokens > 0
-    if truncated and graph_of(spec).generates and (spec.replay.dynamic or spec.weights.every_steps > 1):
+    compared = spec.replay.dynamic or spec.weights.every_steps > 1 or spec.rollout.max_staleness
+    if truncated and graph_of(spec).generates and (compared or spec.rollout.level != "none"):
         yield Problem(
             "spec.sampling",
             "topP, topK and minNewTokens leave out tokens, unknown to the trainer's log-probabilities; with "
-            "replay.streamDataLoaderType dynamic or weights.everySteps above 1 they would be compared; switch them off",
+            "replay.streamDataLoaderType dynamic, weights.everySteps above 1, rollout.maxStaleness or "
+            "rollout.importance they would be compared; switch them off",
         )
     if s.min_new_tokens > s.max_new_tokens:
         yield Problem(
@@ -138,6 +140,58 @@ def _replay(spec: Spec) -> Iterator[Problem]:
             f"is for the built-in samplers; {replay.sampler} itself says how many it returns; remove it; "
             f"got {replay.samples_per_step}",
         )
+
+
+def _rollout(spec: Spec) -> Iterator[Problem]:
+    rollout, default = spec.rollout, type(spec.rollout)()
+    if not graph_of(spec).generates:
+        if rollout != default:
+            message = f"is for algorithms that sample responses; {spec.algorithm} trains on given ones"
+            yield Problem("spec.rollout", message)
+        return
+    ahead = rollout.max_staleness
+    if ahead and spec.generator.shared_with_trainer:
+        yield Problem(
+            "spec.rollout.maxStaleness",
+            f"generators work while the policy trains, and with spec.generator.sharedWithTrainer there are none; "
+            f"use 0; got {ahead}",
+        )
+    if ahead and spec.replay.dynamic:
+        yield Problem(
+            "spec.rollout.maxStaleness",
+            f"replay.streamDataLoaderType dynamic trains on responses of its own step as they come; use fixed, or 0; "
+            f"got {ahead}",
+        )
+    if ahead and spec.weights.every_steps > ahead + 1:
+        yield Problem(
+            "spec.weights.everySteps",
+            f"weights would be older than rollout.maxStaleness ({ahead}) before the next come; use at most "
+            f"{ahead + 1}; got {spec.weights.every_steps}",
+        )
+    for name in ("in_flight", "proximal"):
+        if not ahead and getattr(rollout, name) != getattr(default, name):
+            message = f"has an effect with maxStaleness above 0 only; got {getattr(rollout, name)!r}"
+            yield Problem(f"spec.rollout.{to_camel(name)}", message)
+    if rollout.level == "none":
+        for name in ("importance_cap", "importance_mask"):
+            if getattr(rollout, name) != getattr(default, name):
+                message = f"has an effect with importance only; got {getattr(rollout, name):g}"
+                yield Problem(f"spec.rollout.{to_camel(name)}", message)
+        return
+    if rollout.proximal == "sampled" or spec.replay.dynamic or (spec.weights.every_steps > 1 and not ahead):
+        yield Problem(
+            "spec.rollout.importance",
+            "compares the policy before the step with the sampler, and the job takes the sampler's log-probabilities "
+            f"for the policy's (rollout.proximal, replay.streamDataLoaderType or weights.everySteps); got "
+            f"{rollout.level!r}",
+        )
+    elif rollout.importance and not any("importance_weights" in node.writes for node in graph_of(spec).nodes):
+        message = f"the graph of {spec.algorithm} computes no importance_weights; got {rollout.importance!r}"
+        yield Problem("spec.rollout.importance", message)
+    mask, cap = rollout.importance_mask, rollout.importance_cap
+    if mask is not None and mask <= cap and "importance_cap" in rollout.model_fields_set:
+        message = f"no weight comes so far with importanceMask {mask:g}; remove one of them; got {cap:g}"
+        yield Problem("spec.rollout.importanceCap", message)
 
 
 def _pretraining(spec: Spec) -> Iterator[Problem]:
@@ -209,7 +263,7 @@ OWNED_ENGINE_ARGUMENTS = {
 
 RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, _reward, _sampling, _batches, _replay),
-    *(_pretraining, _checkpoint, _precision, _owned_arguments, _environment),
+    *(_pretraining, _rollout, _checkpoint, _precision, _owned_arguments, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
 

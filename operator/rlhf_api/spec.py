@@ -11,6 +11,7 @@ from .base import DType, Frozen, ImportPath, NonNegativeFloat, Positive, Positiv
 from .pods import PodSettings, Scheduling, Workspace
 from .replay import Replay
 from .roles import Generator, Reference, Reward, Trainer
+from .rollout import Rollout
 from .sources import Source
 
 _IMPORT_PATH = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
@@ -195,6 +196,7 @@ class Spec(Sections):
     data: Data
     sampling: Sampling = Sampling()
     replay: Replay = Replay()
+    rollout: Rollout = Rollout()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation | None = None
     pretraining: Pretraining | None = None

@@ -133,6 +133,7 @@ CHANGES = [
     ("spec.pretraining={data: [x]}", "spec.pretraining"),
     ("spec.ppo.clipValue=0.1", "spec.ppo"),
     ("spec.replay.maxReplayEpisode=2", "spec.replay"),
+    ("spec.rollout.maxStaleness=1", "spec.rollout"),
     ("spec.optimizer.betas=[0.8, 0.9]", "spec.optimizer"),
     ("spec.evaluation={data: [x], function: 'a:b'}", "spec.evaluation"),
     ("spec.trainer.replicas=2", "spec.trainer"),

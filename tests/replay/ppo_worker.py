@@ -25,7 +25,7 @@ from rlhf_api.rows import PromptRow
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
-from rlhf_trainer.generation.arrivals import Responses
+from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops import OpContext

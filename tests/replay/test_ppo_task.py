@@ -80,7 +80,7 @@ def test_replayed_answers_change_the_weights_and_are_told(alone):
     assert [line["replay_share"] for line in uniform] == [0.0, 0.5, 0.5, 0.5, 0.5]
     assert [line["replay_age"] for line in uniform[:2]] == [0.0, 1.0]
     assert all(1 <= line["replay_age"] <= 2 for line in uniform[2:])
-    assert uniform[0]["staleness"] == 0 < uniform[1]["staleness"]
+    assert [line["staleness"] for line in uniform] == [0.0] * 5, "replayed tokens have an age of their own"
     assert len(alone["prioritized"]["whole"]["blobs"]) == STEPS, "-1 keeps them all"
 
 

@@ -1,6 +1,7 @@
 """Prompts come in their order, and their ledger goes with the checkpoint."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
+from rlhf_trainer.records import Prompt
+from rlhf_trainer.replay.table import Episode
 from rlhf_trainer.training.prompt_source import PromptSource
 from rlhf_trainer.training.responses import Collected
 
@@ -31,12 +34,16 @@ def source(rows: int) -> tuple[PromptSource, list[Any]]:
     return PromptSource(run, [PromptRow(prompt=f"prompt {i}") for i in range(rows)]), told
 
 
+def answered(prompts: list[Prompt]) -> Episode:
+    return replace(episode(0), prompt_ids=tuple(prompt.id for prompt in prompts))
+
+
 def test_a_checkpoint_with_answers_not_trained_on_holds_their_prompts():
     before, told = source(6)
-    before.issue(4)
-    before.take(Collected(made := episode(0), [1], {}))
+    made = answered(before.issue(4))
+    before.take(Collected(made, [1], {}))
     after, told = source(6)
-    after.restore(before.state(), made)
+    after.restore(before.state(made), made)
     assert (told[-1].issued, told[-1].returned, told[-1].requeued, told[-1].lost) == (4, 4, 1, 0)
     after.trained(made)
     assert (told[-1].trained, told[-1].lost) == (4, 0)
@@ -46,11 +53,26 @@ def test_a_checkpoint_with_answers_not_trained_on_holds_their_prompts():
 
 def test_prompts_without_their_answers_would_be_told_as_lost(caplog):
     before, _ = source(6)
-    before.issue(4)
+    made = answered(before.issue(4))
+    before.take(Collected(made, [], {}))
     after, told = source(6)
-    after.restore(before.state(), None)
+    after.restore(before.state(made), None)
     assert told[-1].lost == 4
     assert "4 prompts are lost" in caplog.text
+
+
+def test_prompts_that_have_no_episode_yet_are_issued_again_first_and_entered_once():
+    before, _ = source(6)
+    made = answered(before.issue(4))
+    (ahead,) = before.issue(1)
+    before.take(Collected(made, [], {}))
+    after, told = source(6)
+    after.restore(before.state(made), made)
+    assert (told[-1].issued, told[-1].lost) == (5, 0)
+    again = after.issue(2)
+    assert again[0].id == ahead.id
+    assert again[1].id.startswith("0/"), "then the one that the epoch still has"
+    assert (told[-1].issued, told[-1].lost) == (6, 0)
 
 
 def test_other_prompts_are_refused():
@@ -59,4 +81,4 @@ def test_other_prompts_are_refused():
     with pytest.raises(
         InvalidJob, match=r"spec.data.train: the checkpoint is of a run with 6 prompts, .* got 5"
     ):
-        source(5)[0].restore(before.state(), None)
+        source(5)[0].restore(before.state(None), None)

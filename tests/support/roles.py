@@ -27,11 +27,13 @@ _CONTEXT.set_forkserver_preload([f"rlhf_trainer.roles.{name}" for name in ("trai
 
 @dataclass
 class Job:
-    """A PPO job without generators: reward and reference stay, trainers come and go. `environ` is for the trainers."""
+    """A PPO job: reward and reference stay, trainers come and go. `environ` is for the trainers, `generators` are the
+    addresses of servers that others started."""
 
     folder: Path
     spec: Mapping[str, Any]
     environ: Mapping[str, str] = field(default_factory=dict)
+    generators: Sequence[str] = ()
     _servers: list[tuple[Process, BaseProcess]] = field(default_factory=list)
 
     @contextmanager
@@ -96,6 +98,9 @@ class Job:
         members = [
             {"role": p.role.value, "name": p.name, "uid": p.name, "address": f"http://127.0.0.1:{p.port}"}
             for p, _ in self._servers
+        ] + [
+            {"role": "generator", "name": f"generator-{i}", "uid": f"generator-{i}", "address": address}
+            for i, address in enumerate(self.generators)
         ]
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}{CONTROL_MEMBERS}",

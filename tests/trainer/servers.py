@@ -11,6 +11,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Member
 from rlhf_trainer.comms.control import healthy
 from rlhf_trainer.comms.http import Background
+from rlhf_trainer.weights.members import VERSION_HEADER
 
 IN_STREAM = -1
 """A `status` that is told after the reply has begun."""
@@ -25,6 +26,7 @@ class Generator:
     def __init__(self, http: Background, name: str, *, fails: int | None = None, status: int = 500) -> None:
         self.asked: list[dict] = []
         self.finish_reason: str | None = "stop"
+        self.version = 0
         self.open = threading.Event()  # the door for responses
         self.open.set()
         self.stuck: set[int] = set()
@@ -56,7 +58,7 @@ class Generator:
             failing = self._fails is not None and len(self.asked) > self._fails
             if failing and self._status > 0:
                 return web.json_response({"error": "no"}, status=self._status)
-            response = web.StreamResponse()
+            response = web.StreamResponse(headers={VERSION_HEADER: str(self.version)})
             await response.prepare(request)
             while not self.open.is_set():
                 await asyncio.sleep(0.01)
@@ -74,12 +76,12 @@ class Generator:
             for k in reversed(range(body["n"])):
                 await asyncio.sleep(next(pauses, 0))
                 reason = self.finish_reason if place else None
-                await _send(response, choice(k, [k if place else first], reason))
+                await send(response, choice(k, [k if place else first], reason))
             if failing and self._status == 0:  # dies in the middle of a response
                 self._transport(response).close()
                 return None
             if failing:
-                return await _send(response, {"error": {"message": "engine died", "code": 500}})
+                return await send(response, {"error": {"message": "engine died", "code": 500}})
             while first in self.stuck:
                 await asyncio.sleep(0.01)
         await response.write(b"data: [DONE]\n\n")
@@ -107,5 +109,5 @@ def choice(index: int, tokens: list[int], reason: str | None = None, **more: Any
     return {"id": "cmpl-1", "choices": [made | more]}
 
 
-async def _send(response: web.StreamResponse, event: dict[str, Any]) -> None:
+async def send(response: web.StreamResponse, event: dict[str, Any]) -> None:
     await response.write(f"data: {json.dumps(event)}\n\n".encode())

@@ -20,7 +20,8 @@ from rlhf_trainer.comms.http import Background
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.context import Services, TrainerContext
-from rlhf_trainer.generation.fleet import REFUSALS, Fleet
+from rlhf_trainer.generation.fleet import Fleet
+from rlhf_trainer.generation.requests import REFUSALS
 from rlhf_trainer.generation.vllm import VllmClient
 from rlhf_trainer.records import Prompt
 from rlhf_trainer.weights.broadcaster import SyncReport
@@ -32,7 +33,7 @@ CONFIG = {
     "workdir": "/",
     "spec": {
         "algorithm": "ppo",
-        "steps": 1,
+        "steps": 100,
         "model": {"policy": "some/policy"},
         "data": {"train": ["x.jsonl"]},
         "generator": {"startupTimeoutSeconds": 5, "concurrentRequests": 2, "timeoutSeconds": 10},
@@ -47,28 +48,36 @@ class Sent:
     def __init__(self) -> None:
         self.members: list[list[str]] = []
         self.versions: list[int] = []
+        self.servers: dict[str, Generator] = {}
 
-    def send(self, members, _tensors, version) -> SyncReport:
+    def send(self, members, _tensors, version, committing=lambda: None) -> SyncReport:
+        committing()
         self.members.append([member.name for member in members])
         self.versions.append(version)
+        for member in members:
+            self.servers[member.name].version = version
         return SyncReport(version, len(self.members), "", tuple(members), {}, 0, 0.0, 1)
 
 
 class World:
     """A fleet with its host: `announce` tells it who is there."""
 
-    def __init__(self, http: Background, ranks: Ranks = ALONE) -> None:
-        config = RunConfig.model_validate_json(json.dumps(CONFIG))
+    def __init__(
+        self, http: Background, ranks: Ranks = ALONE, *, staleness: int = 0, max_new_tokens: int = 256
+    ) -> None:
+        more = {"rollout": {"maxStaleness": staleness}, "sampling": {"maxNewTokens": max_new_tokens}}
+        config = RunConfig.model_validate_json(json.dumps({**CONFIG, "spec": {**CONFIG["spec"], **more}}))
         self.control, self.sent = Control(1), Sent()
         services = (
             Services(self.control, http, Roster(self.control, http), "127.0.0.1") if ranks.first else None
         )
         stop = self.control.stop_requested
-        run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop)
+        self.ctx = run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop)
         client = VllmClient(http, model="job", sampling=config.spec.sampling, seed=0, ends=[9])
         self.fleet = Fleet(run, None, *((self.sent, client) if ranks.first else (None, None)))
 
     def announce(self, *generators: Generator, draining: tuple[Generator, ...] = ()) -> None:
+        self.sent.servers |= {g.member.name: g for g in (*generators, *draining)}
         leaving = [g.member.model_copy(update={"draining": True}) for g in draining]
         self.control._members = Membership(members=(*(g.member for g in generators), *leaving)).members
 

@@ -8,40 +8,42 @@ from concurrent.futures import Future
 import pytest
 from aiohttp import web
 from tests.support.kube import eventually
-from tests.trainer.servers import IN_STREAM, Generator, choice
+from tests.trainer.servers import IN_STREAM, Generator
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer.comms.http import Background, HttpError
 from rlhf_trainer.generation.dispatch import Round, start_round
-from rlhf_trainer.generation.vllm import Choice, Response, VllmClient, request_seed, rollout
+from rlhf_trainer.generation.vllm import VllmClient, request_seed
+from rlhf_trainer.generation.work import Response, Work
 from rlhf_trainer.records import Prompt, Rollout
 
 PROMPTS = [Prompt(f"0/{i}", (i, i + 1), {}) for i in range(12)]
 
 
-def response(*choices: dict) -> Response:
-    made = Response()
-    for each in choices:
-        made.add(Choice.model_validate(each["choices"][0]))
-    return made
-
-
 def test_what_comes_piece_by_piece_becomes_a_rollout():
-    pieces = choice(0, [5]), choice(0, [6, 7]), choice(0, [8], "stop")
-    made = rollout(PROMPTS[0], response(*pieces), version=3)
+    work = Work.begin(PROMPTS[0], 1)
+    (response,) = work.responses
+    response.add([5], [-0.5], 3)
+    response.add([6, 7], [-0.5] * 2, 3)
+    assert (work.begun, work.whole, work.unfinished) == (True, False, [0])
+    response.add([8], [-0.5], 4)
+    response.finish("stop")
+    assert (work.whole, work.unfinished) == (True, [])
+    (made,) = work.rollouts()
     assert (made.tokens, made.logprobs) == ((5, 6, 7, 8), (-0.5,) * 4)
-    assert (made.versions, made.finished) == ((3,) * 4, True)
-    assert not rollout(PROMPTS[0], response(choice(0, [5], "length")), version=3).finished
+    assert (made.versions, made.finished) == ((3, 3, 3, 4), True)
+    response.finish("length")
+    assert not work.rollouts()[0].finished
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [[choice(0, [], "stop")], [choice(0, [5]), choice(0, [6], "stop", logprobs={"token_logprobs": []})]],
-)
-def test_a_response_without_what_training_needs_is_an_error(broken):
-    with pytest.raises(ValueError, match=r"response to prompt 0/0 has \d tokens and \d log-probabilities"):
-        rollout(PROMPTS[0], response(*broken), version=0)
+def test_a_response_without_what_training_needs_is_an_error():
+    with pytest.raises(ValueError, match="1 tokens came with 0 log-probabilities"):
+        Response().add([6], [], 0)
+    with pytest.raises(ValueError, match="no tokens"):
+        Response().finish("stop")
+    with pytest.raises(ValueError, match="not finished: 'error'"):
+        Response([1], [-0.5], [0]).finish("error")
 
 
 def test_request_seeds_are_stable_and_spread():
@@ -72,7 +74,6 @@ def start(
     prompts: list[Prompt],
     members: list[Member],
     *,
-    version: int = 0,
     answers: int = 2,
     concurrent: int = 2,
     silence: float = 10.0,
@@ -82,7 +83,8 @@ def start(
     present = {"current": lambda: {m.uid: m for m in members}}
     asker = client(http, answers=answers)
     limits = {"concurrent": concurrent, "silence": silence}
-    return start_round(http, asker, prompts, members, version, **(present | limits | more))
+    works = [Work.begin(prompt, answers) for prompt in prompts]
+    return start_round(http, asker, works, members, **(present | limits | more))
 
 
 def ask(
@@ -90,16 +92,18 @@ def ask(
 ) -> tuple[list[Rollout], list[Prompt], set[str]]:
     """Responses, prompts without, and the names of those who failed."""
     outcome = start(http, prompts, members, **more).result(60)
-    return rollouts(outcome), outcome.unanswered, set(outcome.failed)
+    return rollouts(outcome), [work.prompt for work in outcome.unanswered], set(outcome.failed)
 
 
 def rollouts(outcome: Round) -> list[Rollout]:
-    return [each for _, responses in outcome.results for each in responses]
+    return [each for _, work in outcome.results for each in work.rollouts()]
 
 
 def test_answers_come_in_the_order_of_the_prompts(http):
     servers = [Generator(http, "a"), Generator(http, "b")]
-    done, left, failed = ask(http, PROMPTS, [s.member for s in servers], version=6)
+    for server in servers:
+        server.version = 6
+    done, left, failed = ask(http, PROMPTS, [s.member for s in servers])
     assert (left, failed) == ([], set())
     assert [(r.prompt.id, r.tokens) for r in done] == [
         (p.id, (p.tokens[0], k)) for p in PROMPTS for k in range(2)
@@ -279,11 +283,15 @@ def test_a_prompt_without_tokens_fails_and_its_generators_do_not(http):
     outcome = start(http, PROMPTS, [s.member for s in servers], silence=2.0).result(60)
     assert outcome.failed == {}
     assert len(rollouts(outcome)) == 2 * (len(PROMPTS) - 1)
-    assert outcome.refused == [(bad, "no progress for 2 s, 3 times")]
-    assert outcome.requeued == [bad] * 2
-    tries = [sum(body["prompt"] == list(bad.tokens) for body in s.asked) for s in servers]
-    assert sorted(tries) == [1, 2]
-    assert [t for s in servers for t in s.given_up] == [bad.tokens[0]] * 3, "the servers stop working on it"
+    assert [(work.prompt, why) for work, why in outcome.refused] == [(bad, "no progress for 2 s, 3 times")]
+    assert [work.prompt for work in outcome.requeued] == [bad] * 2
+    asked = [[body["prompt"] for body in s.asked if body["prompt"][0] == bad.tokens[0]] for s in servers]
+    fresh, first = [*bad.tokens], bad.tokens[0]
+    second, third = [*fresh, first], [*fresh, first, first]
+    assert sorted(asked, key=len) == [[second] * 2, [fresh, third, third]], (
+        "each from where the one before was"
+    )
+    assert [t for s in servers for t in s.given_up] == [bad.tokens[0]] * 5, "the servers stop working on it"
 
 
 def test_a_generator_that_is_silent_altogether_gets_nothing_while_others_are_there(http):

@@ -7,7 +7,7 @@ import torch
 from tests.training.running import Job, low_tokens
 
 from rlhf_trainer.comms.roster import Stopped
-from rlhf_trainer.generation.arrivals import Responses
+from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.records import Sequences
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlhf_trainer.engines.vllm import gate
 from rlhf_trainer.engines.vllm.asgi import call, reply
 from rlhf_trainer.engines.vllm.commit import Commit
 
@@ -15,6 +16,7 @@ class TrainedModel:
     """vLLM's: no step begins once it is told to pause, but it says so, and clears its caches, only after a while."""
 
     def __init__(self) -> None:
+        self.aborted = 0
         self.said: list[str] = []
         self.paused = False
         self.fails = ""
@@ -33,8 +35,11 @@ class TrainedModel:
         await self._do("clear")
 
     async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None:
-        assert mode == "keep"
+        assert mode == "abort"
         assert clear_cache
+        self.aborted += 1
+        if self._swapped.is_set():  # again, for requests that came late to it
+            return
         await self._do("pause")
         self.paused = True
         await self._swapped.wait()
@@ -109,3 +114,77 @@ def test_other_weights_than_were_sent_are_not_served():
 def test_other_paths_are_the_server_s_own():
     scope = {"type": "http", "headers": []}
     assert asyncio.run(call(Commit(other), scope, "GET", "/is_paused")) == {"the server": "itself"}
+
+
+class Streams:
+    """A server whose responses end when they are told to; a request reaches the engine only after `late` aborts."""
+
+    def __init__(self, engine: TrainedModel, late: int = 0) -> None:
+        self.engine, self.late, self.deaf = engine, late, False
+        self.begun = asyncio.Event()
+
+    async def __call__(self, _scope, _receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        self.begun.set()
+        while self.deaf or self.engine.aborted <= self.late:
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+class Reply:
+    def __init__(self) -> None:
+        self.messages: list[dict] = []
+
+    async def __call__(self, message) -> None:
+        self.messages.append(message)
+
+    @property
+    def version(self) -> bytes | None:
+        return dict(self.messages[0]["headers"]).get(b"x-weight-version")
+
+
+def scope_of(engine: TrainedModel, path: str) -> dict:
+    app = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
+    return {"type": "http", "path": path, "headers": [], "app": app}
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_no_response_is_under_way_when_new_weights_serve(late):
+    """Nor one that reached the engine only after it was paused; who comes meanwhile is served by the new ones."""
+
+    async def run() -> None:
+        engine = TrainedModel()
+        streams = Streams(engine, late)
+        front = Commit(streams)
+        before, after = Reply(), Reply()
+        asked = asyncio.create_task(front(scope_of(engine, "/v1/completions"), None, before))
+        await streams.begun.wait()
+        committing = asyncio.create_task(call(front, scope_of(engine, "/"), "POST", "/commit", NEW))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(front(scope_of(engine, "/v1/completions"), None, after))
+        assert (await asyncio.wait_for(committing, 10))["pause_seconds"] > 0
+        assert asked.done()
+        assert engine.aborted > late
+        await asyncio.wait_for(waiting, 10)
+        assert (before.version, after.version) == (None, b"3")
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_outlasts_the_swap_is_cut_off(monkeypatch):
+    monkeypatch.setattr(gate, "LINGER_SECONDS", 0.05)
+
+    async def run() -> None:
+        engine = TrainedModel()
+        streams = Streams(engine)
+        streams.deaf = True
+        front, got = Commit(streams), Reply()
+        asked = asyncio.create_task(front(scope_of(engine, "/v1/completions"), None, got))
+        await streams.begun.wait()
+        await asyncio.wait_for(call(front, scope_of(engine, "/"), "POST", "/commit", NEW), 10)
+        streams.deaf = False
+        with pytest.raises(RuntimeError, match="the weights changed from version None under a response"):
+            await asked
+        assert len(got.messages) == 1, "nothing after the swap"
+
+    asyncio.run(run())

@@ -21,9 +21,11 @@ from tests.weights.support import TOKEN, generator, serves, status, weights
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer.batches import response_logprobs
+from rlhf_trainer.comms.dispatch import Interrupted
 from rlhf_trainer.comms.http import HttpError
 from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.vllm import VllmClient
+from rlhf_trainer.generation.work import Work
 from rlhf_trainer.models.inference import infer
 from rlhf_trainer.records import Prompt, Rollout, Sequences
 
@@ -116,32 +118,43 @@ def test_answers_come_while_weights_are_on_their_way(tied, http, make_sync, mode
     assert serves(http, tied, new)
 
 
-def test_responses_under_way_survive_and_go_on_with_the_new_weights(tied, http, make_sync, models):
-    """They have begun before the commit and are not done after it; what comes then is of the new weights."""
+@pytest.mark.parametrize("clear_cache", [True, False])
+def test_responses_under_way_stop_before_new_weights_and_go_on_with_them(
+    clear_cache, tied, http, make_sync, models
+):
+    """Each token bears the version that sampled it, and agrees with the trainer's model of that version."""
     old, new = models("tied", 0), models("tied", 3)
     sampling = Sampling(maxNewTokens=120, minNewTokens=120, answersPerPrompt=32)
     client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=[256])
-    prompt, begun = Prompt("0/0", (65,), {}), threading.Event()
-    running: list[Future[list[Rollout]]] = []
-    done: dict[str, bool] = {}
+    work, begun = Work.begin(Prompt("0/0", (65,), {}), 32), threading.Event()
+    running: list[Future[Work]] = []
 
     def reached(point: str) -> None:
         if point == "before-commit":
-            running.append(http.start(client.ask(target(tied), prompt, 0, begun.set)))
+            running.append(http.start(client.ask(target(tied), work, begun.set)))
             assert begun.wait(60)
-        if point in ("before-commit", "committed"):
-            done[point] = running[0].done()
 
     make_sync().send([target(tied)], lambda: weights(old), 1)
-    make_sync(fault=reached).send([target(tied)], lambda: weights(new), 2)
-    assert done == {"before-commit": False, "committed": False}
-    responses = running[0].result(60)
-    assert [len(response.tokens) for response in responses] == [120] * 32
+    make_sync(fault=reached, clear_cache=clear_cache).send([target(tied)], lambda: weights(new), 2)
+    with pytest.raises(Interrupted):
+        running[0].result(60)
+    assert work.begun
+    assert not work.whole
+    assert {v for response in work.responses for v in response.versions} == {1}
+    before = [len(response.tokens) for response in work.responses]
+    http.run(client.ask(target(tied), work, lambda: None))
+    assert work.whole
     assert serves(http, tied, new)
-    for response in responses[:4]:
-        away = (torch.tensor(response.logprobs) - of_model(old, response, ends=[256])).abs()
-        assert away[0] < 1e-4
-        assert away[-20:].mean() > 1e-2
+    for at, rollout in list(zip(before, work.rollouts(), strict=True))[:4]:
+        assert rollout.versions == (1,) * at + (2,) * (120 - at)
+        off = {
+            model: of_model(model, rollout, ends=[256]) - torch.tensor(rollout.logprobs)
+            for model in (old, new)
+        }
+        assert off[old][:at].abs().max() < 1e-4
+        if clear_cache:
+            assert off[new][at:].abs().max() < 1e-4
+        assert off[old][at:].abs().mean() > 1e-2
 
 
 @torch.no_grad()
@@ -162,7 +175,8 @@ def test_generator_and_trainer_agree_at_any_temperature(temperature, tied, http,
     make_sync().send([target(tied)], lambda: weights(model), 1)
     sampling = Sampling(maxNewTokens=24, answersPerPrompt=4, temperature=temperature)
     client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=[256])
-    for response in http.run(client.ask(target(tied), Prompt("0/1", (65, 66, 67), {}), 1, lambda: None)):
+    work = Work.begin(Prompt("0/1", (65, 66, 67), {}), 4)
+    for response in http.run(client.ask(target(tied), work, lambda: None)).rollouts():
         expected = of_model(model, response, temperature=temperature)
         assert torch.allclose(torch.tensor(response.logprobs), expected, atol=1e-4)
         at_one = of_model(model, response)
@@ -175,7 +189,8 @@ def test_a_response_is_finished_by_any_of_several_end_tokens(tied, http, make_sy
     ends = (256, *range(0, 256, 8))
     sampling = Sampling(maxNewTokens=12, minNewTokens=2, answersPerPrompt=16)
     client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=ends)
-    responses = http.run(client.ask(target(tied), Prompt("0/1", (65, 66, 67), {}), 1, lambda: None))
+    work = Work.begin(Prompt("0/1", (65, 66, 67), {}), 16)
+    responses = http.run(client.ask(target(tied), work, lambda: None)).rollouts()
     for response in responses:
         assert not set(response.tokens[:-1]) & set(ends)
         assert response.finished == (response.tokens[-1] in ends)
@@ -190,7 +205,8 @@ def test_a_prompt_that_is_given_up_is_aborted_by_the_engine(tied, http, make_syn
     sampling = Sampling(maxNewTokens=120, minNewTokens=120, answersPerPrompt=64)
     client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=[256])
     before, begun = generated(tied), threading.Event()
-    asked = http.start(client.ask(target(tied), Prompt("0/2", (65,), {}), 1, begun.set))
+    work = Work.begin(Prompt("0/2", (65,), {}), 64)
+    asked = http.start(client.ask(target(tied), work, begun.set))
     assert begun.wait(60)
     asked.cancel()
 
@@ -294,14 +310,13 @@ def test_a_server_told_to_end_with_prompts_under_way_gives_them_back(untied, tie
     staying, ending = generator(0, tied.address, "0"), generator(1, untied.address, "1")
     sampling = Sampling(maxNewTokens=100, minNewTokens=100)
     client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=[256])
-    prompts = [Prompt(f"0/{i}", (40 + i,), {}) for i in range(32)]
+    works = [Work.begin(Prompt(f"0/{i}", (40 + i,), {}), 1) for i in range(32)]
     members = {member.uid: member for member in (staying, ending)}
     asked = start_round(
         http,
         client,
-        prompts,
+        works,
         [*members.values()],
-        0,
         current=lambda: members,
         concurrent=16,
         silence=60,
@@ -309,5 +324,5 @@ def test_a_server_told_to_end_with_prompts_under_way_gives_them_back(untied, tie
     )
     outcome = asked.result(30)
     assert outcome.unanswered == []
-    assert [prompt.id for prompt, _ in outcome.results] == [prompt.id for prompt in prompts]
+    assert [work for work, _ in outcome.results] == works
     untied.process.wait(30)  # nor does it wait for ever for who asked

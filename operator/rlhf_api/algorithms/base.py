@@ -145,8 +145,18 @@ def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
     one_update = settings.epochs == 1 and settings.minibatch_size >= responses and not spec.replay.window
     penalty = settings.kl_coefficient > 0
     nodes: list[Node] = [Generate()]
-    if not one_update or (penalty and settings.kl_in == "reward"):
+    weighted = spec.rollout.level != "none"
+    if not one_update or weighted or (penalty and settings.kl_in == "reward"):
         nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
+    if weighted:
+        nodes.append(
+            Compute(
+                name="importance",
+                function="importance_weights",
+                reads=("logprobs", "sampled_logprobs"),
+                writes=("importance_weights",),
+            )
+        )
     if penalty:
         average = settings.reference_ema
         model = REFERENCE if average is None else POLICY
@@ -179,7 +189,7 @@ def train_policy(begin: tuple[Node, ...], settings: PolicyGradient, loss: str = 
     reads = (
         SEQUENCES,
         "sampled_logprobs",
-        *(column for column in ("logprobs", "mask") if column in written),
+        *(column for column in ("logprobs", "mask", "importance_weights") if column in written),
         "advantages",
         *(("reference_logprobs",) if in_loss else ()),
     )

@@ -40,11 +40,24 @@ class Failed(Exception):
     """The item was not done, though its member lives: it is tried again, TRIES times in all."""
 
 
+class Interrupted(Exception):
+    """The member stopped working on the item while its round was closing: another round goes on with it."""
+
+
+@dataclass
+class Switches:
+    """Of a round under way, set by any thread: `closing`, no more items are handed out, and it ends once those under
+    way are done or interrupted; `over`, it gives them up."""
+
+    closing: bool = False
+    over: bool = False
+
+
 class Ask(Protocol[_Item, _Result]):
     """Has a member do an item, and calls `progress` whenever it shows that it works on it. Cancelled, it gives up.
 
-    Raises Refused, Failed, InvalidJob or HttpError 4xx, which end the round, or, where the member failed, one of
-    aiohttp.ClientError, OSError, ValueError and HttpError.
+    Raises Refused, Failed, Interrupted, InvalidJob or HttpError 4xx, which end the round, or, where the member failed,
+    one of aiohttp.ClientError, OSError, ValueError and HttpError.
     """
 
     def __call__(
@@ -101,6 +114,7 @@ class Dispatch(Generic[Item, Result]):
         left: Callable[[int], None] = lambda _count: None,
         arrived: Callable[[Result], None] = lambda _result: None,
         gave_up: Callable[[Item, str], None] = lambda _item, _why: None,
+        switches: Switches | None = None,
     ) -> None:
         """`describe` names an item in the log; `left` is told how many items have no result yet, `arrived` each result
         as it comes, and `gave_up` of an item that is not tried again and why, which may raise to end the round."""
@@ -108,6 +122,7 @@ class Dispatch(Generic[Item, Result]):
         self._ask, self._listens, self._current = ask, listens, current
         self._concurrent, self._silence = concurrent, silence
         self._describe, self._left, self._arrived, self._gave_up = describe, left, arrived, gave_up
+        self._switches = switches or Switches()
         self._waiting = deque(range(len(items)))
         self._results: dict[int, Result] = {}
         self._failed: dict[str, str] = {}
@@ -144,6 +159,10 @@ class Dispatch(Generic[Item, Result]):
 
     def _hand_out(self) -> bool:
         """Gives items to whoever takes some; whether any item is with someone."""
+        if self._switches.over:
+            return False
+        if self._switches.closing:
+            return bool(self._asked)
         present = self._current()
         able = [m for m in self._members if m.uid not in self._failed and _takes_work(present.get(m.uid))]
         awake = [m for m in able if m.uid not in self._silent] or able
@@ -187,6 +206,10 @@ class Dispatch(Generic[Item, Result]):
             raise
         except Refused as error:
             self._refuse(place, str(error))
+        except Interrupted:
+            if not self._switches.closing:  # its server ends
+                self._requeue(place)
+                self._fail(member, "it gave up its requests")
         except Failed as error:
             self._hear(member)
             self._try_again(place, member, str(error))

@@ -5,7 +5,7 @@ import concurrent.futures
 import logging
 import resource
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -83,8 +83,11 @@ class Background:
                 await _check(url, response)
                 return await response.read()
 
-    async def events(self, url: str, body: Any) -> AsyncGenerator[bytes, None]:
-        """POST JSON; the data of each server-sent event of the reply as it comes, for as long as it takes.
+    async def events(
+        self, url: str, body: Any, began: Callable[[Mapping[str, str]], None] = lambda _headers: None
+    ) -> AsyncGenerator[bytes, None]:
+        """POST JSON; the data of each server-sent event of the reply as it comes, for as long as it takes. `began` is
+        called with the headers of the reply.
 
         Raises HttpError and aiohttp.ClientError as `json` does. To be closed by who stops early: that ends the
         connection, and with it the server's work.
@@ -92,6 +95,7 @@ class Background:
         with _without_headers(url):
             async with self._streams.post(url, json=body) as response:
                 await _check(url, response)
+                began(response.headers)
                 line = b""
                 async for part in response.content.iter_any():
                     *whole, line = (line + part).split(b"\n")
@@ -110,6 +114,8 @@ class Background:
         return True
 
     def close(self) -> None:
+        """Gives up all requests under way."""
+        self.run(_cancel_all())
         for session in (self.session, self._streams):
             self.run(session.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -122,6 +128,13 @@ class Background:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _sessions(token: str, streams: int) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:

@@ -5,22 +5,21 @@ from typing import Protocol
 
 from rlhf_api.run import Member
 
-from ..records import Prompt, Rollout
+from .work import Work
 
 
 class EngineClient(Protocol):
     """Speaks to servers of one engine."""
 
-    async def ask(
-        self, member: Member, prompt: Prompt, version: int, progress: Callable[[], None]
-    ) -> list[Rollout]:
-        """All responses to one prompt, by a server that holds weight version `version`.
+    async def ask(self, member: Member, work: Work, progress: Callable[[], None]) -> Work:
+        """Adds to the responses of `work` until they are whole, each token with the weight version that sampled it.
 
         `progress` is called whenever the server gave new tokens. Cancelled, it gives the request up, and the server
-        stops working on it.
+        stops working on it; what came stays, and another call goes on from there.
 
         Raises:
             comms.dispatch.Refused: the engine cannot respond to this prompt.
+            comms.dispatch.Interrupted: the server stopped, as before new weights.
             HttpError: refused (4xx) as every server would, or the server failed (5xx).
             aiohttp.ClientError, OSError, ValueError: the server failed, or its reply is not understood.
         """

@@ -12,19 +12,18 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Member
 from rlhf_api.status import MemberStatus
 
+from ..comms.dispatch import Switches
 from ..comms.roster import Stopped, Unavailable
 from ..context import TrainerContext
 from ..models.trained_model import TrainedModel
-from ..records import Prompt, Rollout
+from ..records import Prompt
 from ..weights.broadcaster import SyncReport, WeightSync
-from .arrivals import Arrivals, Responses
 from .dispatch import Round, start_round
 from .engine import EngineClient
+from .requests import REFUSALS, Requests, Responses
+from .work import Work, rollouts
 
 log = logging.getLogger(__name__)
-
-REFUSALS = 3
-"""How often generators that live may refuse weights, or fail at every prompt, before the run fails."""
 
 
 class Fleet:
@@ -41,9 +40,12 @@ class Fleet:
         self._ctx, self._policy, self._sync, self._client = ctx, policy, sync, client
         self._holders: dict[str, Member] = {}
         self._version = self._current = -1
+        self.ahead = Requests(self._start, self._left_out, ctx.stop)
+        """Requests that go on while weights are published, on rank 0."""
 
     def publish(self, version: int) -> None:
-        """Broadcasts the policy's weights to every generator that answers; waits for at least one.
+        """Broadcasts the policy's weights to every generator that answers; waits for at least one. Responses under way
+        stop before the new weights; their requests are to be ended and begun again.
 
         Raises:
             Unavailable: no generator took the weights within its start-up time.
@@ -55,9 +57,9 @@ class Fleet:
                 self._send(version)
             except Stopped:
                 end = "stop"
-            self._say(end)
+            self.say(end)
         else:
-            while (end := self._say("")) == "gather":
+            while (end := self.say("")) == "gather":
                 for _ in self._policy.named_tensors():  # gathering the weights is a collective
                     pass
         if end == "stop":
@@ -68,6 +70,11 @@ class Fleet:
     def version(self) -> int:
         """The weight version that the generators hold; -1 before the first."""
         return self._version
+
+    @property
+    def current(self) -> int:
+        """The policy's weight version."""
+        return self._current
 
     def move_on(self, version: int) -> None:
         """The policy has `version` now; the generators keep theirs until `publish`, or until a new one joins."""
@@ -91,7 +98,7 @@ class Fleet:
         """
         if self._ctx.ranks.agree(self._someone_is_new):
             self.publish(self._current)
-        batches = iter(()) if self._client is None else self._batches(self._client, prompts, size)
+        batches = iter(()) if self._client is None else self._batches(prompts, size)
         while True:
             found: Responses | None = None
 
@@ -105,7 +112,7 @@ class Fleet:
                     return "stop"
                 return "publish" if found is None else "responses"
 
-            match self._say(following):
+            match self.say(following):
                 case "end":
                     return
                 case "stop":
@@ -115,60 +122,63 @@ class Fleet:
                 case _:
                     yield found or Responses()
 
-    def _batches(
-        self, client: EngineClient, prompts: Sequence[Prompt], size: int | None
-    ) -> Iterator[Responses | None]:
+    def begin(self, prompts: Sequence[Prompt]) -> list[Work]:
+        """Fresh works for prompts."""
+        return [Work.begin(prompt, self._ctx.spec.sampling.answers_per_prompt) for prompt in prompts]
+
+    def _batches(self, prompts: Sequence[Prompt], size: int | None) -> Iterator[Responses | None]:
         """On rank 0. None: nobody is left to ask; weights must go out before the next batch is asked for."""
         places = {prompt.id: place for place, prompt in enumerate(prompts)}
-        whole = 1 if size is None else max(1, len(prompts) // size)
-        arrivals, waiting, fruitless, made = Arrivals(self._ctx.stop), list(prompts), 0, 0
-        refused: dict[str, str] = {}
-        requeued: list[str] = []
-        while waiting:
-            before = arrivals.count
-            round_ = self._start(client, waiting, arrivals)
-            try:
-                while size is not None and made < whole - 1 and arrivals.wait(size):
-                    yield Responses(_in_order(arrivals.take(size), places))
-                    made += 1
-                arrivals.wait(None)
-            finally:
-                round_.cancel()
-            outcome = round_.result()
-            waiting = outcome.unanswered
-            refused |= {prompt.id: why for prompt, why in outcome.refused}
-            requeued += [prompt.id for prompt in outcome.requeued]
-            for uid in outcome.failed:
-                self._holders.pop(uid, None)
-            fruitless = fruitless + 1 if outcome.failed and arrivals.count == before else 0
-            if fruitless == REFUSALS:
-                why = "; ".join(outcome.failed.values())
-                raise Unavailable(f"no generator answers: {REFUSALS} times in a row, all failed: {why}")
-            if waiting:
-                yield None
+        batches = 1 if size is None else max(1, len(prompts) // size)
+        requests = Requests(self._start, self._left_out, self._ctx.stop)
+        requests.waiting = self.begin(prompts)
+        answered, taken = requests.answered, 0
+        requests.begin()
+        try:
+            while True:
+                last = size is None or taken >= size * (batches - 1)
+                goal = len(prompts) + 1 if size is None or last else taken + size
+                if requests.until(lambda goal=goal: len(answered) >= goal):  # type: ignore[misc]
+                    yield Responses(rollouts(_in_order(list(answered.values())[taken:goal], places)))
+                    taken = goal
+                elif requests.waiting:
+                    yield None
+                    requests.begin()
+                else:
+                    break
+        finally:
+            requests.cancel()
+        refused = requests.refused
         if refused and len(refused) == len(prompts):
             raise Unavailable(f"the generators refuse every prompt: {next(iter(refused.values()))}")
-        yield Responses(_in_order(arrivals.take(None), places), requeued, refused)
+        rest = _in_order(list(answered.values())[taken:], places)
+        yield Responses(rollouts(rest), requests.requeued, refused)
 
-    def _start(self, client: EngineClient, prompts: Sequence[Prompt], arrivals: Arrivals) -> "Future[Round]":
+    def _start(
+        self, works: Sequence[Work], arrived: Callable[[Work], None], switches: Switches
+    ) -> "Future[Round]":
         assert self._ctx.services is not None
+        assert self._client is not None
         role = self._ctx.spec.generator
-        round_ = start_round(
+        return start_round(
             self._ctx.services.http,
-            client,
-            prompts,
+            self._client,
+            works,
             list(self._holders.values()),
-            self._version,
             current=self._present,
             concurrent=role.concurrent_requests,
             silence=role.timeout_seconds,
             left=lambda count: self._ctx.report(queue=count),
-            arrived=arrivals.put,
+            arrived=arrived,
+            switches=switches,
         )
-        arrivals.watch(round_)
-        return round_
 
-    def _say(self, what: str | Callable[[], str]) -> str:
+    def _left_out(self, failed: Mapping[str, str]) -> None:
+        """Generators that failed in a round hold nothing until they take weights again."""
+        for uid in failed:
+            self._holders.pop(uid, None)
+
+    def say(self, what: str | Callable[[], str]) -> str:
         """Rank 0's word, on every rank."""
         said = self._ctx.ranks.share(lambda: ({}, {"next": what if isinstance(what, str) else what()}))
         return str(said[1]["next"])
@@ -190,7 +200,7 @@ class Fleet:
         failures: Counter[str] = Counter()
         while True:
             members = roster.wait(Role.GENERATOR, wanted, role.startup_timeout_seconds)
-            report = self._sync.send(members, self._announced, version)
+            report = self._sync.send(members, self._announced, version, self.ahead.close)
             for target, reason in report.lost.items():
                 log.warning("%s did not take weight version %d: %s", target.name, version, reason)
             if report.holders:
@@ -209,7 +219,7 @@ class Fleet:
 
     def _announced(self) -> Iterator[tuple[str, Tensor]]:
         """The weights, after telling the other ranks to gather them too."""
-        self._say("gather")
+        self.say("gather")
         yield from self._policy.named_tensors()
 
     def _tell(self, report: SyncReport) -> None:
@@ -231,6 +241,6 @@ class Fleet:
         )
 
 
-def _in_order(rollouts: Sequence[Rollout], places: Mapping[str, int]) -> list[Rollout]:
-    """By the order of their prompts; the responses to one prompt stay in theirs."""
-    return sorted(rollouts, key=lambda rollout: places[rollout.prompt.id])
+def _in_order(works: Sequence[Work], places: Mapping[str, int]) -> list[Work]:
+    """By the order of their prompts."""
+    return sorted(works, key=lambda work: places[work.prompt.id])

@@ -1,25 +1,29 @@
-"""Responses from vLLM servers: each prompt is one streamed request, with a seed of its own."""
+"""Responses from vLLM servers: a fresh prompt is one streamed request, each response that goes on another, all with
+seeds of their own."""
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 
-from ..comms.dispatch import Refused
+from ..comms.dispatch import Interrupted, Refused
 from ..comms.http import Background, HttpError
-from ..records import Prompt, Rollout
+from ..weights.members import VERSION_HEADER
+from .work import Work
 
 REFUSALS = (400, 413, 422)
 """HTTP codes by which vLLM says that it is the prompt that it cannot respond to."""
 STREAM_INTERVAL = 32
 """Tokens of a response between two signs of progress."""
 END = b"[DONE]"
+ABORTED = "abort"
+"""vLLM's reason for a response that it was told to stop working on."""
 
 
 def request_seed(seed: int, prompt_id: str) -> int:
@@ -57,20 +61,6 @@ class Chunk(BaseModel):
     error: Problem | None = None
 
 
-@dataclass
-class Response:
-    """What has come of one response."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    def add(self, choice: Choice) -> None:
-        self.tokens += choice.token_ids
-        self.logprobs += choice.logprobs.token_logprobs
-        self.finish_reason = choice.finish_reason or self.finish_reason
-
-
 class VllmClient:
     """Generates with vLLM's completion API. Implements `EngineClient`."""
 
@@ -81,7 +71,6 @@ class VllmClient:
         self._http, self._seed = http, seed
         self._body: dict[str, Any] = {
             "model": model,
-            "n": sampling.answers_per_prompt,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
@@ -94,50 +83,89 @@ class VllmClient:
             "stream_interval": STREAM_INTERVAL,
         }
 
-    async def ask(
-        self, member: Member, prompt: Prompt, version: int, progress: Callable[[], None]
-    ) -> list[Rollout]:
-        body = self._body | {"prompt": list(prompt.tokens), "seed": request_seed(self._seed, prompt.id)}
-        url = f"{member.address}/v1/completions"
-        responses = [Response() for _ in range(body["n"])]
+    async def ask(self, member: Member, work: Work, progress: Callable[[], None]) -> Work:
+        """Adds to the responses until they are whole: to all of a fresh prompt by one request, else to each of those
+        that are not finished by one of its own, whose prompt ends with the tokens that there are."""
+        if work.begun:
+            parts = [self._continue(member, work, index, progress) for index in work.unfinished]
+        else:
+            body = self._body | {"seed": request_seed(self._seed, work.prompt.id), "n": len(work.responses)}
+            parts = [self._stream(member, work, range(len(work.responses)), body, progress)]
+        tasks = [asyncio.ensure_future(part) for part in parts]
         try:
-            async with aclosing(self._http.events(url, body)) as events:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return work
+
+    async def _continue(self, member: Member, work: Work, index: int, progress: Callable[[], None]) -> None:
+        response = work.responses[index]
+        so_far = len(response.tokens)
+        if so_far >= self._body["max_tokens"]:  # all of it came, and not the reason
+            response.finish("length")
+            return
+        body = self._body | {
+            "seed": request_seed(self._seed, f"{work.prompt.id}/{index}/{so_far}"),
+            "n": 1,
+            "max_tokens": self._body["max_tokens"] - so_far,
+            "min_tokens": max(0, self._body["min_tokens"] - so_far),
+        }
+        await self._stream(member, work, [index], body, progress)
+
+    async def _stream(
+        self,
+        member: Member,
+        work: Work,
+        indices: Sequence[int],
+        body: Mapping[str, Any],
+        progress: Callable[[], None],
+    ) -> None:
+        """One request, whose choice k is the response `indices[k]`; they have the same tokens so far."""
+        url, prompt_id = f"{member.address}/v1/completions", work.prompt.id
+        prompt = [*work.prompt.tokens, *work.responses[indices[0]].tokens]
+        version, aborted = _Version(url), False
+        try:
+            async with aclosing(self._http.events(url, {**body, "prompt": prompt}, version.read)) as events:
                 async for event in events:
-                    if event != END:
-                        progress()
-                        for choice in _choices(url, event):
-                            responses[choice.index].add(choice)
+                    if event == END:
+                        continue
+                    progress()
+                    for choice in _choices(url, event):
+                        response = work.responses[indices[choice.index]]
+                        response.add(choice.token_ids, choice.logprobs.token_logprobs, version.value)
+                        if choice.finish_reason == ABORTED:
+                            aborted = True
+                        elif choice.finish_reason:
+                            response.finish(choice.finish_reason)
         except HttpError as error:
             if error.status in REFUSALS:
                 raise Refused(f"HTTP {error.status}: {error.body}") from None
             raise
-        except (ValidationError, IndexError) as error:
-            raise ValueError(f"vLLM's reply to prompt {prompt.id} is not understood: {error}") from error
-        return [rollout(prompt, response, version) for response in responses]
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"vLLM's reply to prompt {prompt_id} is not understood: {error}") from error
+        if aborted:
+            raise Interrupted
+        if any(work.responses[index].end is None for index in indices):
+            raise ValueError(f"vLLM did not finish its response to prompt {prompt_id}")
 
     async def listens(self, member: Member) -> bool:
         return await self._http.listens(member.address)
 
 
-def rollout(prompt: Prompt, response: Response, version: int) -> Rollout:
-    """Raises ValueError where the response is cut off, as by a server that ends, or lacks tokens or their
-    log-probabilities."""
-    if response.finish_reason not in ("stop", "length"):
-        raise ValueError(
-            f"vLLM did not finish its response to prompt {prompt.id}: {response.finish_reason!r}"
-        )
-    tokens, logprobs = response.tokens, response.logprobs
-    if not tokens or len(tokens) != len(logprobs):
-        raise ValueError(
-            f"vLLM's response to prompt {prompt.id} has {len(tokens)} tokens and {len(logprobs)} log-probabilities"
-        )
-    return Rollout(
-        prompt=prompt,
-        tokens=tuple(tokens),
-        logprobs=tuple(logprobs),
-        versions=(version,) * len(tokens),
-        finished=response.finish_reason == "stop",
-    )
+class _Version:
+    """The weight version that a reply names in its headers."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self.value = url, -1
+
+    def read(self, headers: Mapping[str, str]) -> None:
+        """Raises ValueError where it names none."""
+        said = headers.get(VERSION_HEADER, "")
+        if not said.isdecimal():
+            raise ValueError(f"{self._url} names no weight version in {VERSION_HEADER}: {said!r}")
+        self.value = int(said)
 
 
 def _choices(url: str, event: bytes) -> list[Choice]:

@@ -16,6 +16,7 @@ from . import compute, losses
 from .context import ComputeFn, LossFn, OpContext, find
 
 COMPUTE: dict[str, ComputeFn] = {
+    "importance_weights": compute.importance_weight_column,
     "overlong_mask": compute.overlong_mask,
     "sum_scores": compute.sum_scores,
     "token_rewards": compute.token_reward_column,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..maths.advantages import generalized_advantages, returns_to_go, whiten
 from ..maths.groups import group_centered, group_standardized, leave_one_out
+from ..maths.importance import importance_weights
 from ..maths.kl import kl_estimate, token_rewards
 from ..maths.ragged import sequence_sums, to_tokens
 from ..maths.rewards import overlong_penalty
@@ -23,6 +24,21 @@ def kl_coefficient(ctx: OpContext) -> float:
 def overlong_mask(columns: Columns, _ctx: OpContext) -> Columns:
     """`mask`: false for every token of a response that the length limit cut off (DAPO's overlong filter)."""
     return columns.with_tokens(mask=to_tokens(columns["finished"], columns.lengths))
+
+
+def importance_weight_column(columns: Columns, ctx: OpContext) -> Columns:
+    """`importance_weights`: of the loss of each token, for the policy before the step against the sampler."""
+    rollout = ctx.spec.rollout
+    assert rollout.level != "none", "the graph has this node only with a correction"
+    weights = importance_weights(
+        columns["logprobs"],
+        columns["sampled_logprobs"],
+        columns.lengths,
+        rollout.level,
+        cap=rollout.importance_cap,
+        mask=rollout.importance_mask,
+    )
+    return columns.with_tokens(importance_weights=weights)
 
 
 def sum_scores(columns: Columns, _ctx: OpContext) -> Columns:

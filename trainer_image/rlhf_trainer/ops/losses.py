@@ -112,6 +112,10 @@ def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
         index, device = micro.response_index, output.device
         logprobs, entropy = output.unbind(-1)
         weight = weights[index].to(device)
+        if "importance_weights" in columns:
+            corrected = weight * columns["importance_weights"][index].to(device)
+        else:
+            corrected = weight
 
         def column(name: str) -> Tensor:
             return columns[name][index].to(device)
@@ -122,7 +126,7 @@ def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
         mask = None if columns.mask is None else columns.mask[index].to(device)
         lengths = columns.lengths[micro.rows].to(device)
         r = sequence_ratio(logprobs, old, lengths, mask) if sequences else ratio(logprobs, old)
-        total = (weight * clipped_surrogate(r, column("advantages"), low, high, settings.dual_clip)).sum()
+        total = (corrected * clipped_surrogate(r, column("advantages"), low, high, settings.dual_clip)).sum()
         statistics = {
             "clip_fraction": (weight * outside_clip(r.detach(), low, high)).sum(),
             "update_kl": (weight * token_kl_k3(old, new)).sum(),

@@ -10,8 +10,9 @@ import torch
 from rlhf_api.graph import Graph, Node
 
 from ..context import TrainerContext
-from ..generation.arrivals import Responses
+from ..generation.ahead import RolloutsAhead
 from ..generation.fleet import Fleet
+from ..generation.requests import Responses
 from ..generation.shared import generate_shared
 from ..graph.executor import Executor
 from ..maths.groups import has_spread
@@ -24,6 +25,10 @@ from .responses import collected, joined
 from .unscored import score_columns, unscored
 
 Rows = Sequence[Mapping[str, Any]]
+
+
+class StaleTokens(RuntimeError):
+    """Responses older than the bound were about to be trained on: an error of ours."""
 
 
 class EpisodeCollector:
@@ -48,6 +53,8 @@ class EpisodeCollector:
         self._ctx, self._graph, self._policy, self._fleet = ctx, graph, policy, fleet
         self._executor, self._source, self._op_ctx = executor, source, op_ctx
         self._failures = failures
+        self.ahead = RolloutsAhead(ctx, fleet) if fleet and ctx.spec.rollout.max_staleness else None
+        """Where generation runs ahead of training."""
         self.version = 0
 
     @property
@@ -74,11 +81,15 @@ class EpisodeCollector:
         for left in range(rounds, -1, -1):
             began = time.perf_counter()
             self._ctx.report(activity="generating")
-            answers = self.respond(self._source.issue(wanted))
+            if self.ahead is not None and left == rounds:
+                answers = self.ahead.episode()
+            else:
+                answers = self.respond(self._source.issue(wanted))
             generated = time.perf_counter()
             self._ctx.report(activity="scoring")
-            part = self._received(number, answers, sampled=self.stale)
+            part = self._received(number, answers, sampled=self._sampled)
             assert part is not None, "a fleet that answers nothing raises"
+            self._check_age(part)
             rows = [dict(r.prompt.row) for r in answers.rollouts]
             if rounds:
                 part, wanted = self._with_spread(part, rows, keep=not left and not parts)
@@ -112,6 +123,23 @@ class EpisodeCollector:
             scored = time.perf_counter() - came
             yield part, {"generate_seconds": came - began, "score_seconds": scored}
             began = time.perf_counter()
+
+    @property
+    def _sampled(self) -> bool:
+        """The log-probabilities of the sampler are taken for those of the policy before the step."""
+        if self.ahead is not None:
+            return self._ctx.spec.rollout.proximal == "sampled"
+        return self.stale
+
+    def _check_age(self, part: Episode) -> None:
+        """Raises StaleTokens for an error of ours."""
+        bound = self._ctx.spec.rollout.max_staleness
+        oldest = self.version - int(part.columns["versions"].min())
+        if self.ahead is not None and oldest > bound:
+            raise StaleTokens(
+                f"a token of weight version {self.version - oldest} came to version {self.version}, "
+                f"which is more than rollout.maxStaleness ({bound}) versions later"
+            )
 
     def _received(self, number: int, answers: Responses, *, sampled: bool) -> Episode | None:
         """The responses as (a part of) an episode, entered into the ledger; None where there are none.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf_api.graph import Graph
+from rlhf_api.replay import EPISODES
 from rlhf_api.rows import Row
 from rlhf_store.manifest import DamagedSnapshot
 
@@ -19,6 +20,7 @@ from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..data.prompts import prompts
+from ..generation.ahead import BLOB
 from ..generation.fleet import Fleet
 from ..graph.executor import Executor, RemoteCall
 from ..maths.kl import adaptive_kl_coefficient
@@ -96,11 +98,13 @@ class OnlineTask:
         if self._spec.replay.dynamic:
             return {}
         self._op_ctx.step = step
-        before = self._source.state()
+        before = self._source.state(None)
         try:
             self._pending, timings = self._collector.episode(step + 1)
         except Stopped:
             self._source.restore(before, None)
+            if self._collector.ahead is not None:
+                self._collector.ahead.put_back()
             raise
         return self._metrics(self._pending.columns, timings)
 
@@ -126,23 +130,22 @@ class OnlineTask:
         self._buffer.add(episode, step + 1)
         metrics |= updates.metrics()
         self._adapt(metrics, episode.columns)
-        staleness = float((self._collector.version - columns["versions"]).double().mean())
-        return {**metrics, **replay_metrics, "staleness": staleness}
+        return {**metrics, **replay_metrics, **self._ages(episode.columns)}
 
     def publish(self, version: int) -> None:
         """The generators get every so many versions, as `spec.weights.everySteps` says, and the first."""
         self._collector.version = version
         if self._fleet is None:
             return
-        if self._fleet.version < 0 or version % self._spec.weights.every_steps == 0:
-            self._fleet.publish(version)
-        else:
+        if self._fleet.version >= 0 and version % self._spec.weights.every_steps:
             self._fleet.move_on(version)
+        else:
+            self._send(self._fleet)
 
     def evaluate(self, step: int) -> dict[str, Any] | None:  # noqa: ARG002
         """The judge's mean over responses to the held-out prompts, with a few of them as text."""
         if self._fleet is not None and self._collector.stale:
-            self._fleet.publish(self._collector.version)
+            self._send(self._fleet)
         places = [(-1, row) for row in range(len(self._held_out))]
         length = self._spec.data.max_prompt_length
         rollouts = self._collector.respond(
@@ -165,19 +168,23 @@ class OnlineTask:
 
     def state(self) -> Mapping[str, Any]:
         text = {"pretraining": self._pretraining.position} if self._pretraining else {}
-        return {**self._source.state(), "algorithm": deepcopy(self._op_ctx.state), **text}
+        return {**self._source.state(self._pending), "algorithm": deepcopy(self._op_ctx.state), **text}
 
     def groups(self) -> Mapping[str, Group]:
         averages = {f"{name}_average": average.state() for name, average in self._averages.items()}
         return {name: training_state(model) for name, model in self._models.items()} | averages
 
     def blobs(self) -> Mapping[str, bytes]:
-        return self._buffer.blobs(self._pending)
+        ahead = self._collector.ahead
+        return self._buffer.blobs(self._pending) | ({} if ahead is None else {BLOB: ahead.blob()})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Raises InvalidJob where the run's prompts are others now."""
         try:
-            self._pending = self._buffer.restore({name: snapshot.blob(name) for name in snapshot.blobs})
+            episodes = [name for name in snapshot.blobs if name.startswith(EPISODES)]
+            self._pending = self._buffer.restore({name: snapshot.blob(name) for name in episodes})
+            if self._collector.ahead is not None:
+                self._collector.ahead.restore(snapshot.blob(BLOB) if BLOB in snapshot.blobs else None)
         except ValueError as error:
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
@@ -192,6 +199,23 @@ class OnlineTask:
     def export(self) -> None:
         for used in self._graph.trained:
             save_model(self._models[used.name], self._ctx.tokenizer, self._ctx.workdir / used.field)
+
+    def _send(self, fleet: Fleet) -> None:
+        """The current weights to the generators."""
+        ahead, version = self._collector.ahead, self._collector.version
+        if ahead is None:
+            fleet.publish(version)
+        else:
+            issue = partial(self._source.issue, self._spec.data.prompts_per_step)
+            ahead.publish(version, issue, collected=self._pending is not None)
+
+    def _ages(self, columns: Columns) -> dict[str, float]:
+        """Weight versions between the sampling of the step's own tokens and their training."""
+        ages = (self._collector.version - columns["versions"]).double()
+        found = {"staleness": float(ages.mean())}
+        if self._collector.ahead is not None:
+            found |= {"staleness_max": float(ages.max()), **self._collector.ahead.figures()}
+        return found
 
     def _train_as_they_come(self, step: int, updates: Updates) -> tuple[Episode, dict[str, float]]:
         """A first pass over the step's responses, a minibatch at a time, while the generators go on."""
@@ -245,10 +269,16 @@ class OnlineTask:
 
     def _metrics(self, columns: Columns, timings: dict[str, float]) -> dict[str, float]:
         return {
-            **step_metrics(columns, stale=self._collector.stale or self._spec.replay.dynamic),
+            **step_metrics(columns, stale=self._stale(columns)),
             "tokens": int(columns.lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
             **timings,
             **(self._reward.take_metrics() if self._reward else {}),
         }
+
+    def _stale(self, columns: Columns) -> bool:
+        """Some tokens were sampled by other weights than the policy's."""
+        if self._collector.ahead is not None:
+            return bool((columns["versions"] != self._collector.version).any())
+        return self._collector.stale or self._spec.replay.dynamic

@@ -27,18 +27,22 @@ class PromptSource:
         self._ledger = Ledger(self._stream.mixture.samples)
         self.places: dict[str, int] = {}
         """The positions of the prompts that are being worked on, by their ids."""
+        self._again: dict[str, int] = {}
+        """Those of prompts that were issued before a snapshot and are to be worked on again."""
 
     def issue(self, count: int) -> list[Prompt]:
-        """The next `count` prompts."""
+        """The next `count` prompts; first those that were issued before."""
+        again = dict(list(self._again.items())[:count])
         first = self._stream.position
-        places = self._stream.take(count)
+        places = [_place(prompt_id) for prompt_id in again] + self._stream.take(count - len(again))
         longest = self._ctx.spec.data.max_prompt_length
         batch = prompts(self._rows, places, self._ctx.tokenizer, longest)
         if cut := sum(prompt.cut > 0 for prompt in batch):
             log.info("%d of %d prompts were cut to %d tokens", cut, count, longest)
-        issued = {prompt.id: first + i for i, prompt in enumerate(batch)}
-        self.places |= issued
-        self._ledger.issue(issued.values())
+        fresh = {prompt.id: first + i for i, prompt in enumerate(batch[len(again) :])}
+        self._again = {name: at for name, at in self._again.items() if name not in again}
+        self.places |= again | fresh
+        self._ledger.issue(fresh.values())
         self._tell()
         return batch
 
@@ -47,6 +51,7 @@ class PromptSource:
         self._ledger.requeue(collected.requeued)
         for reason, positions in collected.dropped.items():
             self._ledger.drop(positions, reason)
+            self._settle(positions)
         if collected.episode is not None:
             self._ledger.answer(_each_once(collected.episode))
         self._tell()
@@ -55,21 +60,31 @@ class PromptSource:
     def filtered(self, positions: Sequence[int]) -> None:
         """Prompts whose responses are not trained on, since they all have one score."""
         self._ledger.filter(positions)
-        self._let_go(positions)
+        self._settle(positions)
+        self._tell()
 
     def unscored(self, positions: Sequence[int], reason: str) -> None:
         """Prompts whose responses are not trained on, since none of them could be scored."""
         self._ledger.drop(positions, reason)
-        self._let_go(positions)
+        self._settle(positions)
+        self._tell()
 
     def trained(self, episode: Episode) -> None:
         """The step is done."""
-        self._ledger.train(_each_once(episode))
-        self.places = {}
+        positions = _each_once(episode)
+        self._ledger.train(positions)
+        self._settle(positions)
         self._tell()
 
-    def state(self) -> dict[str, Any]:
-        return {"position": self._stream.position, "ledger": self._ledger.state()}
+    def state(self, pending: Episode | None) -> dict[str, Any]:
+        """`pending` was answered and not trained on yet; `held` are the prompts that have no episode yet."""
+        answered = set(pending.prompt_ids) if pending else set()
+        held = {name: at for name, at in (self.places | self._again).items() if name not in answered}
+        return {
+            "position": self._stream.position,
+            "ledger": self._ledger.state(),
+            "held": [[name, at] for name, at in held.items()],
+        }
 
     def restore(self, state: Mapping[str, Any], pending: Episode | None) -> None:
         """`pending` was answered and not trained on yet.
@@ -84,6 +99,7 @@ class PromptSource:
             )
             raise InvalidJob([Problem("spec.data.train", message)])
         self._ledger, self._stream.position = ledger, state["position"]
+        self._again = dict(state.get("held", ()))
         self.places = (
             dict(zip(pending.prompt_ids, pending.columns["position"].tolist(), strict=True))
             if pending
@@ -91,18 +107,23 @@ class PromptSource:
         )
         self._tell()
 
-    def _let_go(self, positions: Sequence[int]) -> None:
+    def _settle(self, positions: Sequence[int]) -> None:
         gone = set(positions)
-        self.places = {prompt_id: at for prompt_id, at in self.places.items() if at not in gone}
-        self._tell()
+        self.places = {name: at for name, at in self.places.items() if at not in gone}
 
     def _tell(self) -> None:
-        status = self._ledger.status(self.places.values())
+        status = self._ledger.status((*self.places.values(), *self._again.values()))
         if status.lost:
             log.error(
                 "%d prompts are lost: issued, and neither trained on nor dropped nor at hand", status.lost
             )
         self._ctx.report(ledger=status)
+
+
+def _place(prompt_id: str) -> tuple[int, int]:
+    """(epoch, row) of a prompt's id."""
+    epoch, row = prompt_id.split("/")
+    return int(epoch), int(row)
 
 
 def _each_once(episode: Episode) -> list[int]:

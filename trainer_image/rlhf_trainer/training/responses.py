@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..comms.ranks import Message, Ranks
-from ..generation.arrivals import Responses
+from ..generation.requests import Responses
 from ..records import Columns, Rollout, Sequences
 from ..replay.table import Episode
 

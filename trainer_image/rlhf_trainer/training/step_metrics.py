@@ -1,6 +1,7 @@
 """Metrics of a step's responses, from whichever columns its algorithm has."""
 
 from ..maths.agreement import mean_abs_difference, ratio_outside
+from ..maths.importance import effective_share
 from ..maths.kl import token_kl
 from ..records import Columns
 
@@ -28,4 +29,6 @@ def step_metrics(columns: Columns, *, stale: bool) -> dict[str, float]:
         found |= dict(
             zip(AGREEMENT, (float(mean_abs_difference(*pair)), float(ratio_outside(*pair))), strict=True)
         )
+    if "importance_weights" in columns:
+        found["importance_effective_share"] = float(effective_share(columns["importance_weights"]))
     return found

@@ -62,7 +62,8 @@ class WeightSync:
     `bucket_bytes`. No step takes longer than `timeout_s`; nor may `tensors()` between two tensors.
 
     A generator keeps serving its old weights, unpaused, until the new ones are there and proven; then each goes over
-    to them by itself, requests in flight kept. If this process dies none is left between the two.
+    to them by itself, and ends responses under way with what they have. If this process dies none is left between the
+    two.
     """
 
     def __init__(
@@ -73,23 +74,31 @@ class WeightSync:
         timeout_s: float,
         bucket_bytes: int,
         device: torch.device,
+        clear_cache: bool = True,
         fault: Callable[[str], None] = lambda _point: None,
     ) -> None:
-        """`fault` is called at "joined", "bucket:<k>", "staged", "before-commit" and "committed", for tests."""
+        """`clear_cache`: the generators forget keys and values of earlier weights.
+
+        `fault` is called at "joined", "bucket:<k>", "staged", "before-commit" and "committed", for tests."""
         self._servers = Servers(http, timeout_s)
         self._host, self._timeout_s = host, timeout_s
         self._bucket_bytes, self._device, self._fault = bucket_bytes, device, fault
+        self._clear_cache = clear_cache
         self._store = host_store(host, timeout_s)
         self._run = secrets.token_hex(4)  # an earlier trainer's epochs had the same numbers
         self._epochs = 0
         self._epoch: Epoch | None = None
 
     def send(
-        self, targets: Sequence[Member], tensors: Callable[[], Iterator[tuple[str, Tensor]]], version: int
+        self,
+        targets: Sequence[Member],
+        tensors: Callable[[], Iterator[tuple[str, Tensor]]],
+        version: int,
+        committing: Callable[[], None] = lambda: None,
     ) -> SyncReport:
         """Brings the weights that `tensors()` yields to `targets`; calls it anew for each attempt, and always
-        exhausts what it returned. Whoever dies, hangs or refuses is in `lost`; only `tensors` and `fault` make
-        this raise."""
+        exhausts what it returned. `committing` is called before they interrupt their responses under way. Whoever dies,
+        hangs or refuses is in `lost`; only `tensors` and `fault` make this raise."""
         begun = time.monotonic()
         state = _Attempt(list(targets))
         attempts, paused, sent = 0, 0.0, stream.Sent("", 0, 0, 0.0)
@@ -98,6 +107,7 @@ class WeightSync:
             try:
                 epoch = self._join(state.left)
                 sent = self._stage(epoch, state.left, tensors, version)
+                committing()
                 paused, doubtful = self._commit(state.left, version, sent)
                 state.drop(doubtful)
                 break
@@ -170,7 +180,7 @@ class WeightSync:
     ) -> tuple[float, dict[Member, str]]:
         """They go over to what was sent; says for how long one was paused at most, and who did not and why."""
         self._fault("before-commit")
-        wanted = {"version": version, "digest": sent.digest}
+        wanted = {"version": version, "digest": sent.digest, "clear_cache": self._clear_cache}
         done, doubtful = self._servers.call(targets, "POST", COMMIT, wanted).settled()
         self._fault("committed")
         return max((answer["pause_seconds"] for answer in done.values()), default=0.0), doubtful

@@ -12,7 +12,9 @@ from ..comms.http import Background, HttpError
 from .group import TransferFailed
 
 COMMIT = "/commit"
-"""POST: pause, swap to the staged weights, prove it by digest, resume; in one call."""
+"""POST: interrupt, swap to the staged weights, prove it by digest, resume; in one call."""
+VERSION_HEADER = "x-weight-version"
+"""Of a reply: the weight version that samples every token of it."""
 
 
 class MembersFailed(TransferFailed):
@@ -43,18 +45,9 @@ class Servers:
         futures = {}
         for target in targets:
             filled = body(target) if callable(body) else body
-            futures[target] = self._http.start(self._json(method, target.address + path, filled, timeout))
+            url = target.address + path
+            futures[target] = self._http.start(self._http.json(method, url, filled, timeout=timeout))
         return Calls(path, futures, timeout)
-
-    async def _json(self, method: str, url: str, body: Any, timeout: float) -> Any:
-        try:
-            return await self._http.json(method, url, body, timeout=timeout)
-        except aiohttp.ClientConnectorError:
-            raise
-        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-            # The server closes a connection after it answered 500, and we may have picked just that one. One that
-            # died refuses the next.
-            return await self._http.json(method, url, body, timeout=timeout)
 
     def status(self, targets: Iterable[Member], *, timeout: float | None = None) -> "Calls":
         """Answers: `WeightStatus.rlhf_status` of each worker, under "results"."""

@@ -1,4 +1,4 @@
-"""One call by which a server goes over to the weights that it received: pause, swap, prove, go on."""
+"""One call by which a server goes over to the weights that it received: interrupt, swap, prove, go on."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...weights.members import COMMIT
 from .asgi import reply
+from .gate import GENERATES, Gate
 from .guard import App, Receive, Scope, Send
 
 if TYPE_CHECKING:
@@ -19,35 +20,47 @@ log = logging.getLogger("vllm.rlhf")
 class Commit:
     """ASGI middleware, behind the token check, with a path of its own:
 
-    POST /commit {"version": v, "digest": d}: 200 {"pause_seconds": s} once every worker serves these weights, requests
-    in flight kept. Else 500 {"error": why}, and the server stays paused: it may have neither the old ones nor the new.
+    POST /commit {"version": v, "digest": d, "clear_cache": c}: 200 {"pause_seconds": s} once every worker serves these
+    weights. Else 500 {"error": why}, and the server stays paused: it may have neither the old ones nor the new.
 
+    Responses under way end with what they have (`finish_reason: abort`), to be continued by another request; with
+    `clear_cache` false that one finds their keys and values, of the weights before, where the engine caches prefixes.
     The server does it all by itself, so a trainer that dies meanwhile leaves nobody paused.
     """
 
     def __init__(self, app: App) -> None:
-        self.app = app
+        self.app, self._gate = app, Gate(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in GENERATES:
+            await self._gate(scope, receive, send)
+            return
         if scope["type"] != "http" or scope["path"] != COMMIT:
             await self.app(scope, receive, send)
             return
         wanted = json.loads(await _body(receive))
+        clear_cache = wanted.pop("clear_cache", True)
+        self._gate.close()
         try:
-            paused = await _go_over(scope["app"].state.engine_client, wanted)
+            paused = await _go_over(scope["app"].state.engine_client, self._gate, wanted, clear_cache)
         except Exception as error:  # whatever a server raises whose engine is dead
             log.error("weight version %s: %s", wanted["version"], error)
             await reply(send, 500, {"error": str(error)})
         else:
+            self._gate.open(wanted["version"])
             await reply(send, 200, {"pause_seconds": paused})
 
 
-async def _go_over(engine: "AsyncLLM", wanted: dict[str, object]) -> float:
-    """How long generation was paused, in seconds. Raises ValueError where the workers do not have what is `wanted`."""
+async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], clear_cache: bool) -> float:
+    """Returns the seconds without generation. Raises ValueError where the workers do not have what is `wanted`."""
     began = time.monotonic()
+
+    async def abort() -> None:
+        await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=clear_cache)
+
     # vLLM's own pause_generation does these two and then sleeps for 20 ms: a small model's swap takes less.
     await engine.renderer.clear_mm_cache_async()
-    pausing = asyncio.create_task(engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True))
+    pausing = asyncio.create_task(abort())
     # No step begins once it is paused, and workers do what they are told in order: the swap comes after the steps that
     # are under way, whose end is what `pausing` waits for before it clears the caches.
     while not await engine.is_paused():
@@ -58,6 +71,7 @@ async def _go_over(engine: "AsyncLLM", wanted: dict[str, object]) -> float:
     swapped = time.monotonic()
     workers = await engine.collective_rpc("rlhf_status")
     await pausing
+    await gate.empty(abort)
     said = [{key: worker[key] for key in wanted} for worker in workers]
     if any(worker != wanted for worker in said):
         raise ValueError(f"the workers have {said}, sent was {wanted}")

@@ -1,0 +1,84 @@
+"""`spec.rollout`: every field acts on the graph or the generators, or is refused under its own name."""
+
+import pytest
+from tests.api.manifests import job
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.problems import InvalidJob
+
+PLAIN = "spec.sampling.topK=-1"
+AHEAD = "spec.rollout.maxStaleness=1"
+REFUSED = [
+    (
+        ("spec.generator.sharedWithTrainer=true", AHEAD),
+        "spec.rollout.maxStaleness",
+        "there are none; use 0; got 1",
+    ),
+    (
+        ("spec.replay.streamDataLoaderType=dynamic", AHEAD),
+        "spec.rollout.maxStaleness",
+        "use fixed, or 0; got 1",
+    ),
+    (("spec.weights.everySteps=3", AHEAD), "spec.weights.everySteps", "use at most 2; got 3"),
+    (("spec.rollout.inFlight=keep",), "spec.rollout.inFlight", "maxStaleness above 0 only; got 'keep'"),
+    (("spec.rollout.proximal=sampled",), "spec.rollout.proximal", "maxStaleness above 0 only; got 'sampled'"),
+    (
+        ("spec.rollout.importanceCap=3",),
+        "spec.rollout.importanceCap",
+        "has an effect with importance only; got 3",
+    ),
+    (
+        ("spec.rollout.importanceMask=3",),
+        "spec.rollout.importanceMask",
+        "has an effect with importance only; got 3",
+    ),
+    (
+        (AHEAD, "spec.rollout.proximal=sampled", "spec.rollout.importance=token"),
+        *("spec.rollout.importance", "takes the sampler's log-probabilities for the policy's"),
+    ),
+    (
+        ("spec.weights.everySteps=2", "spec.rollout.importance=token"),
+        *("spec.rollout.importance", "takes the sampler's log-probabilities for the policy's"),
+    ),
+    (
+        ("spec.rollout={importance: token, importanceCap: 3, importanceMask: 2}",),
+        *(
+            "spec.rollout.importanceCap",
+            "no weight comes so far with importanceMask 2; remove one of them; got 3",
+        ),
+    ),
+    ((AHEAD, "spec.sampling.topP=0.9"), "spec.sampling", "rollout.maxStaleness or rollout.importance"),
+    (
+        ("spec.algorithm=sft", "spec.ppo={}", "spec.rollout={maxStaleness: 1}"),
+        *("spec.rollout", "is for algorithms that sample responses; sft trains on given ones"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "where", "says"), REFUSED)
+def test_what_would_have_no_effect_is_refused(overrides, where, says) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        job(PLAIN, *overrides)
+    found = {problem.where: problem.message for problem in caught.value.problems}
+    assert says in found[where]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "corrected"),
+    [
+        ((), False),
+        ((AHEAD,), True),
+        ((AHEAD, "spec.rollout.importance=none"), False),
+        ((AHEAD, "spec.rollout.proximal=sampled"), False),
+        (("spec.rollout.importance=sequence",), True),
+        ((AHEAD, "spec.weights.everySteps=2"), True),
+        ((AHEAD, "spec.rollout.inFlight=keep", "spec.rollout.importanceMask=5"), True),
+    ],
+)
+@pytest.mark.parametrize("one_update", [True, False])
+def test_the_loss_is_corrected_where_the_graph_says_so(overrides, corrected, one_update) -> None:
+    size = 8 if one_update else 4
+    graph = graph_of(job(PLAIN, *overrides, f"spec.ppo.minibatchSize={size}").spec)
+    (train,) = [node for node in graph.nodes if node.name == "train_policy"]
+    assert ("importance_weights" in train.reads) == corrected
+    assert any("importance_weights" in node.writes for node in graph.nodes) == corrected

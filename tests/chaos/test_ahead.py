@@ -1,0 +1,83 @@
+"""A trainer that is killed at any moment while vLLM generates ahead of it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from tests.chaos.conftest import Store, Stores
+from tests.chaos.test_kills import killed, schedule
+from tests.support import vllm_server
+from tests.support.roles import TOKEN, Job
+
+from rlhf_api.replay import EPISODES
+from rlhf_trainer.generation.ahead import BLOB
+from rlhf_trainer.generation.ahead import decode as decode_works
+from rlhf_trainer.generation.work import Response
+from rlhf_trainer.replay.table import Episode
+from rlhf_trainer.replay.table import decode as decode_episode
+
+pytestmark = pytest.mark.slow
+KILLS, STEPS, STALENESS, TOKENS = 12, 24, 2, 64
+
+
+@pytest.fixture(scope="module")
+def generating(job: Job) -> Iterator[Job]:
+    policy = job.spec["model"]["policy"]
+    named = ("--served-model-name", "chaos")
+    server = vllm_server.start(policy, job.folder / "vllm.log", token=TOKEN, arguments=named)
+    try:
+        yield replace(job, generators=[server.address])
+    finally:
+        server.stop()
+
+
+def begun(store: Store) -> dict[tuple[str, int], Response]:
+    """Responses in the newest cut that no episode has yet."""
+    cut = store.newest()
+    works = decode_works(cut.blob(BLOB))
+    return {(w.prompt.id, k): r for w in works for k, r in enumerate(w.responses) if r.tokens}
+
+
+def episodes(store: Store) -> list[Episode]:
+    cut = store.newest()
+    return [decode_episode(cut.blob(name)) for name in sorted(cut.blobs) if name.startswith(EPISODES)]
+
+
+def test_kills_lose_nothing_and_train_on_nothing_twice_or_too_old(generating: Job, stores: Stores):
+    store = stores.named(
+        "ahead",
+        steps=STEPS,
+        rollout={"maxStaleness": STALENESS},
+        sampling={"maxNewTokens": TOKENS, "answersPerPrompt": 2},
+        generator={"timeoutSeconds": 60, "concurrentRequests": 3},
+        replay={"maxReplayEpisode": -1, "samplesPerStep": 1},
+    )
+    train = partial(generating.train, "ahead", overrides=store.overrides)
+    kept: dict[tuple[str, int], Response] = {}
+    for number, when in enumerate(schedule(6, KILLS)):
+        assert train(resume=number > 0, environ=killed(when)) == [-9]
+        if store.steps():
+            kept |= begun(store)
+    assert train(resume=True) == [0]
+    store.assert_every_prompt_was_trained_once()
+    assert any(response.end is None for response in kept.values()), "some were only begun"
+
+    found = episodes(store)
+    assert [episode.number for episode in found] == [*range(1, STEPS + 1)]
+    responses: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
+    for episode in found:
+        columns = episode.columns
+        assert int(columns["versions"].min()) >= episode.number - 1 - STALENESS
+        assert int(columns["versions"].max()) <= episode.number - 1
+        at = columns.sequences.response_starts.tolist()
+        for row, (start, length) in enumerate(zip(at, columns.lengths.tolist(), strict=True)):
+            tokens = columns.sequences.row(row)[-length:].tolist()
+            versions = columns["versions"][start : start + length].tolist()
+            responses[episode.prompt_ids[row], row % 2] = tokens, versions
+    for key, response in kept.items():
+        tokens, versions = responses[key]
+        held = len(response.tokens)
+        assert (tokens[:held], versions[:held]) == (response.tokens, response.versions), (
+            "a partial one was lost"
+        )

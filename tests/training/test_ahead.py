@@ -1,0 +1,197 @@
+"""Generation ahead of training: no token older than the bound, whatever happens to the generators."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.kube import eventually
+from tests.trainer.servers import Generator, choice, send
+from tests.trainer.test_fleet import World
+
+from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.roster import Stopped
+from rlhf_trainer.generation.ahead import RolloutsAhead, decode, encode
+from rlhf_trainer.generation.work import Response, Work
+from rlhf_trainer.records import Prompt
+
+PROMPTS = 3
+LENGTH = 4
+
+
+class Sampler(Generator):
+    """A response is LENGTH tokens, each of which is the weight version that the server has at that moment. New weights
+    end responses under way, as the gate of a real one does."""
+
+    pause = 0.0
+
+    async def _stream(self, response: web.StreamResponse, body: dict[str, Any], failing: bool) -> None:  # noqa: ARG002
+        version = int(response.headers["x-weight-version"])
+        for place in range(body["max_tokens"]):
+            await asyncio.sleep(self.pause)
+            if self.version != version:
+                for k in range(body["n"]):
+                    await send(response, choice(k, [], "abort"))
+                return
+            last = place == body["max_tokens"] - 1
+            for k in range(body["n"]):
+                await send(response, choice(k, [version], "length" if last else None))
+
+
+class Run:
+    """A run of many steps whose policy trains in no time."""
+
+    def __init__(self, http: Background, staleness: int) -> None:
+        self.http, self.staleness, self.version, self.issued = http, staleness, 0, 0
+        self.world = World(http, staleness=staleness, max_new_tokens=LENGTH)
+        self.ahead = RolloutsAhead(self.world.ctx, self.world.fleet)
+        self.servers: list[Sampler] = []
+
+    def join(self, pause: float = 0.0) -> Sampler:
+        server = Sampler(self.http, f"s{len(self.world.sent.servers)}-{self.issued}-{len(self.servers)}")
+        server.pause = pause
+        self.servers.append(server)
+        self.world.announce(*self.servers)
+        return server
+
+    def lose(self, server: Sampler) -> None:
+        self.servers.remove(server)
+        self.world.announce(*self.servers)
+        server.stop()
+
+    def publish(self) -> None:
+        self.ahead.publish(self.version, self._issue)
+
+    def _issue(self) -> list[Prompt]:
+        self.issued += PROMPTS
+        return [Prompt(f"0/{i}", (1, 2), {}) for i in range(self.issued - PROMPTS, self.issued)]
+
+    def step(self) -> list[str]:
+        """Takes an episode and checks each of its tokens; returns the ids of its prompts."""
+        rollouts = self.ahead.episode().rollouts
+        for rollout in rollouts:
+            assert rollout.versions == rollout.tokens, "a token bears a version that did not sample it"
+            assert len(rollout.tokens) == LENGTH
+            assert min(rollout.versions) >= self.version - self.staleness
+            assert max(rollout.versions) <= self.version
+        self.version += 1
+        return [rollout.prompt.id for rollout in rollouts]
+
+    def some_are_begun(self) -> bool:
+        return any(work.begun and not work.whole for work in self.world.fleet.ahead.waiting)
+
+    def end(self) -> None:
+        self.world.fleet.ahead.cancel()
+        for server in self.servers:
+            server.stop()
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[Background]:
+    with Background("token") as http:
+        yield http
+
+
+events = st.lists(
+    st.tuples(st.sampled_from(["nothing", "join", "slow", "lose", "rejoin"]), st.integers(0, 5)), max_size=8
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(staleness=st.integers(1, 3), events=events)
+def test_no_token_is_older_than_the_bound_and_every_prompt_is_trained_on_once(http, staleness, events):
+    run = Run(http, staleness)
+    try:
+        run.join()
+        taken: list[str] = []
+        run.publish()
+        for event, which in events:
+            one = run.servers[which % len(run.servers)]
+            if event in ("join", "slow"):
+                run.join(pause=0.05 if event == "slow" else 0.0)
+            elif event == "lose" and len(run.servers) > 1:
+                run.lose(one)
+            elif event == "rejoin":
+                run.lose(one)
+                run.join()
+            taken += run.step()
+            run.publish()
+        taken += run.step()
+        assert taken == [f"0/{i}" for i in range(len(taken))], "in their order, each once"
+    finally:
+        run.end()
+
+
+def test_responses_that_new_weights_interrupt_go_on_with_them(http):
+    """The episode after the next begins with version 0 and ends with version 1."""
+    run = Run(http, 1)
+    server = run.join(pause=0.2)
+    run.publish()
+    run.step()
+    eventually(run.some_are_begun, "the next ones are")
+    run.publish()
+    assert run.ahead.figures()["responses_continued"] > 0
+    run.step()
+    assert any(len(body["prompt"]) > 2 for body in server.asked), "asked to go on from where it was"
+    run.end()
+
+
+def test_what_was_begun_survives_a_snapshot(http):
+    run = Run(http, 2)
+    run.join(pause=0.2)
+    run.publish()
+    eventually(run.some_are_begun, "the first ones are")
+    data = run.ahead.blob()
+    run.end()
+    begun = {work.prompt.id: [list(r.tokens) for r in work.responses] for work in decode(data) if work.begun}
+    assert begun
+
+    other = Run(http, 2)
+    other.ahead.restore(data)
+    server = other.join()
+    other.publish()
+    assert other.step() == [f"0/{i}" for i in range(PROMPTS)]
+    continued = [body["prompt"][2:] for body in server.asked if len(body["prompt"]) > 2]
+    expected = [tokens for responses in begun.values() for tokens in responses if 0 < len(tokens) < LENGTH]
+    assert sorted(continued) == sorted(expected), "from the very tokens"
+    other.end()
+
+
+def test_a_stop_ends_the_wait(http):
+    run = Run(http, 1)
+    run.join(pause=60.0)
+    run.publish()
+    run.world.ctx.stop.set()
+    with pytest.raises(Stopped):
+        run.step()
+    run.end()
+
+
+def test_an_episode_that_is_not_trained_on_after_all_is_the_first_one_again(http):
+    """As where the run is to stop while its responses are scored."""
+    run = Run(http, 1)
+    run.join()
+    run.publish()
+    taken = run.ahead.episode().rollouts
+    run.ahead.put_back()
+    assert run.ahead.episode().rollouts == taken
+    run.ahead.put_back()
+    run.ahead.put_back()
+    ids = {f"0/{i}" for i in range(PROMPTS)}
+    assert ids <= {work.prompt.id for work in decode(run.ahead.blob())}
+    assert [r.prompt.id for r in run.ahead.episode().rollouts] == sorted(ids)
+    run.end()
+
+
+def test_a_blob_holds_whole_and_begun_responses_exactly():
+    whole = Response([5, 6], [-0.25, -0.5], [3, 4], "stop")
+    works = [
+        Work(Prompt("0/1", (1,), {}), [whole, Response()]),
+        Work(Prompt("1/0", (2,), {}), [Response([7], [-1.5], [4])]),
+    ]
+    found = decode(encode(works))
+    assert [(w.prompt.id, w.responses) for w in found] == [(w.prompt.id, w.responses) for w in works]
+    assert decode(encode([])) == []

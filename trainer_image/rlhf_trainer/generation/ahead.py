@@ -1,0 +1,171 @@
+"""Generation ahead of training: the prompts of the next steps are with the generators while the policy trains.
+
+An episode is the responses to one step's prompts, in the order in which the run takes prompts. When the generators get
+weight version h, the episodes up to h + n are handed out, n = `rollout.maxStaleness`, so the oldest token of the
+episode that version v trains on was sampled by version v - n or a later one, whatever happens to the generators: what
+is asked again is sampled by later weights still. Within the window a generator never waits for another one's slowest
+response. Taking episodes in order costs nothing: under this bound every prompt of the first must be trained on now.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import torch
+
+from ..comms import wire
+from ..comms.roster import Stopped, Unavailable
+from ..context import TrainerContext
+from ..records import Prompt
+from .fleet import Fleet
+from .requests import Requests, Responses
+from .work import Response, Work, rollouts
+
+BLOB = "responses-ahead"
+"""Name in a snapshot of the responses that no episode has yet, whole ones and those that were only begun."""
+
+
+class RolloutsAhead:
+    """The episodes that are with the generators, the next to be trained on first. Its methods are collectives."""
+
+    def __init__(self, ctx: TrainerContext, fleet: Fleet) -> None:
+        self._ctx, self._fleet = ctx, fleet
+        self._episodes: deque[list[Prompt]] = deque()
+        self._restored: dict[str, Work] = {}
+        self._told = (0.0, 0.0)
+        self._last: tuple[list[Prompt], list[Work]] = [], []
+
+    @property
+    def _requests(self) -> Requests:
+        return self._fleet.ahead
+
+    def publish(self, version: int, issue: Callable[[], list[Prompt]], *, collected: bool = False) -> None:
+        """New weights: responses under way stop where they are and go on with these. Then the prompts of the steps up
+        to version + maxStaleness are handed out, `issue` giving those of one step; `collected`: the next step has its
+        own already."""
+        self._last = [], []
+        self._renew(version)
+        spec = self._ctx.spec
+        while len(self._episodes) < min(spec.rollout.max_staleness + 1, spec.steps - version) - collected:
+            self._add(issue())
+        if self._ctx.ranks.first:
+            self._requests.begin()
+
+    def episode(self) -> Responses:
+        """The responses to the first episode's prompts, on rank 0; on the others none.
+
+        Raises:
+            Unavailable: generators come, and fail at every prompt, or refuse every one.
+            Stopped: the run is to stop, on every rank.
+        """
+        prompts = self._episodes[0]
+        while (said := self._fleet.say(lambda: self._wait(prompts))) == "publish":
+            self._renew(self._fleet.current)
+            if self._ctx.ranks.first:
+                self._requests.begin()
+        if said == "stop":
+            raise Stopped("stopped while the generators were at work")
+        self._last = self._episodes.popleft(), []
+        return self._take(prompts) if self._ctx.ranks.first else Responses()
+
+    def put_back(self) -> None:
+        """The episode that was taken last is not trained on now: it is the first one again."""
+        prompts, works = self._last
+        if prompts:
+            self._episodes.appendleft(prompts)
+            self._requests.answered |= {work.prompt.id: work for work in works}
+        self._last = [], []
+
+    def figures(self) -> dict[str, float]:
+        """Since the last call: seconds in which no request was under way, and responses that new weights or a failing
+        generator interrupted and another request continued; on the other ranks nothing."""
+        if not self._ctx.ranks.first:
+            return {}
+        now = self._requests.idle_seconds, float(self._requests.continued)
+        before, self._told = self._told, now
+        return dict(
+            zip(
+                ("generators_idle_seconds", "responses_continued"),
+                (b - a for a, b in zip(before, now, strict=True)),
+                strict=True,
+            )
+        )
+
+    def blob(self) -> bytes:
+        """What has come of the episodes' responses, as of one moment; on rank 0."""
+        assert self._ctx.services is not None
+
+        async def frozen() -> bytes:  # on the thread that adds to them
+            return encode([*self._requests.works, *self._restored.values()])
+
+        return bytes(self._ctx.services.http.run(frozen()))
+
+    def restore(self, data: bytes | None) -> None:
+        """Responses of a snapshot, whose prompts are added again. Raises ValueError for anything else."""
+        self._restored = {work.prompt.id: work for work in (decode(data) if data else ())}
+
+    def _renew(self, version: int) -> None:
+        self._fleet.publish(version)
+        if self._ctx.ranks.first:
+            self._requests.end()
+
+    def _add(self, prompts: list[Prompt]) -> None:
+        self._episodes.append(prompts)
+        if self._ctx.ranks.first:
+            works = [self._restored.pop(work.prompt.id, work) for work in self._fleet.begin(prompts)]
+            for work, prompt in zip(works, prompts, strict=True):
+                work.prompt = prompt
+            self._requests.answered |= {work.prompt.id: work for work in works if work.whole}
+            self._requests.waiting += [work for work in works if not work.whole]
+
+    def _wait(self, prompts: list[Prompt]) -> str:
+        requests, missing = self._requests, [prompt.id for prompt in prompts]
+
+        def enough() -> bool:
+            while missing and (missing[-1] in requests.answered or missing[-1] in requests.refused):
+                missing.pop()
+            return not missing
+
+        try:
+            return "responses" if requests.until(enough) else "publish"
+        except Stopped:
+            return "stop"
+
+    def _take(self, prompts: list[Prompt]) -> Responses:
+        requests, ids = self._requests, {prompt.id for prompt in prompts}
+        whole = [requests.answered[p.id] for p in prompts if p.id in requests.answered]
+        refused = {name: why for name, why in requests.refused.items() if name in ids}
+        if len(refused) == len(prompts):
+            raise Unavailable(f"the generators refuse every prompt: {next(iter(refused.values()))}")
+        requeued = [name for name in requests.requeued if name in ids]
+        requests.forget(ids)
+        self._last = prompts, whole
+        return Responses(rollouts(whole), requeued, refused)
+
+
+def encode(works: Iterable[Work]) -> bytes:
+    """Responses by the ids of their prompts: int64 `tokens`, `versions` and float32 `logprobs`, end to end."""
+    works = list(works)
+    responses = [response for work in works for response in work.responses]
+    arrays = {
+        "tokens": torch.tensor([t for r in responses for t in r.tokens], dtype=torch.int64),
+        "logprobs": torch.tensor([p for r in responses for p in r.logprobs], dtype=torch.float32),
+        "versions": torch.tensor([v for r in responses for v in r.versions], dtype=torch.int64),
+    }
+    said = [[work.prompt.id, [[len(r.tokens), r.end] for r in work.responses]] for work in works]
+    return wire.encode(arrays, {"works": said})
+
+
+def decode(data: bytes) -> list[Work]:
+    """The inverse; prompts have their ids alone. Raises ValueError where it is none."""
+    arrays, header = wire.decode(data)
+    at, works = 0, list[Work]()
+    for prompt_id, responses in header["works"]:
+        work = Work(Prompt(prompt_id, (), {}), [])
+        for length, end in responses:
+            tokens, logprobs, versions = (
+                arrays[name][at : at + length].tolist() for name in ("tokens", "logprobs", "versions")
+            )
+            work.responses.append(Response(tokens, logprobs, versions, end))
+            at += length
+        works.append(work)
+    return works
