@@ -114,4 +114,9 @@ def manifests(draw: st.DrawFn) -> Any:
         st.lists(st.sampled_from(sorted(SPEC["properties"])), min_size=1, max_size=3, unique=True)
     ):
         made["spec"][key] = draw(values(SPEC["properties"][key], key))
+    data = made["spec"]["data"]  # either names the files
+    if data.get("sources"):
+        data.pop("train", None)
+    else:
+        data.setdefault("train", ["prompts.jsonl"])
     return made

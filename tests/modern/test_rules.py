@@ -49,7 +49,7 @@ def test_examples_are_stored_and_read_back(jobs: Jobs) -> None:
 def test_what_we_accept_the_server_takes_and_hands_back(jobs: Jobs) -> None:
     accepted: list[tuple[Any, RLHFJob]] = []
 
-    @settings(max_examples=150, phases=[Phase.generate])
+    @settings(max_examples=250, phases=[Phase.generate])
     @given(manifests())
     def draw(manifest: Any) -> None:
         try:

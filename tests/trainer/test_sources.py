@@ -17,7 +17,7 @@ from rlhf_api.row_files import RowFile
 from rlhf_api.rows import PromptRow
 from rlhf_api.sources import Source, training_sources
 from rlhf_trainer.data.copies import local_file
-from rlhf_trainer.data.dataset import Dataset, open_dataset, stream
+from rlhf_trainer.data.dataset import Dataset, open_dataset, open_datasets, stream
 
 ROWS = [{"prompt": f'p{i} "[{{,"\\ \u2028 \U0001f600', "more": {"n": [i, [{}]]}} for i in range(5)]
 
@@ -130,6 +130,20 @@ def test_sources_have_shares_and_system_prompts_of_their_own(tmp_path):
     assert len({row.texts[-1] for row in taken}) == 12
     with pytest.raises(InvalidJob, match=r"samplesPerEpoch: 1 samples an epoch leave none for source 1"):
         opened(Source(path=paths[0], weight=9.0), Source(path=paths[1], weight=1.0), samples=1)
+
+
+def test_held_out_prompts_have_the_system_prompt_of_the_rest(tmp_path):
+    rows = write(tmp_path / "rows.jsonl", [{"prompt": "a", "answer": "b"}])
+    overrides = (
+        f"spec.data.train=[{rows}]",
+        "spec.data.systemPrompt=S",
+        f"spec.evaluation={{data: [{rows}], function: a:b}}",
+        f"spec.pretraining={{data: [{rows}]}}",
+    )
+    training, held_out, text = open_datasets(job(*overrides).spec)
+    assert held_out is not None
+    assert text is not None
+    assert [made[0].texts for made in (training, held_out, text)] == [["S", "a"], ["S", "a"], ["a", "b"]]
 
 
 def test_rows_are_not_held_in_memory(tmp_path):

@@ -99,7 +99,7 @@ def open_datasets(spec: Spec) -> tuple[Dataset, Dataset | None, Dataset | None]:
     rows = open_dataset(field, training_sources(spec), graph_of(spec).rows, data.samples_per_epoch)
     held_out = text = None
     if spec.evaluation:
-        sources = [Source(path=path, system_prompt=data.system_prompt) for path in spec.evaluation.data]
+        sources = [Source(path=path, systemPrompt=data.system_prompt) for path in spec.evaluation.data]
         held_out = open_dataset("spec.evaluation.data", sources, "prompts")
     if spec.pretraining:
         sources = [Source(path=path) for path in spec.pretraining.data]
