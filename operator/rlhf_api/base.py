@@ -1,4 +1,4 @@
-"""What every model of the contract shares."""
+"""Base classes and field types of the contract's models."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ class Frozen(BaseModel):
 
 
 class Report(Frozen):
-    """What programs make and read: Python names work beside the keys, and keys of other releases are passed over,
+    """Model of machine-written data: Python names work beside the keys, and keys of other releases are passed over,
     neither of which a manifest allows."""
 
     model_config = ConfigDict(extra="ignore", validate_by_name=True, validate_by_alias=True)
@@ -54,7 +54,7 @@ PATTERNS = {
     _PATH: "must be an absolute path without .. and : and with no / at its end",
     _SUB_PATH: "must be a relative path without .. and : and with no / at its end",
 }
-"""What the patterns ask for, in words."""
+"""Requirements of the patterns, in words."""
 
 ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""

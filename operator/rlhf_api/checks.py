@@ -274,11 +274,11 @@ def check(spec: Spec) -> list[Problem]:
 
 
 CHANGEABLE = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished")
-"""What may change while a job runs, beside the number of generators; all else while it is suspended."""
+"""Fields that may change while a job runs, beside the number of generators; all else while it is suspended."""
 
 
 def check_change(before: Spec, after: Spec) -> list[Problem]:
-    """What may not change in a job that is not suspended."""
+    """Refusals of changes to a job that is not suspended."""
     if before.suspend:
         return []
     after = after.model_copy(

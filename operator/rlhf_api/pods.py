@@ -1,4 +1,4 @@
-"""What a cluster is told about a job's pods; one machine takes no notice of it."""
+"""Pod settings of a manifest, for a cluster; one machine takes no notice of them."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ class Gpu(Frozen):
 
     count: Positive
     resource: str = Field("nvidia.com/gpu", max_length=317)
-    """What the cluster's device plugin calls them."""
+    """The device plugin's resource name."""
     memory_gigabytes: PositiveFloat | None = None
     """Of one GPU, in units of 10^9 bytes; with it the job's memory is worked out before any pod starts."""
 
@@ -55,7 +55,7 @@ class Volume(Frozen):
 
 
 class PodSettings(Frozen):
-    """How pods look. What a role says is added to what the job says for all roles, and wins over it."""
+    """Pod settings. A role's are added to those of all roles, and win over them."""
 
     image: str | None = Field(None, max_length=512)
     """The operator's trainer image unless given."""

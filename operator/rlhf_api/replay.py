@@ -8,7 +8,7 @@ from .base import Frozen, Positive, Sampler
 
 BUILT_IN_SAMPLERS = ("uniform", "newest", "prioritized")
 EPISODES = "episodes/"
-"""What the names of a cut's episodes begin with; the number of the episode and `.parquet` follow."""
+"""Prefix of a snapshot's episode files; the number of the episode and `.parquet` follow."""
 
 Window = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Offset = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -15,7 +15,7 @@ Reason = Annotated[str, Field(pattern=REASON, max_length=128)]
 
 
 class FailureRule(Frozen):
-    """What follows from an end of a process with one of these exit codes, or for one of these reasons."""
+    """Action after an end of a process with one of these exit codes, or for one of these reasons."""
 
     action: Literal["FailJob", "Ignore", "Count"]
     """The job fails at once; or the process is started again, without being counted, or counted."""
@@ -32,21 +32,21 @@ class FailureRule(Frozen):
 
 
 class RoleSpec(Frozen):
-    """What every role has."""
+    """Settings of every role."""
 
     replicas: int = Field(1, ge=1, le=1000)
     dtype: DType | None = None
     """The job's `model.dtype` unless given."""
     backoff_limit: int = Field(3, ge=0)
-    """How often processes of this role are started again, all together, within `backoffWindowSeconds`. After that the
-    job fails, unless others of the role still serve: then one that fails waits for up to five minutes each time."""
+    """Most restarts of this role's processes, all together, within `backoffWindowSeconds`. After that the job fails,
+    unless others of the role still serve: then one that fails waits for up to five minutes each time."""
     backoff_window_seconds: Positive = 3600
     """From the first restart on; later ones begin a new window, with the whole of `backoffLimit`."""
     failure_rules: tuple[FailureRule, ...] = Field((), max_length=16)
     """The first that fits says what follows from an end. Without one, it is counted unless the node was drained, lost
     or wanted by others, and exit code 78 fails the job."""
     startup_timeout_seconds: Positive = 600
-    """How long a process may take until it answers."""
+    """Deadline of a process to answer after its start."""
     pods: PodSettings = PodSettings()
     """On a cluster: added to `spec.pods`."""
 
@@ -72,7 +72,7 @@ class Generator(RoleSpec):
     concurrent_requests: Positive = 256
     """Requests in flight for each generator."""
     timeout_seconds: Positive = 600
-    """How long a prompt may get no new token; it is asked for again then, and dropped after three times."""
+    """Deadline of a prompt's next token; it is asked for again then, and dropped after three times."""
     engine_arguments: dict[str, JsonValue] = {}
     """Further options of `vllm serve`, without the dashes: `{gpu-memory-utilization: 0.8}`."""
 
@@ -81,7 +81,7 @@ class ModelServerSpec(RoleSpec):
     """A server of forward passes, asked by the trainer for chunks of responses."""
 
     timeout_seconds: Positive = 120
-    """How long one chunk of responses, of at most `trainer.microBatchTokens`, may take; three tries."""
+    """Deadline of one chunk of responses, of at most `trainer.microBatchTokens`; three tries."""
 
 
 class RewardProgram(Frozen):

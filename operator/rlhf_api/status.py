@@ -1,4 +1,4 @@
-"""What is told about a running job: by the trainer to its host, and by the host in `status`."""
+"""Status of a running job: the trainer's report to its host, and the host's `status`."""
 
 from typing import Annotated, Literal
 
@@ -38,7 +38,7 @@ class CheckpointStatus(Report):
 
 
 class LedgerStatus(Report):
-    """What became of the prompts of the present epoch; each is trained on exactly once."""
+    """Counts of the present epoch's prompts by their fate; each is trained on exactly once."""
 
     epoch: Count
     issued: Count
@@ -56,10 +56,10 @@ class LedgerStatus(Report):
 
 
 class TrainerStatus(Report):
-    """What the trainer's control API answers."""
+    """The trainer's report, as its control API answers."""
 
     activity: Word
-    """What it is doing now, in a word or two: `starting`, `generating`, `training` ..."""
+    """Present activity, in a word or two: `starting`, `generating`, `training` ..."""
     step: Count = 0
     total_steps: Count
     episode: Count = 0
@@ -91,7 +91,7 @@ class Condition(Report):
 
 
 class RoleStatus(Report):
-    """How a role stands."""
+    """Processes of a role."""
 
     desired: int
     ready: int
@@ -100,12 +100,12 @@ class RoleStatus(Report):
 
 
 class RolePlan(Report):
-    """What the pods of a role will want."""
+    """Resources of a role's pods."""
 
     pods: int
     gpus: int = 0
     memory: str | None = None
-    """What one GPU must hold at least, with the arithmetic; null where the job does not say enough."""
+    """Least memory of one GPU, with the arithmetic; null where the job does not say enough."""
 
 
 class RestartWindow(Report):
@@ -120,7 +120,7 @@ class RestartWindow(Report):
 
 
 class ClusterStatus(Report):
-    """What the operator keeps about a job on a cluster, across its own restarts."""
+    """State of the operator about a job on a cluster, kept across its own restarts."""
 
     attempt: int = 0
     """Starts of the trainer gang; its pods carry this number as a label. 0: never started."""

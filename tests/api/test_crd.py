@@ -220,7 +220,7 @@ def test_no_field_takes_more_than_the_bounds_for_all() -> None:
 
 def test_a_model_in_several_places_describes_its_fields_in_the_uppermost() -> None:
     assert "Default" in at(".spec.pods.sharedMemory")["description"]
-    assert at(".spec.pods.gpu.resource")["description"].startswith("What the cluster's device plugin")
+    assert at(".spec.pods.gpu.resource")["description"].startswith("The device plugin's resource name")
     for role in ("trainer", "generator", "reward", "reference"):
         inside = f".spec.{role}.pods."
         described = {path for path, n in nodes(ROOT) if path.startswith(inside) and "description" in n}

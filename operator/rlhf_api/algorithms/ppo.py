@@ -26,7 +26,7 @@ class PPO(PolicyGradient):
     gae_lambda: Fraction = 1.0
     """Generalized advantage estimation; below 1 the reward at the end reaches a token n before it with lambda^n."""
     clip_value: NonNegativeFloat = 0.5
-    """How far a value may move before its loss is clipped; 0 clips none."""
+    """Largest change of a value before its loss is clipped; 0 clips none."""
     whiten_advantages: bool = True
     """To mean 0 and standard deviation 1 over the response tokens of a step."""
     normalize_values: bool = False
