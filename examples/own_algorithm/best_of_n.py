@@ -44,6 +44,7 @@ def graph(spec: Spec, settings: Settings) -> Graph:  # noqa: ARG001
                 model=POLICY,
                 loss=f"{__name__}:likelihood_of_chosen",
                 reads=(SEQUENCES, "chosen"),
+                minibatch_size=settings.minibatch_size,
             ),
         )
     )

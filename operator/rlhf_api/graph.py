@@ -99,11 +99,19 @@ class Compute(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Node):
-    """Optimizer steps of `model` on minibatches; `loss` is the key of the loss, or `module:name`."""
+    """Optimizer steps of `model` on minibatches; `loss` is the key of the loss, or `module:name`.
+
+    `minibatch_size`: sequences of one update, over all ranks; None: all of the step. `from_step`: steps before this one
+    leave the model as it is. `stop_ratio`: the rest of a step's updates is left out once the mean importance ratio of a
+    minibatch is above this, or below its inverse.
+    """
 
     model: Model
     loss: str
     output: str = "logprobs"
+    minibatch_size: int | None = None
+    from_step: int = 0
+    stop_ratio: float | None = None
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,8 @@ def test_every_key_of_every_graph_is_in_the_trainers_tables():
         for settings in variants:
             for reward in rewards:
                 used |= keys(algorithm, settings, reward)
+        if algorithm in ONLINE:
+            used |= keys(algorithm, "", "spec.rollout.importance=token")
     assert used == {*COMPUTE, *LOSSES, *OUTPUTS}
 
 

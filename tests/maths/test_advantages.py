@@ -12,6 +12,7 @@ from rlhf_trainer.maths.advantages import (
     returns_to_go,
     whiten,
 )
+from rlhf_trainer.maths.groups import group_centered
 from rlhf_trainer.maths.kl import token_rewards
 
 real = st.floats(-5, 5, width=32)
@@ -185,15 +186,13 @@ def test_reinforce_pp_is_that_of_a_loop_in_any_order(batch, beta, gamma, grouped
         kl, mask = torch.tensor([token for i in order for token in batch[i][1]], dtype=torch.float64).unbind(
             1
         )
-        return reinforce_pp_advantages(
-            kl,
-            torch.tensor([batch[i][0] for i in order], dtype=torch.float64),
-            torch.tensor([len(batch[i][1]) for i in order]),
-            kl_coefficient=beta,
-            gamma=gamma,
-            groups=torch.tensor([groups[i] for i in order]) if groups else None,
-            mask=mask.bool() if masked else None,
-        )
+        scores = torch.tensor([batch[i][0] for i in order], dtype=torch.float64)
+        if groups:
+            scores = group_centered(scores, torch.tensor([groups[i] for i in order]))
+        lengths = torch.tensor([len(batch[i][1]) for i in order])
+        counted = mask.bool() if masked else None
+        rewards = token_rewards(kl, scores, lengths, beta, mask=counted)
+        return reinforce_pp_advantages(rewards, lengths, gamma, mask=counted)
 
     together = advantages(list(range(len(batch))))
     expected = torch.tensor(naive_reinforce_pp(batch, beta, gamma, groups, masked), dtype=torch.float64)
@@ -204,7 +203,7 @@ def test_reinforce_pp_is_that_of_a_loop_in_any_order(batch, beta, gamma, grouped
 
 
 def test_reinforce_pp_without_a_penalty_gives_every_token_its_responses_score():
-    advantages = reinforce_pp_advantages(
-        torch.randn(4), torch.tensor([3.0, 1.0]), torch.tensor([2, 2]), kl_coefficient=0.0
-    )
+    lengths = torch.tensor([2, 2])
+    rewards = token_rewards(torch.randn(4), torch.tensor([3.0, 1.0]), lengths, 0.0)
+    advantages = reinforce_pp_advantages(rewards, lengths)
     torch.testing.assert_close(advantages, torch.tensor([1.0, 1.0, -1.0, -1.0]))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from .maths.entropy import entropy
 from .records import Sequences, ragged_index
 
 CHUNK_ELEMENTS = 256 * 152_000
@@ -143,8 +144,8 @@ def response_logprobs_and_entropy(
     def of(chunk: Tensor, target: Tensor) -> Tensor:
         logprobs = torch.log_softmax(chunk.float() / temperature, dim=-1)
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
-            entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return torch.stack([logprobs.gather(-1, target[:, None]).squeeze(-1), entropy], dim=-1)
+            of_rows = entropy(logprobs)
+        return torch.stack([logprobs.gather(-1, target[:, None]).squeeze(-1), of_rows], dim=-1)
 
     return _in_chunks(of, selected, targets)
 

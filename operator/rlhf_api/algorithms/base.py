@@ -181,7 +181,9 @@ def rewarded(settings: PolicyGradient) -> tuple[str, ...]:
     return ("scores", *(("logprobs", "reference_logprobs") if in_reward else ()))
 
 
-def train_policy(begin: tuple[Node, ...], settings: PolicyGradient, loss: str = "policy") -> Train:
+def train_policy(
+    begin: tuple[Node, ...], settings: PolicyGradient, loss: str = "policy", from_step: int = 0
+) -> Train:
     """The policy's training node: reads the log-probabilities before the step and the mask where `begin` writes them,
     and the reference where the penalty is part of the loss."""
     in_loss = settings.kl_coefficient > 0 and settings.kl_in == "loss"
@@ -193,7 +195,16 @@ def train_policy(begin: tuple[Node, ...], settings: PolicyGradient, loss: str = 
         "advantages",
         *(("reference_logprobs",) if in_loss else ()),
     )
-    return Train(name="train_policy", model=POLICY, loss=loss, output="logprobs_and_entropy", reads=reads)
+    return Train(
+        name="train_policy",
+        model=POLICY,
+        loss=loss,
+        output="logprobs_and_entropy",
+        reads=reads,
+        minibatch_size=settings.minibatch_size,
+        from_step=from_step,
+        stop_ratio=settings.stop_ratio,
+    )
 
 
 def grouped(function: str, loss: str = "policy") -> Callable[[Spec, PolicyGradient], Graph]:

@@ -60,13 +60,14 @@ def _graph(spec: Spec, settings: PPO) -> Graph:
                 reads=("token_rewards", "values"),
                 writes=("advantages", "returns"),
             ),
-            train_policy(begin, settings),
+            train_policy(begin, settings, from_step=settings.critic_warmup_steps),
             Train(
                 name="train_critic",
                 model=CRITIC,
                 loss="value",
                 output="values",
                 reads=(SEQUENCES, "values", "returns"),
+                minibatch_size=settings.value_minibatch_size or settings.minibatch_size,
             ),
         )
     )

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from .groups import group_centered
-from .kl import token_rewards
 from .ragged import pad, response_mask
 
 
@@ -58,26 +56,13 @@ def whiten(x: Tensor, epsilon: float = 1e-8, mask: Tensor | None = None) -> Tens
 
 
 def reinforce_pp_advantages(
-    kl: Tensor,
-    scores: Tensor,
-    lengths: Tensor,
-    *,
-    kl_coefficient: float,
-    gamma: float = 1.0,
-    groups: Tensor | None = None,
-    mask: Tensor | None = None,
+    rewards: Tensor, lengths: Tensor, gamma: float = 1.0, *, mask: Tensor | None = None
 ) -> Tensor:
-    """Returns-to-go of the KL-penalised token rewards, whitened over all tokens of the batch: REINFORCE++.
+    """Returns-to-go of KL-penalised token rewards, whitened over all tokens of the batch: REINFORCE++.
 
-    With `groups`, a response's score is first taken less the mean of its group (REINFORCE++ with baseline; the
-    paper then penalises the KL in the loss, by k2: `kl_coefficient` 0 here). Tokens that `mask` does not count
-    are not penalised, do not enter mean and variance, and get 0.
-    Shapes: `kl` float [A] in nats, `scores` float [N] in units of reward, `lengths` and `groups` int64 [N],
-    `mask` bool [A] -> [A] without a unit, dtype of `kl`; `kl_coefficient` in reward per nat. Raises ValueError
-    where they do not fit.
+    Tokens that `mask` does not count do not enter mean and variance, and get 0.
+    Shapes: `rewards` float [A] in units of reward, `lengths` int64 [N], `mask` bool [A] -> [A] without a unit, dtype of
+    `rewards`. Raises ValueError where they do not fit.
     Source: Hu et al. 2025 (arXiv:2501.03262), section 3.
     """
-    if groups is not None:
-        scores = group_centered(scores, groups)
-    rewards = token_rewards(kl, scores, lengths, kl_coefficient, mask=mask)
     return whiten(returns_to_go(rewards, lengths, gamma), mask=mask)

@@ -1,5 +1,6 @@
 """Tables of the operations that a graph names by key; each may also be a function of one's own, `module:name`."""
 
+from collections.abc import Callable
 from functools import partial
 
 from rlhf_api.algorithms import settings_of
@@ -35,25 +36,28 @@ LOSSES: dict[str, LossFn] = {
     "gspo": losses.gspo,
     "value": losses.value,
 }
-OUTPUTS = ("logprobs", "logprobs_untempered", "logprobs_and_entropy", "values", "scores")
+OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {
+    "logprobs": lambda spec: partial(response_logprobs, temperature=spec.sampling.temperature),
+    "logprobs_untempered": lambda _spec: partial(response_logprobs, temperature=1.0),
+    "logprobs_and_entropy": lambda spec: partial(
+        response_logprobs_and_entropy,
+        temperature=spec.sampling.temperature,
+        differentiable=_entropy_bonus(spec),
+    ),
+    "values": lambda _spec: response_values,
+    "scores": lambda _spec: sequence_scores,
+}
+"""Log-probabilities are at the sampling temperature, but for `logprobs_untempered`."""
 ROW_OUTPUTS = ("scores",)
 """Outputs with one number for each sequence; the others have one for each response token."""
 
 
 def output_fn(key: str, spec: Spec) -> OutputFn:
-    """The function that reads `key` from a model's logits; log-probabilities are at the sampling temperature, but for
-    `logprobs_untempered`."""
-    temperature = spec.sampling.temperature
-    table: dict[str, OutputFn] = {
-        "logprobs": partial(response_logprobs, temperature=temperature),
-        "logprobs_untempered": partial(response_logprobs, temperature=1.0),
-        "logprobs_and_entropy": partial(
-            response_logprobs_and_entropy, temperature=temperature, differentiable=_entropy_bonus(spec)
-        ),
-        "values": response_values,
-        "scores": sequence_scores,
-    }
-    return find(table, key)
+    """The function that reads `key` from a model's logits."""
+    if key in OUTPUTS:
+        return OUTPUTS[key](spec)
+    own: OutputFn = find({}, key)
+    return own
 
 
 def _entropy_bonus(spec: Spec) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from ..maths.advantages import generalized_advantages, returns_to_go, whiten
+from ..maths.advantages import generalized_advantages, reinforce_pp_advantages, whiten
 from ..maths.groups import group_centered, group_standardized, leave_one_out
 from ..maths.importance import importance_weights
 from ..maths.kl import kl_estimate, token_rewards
@@ -109,9 +109,11 @@ def rloo(columns: Columns, _ctx: OpContext) -> Columns:
 
 
 def reinforce_pp(columns: Columns, ctx: OpContext) -> Columns:
-    """`advantages`: returns to go, normalised over all tokens of the batch (Hu et al. 2025, arXiv:2501.03262)."""
-    returns = returns_to_go(columns["token_rewards"], columns.lengths, ctx.settings.gamma)
-    return columns.with_tokens(advantages=whiten(returns, mask=columns.mask))
+    """`advantages`: returns to go, normalised over all tokens of the batch."""
+    advantages = reinforce_pp_advantages(
+        columns["token_rewards"], columns.lengths, ctx.settings.gamma, mask=columns.mask
+    )
+    return columns.with_tokens(advantages=advantages)
 
 
 def _of_responses(columns: Columns, advantages: Tensor) -> Columns:

@@ -103,6 +103,9 @@ def value(columns: Columns, ctx: OpContext) -> Loss:
 def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
     settings = ctx.settings
     weights = _weights(columns, ctx)
+    shares = token_weights(
+        columns.lengths, "token", columns.mask
+    )  # of metrics, whatever the loss's aggregation
     low = settings.clip_ratio
     high = low if settings.clip_ratio_high is None else settings.clip_ratio_high
     penalised = settings.kl_in == "loss" and "reference_logprobs" in columns
@@ -111,7 +114,7 @@ def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
     def loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         index, device = micro.response_index, output.device
         logprobs, entropy = output.unbind(-1)
-        weight = weights[index].to(device)
+        weight, share = weights[index].to(device), shares[index].to(device)
         if "importance_weights" in columns:
             corrected = weight * columns["importance_weights"][index].to(device)
         else:
@@ -128,8 +131,8 @@ def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
         r = sequence_ratio(logprobs, old, lengths, mask) if sequences else ratio(logprobs, old)
         total = (corrected * clipped_surrogate(r, column("advantages"), low, high, settings.dual_clip)).sum()
         statistics = {
-            "clip_fraction": (weight * outside_clip(r.detach(), low, high)).sum(),
-            "update_kl": (weight * token_kl_k3(old, new)).sum(),
+            "clip_fraction": (share * outside_clip(r.detach(), low, high)).sum(),
+            "update_kl": (share * token_kl_k3(old, new)).sum(),
             "entropy": entropy.detach().sum() / tokens,
             "ratio_mean": r.detach().sum() / tokens,
         }

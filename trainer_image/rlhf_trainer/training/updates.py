@@ -40,20 +40,17 @@ class Updates:
         self._graph, self._models, self._ctx, self._group, self._text = graph, models, ctx, group, text
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
-        self._stopped = False
+        self._stopped: set[str] = set()  # nodes
         self._count = 0
 
     def run(self, columns: Columns, epochs: int = 1, *, whole: bool = False) -> None:
         """Trains on all sequences, `epochs` times; `whole`: as one minibatch, not split further."""
+        step = self._ctx.step
+        seed = self._ctx.spec.seed * 1_000_003 + step
         for node in self._graph.train:
-            settings, steps = self._ctx.settings, self._ctx.step
-            critic = node.model == CRITIC
-            if not critic and steps < getattr(settings, "critic_warmup_steps", 0):
+            if step < node.from_step:
                 continue
-            size = getattr(settings, "minibatch_size", len(columns))
-            if critic:
-                size = getattr(settings, "value_minibatch_size", None) or size
-            seed = self._ctx.spec.seed * 1_000_003 + steps
+            size = node.minibatch_size or len(columns)
             chosen = (
                 iter([torch.arange(len(columns))]) if whole else minibatches(len(columns), size, epochs, seed)
             )
@@ -70,9 +67,8 @@ class Updates:
         return {**means, "learning_rate": rate}
 
     def _update(self, node: Train, part: Columns) -> None:
-        spec, settings = self._ctx.spec, self._ctx.settings
-        bound = getattr(settings, "stop_ratio", None)
-        if self._stopped and node.model != CRITIC:
+        spec, bound = self._ctx.spec, node.stop_ratio
+        if node.name in self._stopped:
             return
         faults.point(f"update:{self._ctx.step}.{self._count}")
         self._count += 1
@@ -87,7 +83,7 @@ class Updates:
             self._sums[key] = self._sums.get(key, 0.0) + value
             self._counts[key] = self._counts.get(key, 0) + 1
         if bound is not None and "ratio_mean" in found and not 1 / bound <= found["ratio_mean"] <= bound:
-            self._stopped = True
+            self._stopped.add(node.name)
 
     def _prefix(self, node: Train) -> str:
         return f"{node.model.name}_" if len(self._graph.trained) > 1 else ""
