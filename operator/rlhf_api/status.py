@@ -72,6 +72,11 @@ class TrainerStatus(Report):
     weight_version: Count = 0
     staleness: float | None = None
     """Weight versions between sampling and training, a mean over the last step's tokens."""
+    staleness_max: float | None = None
+    trainer_idle: float | None = None
+    """Share of the last step in which the trainer waited for responses."""
+    generator_idle: float | None = None
+    """Share of the last step in which no generator had a request."""
     queue: Count | None = None
     """Prompts of the step that have no answer yet."""
     last_checkpoint: CheckpointStatus | None = None
@@ -159,6 +164,9 @@ class JobStatus(Report):
     tokens_per_second: float | None = None
     weight_version: Count = 0
     staleness: float | None = None
+    staleness_max: float | None = None
+    trainer_idle: float | None = None
+    generator_idle: float | None = None
     queue: Count | None = None
     restarts: int = 0
     """Of all roles."""

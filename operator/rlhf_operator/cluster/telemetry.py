@@ -160,6 +160,18 @@ _JOB_METRICS: dict[str, tuple[str, Callable[[Status], float | None]]] = {
         _field("weightVersion"),
     ),
     "rlhf_job_staleness": ("Weight versions between sampling and training, a mean.", _field("staleness")),
+    "rlhf_job_staleness_max": (
+        "Weight versions between sampling and training of the oldest token of the last step.",
+        _field("stalenessMax"),
+    ),
+    "rlhf_job_trainer_idle": (
+        "Share of the last step in which the trainer waited for responses.",
+        _field("trainerIdle"),
+    ),
+    "rlhf_job_generator_idle": (
+        "Share of the last step in which no generator had a request.",
+        _field("generatorIdle"),
+    ),
     "rlhf_job_generators_desired": (
         "Generators that the job asks for.",
         _field("roles", "generator", "desired"),

@@ -46,6 +46,8 @@ def figures(status: JobStatus) -> list[tuple[str, str]]:
         ("loss", status.loss, ".4g"),
         ("tokens/s", status.tokens_per_second, ",.0f"),
         ("staleness", status.staleness, ".3g"),
+        ("trainer idle", status.trainer_idle, ".0%"),
+        ("generators idle", status.generator_idle, ".0%"),
         ("queue", status.queue, "d"),
         ("weights", status.weight_version or None, "d"),
     )

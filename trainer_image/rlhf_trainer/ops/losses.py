@@ -134,7 +134,7 @@ def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
             "clip_fraction": (share * outside_clip(r.detach(), low, high)).sum(),
             "update_kl": (share * token_kl_k3(old, new)).sum(),
             "entropy": entropy.detach().sum() / tokens,
-            "ratio_mean": r.detach().sum() / tokens,
+            "ratio_mean": (share * r.detach()).sum(),
         }
         if penalised:
             kl = kl_estimate(logprobs, column("reference_logprobs"), settings.kl_estimator)

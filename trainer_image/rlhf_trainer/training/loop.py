@@ -163,10 +163,22 @@ def _evaluate(ctx: TrainerContext, task: Task, metrics: Metrics | None, step: in
     return float(found["mean"])
 
 
+def _idle(ctx: TrainerContext, figures: dict[str, float]) -> dict[str, float]:
+    """Shares of a step in which trainer and generators waited for each other, where the job has generators."""
+    if "generate_seconds" not in figures or ctx.spec.generator.shared_with_trainer:
+        return {}
+    seconds, waited = figures["seconds"], figures["generate_seconds"]
+    shares = {"trainer_idle_share": waited / seconds}
+    if not ctx.spec.replay.dynamic:  # where responses are trained on as they come, nobody knows
+        idle = figures.get("generators_idle_seconds", seconds - waited)
+        shares["generator_idle_share"] = min(1.0, idle / seconds)
+    return shares
+
+
 def _record(ctx: TrainerContext, metrics: Metrics | None, step: int, figures: dict[str, float]) -> None:
     if metrics is None:
         return
-    line = {"step": step, "episode": step, "weight_version": step, **figures}
+    line = {"step": step, "episode": step, "weight_version": step, **figures, **_idle(ctx, figures)}
     metrics.step(line)
     recent = [row["seconds"] for row in metrics.recent]
     ctx.report(
@@ -177,6 +189,9 @@ def _record(ctx: TrainerContext, metrics: Metrics | None, step: int, figures: di
         kl_mean=line.get("kl_mean"),
         loss=line.get("loss"),
         staleness=line.get("staleness"),
+        staleness_max=line.get("staleness_max"),
+        trainer_idle=line.get("trainer_idle_share"),
+        generator_idle=line.get("generator_idle_share"),
         tokens_per_second=line["tokens"] / line["seconds"],
         seconds_per_step=sum(recent) / len(recent),
     )
