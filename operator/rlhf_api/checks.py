@@ -128,6 +128,10 @@ def _replay(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.replay", f"is for algorithms that sample responses; {spec.algorithm} trains on given ones"
         )
+    for name in (*RELAY, *RELAY.values(), "samples_per_step"):
+        if not replay.window and not name.startswith("max_") and getattr(replay, name) is not None:
+            message = f"has an effect with maxReplayEpisode only; got {getattr(replay, name)!r}"
+            yield Problem(keys.get(name, f"spec.replay.{to_camel(name)}"), message)
     if replay.dynamic and spec.generator.shared_with_trainer:
         yield Problem(
             "spec.replay.streamDataLoaderType",
@@ -200,6 +204,25 @@ def _pretraining(spec: Spec) -> Iterator[Problem]:
         yield Problem("spec.pretraining", message)
 
 
+def _weights(spec: Spec) -> Iterator[Problem]:
+    """Settings of generators in a job that has none."""
+    if Role.GENERATOR in graph_of(spec).roles and not spec.generator.shared_with_trainer:
+        return
+    if spec.weights != type(spec.weights)():
+        yield Problem("spec.weights", "is of weights that go to generators, and the job has none; remove it")
+    for name in ("replicas", "tensor_parallel_size"):
+        value = getattr(spec.generator, name)
+        if value > 1:
+            where = f"spec.generator.{to_camel(name)}"
+            yield Problem(where, f"is of generators, and the job has none; use 1; got {value}")
+
+
+def _evaluation(spec: Spec) -> Iterator[Problem]:
+    if spec.evaluation is not None and not graph_of(spec).generates:
+        message = f"is of responses to held-out prompts, and {spec.algorithm} samples none; remove it"
+        yield Problem("spec.evaluation", message)
+
+
 def _checkpoint(spec: Spec) -> Iterator[Problem]:
     if spec.checkpoint.keep_best and spec.evaluation is None:
         yield Problem(
@@ -217,6 +240,26 @@ def _precision(spec: Spec) -> Iterator[Problem]:
                 f"spec.trainer.deepspeed.{key}.enabled",
                 f"the trainer computes in {dtype}; set spec.trainer.dtype to {wanted} or drop this; got true",
             )
+        if section is not None and not section.enabled and dtype == wanted:
+            yield Problem(
+                f"spec.trainer.deepspeed.{key}.enabled",
+                f"the optimizer of a {dtype} model would have no float32 weights; set spec.trainer.dtype to float32, "
+                "or drop this; got false",
+            )
+
+
+def _deepspeed(spec: Spec) -> Iterator[Problem]:
+    """Keys of DeepSpeed's that this trainer does not read."""
+    deepspeed = spec.trainer.deepspeed
+    for name, instead in (
+        ("steps_per_print", "metrics.jsonl has every step"),
+        ("activation_checkpointing", "the models here are not made with DeepSpeed's checkpoints"),
+    ):
+        if getattr(deepspeed, name) is not None:
+            yield Problem(f"spec.trainer.deepspeed.{name}", f"has no effect ({instead}); remove it")
+    if deepspeed.optimizer is not None and "lr" in deepspeed.optimizer.params:
+        where = "spec.trainer.deepspeed.optimizer.params.lr"
+        yield Problem(where, "is set by the job (spec.optimizer.learningRate); remove it")
 
 
 def _owned_arguments(spec: Spec) -> Iterator[Problem]:
@@ -263,7 +306,8 @@ OWNED_ENGINE_ARGUMENTS = {
 
 RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, _reward, _sampling, _batches, _replay),
-    *(_pretraining, _rollout, _checkpoint, _precision, _owned_arguments, _environment),
+    *(_pretraining, _rollout, _weights, _evaluation, _checkpoint, _precision, _deepspeed),
+    *(_owned_arguments, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
 

@@ -167,6 +167,9 @@ def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
     }
 
 
+WAITING = ("OLDEST", "TRAINERIDLE", "GENIDLE")
+
+
 def test_columns_read_fields_that_exist() -> None:
     columns = VERSION["additionalPrinterColumns"]
     age = [c for c in columns if c["type"] == "date"]
@@ -176,7 +179,7 @@ def test_columns_read_fields_that_exist() -> None:
     names = [c["name"].upper() for c in columns]
     narrow = [c["name"].upper() for c in columns if not c.get("priority")]
     assert narrow == ["PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "RESTARTS", "AGE"]
-    assert names[len(narrow) :] == ["STALENESS", "TOKENS/S", "QUEUE", "MESSAGE"]
+    assert names[len(narrow) :] == ["STALENESS", *WAITING, "TOKENS/S", "QUEUE", "MESSAGE"]
 
 
 def test_the_file_writes_what_stands_in_several_places_once() -> None:

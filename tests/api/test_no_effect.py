@@ -1,0 +1,56 @@
+"""What a manifest accepts acts: fields that this job would not read are refused, each under its own name."""
+
+import pytest
+from tests.api.manifests import job
+
+from rlhf_api.problems import InvalidJob
+
+SFT = ("spec.algorithm=sft", "spec.ppo={}")
+SHARED = ("spec.generator.sharedWithTrainer=true",)
+REFUSED = [
+    ((*SFT, "spec.evaluation={data: [a], function: 'a:b'}"), "spec.evaluation", "sft samples none"),
+    (
+        ("spec.replay.replaySampleFn=newest",),
+        "spec.replay.replaySampleFn",
+        "maxReplayEpisode only; got 'newest'",
+    ),
+    (
+        ("spec.replay.relaySampleFn=newest",),
+        "spec.replay.relaySampleFn",
+        "maxReplayEpisode only; got 'newest'",
+    ),
+    (("spec.replay.samplesPerStep=3",), "spec.replay.samplesPerStep", "maxReplayEpisode only; got 3"),
+    (
+        ("spec.replay.replayEpisodeOffset=3",),
+        "spec.replay.replayEpisodeOffset",
+        "maxReplayEpisode only; got 3",
+    ),
+    (
+        ("spec.trainer.deepspeed.steps_per_print=3",),
+        "spec.trainer.deepspeed.steps_per_print",
+        "has no effect",
+    ),
+    (
+        ("spec.trainer.deepspeed.activation_checkpointing={partition_activations: true}",),
+        *("spec.trainer.deepspeed.activation_checkpointing", "has no effect"),
+    ),
+    (
+        ("spec.trainer.deepspeed.optimizer={type: Adam, params: {lr: 0.1}}",),
+        *("spec.trainer.deepspeed.optimizer.params.lr", "spec.optimizer.learningRate"),
+    ),
+    (
+        ("spec.trainer.deepspeed.bf16.enabled=false",),
+        *("spec.trainer.deepspeed.bf16.enabled", "would have no float32 weights"),
+    ),
+    ((*SHARED, "spec.weights.everySteps=2"), "spec.weights", "the job has none"),
+    ((*SFT, "spec.weights.timeoutSeconds=9"), "spec.weights", "the job has none"),
+    ((*SHARED, "spec.generator.replicas=3"), "spec.generator.replicas", "use 1; got 3"),
+    ((*SHARED, "spec.generator.tensorParallelSize=2"), "spec.generator.tensorParallelSize", "use 1; got 2"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "where", "says"), REFUSED)
+def test_a_field_without_effect_is_refused(overrides, where, says) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        job(*overrides)
+    assert says in {problem.where: problem.message for problem in caught.value.problems}[where]
