@@ -28,6 +28,9 @@ STATUS = {
     "kl": 2.0,
     "weightVersion": 6,
     "staleness": 0.5,
+    "stalenessMax": 1.0,
+    "trainerIdle": 0.25,
+    "generatorIdle": 0.125,
     "queue": 3,
     "tokensPerSecond": 812.5,
     "restarts": 1,
@@ -201,10 +204,12 @@ def test_status_is_stored_whole_and_shown(control_plane: Cluster, namespace: str
     table = kubectl(control_plane.kubeconfig, "get", "rlhf", "-n", namespace, "-o", "wide").splitlines()
     assert table[0].split() == [
         *("NAME", "PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "RESTARTS", "AGE"),
-        *("STALENESS", "TOKENS/S", "QUEUE", "MESSAGE"),
+        *("STALENESS", "OLDEST", "TRAINERIDLE", "GENIDLE", "TOKENS/S", "QUEUE", "MESSAGE"),
     ]
     assert table[1].split()[:8] == ["job", "Running", "7/40", "0.25", "2", "6", "1/2", "1"]
-    assert table[1].split()[9:] == ["0.5", "812.5", "3", "waiting", "for", "generator", "1/2"]
+    assert table[1].split()[9:] == [
+        *("0.5", "1", "0.25", "0.125", "812.5", "3", "waiting", "for", "generator", "1/2"),
+    ]
     path = f"/apis/rlhf.dev/v1alpha1/namespaces/{namespace}/rlhfjobs/job/scale"
     scale = json.loads(kubectl(control_plane.kubeconfig, "get", "--raw", path))
     assert scale["status"] == {"replicas": 2, "selector": STATUS["selector"]}

@@ -47,6 +47,9 @@ def trainer(talking: TalkingTrainer) -> TalkingTrainer:
         "tokensPerSecond": 412.3,
         "weightVersion": 7,
         "staleness": 0.0,
+        "stalenessMax": 1.0,
+        "trainerIdle": 0.25,
+        "generatorIdle": 0.125,
         "queue": 3,
     }
     talking.asked.clear()
@@ -74,7 +77,9 @@ def test_the_shipped_example_gets_its_pods_and_its_columns(running, trainer):
     assert header.split() == ["NAME", "PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "RESTARTS", "AGE"]
     assert row.split()[:-1] == ["ppo", "Running", "7/40", "0.5123", "0.0213", "7", "1/1", "0"]
     wide = running.kubectl("get", "rlhf", "-o", "wide").splitlines()
-    assert wide[0].split()[-4:] == ["STALENESS", "TOKENS/S", "QUEUE", "MESSAGE"]
+    columns = ["STALENESS", "OLDEST", "TRAINERIDLE", "GENIDLE", "TOKENS/S", "QUEUE", "MESSAGE"]
+    assert wide[0].split()[-7:] == columns
+    assert wide[1].split()[9:13] == ["0", "1", "0.25", "0.125"]
     eventually(lambda: len(trainer.members) == 3, "the trainer knows who serves it")
     assert {m["name"] for m in trainer.members} == {"generator-0", "reward-0", "reference-0"}
     described = running.kubectl("describe", "rlhfjob", "ppo")
