@@ -426,7 +426,13 @@ def test_the_token_is_in_no_file_and_no_command_line(run: Run) -> None:
 
 
 def test_several_trainers_meet_at_one_rendezvous(run: Run) -> None:
-    overrides = ("spec.algorithm=sft", "spec.ppo={}", "spec.trainer.replicas=2", "spec.steps=2")
+    overrides = (
+        "spec.algorithm=sft",
+        "spec.ppo={}",
+        "spec.trainer.replicas=2",
+        "spec.steps=2",
+        "spec.generator.replicas=1",
+    )
     (run.folder / "p.jsonl").write_text('{"prompt": "hi", "answer": "a"}\n')
     code, out, err = run(overrides=overrides)
     assert (code, err) == (0, "")
