@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from pydantic.alias_generators import to_camel
 
-from . import pod_checks, resources, sources
+from . import pod_checks, resources, rollout, sources
 from .algorithms import ALGORITHMS, CUSTOM, algorithm_of, graph_of, settings_of
 from .problems import Problem, path, show
 from .roles import Role
@@ -124,14 +124,10 @@ def _replay(spec: Spec) -> Iterator[Problem]:
     for name, relay in RELAY.items():
         if getattr(replay, name) is not None and getattr(replay, relay) is not None:
             yield Problem(keys[relay], f"means the same as {keys[name]}; remove one of them")
-    if not graph_of(spec).generates and replay != type(replay)():
-        yield Problem(
-            "spec.replay", f"is for algorithms that sample responses; {spec.algorithm} trains on given ones"
-        )
     for name in (*RELAY, *RELAY.values(), "samples_per_step"):
         if not replay.window and not name.startswith("max_") and getattr(replay, name) is not None:
             message = f"has an effect with maxReplayEpisode only; got {getattr(replay, name)!r}"
-            yield Problem(keys.get(name, f"spec.replay.{to_camel(name)}"), message)
+            yield Problem(keys[name], message)
     if replay.dynamic and spec.generator.shared_with_trainer:
         yield Problem(
             "spec.replay.streamDataLoaderType",
@@ -146,62 +142,14 @@ def _replay(spec: Spec) -> Iterator[Problem]:
         )
 
 
-def _rollout(spec: Spec) -> Iterator[Problem]:
-    rollout, default = spec.rollout, type(spec.rollout)()
-    if not graph_of(spec).generates:
-        if rollout != default:
+def _sampled(spec: Spec) -> Iterator[Problem]:
+    """Sections about sampled responses, in a job that samples none."""
+    if graph_of(spec).generates:
+        return
+    for name in ("replay", "rollout", "pretraining"):
+        if getattr(spec, name) != Spec.model_fields[name].default:
             message = f"is for algorithms that sample responses; {spec.algorithm} trains on given ones"
-            yield Problem("spec.rollout", message)
-        return
-    ahead = rollout.max_staleness
-    if ahead and spec.generator.shared_with_trainer:
-        yield Problem(
-            "spec.rollout.maxStaleness",
-            f"generators work while the policy trains, and with spec.generator.sharedWithTrainer there are none; "
-            f"use 0; got {ahead}",
-        )
-    if ahead and spec.replay.dynamic:
-        yield Problem(
-            "spec.rollout.maxStaleness",
-            f"replay.streamDataLoaderType dynamic trains on responses of its own step as they come; use fixed, or 0; "
-            f"got {ahead}",
-        )
-    if ahead and spec.weights.every_steps > ahead + 1:
-        yield Problem(
-            "spec.weights.everySteps",
-            f"weights would be older than rollout.maxStaleness ({ahead}) before the next come; use at most "
-            f"{ahead + 1}; got {spec.weights.every_steps}",
-        )
-    for name in ("in_flight", "proximal"):
-        if not ahead and getattr(rollout, name) != getattr(default, name):
-            message = f"has an effect with maxStaleness above 0 only; got {getattr(rollout, name)!r}"
-            yield Problem(f"spec.rollout.{to_camel(name)}", message)
-    if rollout.level == "none":
-        for name in ("importance_cap", "importance_mask"):
-            if getattr(rollout, name) != getattr(default, name):
-                message = f"has an effect with importance only; got {getattr(rollout, name):g}"
-                yield Problem(f"spec.rollout.{to_camel(name)}", message)
-        return
-    if rollout.proximal == "sampled" or spec.replay.dynamic or (spec.weights.every_steps > 1 and not ahead):
-        yield Problem(
-            "spec.rollout.importance",
-            "compares the policy before the step with the sampler, and the job takes the sampler's log-probabilities "
-            f"for the policy's (rollout.proximal, replay.streamDataLoaderType or weights.everySteps); got "
-            f"{rollout.level!r}",
-        )
-    elif rollout.importance and not any("importance_weights" in node.writes for node in graph_of(spec).nodes):
-        message = f"the graph of {spec.algorithm} computes no importance_weights; got {rollout.importance!r}"
-        yield Problem("spec.rollout.importance", message)
-    mask, cap = rollout.importance_mask, rollout.importance_cap
-    if mask is not None and mask <= cap and "importance_cap" in rollout.model_fields_set:
-        message = f"no weight comes so far with importanceMask {mask:g}; remove one of them; got {cap:g}"
-        yield Problem("spec.rollout.importanceCap", message)
-
-
-def _pretraining(spec: Spec) -> Iterator[Problem]:
-    if spec.pretraining is not None and not graph_of(spec).generates:
-        message = f"is for algorithms that sample responses; {spec.algorithm} trains on given ones"
-        yield Problem("spec.pretraining", message)
+            yield Problem(f"spec.{name}", message)
 
 
 def _weights(spec: Spec) -> Iterator[Problem]:
@@ -306,7 +254,7 @@ OWNED_ENGINE_ARGUMENTS = {
 
 RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, _reward, _sampling, _batches, _replay),
-    *(_pretraining, _rollout, _weights, _evaluation, _checkpoint, _precision, _deepspeed),
+    *(_sampled, rollout.problems, _weights, _evaluation, _checkpoint, _precision, _deepspeed),
     *(_owned_arguments, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )

@@ -57,7 +57,7 @@ class Replay(Frozen):
 
     @property
     def sampler_field(self) -> str:
-        """Where the manifest names it."""
+        """The manifest's field that names the sampler."""
         return f"spec.replay.{'relaySampleFn' if self.relay_sample_fn else 'replaySampleFn'}"
 
     @property

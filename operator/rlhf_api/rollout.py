@@ -1,10 +1,17 @@
 """`spec.rollout`: how far generation runs ahead of training, and how the loss is corrected for it."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
+from pydantic.alias_generators import to_camel
 
+from .algorithms import graph_of
 from .base import Frozen
+from .problems import Problem
+
+if TYPE_CHECKING:
+    from .spec import Spec
 
 Level = Literal["none", "token", "sequence"]
 
@@ -34,3 +41,53 @@ class Rollout(Frozen):
         if self.importance is None:
             return "token" if self.max_staleness and self.proximal == "policy" else "none"
         return self.importance
+
+
+def problems(spec: "Spec") -> Iterator[Problem]:
+    """Fields of `spec.rollout` that this job would not read, or that contradict others."""
+    rollout, default = spec.rollout, Rollout()
+    if not graph_of(spec).generates:
+        return
+    ahead = rollout.max_staleness
+    if ahead and spec.generator.shared_with_trainer:
+        yield Problem(
+            "spec.rollout.maxStaleness",
+            f"generators work while the policy trains, and with spec.generator.sharedWithTrainer there are none; "
+            f"use 0; got {ahead}",
+        )
+    if ahead and spec.replay.dynamic:
+        yield Problem(
+            "spec.rollout.maxStaleness",
+            f"replay.streamDataLoaderType dynamic trains on responses of its own step as they come; use fixed, or 0; "
+            f"got {ahead}",
+        )
+    if ahead and spec.weights.every_steps > ahead + 1:
+        yield Problem(
+            "spec.weights.everySteps",
+            f"weights would be older than rollout.maxStaleness ({ahead}) before the next come; use at most "
+            f"{ahead + 1}; got {spec.weights.every_steps}",
+        )
+    for name in ("in_flight", "proximal"):
+        if not ahead and getattr(rollout, name) != getattr(default, name):
+            message = f"has an effect with maxStaleness above 0 only; got {getattr(rollout, name)!r}"
+            yield Problem(f"spec.rollout.{to_camel(name)}", message)
+    if rollout.level == "none":
+        for name in ("importance_cap", "importance_mask"):
+            if getattr(rollout, name) != getattr(default, name):
+                message = f"has an effect with importance only; got {getattr(rollout, name):g}"
+                yield Problem(f"spec.rollout.{to_camel(name)}", message)
+        return
+    if rollout.proximal == "sampled" or spec.replay.dynamic or (spec.weights.every_steps > 1 and not ahead):
+        yield Problem(
+            "spec.rollout.importance",
+            "compares the policy before the step with the sampler, and the job takes the sampler's log-probabilities "
+            f"for the policy's (rollout.proximal, replay.streamDataLoaderType or weights.everySteps); got "
+            f"{rollout.level!r}",
+        )
+    elif rollout.importance and not any("importance_weights" in node.writes for node in graph_of(spec).nodes):
+        message = f"the graph of {spec.algorithm} computes no importance_weights; got {rollout.importance!r}"
+        yield Problem("spec.rollout.importance", message)
+    mask, cap = rollout.importance_mask, rollout.importance_cap
+    if mask is not None and mask <= cap and "importance_cap" in rollout.model_fields_set:
+        message = f"no weight comes so far with importanceMask {mask:g}; remove one of them; got {cap:g}"
+        yield Problem("spec.rollout.importanceCap", message)

@@ -3,6 +3,7 @@
 import json
 import mmap
 import re
+from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,27 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', flags=re.DOTALL)
 """A string, or what JSON's lists and objects are made of."""
 
 
-class RowFile(Sequence[Row]):
+class Rows(Sequence[Row]):
+    """Rows that are read one by one, also those of a slice."""
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        """Raises InvalidJob for a bad row: where it stands, its field and the value."""
+        return (
+            [self[i] for i in range(*index.indices(len(self)))]
+            if isinstance(index, slice)
+            else self.row(index)
+        )
+
+    @abstractmethod
+    def row(self, index: int) -> Row:
+        """Raises IndexError beyond the last, InvalidJob as `[]` does."""
+
+
+class RowFile(Rows):
     """The rows of a file, each of which is read and checked when it is asked for."""
 
     def __init__(
@@ -40,14 +61,7 @@ class RowFile(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        """Raises InvalidJob: where the row stands, its field and the value."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def row(self, index: int) -> Row:
         if not 0 <= index < len(self):
             raise IndexError(index)
         try:
@@ -83,7 +97,7 @@ class RowFile(Sequence[Row]):
 
 
 def _index(file: Path) -> tuple["array[int]", bool]:
-    """Where each row begins, then where the last one has ended; and whether the file is a list."""
+    """Offsets of the rows, then the end of the last one; and true for a file that is a list."""
     starts = array("Q")
     with file.open("rb") as lines:
         at = len(_BYTE_ORDER_MARK) if lines.read(3) == _BYTE_ORDER_MARK else 0

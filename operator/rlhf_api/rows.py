@@ -83,7 +83,7 @@ class Row(BaseModel):
 
     @property
     def is_conversation(self) -> bool:
-        """Whether a chat template has to render any part of it."""
+        """True where a chat template has to render any part of it."""
         return any(isinstance(part, Message) for part in self._parts)
 
     @property

@@ -43,7 +43,7 @@ def training_sources(spec: "Spec") -> tuple[Source, ...]:
 
 
 def problems(spec: "Spec") -> Iterator[Problem]:
-    """What the sources of `spec.data` break of the rules above."""
+    """Rules above that the sources of `spec.data` break."""
     data = spec.data
     if (data.train is None) == (data.sources is None):
         seen = "neither is" if data.train is None else "both are"

@@ -20,7 +20,7 @@ from rlhf_store.store import Store
 
 PARQUET = ".parquet"
 DAY = 86_400.0
-"""How long others may be busy with the same copy. They end when a part of it does not come; this is for a bound."""
+"""Deadline of others who make the same copy. They end when a part of it does not come; this is for a bound."""
 BATCH_ROWS = 1000
 
 

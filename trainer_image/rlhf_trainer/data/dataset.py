@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import overload
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.row_files import RowFile
+from rlhf_api.row_files import RowFile, Rows
 from rlhf_api.rows import Row, with_system_prompt
 from rlhf_api.sources import Source, training_sources
 from rlhf_api.spec import Spec
@@ -20,7 +19,7 @@ from .stream import Mixture, RowStream
 
 
 @dataclass(frozen=True)
-class Dataset(Sequence[Row]):
+class Dataset(Rows):
     """The rows of all sources, one after the other; `mixture` says how often a run sees them."""
 
     files: tuple[RowFile, ...]
@@ -30,14 +29,7 @@ class Dataset(Sequence[Row]):
     def __len__(self) -> int:
         return sum(self.mixture.counts)
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        """Raises InvalidJob for a bad row: file, line, field and value."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def row(self, index: int) -> Row:
         source, at = self.place(index)
         row, prompt = self.files[source][at], self.system_prompts[source]
         return row if prompt is None else with_system_prompt(row, prompt)

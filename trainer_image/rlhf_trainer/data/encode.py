@@ -105,7 +105,7 @@ def end_tokens(
 
 
 def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int) -> tuple[Text, Encoded]:
-    """What of the prompt is rendered, and its tokens."""
+    """The part of the prompt that is rendered, and its tokens."""
     kept = prompt
     tokens = _prompt_ids(tokenizer, kept)
     whole = len(tokens)

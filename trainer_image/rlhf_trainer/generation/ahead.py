@@ -31,11 +31,12 @@ class RolloutsAhead:
         self._ctx, self._fleet = ctx, fleet
         self._episodes: deque[list[Prompt]] = deque()
         self._restored: dict[str, Work] = {}
-        self._told = (0.0, 0.0)
+        self._told = (0.0, 0)
         self._last: tuple[list[Prompt], list[Work]] = [], []
 
     @property
     def _requests(self) -> Requests:
+        """Empty on other ranks than 0."""
         return self._fleet.ahead
 
     def publish(self, version: int, issue: Callable[[], list[Prompt]], *, collected: bool = False) -> None:
@@ -47,8 +48,7 @@ class RolloutsAhead:
         spec = self._ctx.spec
         while len(self._episodes) < min(spec.rollout.max_staleness + 1, spec.steps - version) - collected:
             self._add(issue())
-        if self._ctx.ranks.first:
-            self._requests.begin()
+        self._requests.begin()
 
     def episode(self) -> Responses:
         """The responses to the first episode's prompts, on rank 0; on the others none.
@@ -60,8 +60,7 @@ class RolloutsAhead:
         prompts = self._episodes[0]
         while (said := self._fleet.say(lambda: self._wait(prompts))) == "publish":
             self._renew(self._fleet.current)
-            if self._ctx.ranks.first:
-                self._requests.begin()
+            self._requests.begin()
         if said == "stop":
             raise Stopped("stopped while the generators were at work")
         self._last = self._episodes.popleft(), []
@@ -80,18 +79,14 @@ class RolloutsAhead:
         generator interrupted and another request continued; on the other ranks nothing."""
         if not self._ctx.ranks.first:
             return {}
-        now = self._requests.idle_seconds, float(self._requests.continued)
-        before, self._told = self._told, now
-        return dict(
-            zip(
-                ("generators_idle_seconds", "responses_continued"),
-                (b - a for a, b in zip(before, now, strict=True)),
-                strict=True,
-            )
-        )
+        (idle, continued), self._told = self._told, (self._requests.idle_seconds, self._requests.continued)
+        return {
+            "generators_idle_seconds": self._told[0] - idle,
+            "responses_continued": float(self._told[1] - continued),
+        }
 
     def blob(self) -> bytes:
-        """What has come of the episodes' responses, as of one moment; on rank 0."""
+        """The episodes' responses so far, as of one moment; on rank 0."""
         assert self._ctx.services is not None
 
         async def frozen() -> bytes:  # on the thread that adds to them
@@ -105,13 +100,12 @@ class RolloutsAhead:
 
     def _renew(self, version: int) -> None:
         self._fleet.publish(version)
-        if self._ctx.ranks.first:
-            self._requests.end()
+        self._requests.end()
 
     def _add(self, prompts: list[Prompt]) -> None:
         self._episodes.append(prompts)
         if self._ctx.ranks.first:
-            works = [self._restored.pop(work.prompt.id, work) for work in self._fleet.begin(prompts)]
+            works = [self._restored.pop(work.prompt.id, work) for work in self._fleet.fresh(prompts)]
             for work, prompt in zip(works, prompts, strict=True):
                 work.prompt = prompt
             self._requests.answered |= {work.prompt.id: work for work in works if work.whole}

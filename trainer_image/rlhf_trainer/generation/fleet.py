@@ -122,8 +122,8 @@ class Fleet:
                 case _:
                     yield found or Responses()
 
-    def begin(self, prompts: Sequence[Prompt]) -> list[Work]:
-        """Fresh works for prompts."""
+    def fresh(self, prompts: Sequence[Prompt]) -> list[Work]:
+        """Prompts without any response yet."""
         return [Work.begin(prompt, self._ctx.spec.sampling.answers_per_prompt) for prompt in prompts]
 
     def _batches(self, prompts: Sequence[Prompt], size: int | None) -> Iterator[Responses | None]:
@@ -131,7 +131,7 @@ class Fleet:
         places = {prompt.id: place for place, prompt in enumerate(prompts)}
         batches = 1 if size is None else max(1, len(prompts) // size)
         requests = Requests(self._start, self._left_out, self._ctx.stop)
-        requests.waiting = self.begin(prompts)
+        requests.waiting = self.fresh(prompts)
         answered, taken = requests.answered, 0
         requests.begin()
         try:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ from .dispatch import Round
 from .work import Work
 
 POLL_SECONDS = 0.2
-"""How soon a request to stop is noticed."""
+"""Between two looks for a request to stop."""
 GRACE_SECONDS = 2.0
-"""How long a round that closes waits for the last tokens of generators that took new weights."""
+"""Deadline of a round that closes: the last tokens of generators that took new weights come within it."""
 REFUSALS = 3
-"""How often generators that live may refuse weights, or fail at every prompt, before the run fails."""
+"""Refusals of weights, or rounds that fail at every prompt, by generators that live, after which the run fails."""
 
 Start = Callable[[Sequence[Work], Callable[[Work], None], Switches], "Future[Round]"]
 """(prompts, what is called with each one that is whole, switches) -> a round with the generators of this moment."""
@@ -121,10 +121,9 @@ class Requests:
         return self._idle + (time.monotonic() - since if since is not None else 0.0)
 
     @property
-    def works(self) -> Iterator[Work]:
+    def works(self) -> list[Work]:
         """All that are not refused."""
-        known = {id(work): work for work in (*self.answered.values(), *self.waiting)}
-        return iter(known.values())
+        return list(({work.prompt.id: work for work in self.waiting} | self.answered).values())
 
     def _arrived(self, work: Work) -> None:
         self.answered[work.prompt.id] = work

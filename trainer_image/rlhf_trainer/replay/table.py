@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +66,11 @@ class Episode:
 
     def __len__(self) -> int:
         return len(self.columns)
+
+    def select(self, rows: Tensor) -> "Episode":
+        """The responses `rows` (int64 [n]), in that order."""
+        ids = tuple(self.prompt_ids[i] for i in rows.tolist())
+        return replace(self, prompt_ids=ids, columns=self.columns.select(rows))
 
 
 def token_columns(columns: Columns) -> list[str]:

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from rlhf_api.problems import InvalidJob, Problem
 
-from .samples import Failure, Result, Sample, failed
+from .samples import Failure, Result, Sample, even_calls, failed
 
 START_SECONDS = 300.0
-"""How long a process may take to import the function."""
+"""Deadline of a process that imports the function."""
 LONGEST_LINE = 64 << 20
 """Bytes of a reply: a number for each response, or the text of an error."""
 
@@ -33,7 +33,7 @@ class FunctionPool:
 
     def size(self, count: int) -> int:
         """As many calls as processes, of about the same size."""
-        return max(1, -(-count // self.concurrency))
+        return even_calls(count, self.concurrency)
 
     async def start(self) -> None:
         """Imports the function in a first process. Raises InvalidJob where it cannot be imported."""

@@ -52,7 +52,7 @@ class RewardClient:
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._scored: Counter[str] = Counter()
         self.failures: Mapping[int, str] = {}
-        """Why responses of the newest batch have no score, by their row."""
+        """Reasons why responses of the newest batch have no score, by their row."""
 
     def ask(self, sequences: Sequences, array: str, rows: Rows, **header: bool) -> Tensor:
         """The named array over all sequences, float32: NaN where a response has no score.

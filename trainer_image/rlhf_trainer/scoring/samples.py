@@ -22,7 +22,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a sample has no score: through no fault of the response, so that it is not worth zero either."""
+    """The reason why a sample has no score: through no fault of the response, so that it is not worth zero either."""
 
     reason: str
 
@@ -47,6 +47,11 @@ class Scorer(Protocol):
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
         """One result each. Raises InvalidJob where the job itself is at fault; cancelled, it leaves nothing behind."""
+
+
+def even_calls(count: int, concurrency: int) -> int:
+    """Samples of one call where so many are asked for in as many calls as there may be at once, all of a size."""
+    return max(1, -(-count // concurrency))
 
 
 async def score_all(

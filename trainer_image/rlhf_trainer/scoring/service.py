@@ -8,7 +8,7 @@ from typing import Annotated
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .samples import Result, Sample, failed
+from .samples import Result, Sample, even_calls, failed
 
 LARGEST_REPLY, LARGEST_RESULT = 16 << 10, 2 << 10
 """Bytes of a reply: in all, and more for each response."""
@@ -47,7 +47,7 @@ class HttpService:
 
     def size(self, count: int) -> int:
         """As many calls as there may be at once, of about the same size."""
-        return max(1, -(-count // self.concurrency))
+        return even_calls(count, self.concurrency)
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
         try:

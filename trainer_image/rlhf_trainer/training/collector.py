@@ -54,7 +54,7 @@ class EpisodeCollector:
         self._executor, self._source, self._op_ctx = executor, source, op_ctx
         self._failures = failures
         self.ahead = RolloutsAhead(ctx, fleet) if fleet and ctx.spec.rollout.max_staleness else None
-        """Where generation runs ahead of training."""
+        """Episodes with the generators; None where generation does not run ahead of training."""
         self.version = 0
 
     @property
@@ -133,11 +133,12 @@ class EpisodeCollector:
 
     def _check_age(self, part: Episode) -> None:
         """Raises StaleTokens for an error of ours."""
-        bound = self._ctx.spec.rollout.max_staleness
-        oldest = self.version - int(part.columns["versions"].min())
-        if self.ahead is not None and oldest > bound:
+        if self.ahead is None:
+            return
+        bound, oldest = self._ctx.spec.rollout.max_staleness, int(part.columns["versions"].min())
+        if self.version - oldest > bound:
             raise StaleTokens(
-                f"a token of weight version {self.version - oldest} came to version {self.version}, "
+                f"a token of weight version {oldest} came to version {self.version}, "
                 f"which is more than rollout.maxStaleness ({bound}) versions later"
             )
 
@@ -156,20 +157,15 @@ class EpisodeCollector:
         and prompts that have no other response are dropped: baselines and advantages are of what is left."""
         names = score_columns(self._graph)
         columns = self._executor.run(part.columns, rows, until=until, without=names)
-        gone = unscored(columns, names)
-        if bool(gone.any()):
-            reasons = self._ctx.ranks.share(lambda: ({}, {"reasons": list(self._failures().items())}))[1][
-                "reasons"
-            ]
-            positions, left = columns["position"], set(columns["position"][~gone].tolist())
-            why = {int(positions[row]): reason for row, reason in reasons}
-            for position in sorted(set(positions[gone].tolist()) - left):
-                self._source.unscored([position], why.get(position, "its responses have no score"))
-        kept = (~gone).nonzero().flatten()
-        ids = tuple(part.prompt_ids[i] for i in kept.tolist())
-        return replace(
-            part, prompt_ids=ids, columns=columns.select(kept) if len(kept) < len(gone) else columns
-        )
+        part, gone = replace(part, columns=columns), unscored(columns, names)
+        if not bool(gone.any()):
+            return part
+        _, told = self._ctx.ranks.share(lambda: ({}, {"reasons": list(self._failures().items())}))
+        positions, left = columns["position"], set(columns["position"][~gone].tolist())
+        why = {int(positions[row]): reason for row, reason in told["reasons"]}
+        for position in sorted(set(positions[gone].tolist()) - left):
+            self._source.unscored([position], why.get(position, "its responses have no score"))
+        return part.select((~gone).nonzero().flatten())
 
     def _with_spread(self, part: Episode, rows: Rows, *, keep: bool) -> tuple[Episode, int]:
         """The groups whose scores differ, and how many prompts are filtered out; none where `keep` is set and all
@@ -182,6 +178,4 @@ class EpisodeCollector:
             spread = torch.ones_like(spread)
         gone = sorted(set(columns["position"][~spread].tolist()))
         self._source.filtered(gone)
-        kept = spread.nonzero().flatten()
-        ids = tuple(part.prompt_ids[i] for i in kept.tolist())
-        return replace(part, prompt_ids=ids, columns=columns.select(kept)), len(gone)
+        return replace(part, columns=columns).select(spread.nonzero().flatten()), len(gone)

@@ -9,7 +9,7 @@ from ..records import Columns
 
 
 def score_columns(graph: Graph) -> tuple[str, ...]:
-    """What the reward role writes."""
+    """Names of the columns that the reward role writes."""
     return tuple(name for node in graph.prepare if isinstance(node, Score) for name in node.writes)
 
 

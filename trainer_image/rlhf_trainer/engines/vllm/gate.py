@@ -11,9 +11,9 @@ log = logging.getLogger("vllm.rlhf")
 
 GENERATES = ("/v1/completions", "/v1/chat/completions")
 LINGER_SECONDS = 2.0
-"""How long a swap waits for the last tokens of interrupted streams to be sent."""
+"""Deadline of interrupted streams: their last tokens are sent within it, or the swap goes on without them."""
 ABORT_SECONDS = 0.005
-"""How often requests are aborted that reached the engine only after it was paused."""
+"""Between two aborts of requests that reached the engine only after it was paused."""
 
 
 class Gate:
