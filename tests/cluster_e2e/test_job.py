@@ -4,6 +4,7 @@ The shipped manifests run with fewer steps. What they share lies in a workspace 
 """
 
 import base64
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,14 +89,57 @@ def manifest(name: str, **spec: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def models(jobs: Jobs) -> Jobs:
-    """What PPO starts from: a fine-tuned policy and a reward model, trained on the cluster too."""
-    for name, steps in (("sft", 200), ("reward", 80)):
-        jobs.apply(manifest(name, steps=steps))
-        status = jobs.until(name, "Succeeded", timeout=RUN_S)
-        assert status["progress"] == f"{steps}/{steps}"
-        jobs.kubectl("delete", "rlhfjob", name)
+def policy(jobs: Jobs) -> Jobs:
+    """Fine-tuned by trainers in two pods, one of which dies on the way."""
+    with jobs.explained(SYSTEM):
+        check_two_trainers(jobs)
+    jobs.kubectl("delete", "rlhfjob", "sft")
     return jobs
+
+
+@pytest.fixture(scope="module")
+def models(policy: Jobs) -> Jobs:
+    """What PPO starts from: the fine-tuned policy, and a reward model trained on the cluster too."""
+    policy.apply(manifest("reward", steps=80))
+    assert policy.until("reward", "Succeeded", timeout=RUN_S)["progress"] == "80/80"
+    policy.kubectl("delete", "rlhfjob", "reward")
+    return policy
+
+
+def test_trainers_in_two_pods_resume_after_a_death(policy: Jobs) -> None:
+    """Its run is `check_two_trainers`; the policy that it left is the whole model, in one file of weights."""
+    saved = workspace(policy) / "runs" / "sft" / "policy"
+    assert [each.name for each in saved.glob("*.safetensors")] == ["model.safetensors"]
+
+
+def check_two_trainers(jobs: Jobs) -> None:
+    """A rendezvous between pods and ZeRO-2 across them; after the death of one rank both go on from a checkpoint."""
+    jobs.apply(
+        manifest(
+            "sft",
+            steps=200,
+            trainer={"replicas": 2, "deepspeed": {"zero_optimization": {"stage": 2}}},
+            checkpoint={"everySteps": 20},
+        )
+    )
+    step_reached(jobs, "sft", 21, START_S)
+    before = jobs.pods()
+    assert before.keys() == {"sft-trainer-0", "sft-trainer-1"}
+    kill_ranks = (
+        "import os, signal, psutil; [os.kill(p.pid, signal.SIGKILL) for p in psutil.Process(1).children()]"
+    )
+    where = ("exec", "sft-trainer-1", "-n", JOBS)
+    kubectl(jobs.kubeconfig, *where, "--", "python3", "-c", kill_ranks)
+
+    status = jobs.until("sft", "Succeeded", timeout=RUN_S)
+    assert (status["progress"], status["restarts"]) == ("200/200", 1)
+    after = jobs.pods()
+    assert after.keys() == before.keys()
+    assert not set(after.values()) & set(before.values()), "the pods of one gang start and end together"
+    for pod in after:
+        assert "resumed from the checkpoint" in jobs.kubectl("logs", pod)
+    steps = [line["step"] for line in metrics(jobs, "sft")]
+    assert steps == list(range(1, 201)), "no step is lost, and none is told twice"
 
 
 def ppo(**spec: Any) -> dict[str, Any]:
@@ -113,7 +157,7 @@ def test_ppo_runs_learns_and_survives_all_of_it(models: Jobs) -> None:
 def check_one_run(jobs: Jobs) -> None:
     jobs.apply(ppo())
     jobs.until("ppo", "Running", timeout=START_S)
-    step_reached(jobs, 1)
+    step_reached(jobs, "ppo", 1)
     check_columns(jobs)
     check_logs(jobs)
     check_secrets(jobs)
@@ -134,7 +178,7 @@ def check_one_run(jobs: Jobs) -> None:
             "--force",
             "--grace-period=0",
         )
-    step_reached(jobs, jobs.status("ppo")["step"] + 1)
+    step_reached(jobs, "ppo", jobs.status("ppo")["step"] + 1)
     assert before.items() <= jobs.pods().items()
     jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=1")
     eventually(lambda: "ppo-generator-1" not in jobs.pods(), "the second generator has gone")
@@ -145,7 +189,7 @@ def check_one_run(jobs: Jobs) -> None:
     eventually(lambda: not jobs.pods(), "all pods are given back")
     last = status["step"] + 5
     jobs.patch("ppo", suspend=False, steps=last)
-    step_reached(jobs, status["step"] + 1, START_S)
+    step_reached(jobs, "ppo", status["step"] + 1, START_S)
     assert "resumed from the checkpoint" in jobs.kubectl("logs", "ppo-trainer-0")
 
     status = jobs.until("ppo", "Succeeded", timeout=RUN_S)
@@ -159,8 +203,8 @@ def check_one_run(jobs: Jobs) -> None:
     eventually(lambda: not jobs.get(kinds, "-l", "rlhf.dev/job=ppo")["items"], "nothing is left", END_S)
 
 
-def step_reached(jobs: Jobs, step: int, timeout: float = 180) -> None:
-    eventually(lambda: jobs.status("ppo").get("step", 0) >= step, f"step {step}", timeout)
+def step_reached(jobs: Jobs, name: str, step: int, timeout: float = 180) -> None:
+    eventually(lambda: jobs.status(name).get("step", 0) >= step, f"step {step} of {name}", timeout)
 
 
 def check_columns(jobs: Jobs) -> None:
@@ -192,9 +236,18 @@ def token_of(jobs: Jobs) -> str:
 
 def check_reward_rose(jobs: Jobs, steps: int) -> None:
     """By the metrics that the trainer wrote to the workspace."""
-    claim = get(jobs.kubeconfig, "pv", CLAIM)["spec"]["hostPath"]["path"]
-    lines = Path(claim, "runs", "ppo", "metrics.jsonl").read_text().splitlines()
-    rewards = [yaml.safe_load(line)["reward_mean"] for line in lines]
+    rewards = [line["reward_mean"] for line in metrics(jobs, "ppo")]
     print(rewards)
     assert len(rewards) == steps
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5
+
+
+def workspace(jobs: Jobs) -> Path:
+    """The directory of this machine that all pods mount."""
+    return Path(get(jobs.kubeconfig, "pv", CLAIM)["spec"]["hostPath"]["path"])
+
+
+def metrics(jobs: Jobs, name: str) -> list[dict[str, Any]]:
+    """One a step, as the trainer wrote them."""
+    lines = (workspace(jobs) / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
