@@ -13,6 +13,7 @@ from tests.support.helm import CHART, helm, render, the
 
 from rlhf_api.crd import crd
 from rlhf_api.manifest import parse
+from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.names import common_labels
 from rlhf_operator.cluster.objects import companions
 from rlhf_operator.cluster.pinned import Pinned
@@ -25,6 +26,7 @@ EVERYTHING: dict[str, Any] = {
     "logFormat": "text",
     "image": {"repository": "registry.example/rlhf-operator", "tag": "1@sha256:0f", "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "registry"}],
+    "limits": {"enabled": True, "hostPaths": ["/models"], "requireQueue": True},
     "jobs": {"trainerImage": "registry.example/t:2", "imagePullPolicy": "Never", "workspaceClaim": "shared"},
     "nodeSelector": {"disk": "ssd"},
     "tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}],
@@ -101,6 +103,8 @@ def test_every_object_is_named_once_and_in_the_releases_namespace_unless_it_must
         "ClusterRoleBinding",
         "CustomResourceDefinition",
         "ValidatingWebhookConfiguration",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
     }
     assert {kind for kind, namespace, _ in names if namespace is None} <= wide
     assert {kind for kind, namespace, _ in names if namespace not in (None, SYSTEM)} <= {
@@ -135,6 +139,7 @@ def test_the_crd_is_the_generated_one_and_stays_when_the_release_goes():
 def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_gives(everything):
     assert Settings.read(environment(everything)) == Settings(
         trainer_image="registry.example/t:2",
+        limits=Limits.model_validate_json('{"hostPaths": ["/models"], "requireQueue": true}'),
         token_key=b"x" * 32,
         own_namespace="x" * 32,
         identity="x" * 32,
@@ -231,7 +236,7 @@ def test_no_right_is_a_wildcard(objects):
 
 def test_every_subject_is_the_account_of_the_operators_pods(objects):
     account = {"kind": "ServiceAccount", "name": pod_of(objects)["serviceAccountName"], "namespace": SYSTEM}
-    for binding in (o for o in objects if o["kind"].endswith("Binding")):
+    for binding in (o for o in objects if o["kind"] in ("RoleBinding", "ClusterRoleBinding")):
         assert binding["subjects"] == [account]
 
 

@@ -21,6 +21,7 @@ ROOT = CHART.parents[1]
         ({"image": {"registry": "r"}}, "'registry' not allowed"),
         ({"jobs": {"imagePullPolicy": "Sometimes"}}, "at '/jobs/imagePullPolicy'"),
         ({"watchNamespace": "Training"}, "at '/watchNamespace'"),
+        ({"limits": {"hostPaths": ["models"]}}, "at '/limits/hostPaths/0'"),
         ({"imagePullSecrets": ["registry"]}, "at '/imagePullSecrets/0': got string, want object"),
         ({"metrics": {"port": 99999}}, "at '/metrics/port'"),
         ({"metrics": {"alerts": {"stuckAfter": "half an hour"}}}, "at '/metrics/alerts/stuckAfter'"),

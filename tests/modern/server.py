@@ -29,14 +29,15 @@ _ADMISSION = (
 JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
 
 
-_NOBODY = {
-    "apiVersion": "v1",
-    "kind": "Config",
-    "clusters": [{"name": "none", "cluster": {"server": f"http://{HOST}:1"}}],
-    "contexts": [{"name": "none", "context": {"cluster": "none", "user": ""}}],
-    "current-context": "none",
-}
-"""In the place of a core API server's kubeconfig."""
+def _kubeconfig(url: str) -> dict[str, Any]:
+    """Of a core API server, which need not be there."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "core", "cluster": {"server": url}}],
+        "contexts": [{"name": "core", "context": {"cluster": "core", "user": ""}}],
+        "current-context": "core",
+    }
 
 
 class Refused(Exception):
@@ -84,8 +85,11 @@ def _message(text: bytes) -> str:
 
 
 @contextmanager
-def server(binary: Binary, folder: Path, *flags: str) -> Iterator[Server]:
-    """With its state and logs in `folder`; ended afterwards, or when this process dies."""
+def server(binary: Binary, folder: Path, *flags: str, core: str | None = None) -> Iterator[Server]:
+    """With its state and logs in `folder`; ended afterwards, or when this process dies.
+
+    `core` is the URL where it reads ValidatingAdmissionPolicies, if at all.
+    """
     port, etcd_port, peer_port = assign(["API server", "etcd", "etcd's peers"], None).values()
     files = folder / "files"
     credentials.make(files, f"https://{HOST}:{port}", (HOST,))
@@ -96,8 +100,9 @@ def server(binary: Binary, folder: Path, *flags: str) -> Iterator[Server]:
     )  # fmt: skip
     tls = ssl.create_default_context(cafile=str(files / "ca.crt"))
     tls.load_cert_chain(files / "tests.crt", files / "tests.key")
-    core = files / "nobody.kubeconfig"
-    core.write_text(json.dumps(_NOBODY))
+    kubeconfig = files / "core.kubeconfig"
+    kubeconfig.write_text(json.dumps(_kubeconfig(core or f"http://{HOST}:1")))
+    off = [plugin for plugin in _ADMISSION if core is None or plugin != "ValidatingAdmissionPolicy"]
     command = [
         str(binary.program),
         f"--etcd-servers=http://127.0.0.1:{etcd_port}",
@@ -105,12 +110,12 @@ def server(binary: Binary, folder: Path, *flags: str) -> Iterator[Server]:
         *(f"--tls-cert-file={files / 'api.crt'}", f"--tls-private-key-file={files / 'api.key'}"),
         f"--client-ca-file={files / 'ca.crt'}",
         *(
-            f"--kubeconfig={core}",
-            f"--authentication-kubeconfig={core}",
-            f"--authorization-kubeconfig={core}",
+            f"--kubeconfig={kubeconfig}",
+            f"--authentication-kubeconfig={kubeconfig}",
+            f"--authorization-kubeconfig={kubeconfig}",
         ),
         *("--authentication-skip-lookup=true", "--enable-priority-and-fairness=false"),
-        f"--disable-admission-plugins={','.join(_ADMISSION)}",
+        f"--disable-admission-plugins={','.join(off)}",
         *flags,
     ]
     with processes(folder) as running:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -11,8 +12,11 @@ import pytest
 from tests.api.manifests import document
 
 from rlhf_operator.cluster import webhook
+from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.local.ports import assign
+
+PLAIN = Settings("image", b"k" * 32)
 
 
 def asked(*overrides: str, **metadata: str) -> dict:
@@ -22,15 +26,24 @@ def asked(*overrides: str, **metadata: str) -> dict:
 
 
 def test_a_good_job_is_allowed():
-    answer = webhook.review(asked())
+    answer = webhook.review(asked(), PLAIN)
     assert answer["response"] == {"uid": "42", "allowed": True}
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
 
 
 def test_a_bad_one_is_refused_with_field_and_fix():
-    response = webhook.review(asked("spec.sampling.topK=0"))["response"]
+    response = webhook.review(asked("spec.sampling.topK=0"), PLAIN)["response"]
     assert response["allowed"] is False
     assert "spec.sampling.topK: 0 would leave no token to sample" in response["status"]["message"]
+
+
+def test_what_the_limits_do_not_allow_is_refused_and_older_jobs_may_change_their_metadata():
+    limited = replace(PLAIN, limits=Limits())
+    bad = asked("spec.pods.priorityClass=system")
+    response = webhook.review(bad, limited)["response"]
+    assert "priorityClassName: this cluster's limits do not allow it" in response["status"]["message"]
+    same = {"request": {**bad["request"], "oldObject": bad["request"]["object"]}}
+    assert webhook.review(same, limited)["response"]["allowed"]
 
 
 def test_what_runs_changes_only_while_it_is_suspended():
@@ -38,18 +51,18 @@ def test_what_runs_changes_only_while_it_is_suspended():
         after = asked("spec.ppo.klCoefficient=0.5")
         return {"request": {**after["request"], "oldObject": asked(*before)["request"]["object"]}}
 
-    refused = webhook.review(change())["response"]
+    refused = webhook.review(change(), PLAIN)["response"]
     assert "spec.ppo: cannot change while the job runs; suspend it first" in refused["status"]["message"]
-    assert webhook.review(change("spec.suspend=true"))["response"]["allowed"]
-    assert webhook.review(change("spec.sampling.topK=0"))["response"]["allowed"]
+    assert webhook.review(change("spec.suspend=true"), PLAIN)["response"]["allowed"]
+    assert webhook.review(change("spec.sampling.topK=0"), PLAIN)["response"]["allowed"]
 
 
 def test_deleting_is_always_allowed():
-    assert webhook.review({"request": {"uid": "1", "operation": "DELETE", "object": None}})["response"][
-        "allowed"
-    ]
+    assert webhook.review({"request": {"uid": "1", "operation": "DELETE", "object": None}}, PLAIN)[
+        "response"
+    ]["allowed"]
     gone = asked("spec.steps=0", deletionTimestamp="2026-01-01T00:00:00Z")
-    assert webhook.review(gone)["response"]["allowed"]
+    assert webhook.review(gone, PLAIN)["response"]["allowed"]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus, TrainerStatus
 from rlhf_operator.cluster.desired import active_config, wanted
+from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, ROLE, pod_name
 from rlhf_operator.cluster.observed import Observed
 from rlhf_operator.cluster.pinned import Pinned
@@ -49,6 +50,7 @@ class World:
     made: list[str] = field(default_factory=list)
     expired: bool = False
     defaults: Defaults = TODAY
+    limits: Limits | None = None
     images: list[tuple[str, str]] = field(default_factory=list)
     """Default images that pods were made with, by name."""
     _asked: tuple[str, ...] | None = None
@@ -69,7 +71,7 @@ class World:
         if job.unreadable:
             return leave_alone(job.unreadable)
         try:
-            want = wanted(job, self.configs.get(active_config(job) or ""), self.defaults)
+            want = wanted(job, self.configs.get(active_config(job) or ""), self.defaults, self.limits)
         except InvalidJob as error:
             return refuse(job, error, pods, self.now)
         todo = plan(Observed(reopened(job, want.spec), want, pods, self.trainer, **seen), self.now)

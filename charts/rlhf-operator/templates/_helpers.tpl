@@ -42,6 +42,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.tokenKey.existingSecret | default (printf "%s-token-key" (include "rlhf-operator.fullname" .)) -}}
 {{- end }}
 
+{{- define "rlhf-operator.trainerImage" -}}
+{{- .Values.jobs.trainerImage | default (printf "rlhf-trainer:%s" .Chart.AppVersion) -}}
+{{- end }}
+
 {{/* The Secret with the webhook's certificate: ours, or the one that cert-manager writes. */}}
 {{- define "rlhf-operator.webhookSecret" -}}
 {{- include "rlhf-operator.fullname" . -}}-webhook-{{ ternary "issued" "certificate" .Values.webhook.certManager.enabled }}

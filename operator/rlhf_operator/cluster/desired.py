@@ -7,6 +7,8 @@ from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
 
+from .limit_checks import check
+from .limits import Limits
 from .pinned import Pinned, with_generators
 from .settings import Defaults
 from .snapshot import Job
@@ -31,8 +33,9 @@ def active_config(job: Job) -> str | None:
     return status.cluster.config
 
 
-def wanted(job: Job, running: Pinned | None, defaults: Defaults) -> Desired:
-    """`running`: the content of `active_config`, where the job has one; `defaults`: the operator's now.
+def wanted(job: Job, running: Pinned | None, defaults: Defaults, limits: Limits | None = None) -> Desired:
+    """`running`: the content of `active_config`, where the job has one; `defaults` and `limits`: the operator's now.
+    What runs began within the limits of its time, and keeps them until it is suspended.
 
     Raises:
         InvalidJob: the spec can't run, and nothing runs yet.
@@ -46,7 +49,9 @@ def wanted(job: Job, running: Pinned | None, defaults: Defaults) -> Desired:
         spec = running.config.spec.model_copy(update={"suspend": suspend})
         return Desired(running, spec, f"the spec is not valid and the job goes on as it was: {error}")
     if running is None:
-        return Desired(Pinned.make(job.name, spec, defaults), spec)
+        pinned = Pinned.make(job.name, spec, defaults)
+        check(limits, pinned, job.queue)
+        return Desired(pinned, spec)
     running = running.scaled(spec.generator.replicas)
     kept = with_generators(running.config.spec, spec.generator.replicas).model_copy(
         update={

@@ -139,7 +139,10 @@ class Reconciler:
         kept = self._kept.get(key)
         if kept is None or kept[0] != basis:
             running = await self._running(job, pods)
-            kept = self._kept[key] = (basis, wanted(job, running, self._settings.defaults))
+            kept = self._kept[key] = (
+                basis,
+                wanted(job, running, self._settings.defaults, self._settings.limits),
+            )
         return kept[1]
 
     async def _running(self, job: Job, pods: list[Pod]) -> Pinned | None:

@@ -4,8 +4,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from rlhf_api.base import Report
+from rlhf_api.problems import from_pydantic
 from rlhf_api.run import TORCHRUN
+
+from .limits import Limits
 
 FIELD_MANAGER = "rlhf-operator"
 
@@ -43,6 +48,8 @@ class Settings:
     """The admission webhook's; none unless given."""
     webhook_certificates: str = "/etc/rlhf/webhook"
     """The directory of its tls.crt and tls.key."""
+    limits: Limits | None = None
+    """Allow-lists for jobs; none unless given."""
     log_format: str = "json"
     """`json` or `text`."""
 
@@ -87,5 +94,16 @@ class Settings:
             metrics_port=port("RLHF_METRICS_PORT") or 8080,
             webhook_port=port("RLHF_WEBHOOK_PORT"),
             webhook_certificates=environ.get("RLHF_WEBHOOK_CERTIFICATES") or "/etc/rlhf/webhook",
+            limits=_limits(environ.get("RLHF_LIMITS")),
             log_format=log_format,
         )
+
+
+def _limits(text: str | None) -> Limits | None:
+    if not text:
+        return None
+    try:
+        return Limits.model_validate_json(text)
+    except ValidationError as error:
+        said = "; ".join(map(str, from_pydantic(error, Limits, ("RLHF_LIMITS",)).problems))
+        raise ValueError(said) from None

@@ -13,36 +13,50 @@ from rlhf_api.checks import check_change
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob, Problem
 
+from .limit_checks import check
+from .names import QUEUE
+from .pinned import Pinned
 from .settings import Settings
 
 log = logging.getLogger(__name__)
 
+_SETTINGS = web.AppKey("settings", Settings)
 _LONGEST = 2000
 _REQUEST_BYTES = 4 << 20  # an object of 1.5 MiB at most, twice
 
 
-def review(request: Mapping[str, Any]) -> dict[str, Any]:
+def review(request: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """The answer to an AdmissionReview (admission.k8s.io/v1). A job that is being deleted may be anything."""
     asked = request["request"]
     answer: dict[str, Any] = {"uid": asked["uid"], "allowed": True}
     body = asked.get("object")
     stays = body is not None and "deletionTimestamp" not in body.get("metadata", {})
-    if stays and (problems := _problems(body, asked.get("oldObject"))):
+    if stays and (problems := _problems(body, asked.get("oldObject"), settings)):
         message = "; ".join(map(str, problems))[:_LONGEST]
         answer |= {"allowed": False, "status": {"code": 422, "reason": "Invalid", "message": message}}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
 
 
-def _problems(body: Mapping[str, Any], before: Mapping[str, Any] | None) -> Sequence[Problem]:
+def _problems(
+    body: Mapping[str, Any], before: Mapping[str, Any] | None, settings: Settings
+) -> Sequence[Problem]:
     """Errors of a job, or of its change from the stored one."""
     try:
         spec = from_cluster(body).spec
+        if before is None or _asks_for(before) != _asks_for(body):
+            queue = body["metadata"].get("labels", {}).get(QUEUE)
+            check(settings.limits, Pinned.make(body["metadata"]["name"], spec, settings.defaults), queue)
     except InvalidJob as error:
         return error.problems
     try:
         return check_change(from_cluster(before).spec, spec) if before is not None else ()
     except InvalidJob:
         return ()  # it could not run as it was: any change may mend it
+
+
+def _asks_for(body: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Parts of a job that the limits are about; whoever changes others, such as finalizers, is not judged by them."""
+    return body.get("spec"), body["metadata"].get("labels", {}).get(QUEUE)
 
 
 class _Certificate:
@@ -81,6 +95,7 @@ async def serve(settings: Settings) -> web.AppRunner | None:
         return None
     context = _Certificate(Path(settings.webhook_certificates)).context
     app = web.Application(client_max_size=_REQUEST_BYTES)
+    app[_SETTINGS] = settings
     app.add_routes([web.post("/validate", _validate)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -90,7 +105,7 @@ async def serve(settings: Settings) -> web.AppRunner | None:
 
 async def _validate(request: web.Request) -> web.Response:
     try:
-        answer = review(json.loads(await request.read()))
+        answer = review(json.loads(await request.read()), request.app[_SETTINGS])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise web.HTTPBadRequest(text=f"this is no AdmissionReview: {error!r}") from None
     return web.json_response(answer)

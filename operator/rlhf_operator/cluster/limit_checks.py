@@ -1,0 +1,110 @@
+"""Allow-lists of an administrator for what jobs' pods may ask for, checked on the pods as they would be made; pure.
+
+They are for clusters whose users may create RLHFJobs but not pods: `spec.pods` and its template reach everything that a
+pod can have. The chart's ValidatingAdmissionPolicy says the same of the manifest, where the server has one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlhf_api.problems import InvalidJob, Problem, show
+from rlhf_api.run import roles_of
+
+from .limits import ANY, Limits
+from .names import QUEUE
+from .pinned import Pinned
+from .pod import build_pod
+
+Body = Mapping[str, Any]
+
+_HOST = ("hostNetwork", "hostPID", "hostIPC")
+
+
+def check(limits: Limits | None, pinned: Pinned, queue: str | None) -> None:
+    """Raises InvalidJob with everything about the job that the limits do not allow."""
+    if limits is None:
+        return
+    found = list(_queue(limits, queue))
+    for role in roles_of(pinned.config.spec):
+        body = build_pod(
+            pinned.config,
+            role,
+            0,
+            attempt=1,
+            resume=False,
+            config_name=pinned.name,
+            token_secret="",
+            defaults=pinned.defaults,
+        )
+        found += _pod(limits, f"the {role.value}'s pod: spec", body["spec"], pinned.defaults.image)
+    if found:
+        raise InvalidJob(found)
+
+
+def _queue(limits: Limits, queue: str | None) -> Iterator[Problem]:
+    if limits.require_queue and not queue:
+        message = (
+            "this cluster's limits require a queue; name one, as in `kubectl label rlhfjob NAME KEY=QUEUE`"
+        )
+        yield Problem(f"metadata.labels[{show(QUEUE)}]", message)
+
+
+def _pod(limits: Limits, where: str, spec: Body, own_image: str) -> Iterator[Problem]:
+    accounts = {key: spec[key] for key in ("serviceAccountName", "serviceAccount") if spec.get(key)}
+    for key, account in (accounts or {"serviceAccountName": "default"}).items():
+        yield from _listed(f"{where}.{key}", account, limits.service_accounts)
+    if priority := spec.get("priorityClassName"):
+        yield from _listed(f"{where}.priorityClassName", priority, limits.priority_classes)
+    for key in _HOST:
+        if spec.get(key) and not limits.host_network:
+            yield _refusal(f"{where}.{key}", spec[key], "hostNetwork is false")
+    for volume in spec.get("volumes", ()):
+        place = f"{where}.volumes[{show(volume['name'])}]"
+        if (path := volume.get("hostPath", {}).get("path")) and not _below(path, limits.host_paths):
+            yield _refusal(f"{place}.hostPath", path, f"hostPaths has {_names(limits.host_paths)}")
+        if image := volume.get("image", {}).get("reference"):
+            yield from _image(f"{place}.image", image, limits)
+    for kind in ("initContainers", "containers"):
+        for container in spec.get(kind, ()):
+            place = f"{where}.{kind}[{show(container['name'])}]"
+            if (image := container.get("image", "")) != own_image:
+                yield from _image(f"{place}.image", image, limits)
+            yield from _container(limits, place, container)
+
+
+def _container(limits: Limits, where: str, container: Body) -> Iterator[Problem]:
+    context = container.get("securityContext") or {}
+    for key in ("privileged", "allowPrivilegeEscalation"):
+        if context.get(key) and not limits.privileged:
+            yield _refusal(f"{where}.securityContext.{key}", context[key], "privileged is false")
+    for added in (context.get("capabilities") or {}).get("add") or ():
+        yield from _listed(f"{where}.securityContext.capabilities.add", added, limits.capabilities)
+    for port in container.get("ports", ()):
+        if port.get("hostPort") and not limits.host_network:
+            yield _refusal(f"{where}.ports.hostPort", port["hostPort"], "hostNetwork is false")
+
+
+def _image(where: str, image: str, limits: Limits) -> Iterator[Problem]:
+    begins = any(image.startswith(prefix.rstrip("/") + end) for prefix in limits.images for end in "/:@")
+    if ANY not in limits.images and not begins and image not in limits.images:
+        yield _refusal(where, image, f"images has {_names(limits.images)}")
+
+
+def _listed(where: str, value: Any, allowed: Sequence[str]) -> Iterator[Problem]:
+    if ANY not in allowed and value not in allowed:
+        yield _refusal(where, value, f"{where.rpartition('.')[2]} may be {_names(allowed)}")
+
+
+def _below(path: str, allowed: Sequence[str]) -> bool:
+    if ANY in allowed:
+        return True
+    within = any(f"{path.rstrip('/')}/".startswith(f"{top.rstrip('/')}/") for top in allowed)
+    return within and ".." not in path.split("/")
+
+
+def _refusal(where: str, value: Any, rule: str) -> Problem:
+    return Problem(where, f"this cluster's limits do not allow it: {rule}; got {show(value)}")
+
+
+def _names(allowed: Sequence[str]) -> str:
+    return ", ".join(allowed) or "no entries"

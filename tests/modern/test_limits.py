@@ -1,0 +1,73 @@
+"""The chart's ValidatingAdmissionPolicy on a current API server: the limits of what jobs may ask for."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.api.manifests import document
+from tests.modern.binary import Binary
+from tests.modern.jobs import Jobs, define
+from tests.modern.policies import policies
+from tests.modern.server import Refused, server
+from tests.support.helm import render
+from tests.support.limits import ALLOWED, LIMITS, REFUSED
+
+from rlhf_api.roles import Role
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+@pytest.fixture(scope="module")
+def limited(binary: Binary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    values = {"limits": {"enabled": True, "requireQueue": True, **LIMITS}}
+    objects = [o for o in render(values, "--kube-version=1.36.0") if "AdmissionPolicy" in o["kind"]]
+    assert len(objects) == 2
+    with (
+        policies(objects) as core,
+        server(binary, tmp_path_factory.mktemp("limited"), core=core) as running,
+    ):
+        define(running)
+        yield Jobs(running)
+
+
+def job(name: str, pods: dict, role: Role | None = None, **labels: str) -> dict:
+    body = document()
+    body["metadata"] = {"name": name, "labels": {QUEUE: "team", **labels}}
+    (body["spec"].setdefault(role.value, {}) if role else body["spec"])["pods"] = pods
+    return body
+
+
+@pytest.mark.parametrize("number", range(len(ALLOWED)))
+def test_what_the_limits_allow_is_accepted(limited: Jobs, number: int) -> None:
+    limited.create(job(f"allowed-{number}", ALLOWED[number]))
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_they_do_not_is_refused_for_the_job_and_for_any_role(limited: Jobs, number: int) -> None:
+    pods, word = REFUSED[number]
+    for role in (None, *Role):
+        with pytest.raises(Refused, match=word) as refused:
+            limited.create(job("refused", pods, role))
+        assert refused.value.code == 422
+        assert "this cluster's limits do not allow" in str(refused.value)
+
+
+def test_a_job_needs_a_queue_and_keeps_one(limited: Jobs) -> None:
+    with pytest.raises(Refused, match="require a queue"):
+        limited.create(document("metadata.name=none"))
+    limited.create(job("queued", {}))
+    with pytest.raises(Refused, match="require a queue"):
+        limited.merge({"metadata": {"labels": {QUEUE: None}}}, "queued")
+
+
+def test_a_change_is_judged_as_the_whole_and_other_metadata_is_not(limited: Jobs) -> None:
+    limited.create(job("changed", {}))
+    limited.merge({"spec": {"suspend": True}}, "changed")
+    limited.merge({"metadata": {"annotations": {"a": "b"}}}, "changed")
+    with pytest.raises(Refused, match="priority class"):
+        limited.merge({"spec": {"pods": {"priorityClass": "other"}}}, "changed")
+
+
+def test_the_policy_is_left_out_where_the_server_or_the_administrator_has_none() -> None:
+    for version, limits in (("1.29.0", {"enabled": True}), ("1.36.0", {})):
+        assert "AdmissionPolicy" not in json.dumps(render({"limits": limits}, f"--kube-version={version}"))

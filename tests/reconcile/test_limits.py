@@ -1,0 +1,79 @@
+"""Limits of what jobs may ask for, as the operator enforces them on the pods that it would make."""
+
+import json
+
+import pytest
+import yaml
+from tests.reconcile.world import World, running
+from tests.support.limits import ALLOWED, LIMITS, REFUSED
+
+from rlhf_api.roles import Role
+from rlhf_operator.cluster.limits import Limits
+from rlhf_operator.cluster.settings import Settings
+
+LIMITED = Limits.model_validate_json(json.dumps(LIMITS))
+
+
+def asking(pods: dict, role: Role | None = None, **limits: object) -> World:
+    where = f"spec.{role.value}.pods" if role else "spec.pods"
+    override = yaml.safe_dump(pods, default_flow_style=True, width=9999).strip()
+    return World((f"{where}={override}",), limits=LIMITED.model_copy(update=limits))
+
+
+@pytest.mark.parametrize("pods", ALLOWED, ids=str)
+def test_what_the_limits_allow_runs(pods):
+    assert asking(pods).step().create
+
+
+@pytest.mark.parametrize(("pods", "_word"), REFUSED, ids=str)
+@pytest.mark.parametrize("role", [None, Role.GENERATOR])
+def test_what_they_do_not_fails_with_the_field_before_any_pod(pods, _word, role):
+    world = asking(pods, role)
+    todo = world.step()
+    assert (world.status.phase, todo.create) == ("Failed", ())
+    assert "this cluster's limits do not allow it" in world.status.message
+    assert "the generator's pod: spec." in world.status.message
+
+
+def test_all_that_is_wrong_is_said_at_once_with_the_values_seen():
+    world = asking(
+        {"priorityClass": "high", "volumes": [{"name": "v", "mountPath": "/v", "hostPath": "/etc"}]}
+    )
+    world.step()
+    assert "priorityClassName may be batch; got 'high'" in world.status.message
+    assert "hostPaths has /models; got '/etc'" in world.status.message
+
+
+def test_a_template_that_leaves_a_forbidden_default_is_refused():
+    """Of lists without `default`, a pod that names no account would run as it all the same."""
+    world = asking({}, service_accounts=("training",))
+    world.step()
+    assert "serviceAccountName may be training; got 'default'" in world.status.message
+
+
+def test_a_queue_is_required_where_the_limits_say_so():
+    world = asking({}, require_queue=True)
+    world.step()
+    assert "metadata.labels['kueue.x-k8s.io/queue-name']" in world.status.message
+
+
+def test_a_job_that_runs_keeps_what_it_has_until_it_is_suspended():
+    world = running()
+    world.limits = LIMITED.model_copy(update={"service_accounts": ()})
+    assert not world.step().delete
+    assert world.status.phase == "Running"
+
+
+def test_star_allows_everything_and_the_operators_image_needs_no_entry():
+    for name in ("service_accounts", "images", "host_paths", "capabilities", "priority_classes"):
+        allowed = LIMITED.model_copy(update={name: ("*",)})
+        left = [pods for pods, _ in REFUSED if World(asking(pods).overrides, limits=allowed).step().create]
+        assert left, name
+    assert asking({}, images=()).step().create
+
+
+@pytest.mark.parametrize("text", ["{", '{"hostPath": []}', '{"images": "x"}'])
+def test_wrong_limits_end_the_operator_with_their_name(text):
+    environ = {"RLHF_TOKEN_KEY": "k" * 32, "RLHF_TRAINER_IMAGE": "i", "RLHF_LIMITS": text}
+    with pytest.raises(ValueError, match="RLHF_LIMITS"):
+        Settings.read(environ)

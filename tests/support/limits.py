@@ -1,0 +1,58 @@
+"""What limits are tried with: what a job asks for, and the words of its refusal by the operator."""
+
+from typing import Any
+
+LIMITS: dict[str, Any] = {
+    "serviceAccounts": ["default", "training"],
+    "images": ["registry.example/team", "registry.example/one"],
+    "hostPaths": ["/models"],
+    "capabilities": ["IPC_LOCK"],
+    "priorityClasses": ["batch"],
+}
+"""Values of the chart; all else as it is by default."""
+
+
+def template(**spec: Any) -> dict[str, Any]:
+    return {"template": {"spec": spec}}
+
+
+def role(**container: Any) -> dict[str, Any]:
+    return template(containers=[{"name": "role", **container}])
+
+
+def volume(path: str) -> dict[str, Any]:
+    return {"volumes": [{"name": "v", "mountPath": "/v", "hostPath": path}]}
+
+
+ALLOWED: list[dict[str, Any]] = [
+    {},
+    {"image": "registry.example/team/trainer:1"},
+    {"image": "registry.example/one@sha256:0f"},
+    volume("/models/llama"),
+    {"priorityClass": "batch"},
+    template(serviceAccountName="training", hostNetwork=False),
+    role(securityContext={"capabilities": {"add": ["IPC_LOCK"]}}),
+]
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"image": "registry.example/teams/trainer:1"}, "image"),
+    ({"image": "elsewhere.example/trainer"}, "image"),
+    (role(image="elsewhere.example/trainer"), "image"),
+    (template(initContainers=[{"name": "i", "image": "elsewhere.example/i"}]), "image"),
+    (template(volumes=[{"name": "i", "image": {"reference": "elsewhere.example/i"}}]), "image"),
+    (volume("/etc/kubernetes"), "host path"),
+    (volume("/modelsx"), "host path"),
+    (template(volumes=[{"name": "v", "hostPath": {"path": "/models/../etc"}}]), "host path"),
+    ({"priorityClass": "system-node-critical"}, "priority class"),
+    (template(priorityClassName="system-node-critical"), "priority class"),
+    (template(serviceAccountName="admin"), "service account"),
+    (template(serviceAccount="admin"), "service account"),
+    *((template(**{key: True}), "node's network") for key in ("hostNetwork", "hostPID", "hostIPC")),
+    (
+        template(containers=[{"name": "s", "image": "registry.example/one", "ports": [{"hostPort": 22}]}]),
+        "ports",
+    ),
+    (role(securityContext={"privileged": True}), "privileged"),
+    (role(securityContext={"allowPrivilegeEscalation": True}), "privileged"),
+    (role(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}), "capability"),
+]
+"""Pod settings and a word of the policy's message."""
