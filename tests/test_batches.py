@@ -9,12 +9,12 @@ from transformers import Qwen2ForTokenClassification as Critic
 from rlhf_trainer import batches
 from rlhf_trainer.batches import (
     MicroBatch,
+    ResponseLogprobs,
     plan,
-    response_logprobs,
     response_values,
     sequence_scores,
 )
-from rlhf_trainer.models.inference import infer
+from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.records import Sequences
 
 VOCABULARY = 128
@@ -85,7 +85,7 @@ def test_an_empty_micro_batch_still_has_an_input_and_reads_nothing():
     micro = MicroBatch.build(Sequences.pack([([7, 8], [9])]), [], pad_token_id=0)
     assert micro.input_ids.tolist() == [[7]]
     logits = torch.zeros(1, 1, VOCABULARY, requires_grad=True)
-    output = response_logprobs(logits, micro)
+    output = ResponseLogprobs()(logits, micro)
     assert output.shape == (0,)
     output.sum().backward()
     assert logits.grad.abs().sum() == 0
@@ -95,7 +95,7 @@ def test_an_empty_micro_batch_still_has_an_input_and_reads_nothing():
 
 def test_logprobs_are_a_float64_log_softmax_also_across_chunks_and_backwards(monkeypatch):
     chunk = 256
-    monkeypatch.setattr(batches, "CHUNK_ELEMENTS", chunk * VOCABULARY)
+    monkeypatch.setitem(batches.CHUNK_ELEMENTS, "cpu", chunk * VOCABULARY)
     generator = torch.Generator().manual_seed(0)
     length = chunk + 9
     tokens = torch.randint(VOCABULARY, (length + 2,), generator=generator)
@@ -106,7 +106,7 @@ def test_logprobs_are_a_float64_log_softmax_also_across_chunks_and_backwards(mon
     logits.requires_grad_()
     picked = torch.log_softmax(exact[0, 1:-1] / 0.7, -1)[torch.arange(length), tokens[2:]]
     (picked * weights).sum().backward()
-    output = response_logprobs(logits, MicroBatch.build(sequences, [0], 0), temperature=0.7)
+    output = ResponseLogprobs(0.7)(logits, MicroBatch.build(sequences, [0], 0))
     (output * weights).sum().backward()
     torch.testing.assert_close(output.double(), picked, rtol=0, atol=1e-5)
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=0, atol=1e-6)
@@ -124,15 +124,15 @@ def test_neither_padding_nor_order_changes_what_is_inferred(pairs, budget, rando
     order = torch.tensor(random.sample(range(len(pairs)), len(pairs)))
     shuffled = sequences.select(order)
     for network, read in (
-        (POLICY, response_logprobs),
+        (POLICY, ResponseLogprobs()),
         (CRITIC, response_values),
         (REWARD, sequence_scores),
     ):
         scores = read is sequence_scores
         sizes = torch.ones(len(pairs), dtype=torch.int64) if scores else sequences.response_lengths
-        alone = infer(network, sequences, read, sizes, token_budget=1, pad_token_id=0)
+        alone = infer(Forward(network, 1, 0), sequences, read, sizes)
         index = order if scores else sequences.response_index(order)
-        together = infer(network, shuffled, read, sizes[order], token_budget=budget, pad_token_id=5)
+        together = infer(Forward(network, budget, 5), shuffled, read, sizes[order])
         torch.testing.assert_close(together, alone[index], rtol=0, atol=2e-5)
 
 
@@ -140,9 +140,7 @@ def test_scores_are_right_where_padding_and_end_are_the_same_token():
     end = 1
     rows = [[5, 6, end], [9, end], [4, 8, 3, 2], [7, end, end, 3, end]]
     sequences = Sequences.pack([(row[:1], row[1:]) for row in rows])
-    together = infer(
-        REWARD, sequences, sequence_scores, torch.ones(4).long(), token_budget=99, pad_token_id=end
-    )
+    together = infer(Forward(REWARD, 99, end), sequences, sequence_scores, torch.ones(4).long())
     with torch.no_grad():
         alone = [REWARD(input_ids=torch.tensor([row])).logits[0, 0] for row in rows]
     torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=1e-5)

@@ -51,6 +51,11 @@ class RoleSpec(Frozen):
     """On a cluster: added to `spec.pods`."""
 
 
+Attention = Literal["auto", "packed", "padded"]
+Kernels = Literal["auto", "liger", "torch"]
+GradientCheckpointing = Literal["none", "selective", "full"]
+
+
 class Trainer(RoleSpec):
     """DeepSpeed under torchrun: `replicas` nodes of `processesPerReplica` ranks."""
 
@@ -59,7 +64,17 @@ class Trainer(RoleSpec):
     """On a cluster: a trainer that makes no step for so long is started again, and that is counted. For the budget to
     be used up by it, `backoffWindowSeconds` has to be several times as long."""
     micro_batch_tokens: Positive = 16384
-    """Upper bound of the padded tokens that one rank forwards at once."""
+    """Upper bound of the tokens, with their padding, that one rank forwards at once."""
+    attention: Attention = "auto"
+    """`packed`: sequences of different lengths end to end, without padding, where a trial at the start shows that the
+    model computes the same; `padded`: each filled up to the longest beside it. `auto`: packed on GPUs where that holds,
+    else padded. Reference and reward models by token follow it too."""
+    kernels: Kernels = "auto"
+    """`liger`: fused norms, rotary embedding and SwiGLU; `torch`: the model's own. `auto`: Liger's on GPUs, where it is
+    installed and knows the model."""
+    gradient_checkpointing: GradientCheckpointing = "none"
+    """Activations that the backward pass computes again, to save memory: of no layer, `selective` all but the outputs
+    of matrix products and attention, or `full`, all."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlhf_trainer.batches import response_logprobs
+from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.records import Sequences
 
@@ -58,7 +58,7 @@ def kept(dtype: str, stage: int, engines: list[TrainedModel]) -> float:
     del model
     engine.update(
         sequences,
-        lambda out, micro: response_logprobs(out, micro, temperature=1.0),
+        ResponseLogprobs(),
         lambda out, _: (out.sum(), {}),
         0.0,
     )

@@ -19,7 +19,7 @@ from torch import Tensor, distributed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers import Qwen2ForTokenClassification as Qwen2Critic
 
-from rlhf_trainer.batches import MicroBatch, response_logprobs, response_values
+from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
 from rlhf_trainer.models.export import save_model
 from rlhf_trainer.models.load import create_tokenizer
 from rlhf_trainer.models.state import load_training_state, training_state
@@ -75,7 +75,7 @@ def make(kind: str, seed: int = 0) -> PreTrainedModel:
 
 
 def reader(kind: str):
-    return response_values if kind == "critic" else response_logprobs
+    return response_values if kind == "critic" else ResponseLogprobs()
 
 
 def batch(update: int) -> tuple[Sequences, Tensor]:
@@ -109,7 +109,10 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     settings = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 100_000}}
     if bfloat16:
         settings["bf16"] = {"enabled": True}
-    return TrainedModel(make(kind, seed), deepspeed=settings, **ADAM, micro_batch_tokens=40, pad_token_id=0)
+    efficient = {"attention": "packed", "gradient_checkpointing": "full"} if stage in (1, 3) else {}
+    return TrainedModel(
+        make(kind, seed), deepspeed=settings, **ADAM, micro_batch_tokens=40, pad_token_id=0, **efficient
+    )
 
 
 def copied(items) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from transformers import (
     OPTConfig,
 )
 
-from rlhf_trainer.batches import response_logprobs, response_values
+from rlhf_trainer.batches import ResponseLogprobs, response_values
 from rlhf_trainer.records import Sequences
 
 SEQUENCES = Sequences.pack([((5, 6, 7), (8, 9, 10, 11)), ((12,), (13, 14)), ((15, 16), (17, 18, 19))])
@@ -60,7 +60,7 @@ BOTH = [(name, attention) for name in CONFIGS for attention in ("sdpa", "eager")
 def test_the_first_ratio_is_exactly_one(trained, name, attention):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation=attention)
-    ratios = first_ratios(trained(model), response_logprobs)
+    ratios = first_ratios(trained(model), ResponseLogprobs())
     assert len(ratios) == 9
     assert ratios.tolist() == [1.0] * 9
 
@@ -70,8 +70,8 @@ def test_it_is_under_zero_too(trained, stage):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS["gpt2"])
     engine = trained(model, zero_optimization={"stage": stage})
-    assert first_ratios(engine, response_logprobs).tolist() == [1.0] * 9
-    assert first_ratios(engine, response_logprobs).tolist() == [1.0] * 9, "after an update too"
+    assert first_ratios(engine, ResponseLogprobs()).tolist() == [1.0] * 9
+    assert first_ratios(engine, ResponseLogprobs()).tolist() == [1.0] * 9, "after an update too"
 
 
 def test_the_values_of_a_critic_are_those_it_was_asked_for(trained):

@@ -8,7 +8,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from rlhf_trainer.batches import MicroBatch, response_values, sequence_scores
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
-from rlhf_trainer.models.inference import infer
+from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.models.load import (
     check_fit,
     create_policy,
@@ -75,7 +75,7 @@ def test_a_new_policy_depends_on_the_seed_alone(tokenizer):
 def test_the_values_of_a_fresh_critic_start_at_zero(path):
     sizes = SEQUENCES.response_lengths
     critic = load_critic(path, torch.float32).eval()
-    output = infer(critic, SEQUENCES, response_values, sizes, token_budget=20, pad_token_id=1)
+    output = infer(Forward(critic, 20, 1), SEQUENCES, response_values, sizes)
     assert torch.equal(output, torch.zeros(int(sizes.sum())))
 
 
@@ -85,7 +85,7 @@ def test_a_fresh_reward_model_is_the_same_on_every_rank(path):
     for rank in range(2):
         torch.manual_seed(rank)
         model = load_reward(path, torch.float32).eval()
-        scores.append(infer(model, SEQUENCES, sequence_scores, sizes, token_budget=20, pad_token_id=1))
+        scores.append(infer(Forward(model, 20, 1), SEQUENCES, sequence_scores, sizes))
     assert torch.equal(*scores)
     assert 0 < scores[0].abs().max() < 1
 
@@ -97,14 +97,8 @@ def test_a_critic_takes_over_the_head_of_a_reward_model_and_loads_again(path, tm
     critic = load_critic(str(tmp_path / "reward"), torch.float32)
     critic.save_pretrained(tmp_path / "critic")
     ones = torch.ones(3, dtype=torch.int64)
-    options = {"token_budget": 20, "pad_token_id": 1}
-    scores = infer(
-        load_reward(str(tmp_path / "reward"), torch.float32).eval(),
-        SEQUENCES,
-        sequence_scores,
-        ones,
-        **options,
-    )
+    model = load_reward(str(tmp_path / "reward"), torch.float32).eval()
+    scores = infer(Forward(model, 20, 1), SEQUENCES, sequence_scores, ones)
     assert scores.abs().min() > 1e-3
     for model in (critic, load_critic(str(tmp_path / "critic"), torch.float32)):
         model.eval()
@@ -112,7 +106,7 @@ def test_a_critic_takes_over_the_head_of_a_reward_model_and_loads_again(path, tm
         def last(logits, micro: MicroBatch):
             return logits[torch.arange(len(micro.rows)), micro.attention_mask.sum(1) - 1, 0]
 
-        torch.testing.assert_close(infer(model, SEQUENCES, last, ones, **options), scores)
+        torch.testing.assert_close(infer(Forward(model, 20, 1), SEQUENCES, last, ones), scores)
 
 
 def test_a_policy_loads_in_the_type_asked_for(path):

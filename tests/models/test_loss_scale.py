@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_trainer.batches import response_logprobs
+from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.zero import deepspeed
 from rlhf_trainer.records import Sequences
@@ -29,7 +29,7 @@ def make(trained, monkeypatch):
 
 
 def step(engine, factor: float = 1.0) -> dict[str, float]:
-    return engine.update(SEQUENCES, response_logprobs, lambda out, _: (-out.sum() / 9 * factor, {}), 0.01)
+    return engine.update(SEQUENCES, ResponseLogprobs(), lambda out, _: (-out.sum() / 9 * factor, {}), 0.01)
 
 
 def copied(engine) -> dict[str, torch.Tensor]:

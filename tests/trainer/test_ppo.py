@@ -14,12 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_trainer.batches import (
     MicroBatch,
+    ResponseLogprobs,
     plan,
-    response_logprobs,
-    response_logprobs_and_entropy,
     response_values,
 )
-from rlhf_trainer.models.inference import forward, infer
+from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
 from rlhf_trainer.records import Columns, Sequences
 from rlhf_trainer.training.step_metrics import step_metrics
@@ -138,8 +137,8 @@ def losses(model, made: Columns, ppo: PPO, ranks: int, budget: int) -> dict[str,
     for rows in (rows for share in shares for rows in share):
         micro = MicroBatch.build(made.sequences, rows, pad_token_id=257)
         with torch.no_grad():
-            logits = forward(model, model.config, micro)
-        value, named = actor(response_logprobs_and_entropy(logits, micro), micro)
+            logits = Forward(model, 64, 257).logits(micro)
+        value, named = actor(ResponseLogprobs(entropy=True)(logits, micro), micro)
         against, _ = critic(response_values(logits, micro), micro)
         for name, scalar in {"policy": value, "critic": against, **named}.items():
             total[name] = total.get(name, 0.0) + scalar.item()
@@ -161,7 +160,7 @@ def test_log_probabilities_do_not_depend_on_the_neighbours(model):
 
     def logprobs(budget: int) -> torch.Tensor:
         sizes = sequences.response_lengths
-        return infer(model, sequences, response_logprobs, sizes, token_budget=budget, pad_token_id=257)
+        return infer(Forward(model, budget, 257), sequences, ResponseLogprobs(), sizes)
 
     assert torch.allclose(logprobs(1), logprobs(1000), atol=2e-6)
 

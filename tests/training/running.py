@@ -17,11 +17,11 @@ from transformers import LlamaForCausalLM, LlamaForTokenClassification
 
 from rlhf_api.algorithms import graph_of, settings_of
 from rlhf_api.rows import PairRow, PromptRow, Row
-from rlhf_trainer.batches import response_logprobs
+from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.checkpoint.rng import restore_generators
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
-from rlhf_trainer.models.inference import infer
+from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.training.offline import OfflineTask
@@ -86,7 +86,7 @@ class Job:
     def reference(self, sequences: Sequences, _rows: object) -> Tensor:
         """Log-probabilities of the policy as it was at the start."""
         sizes = sequences.response_lengths
-        return infer(self.initial, sequences, response_logprobs, sizes, token_budget=256, pad_token_id=257)
+        return infer(Forward(self.initial, 256, 257), sequences, ResponseLogprobs(), sizes)
 
     def steps(self, first: int, last: int) -> "Job":
         for step in range(first, last):

@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import partial
 
 import psutil
 import pytest
@@ -20,13 +19,13 @@ from tests.weights.support import TOKEN, generator, serves, status, weights
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
-from rlhf_trainer.batches import response_logprobs
+from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.comms.dispatch import Interrupted
 from rlhf_trainer.comms.http import HttpError
 from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.vllm import VllmClient
 from rlhf_trainer.generation.work import Work
-from rlhf_trainer.models.inference import infer
+from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.records import Prompt, Rollout, Sequences
 
 pytestmark = pytest.mark.slow
@@ -162,8 +161,8 @@ def of_model(model, response: Rollout, *, temperature: float = 1.0, ends: Sequen
     """A response's log-probabilities by the trainer's own code, where `ends` could not be sampled: [R]."""
     sequences = Sequences.pack([(response.prompt.tokens, response.tokens)])
     if not ends:
-        read = partial(response_logprobs, temperature=temperature)
-        return infer(model, sequences, read, sequences.response_lengths, token_budget=512, pad_token_id=257)
+        read = ResponseLogprobs(temperature)
+        return infer(Forward(model, 512, 257), sequences, read, sequences.response_lengths)
     logits = model(sequences.tokens[None]).logits[0, len(response.prompt.tokens) - 1 : -1] / temperature
     logits[:, list(ends)] = -torch.inf
     return logits.log_softmax(-1).gather(1, torch.tensor(response.tokens)[:, None])[:, 0]

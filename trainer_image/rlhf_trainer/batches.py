@@ -2,32 +2,33 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .maths.entropy import entropy
+from .maths.logprobs import CHUNK_ELEMENTS, token_logprobs
 from .records import Sequences, ragged_index
 
-CHUNK_ELEMENTS = 256 * 152_000
-"""Logits whose log-softmax is computed at once, as float32: 156 MB, 256 tokens of a vocabulary of 152,000."""
 
-
-def plan(lengths: Sequence[int], ranks: int, token_budget: int, group: int = 1) -> list[list[list[int]]]:
+def plan(
+    lengths: Sequence[int], ranks: int, token_budget: int, group: int = 1, *, packed: bool = False
+) -> list[list[list[int]]]:
     """Per rank a list of micro-batches, each a list of row indices; deterministic.
 
     Every row appears once. `group` consecutive rows (2i and 2i + 1 for pairs) stay together. All ranks get
     the same number of micro-batches, because ZeRO-3 gathers weights in lockstep; a rank that has no more rows
-    gets empty lists. The padded size rows x longest of a micro-batch is at most `token_budget`, unless it is
-    a single group. Ranks differ by at most one group's tokens. Raises ValueError where `group` does not
-    divide the rows.
+    gets empty lists. The size of a micro-batch, its padded one (rows x longest) or where `packed` its tokens, is at
+    most `token_budget`, unless it is a single group. Ranks differ by at most one group's tokens. Raises ValueError
+    where `group` does not divide the rows.
     """
     if len(lengths) % group:
         raise ValueError(f"{len(lengths)} rows cannot be split into groups of {group}")
     groups = [range(i, i + group) for i in range(0, len(lengths), group)]
     longest = [max(lengths[r] for r in rows) for rows in groups]
+    tokens = [sum(lengths[r] for r in rows) for rows in groups]
     # Longest first: similar lengths meet in a micro-batch, and the last groups dealt even out the ranks.
     order = sorted(range(len(groups)), key=lambda g: (-longest[g], g))
 
@@ -36,13 +37,18 @@ def plan(lengths: Sequence[int], ranks: int, token_budget: int, group: int = 1) 
     for g in order:
         rank = loads.index(min(loads))
         dealt[rank].append(g)
-        loads[rank] += sum(lengths[r] for r in groups[g])
+        loads[rank] += tokens[g]
+
+    def size(micro: list[int]) -> int:
+        return sum(tokens[g] for g in micro) if packed else len(micro) * group * longest[micro[0]]
 
     batches: list[list[list[int]]] = [[] for _ in range(ranks)]
     for mine, batch in zip(dealt, batches, strict=True):
         for g in mine:
-            if batch and (len(batch[-1]) + 1) * group * longest[batch[-1][0]] <= token_budget:
-                batch[-1].append(g)
+            # First fit where any hole can be filled; padded ones fill up in the order of their lengths.
+            room = (m for m in (batch if packed else batch[-1:]) if size([*m, g]) <= token_budget)
+            if (found := next(room, None)) is not None:
+                found.append(g)
             else:
                 batch.append([g])
 
@@ -54,13 +60,16 @@ def plan(lengths: Sequence[int], ranks: int, token_budget: int, group: int = 1) 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """n rows of `Sequences`, right-padded to T columns, and where their A_mb answer tokens lie.
+    """n rows of `Sequences`, each right-padded to T columns or all packed end to end into one row of T tokens, and
+    where their A_mb response tokens lie.
 
-    On the model's device: int64 `input_ids`, `attention_mask`, `position_ids` [n, T]; `response_row` and
-    `response_column` [A_mb], the place in [n, T] of every answer token, end to end in the order of the rows. On
-    the CPU, to index packed arrays: int64 `rows` [n], and `response_index` [A_mb], the place of the same tokens
-    in response-aligned arrays of all the sequences. `pad_token_id` is no row's last token, so that a
-    sequence-classification head, which pools at the last token that is not padding, pools at the right one.
+    On the model's device: int64 `input_ids`, `position_ids` [n, T] ([1, T] packed); `attention_mask`, int64 [n, T], or
+    packed int32 [1, 1, 1, n + 1], where each row begins and the last one ends; int64 `response_row`,
+    `response_column` and `targets` [A_mb], the place in [n, T] of every response token, and the token, end to end in
+    the order of the rows. `longest` is the length of the longest row. On the CPU, to index packed arrays: int64 `rows`
+    [n], and `response_index` [A_mb], the place of the same tokens in response-aligned arrays of all the sequences.
+    `pad_token_id` is no row's last token, so that a sequence-classification head, which pools at the last token that is
+    not padding, pools at the right one.
 
     Without rows (n = 0, A_mb = 0) the input still holds one token of the first sequence, so that the forward
     pass happens; everything read from its output is empty.
@@ -72,12 +81,20 @@ class MicroBatch:
     position_ids: Tensor
     response_row: Tensor
     response_column: Tensor
+    targets: Tensor
     response_index: Tensor
+    longest: int
     pad_token_id: int
 
     @classmethod
     def build(
-        cls, sequences: Sequences, rows: Sequence[int], pad_token_id: int, device: torch.device | str = "cpu"
+        cls,
+        sequences: Sequences,
+        rows: Sequence[int],
+        pad_token_id: int,
+        device: torch.device | str = "cpu",
+        *,
+        packed: bool = False,
     ) -> Self:
         """The micro-batch of `rows`; `pad_token_id` is used where no row ends in it."""
         index = torch.tensor(rows, dtype=torch.int64)
@@ -87,23 +104,35 @@ class MicroBatch:
         )
         ends = set(tokens[lengths.cumsum(0) - 1].tolist())
         pad = next(t for t in (pad_token_id, *range(len(ends) + 1)) if t not in ends)
-
-        columns = torch.arange(int(lengths.max()))
-        mask = columns < lengths[:, None]
-        input_ids = torch.full(mask.shape, pad, dtype=torch.int64)
-        input_ids[mask] = tokens
+        row = torch.repeat_interleave(torch.arange(len(index)), picked.response_lengths)
+        column = ragged_index(picked.prompt_lengths, picked.response_lengths)
+        if packed:
+            starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+            input_ids, mask = tokens[None], starts.to(torch.int32)[None, None, None]
+            positions = ragged_index(torch.zeros_like(lengths), lengths)[None]
+            row, column = torch.zeros_like(row), column + starts[row]
+        else:
+            columns = torch.arange(int(lengths.max()))
+            real = columns < lengths[:, None]
+            input_ids = torch.full(real.shape, pad, dtype=torch.int64)
+            input_ids[real] = tokens
+            mask, positions = real.to(torch.int64), columns.expand(real.shape)
         return cls(
             rows=index,
             input_ids=input_ids.to(device),
-            attention_mask=mask.to(device, torch.int64),
-            position_ids=columns.expand(mask.shape).to(device),
-            response_row=torch.repeat_interleave(torch.arange(len(index)), picked.response_lengths).to(
-                device
-            ),
-            response_column=ragged_index(picked.prompt_lengths, picked.response_lengths).to(device),
+            attention_mask=mask.to(device),
+            position_ids=positions.to(device),
+            response_row=row.to(device),
+            response_column=column.to(device),
+            targets=input_ids[row, column].to(device),
             response_index=sequences.response_index(index),
+            longest=int(lengths.max()),
             pad_token_id=pad,
         )
+
+    @property
+    def packed(self) -> bool:
+        return self.attention_mask.ndim == 4
 
 
 OutputFn = Callable[[Tensor, MicroBatch], Tensor]
@@ -113,53 +142,38 @@ Loss = Callable[[Tensor, MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
 all ranks are the loss and the statistics."""
 
 
-def response_logprobs(logits: Tensor, micro: MicroBatch, temperature: float = 1.0) -> Tensor:
-    """Log-probability in nats of every answer token, log softmax(logits / temperature) at the column before
-    it.
-
-    logits [n, T, V] of any float dtype -> float32 [A_mb]. Computed in float32 in chunks of at most
-    CHUNK_ELEMENTS, which are computed again for the backward pass where they are several.
+@dataclass(frozen=True)
+class ResponseLogprobs:
+    """Reads the log-probability in nats of every response token, log softmax(logits / temperature) at the column
+    before it; with `entropy`, beside each the entropy in nats of the distribution that its token was drawn from, which
+    has a gradient only where `differentiable`.
     """
-    targets = micro.input_ids[micro.response_row, micro.response_column]
-    # One indexing for all chunks: its backward pass writes a gradient of the size of the logits only once.
-    selected = logits[micro.response_row, micro.response_column - 1]
 
-    def of(chunk: Tensor, target: Tensor) -> Tensor:
-        logprobs = torch.log_softmax(chunk.float() / temperature, dim=-1)
-        return logprobs.gather(-1, target[:, None]).squeeze(-1)
+    temperature: float = 1.0
+    entropy: bool = False
+    differentiable: bool = False
 
-    return _in_chunks(of, selected, targets)
+    def __call__(self, logits: Tensor, micro: MicroBatch) -> Tensor:
+        """logits [n, T, V] of any float dtype -> float32 [A_mb], or [A_mb, 2] with entropies. Computed in float32 in
+        chunks, which are computed again for the backward pass where they are several.
+        """
+        # One indexing for all chunks: its backward pass writes a gradient of the size of the logits only once.
+        selected = logits[micro.response_row, micro.response_column - 1]
+        rows = max(1, CHUNK_ELEMENTS[logits.device.type] // logits.shape[-1])
+        chunks = list(zip(selected.split(rows), micro.targets.split(rows), strict=True))
+        if len(chunks) == 1:
+            return self._of(*chunks[0])
+        again = partial(checkpoint, self._of, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([(again if selected.requires_grad else self._of)(*chunk) for chunk in chunks])
 
+    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self.columns(token_logprobs(logits, targets, self.temperature, self.entropy))
 
-def response_logprobs_and_entropy(
-    logits: Tensor, micro: MicroBatch, temperature: float = 1.0, *, differentiable: bool = False
-) -> Tensor:
-    """`response_logprobs`, and beside each the entropy in nats of the distribution that its token was drawn from.
-
-    logits [n, T, V] of any float dtype -> float32 [A_mb, 2]. The entropy has a gradient only where `differentiable`.
-    """
-    targets = micro.input_ids[micro.response_row, micro.response_column]
-    selected = logits[micro.response_row, micro.response_column - 1]
-
-    def of(chunk: Tensor, target: Tensor) -> Tensor:
-        logprobs = torch.log_softmax(chunk.float() / temperature, dim=-1)
-        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
-            of_rows = entropy(logprobs)
-        return torch.stack([logprobs.gather(-1, target[:, None]).squeeze(-1), of_rows], dim=-1)
-
-    return _in_chunks(of, selected, targets)
-
-
-def _in_chunks(of: Callable[[Tensor, Tensor], Tensor], selected: Tensor, targets: Tensor) -> Tensor:
-    """`of` rows of logits, as many at a time as CHUNK_ELEMENTS bounds. Where one chunk is not enough, each is computed
-    again for the backward pass instead of being kept."""
-    rows = max(1, CHUNK_ELEMENTS // selected.shape[-1])
-    if len(selected) <= rows:
-        return of(selected, targets)
-    pairs = zip(selected.split(rows), targets.split(rows), strict=True)
-    if not selected.requires_grad:
-        return torch.cat([of(chunk, target) for chunk, target in pairs])
-    return torch.cat([checkpoint(of, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs])
+    def columns(self, found: Tensor) -> Tensor:
+        """[A, 1] -> [A]; of [A, 2] the entropies keep their gradient only where they are to."""
+        if not self.entropy:
+            return found[:, 0]
+        return found if self.differentiable else torch.stack([found[:, 0], found[:, 1].detach()], dim=-1)
 
 
 def response_values(logits: Tensor, micro: MicroBatch) -> Tensor:

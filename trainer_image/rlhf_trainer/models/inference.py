@@ -1,68 +1,137 @@
-"""A model over packed sequences without gradients; `infer` is all that reward and reference roles need."""
+"""Forward passes of a Hugging Face model over micro-batches, padded or packed."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from ..batches import MicroBatch, OutputFn, plan
+from rlhf_api.roles import Attention, Trainer
+
+from ..batches import MicroBatch, OutputFn, ResponseLogprobs, plan
 from ..records import Sequences, ragged_index
+from .efficiency import fuse
+from .packing import PACKED, can_pack, packs_exactly
+from .response_head import install, response_head
+
+log = logging.getLogger(__name__)
 
 
-def forward(model: Callable[..., Any], config: Any, micro: MicroBatch) -> Tensor:
-    """The logits of a Hugging Face model; `config` is the model's own, for the padding token it pools
-    before.
+@dataclass(frozen=True)
+class Forward:
+    """Forward passes of one model over at most `token_budget` tokens at a time, through `engine` (DeepSpeed's, around
+    the model) where there is one.
+
+    Log-probabilities are read by the model's `ResponseHead` where it has one, so without the logits of prompts.
     """
-    text = config.get_text_config()
-    kept, text.pad_token_id = text.pad_token_id, micro.pad_token_id
-    try:
-        logits: Tensor = model(
-            input_ids=micro.input_ids,
-            attention_mask=micro.attention_mask,
-            position_ids=micro.position_ids,
-            use_cache=False,
-        ).logits
-        return logits
-    finally:
-        text.pad_token_id = kept
+
+    model: PreTrainedModel
+    token_budget: int
+    pad_token_id: int
+    engine: Any = None
+    packed: bool = False
+
+    @classmethod
+    def choose(
+        cls,
+        model: PreTrainedModel,
+        token_budget: int,
+        pad_token_id: int,
+        attention: Attention,
+        engine: Any = None,
+    ) -> Self:
+        """Packed where `attention` wants it (`auto`: on GPUs) and a trial shows that the model computes the same as
+        padded. Raises ValueError for `packed` where the model cannot.
+        """
+        padded = cls(model, token_budget, pad_token_id, engine)
+        if attention == "padded" or (attention == "auto" and padded.device.type == "cpu"):
+            return padded
+        if can_pack(model):
+            own, model.config._attn_implementation = model.config._attn_implementation, PACKED
+            with torch.no_grad():
+                if packs_exactly(padded.logits, model.dtype, padded.device):
+                    return cls(model, token_budget, pad_token_id, engine, packed=True)
+            model.config._attn_implementation = own
+        if attention == "packed":
+            raise ValueError(
+                f"spec.trainer.attention is packed, but the outputs of {type(model).__name__} in {model.dtype} change "
+                f"with what is packed beside them on {padded.device.type}; use auto"
+            )
+        log.info("%s in %s runs on padded sequences: it cannot pack", type(model).__name__, model.dtype)
+        return padded
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.model.device if self.engine is None else self.engine.device)
+
+    def plan(self, sequences: Sequences, ranks: int = 1, group: int = 1) -> list[list[list[int]]]:
+        """The micro-batches of every rank; see `batches.plan`."""
+        return plan(sequences.lengths.tolist(), ranks, self.token_budget, group, packed=self.packed)
+
+    def build(self, sequences: Sequences, rows: Sequence[int]) -> MicroBatch:
+        return MicroBatch.build(sequences, rows, self.pad_token_id, self.device, packed=self.packed)
+
+    def __call__(self, micro: MicroBatch, read: OutputFn) -> Tensor:
+        """What `read` gives for one micro-batch."""
+        head = response_head(self.model)
+        if head is not None and head.fits and isinstance(read, ResponseLogprobs):
+            with head.reading(read, micro):
+                found = self.logits(micro)
+                # A model that caps or scales its logits has done so to log-probabilities here: never again.
+                head.fits = head.gave(found)
+            if head.fits:
+                return read.columns(found[0])
+        return read(self.logits(micro), micro)
+
+    def logits(self, micro: MicroBatch) -> Tensor:
+        """The model's own output: [n, T, V] of a language model."""
+        text = self.model.config.get_text_config()
+        # A sequence-classification head pools before the padding token that its configuration names.
+        kept, text.pad_token_id = text.pad_token_id, micro.pad_token_id
+        lengths = {"max_length_q": micro.longest} if micro.packed else {}
+        try:
+            logits: Tensor = (self.engine or self.model)(
+                input_ids=micro.input_ids,
+                attention_mask=micro.attention_mask,
+                position_ids=micro.position_ids,
+                use_cache=False,
+                **lengths,
+            ).logits
+            return logits
+        finally:
+            text.pad_token_id = kept
+
+    @torch.no_grad()
+    def infer(
+        self, sequences: Sequences, read: OutputFn, sizes: Tensor, batches: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """What `read` gives for the rows of `batches`, packed in the order of all sequences, zero for the others.
+
+        `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the model's device.
+        """
+        starts = sizes.cumsum(0) - sizes
+        packed = torch.zeros(int(sizes.sum()), device=self.device)
+        for rows in batches:
+            micro = self.build(sequences, rows)
+            index = ragged_index(starts[micro.rows], sizes[micro.rows])
+            packed[index.to(self.device)] = self(micro, read).float()
+        return packed
 
 
-@torch.no_grad()
-def infer(
-    model: torch.nn.Module,
-    sequences: Sequences,
-    read: OutputFn,
-    sizes: Tensor,
-    *,
-    token_budget: int,
-    pad_token_id: int,
-) -> Tensor:
+def infer(forward: Forward, sequences: Sequences, read: OutputFn, sizes: Tensor) -> Tensor:
     """What `read` gives for every row, packed in the order of the sequences: one model on one device.
 
-    `sizes` int64 [N]: values per row (the answer lengths, or ones) -> float32 [sum(sizes)] on the CPU.
+    `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the CPU.
     """
-    device = next(model.parameters()).device
-    (batches,) = plan(sequences.lengths.tolist(), 1, token_budget)
-    return infer_batches(model, model.config, sequences, batches, read, sizes, pad_token_id, device).cpu()
+    (batches,) = forward.plan(sequences)
+    return forward.infer(sequences, read, sizes, batches).cpu()
 
 
-@torch.no_grad()
-def infer_batches(
-    model: Callable[..., Any],
-    config: Any,
-    sequences: Sequences,
-    batches: Sequence[Sequence[int]],
-    read: OutputFn,
-    sizes: Tensor,
-    pad_token_id: int,
-    device: torch.device,
-) -> Tensor:
-    """As `infer`, for the rows of `batches` alone; zero for all others. The result stays on `device`."""
-    starts = sizes.cumsum(0) - sizes
-    packed = torch.zeros(int(sizes.sum()), device=device)
-    for rows in batches:
-        micro = MicroBatch.build(sequences, rows, pad_token_id, device)
-        index = ragged_index(starts[micro.rows], sizes[micro.rows])
-        packed[index.to(device)] = read(forward(model, config, micro), micro).float()
-    return packed
+def served(model: PreTrainedModel, trainer: Trainer, pad_token_id: int) -> Forward:
+    """A model that only infers, as fast as the trainer's own: its kernels, its attention, its output layer."""
+    fuse(model, trainer.kernels)
+    install(model)
+    return Forward.choose(model, trainer.micro_batch_tokens, pad_token_id, trainer.attention)

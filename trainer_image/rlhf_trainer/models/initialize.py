@@ -15,7 +15,9 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
     """DeepSpeed's engine for `model`, on every rank's GPU, with what `deepspeed_settings` gave; AdamW from torch with
     `adam`, unless that names an optimizer."""
     groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
-    optimizer = None if "optimizer" in settings else torch.optim.AdamW(groups, **adam)
+    away = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
+    fused = torch.cuda.is_available() and not away
+    optimizer = None if "optimizer" in settings else torch.optim.AdamW(groups, **adam, fused=fused)
     with contextlib.redirect_stdout(sys.stderr):
         if settings["zero_optimization"].get("stage") == 3:
             _divide(model, settings)

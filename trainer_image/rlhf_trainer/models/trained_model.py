@@ -8,13 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.nn import Module
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
-from ..batches import Loss, MicroBatch, OutputFn, plan
+from rlhf_api.roles import Attention, GradientCheckpointing, Kernels
+
+from ..batches import Loss, OutputFn
 from ..records import Sequences
 from .deepspeed_config import deepspeed_settings
-from .inference import forward, infer_batches
+from .efficiency import fuse, recompute
+from .inference import Forward
 from .initialize import initialize
+from .response_head import install
 from .zero import deepspeed
 
 # Bytes of weights gathered at a time from a ZeRO-3 model.
@@ -35,7 +39,7 @@ class TrainedModel:
 
     def __init__(
         self,
-        model: Module,
+        model: PreTrainedModel,
         *,
         deepspeed: Mapping[str, Any],
         learning_rate: float,
@@ -45,14 +49,20 @@ class TrainedModel:
         gradient_clip: float,
         micro_batch_tokens: int,
         pad_token_id: int,
+        attention: Attention = "auto",
+        kernels: Kernels = "auto",
+        gradient_checkpointing: GradientCheckpointing = "none",
     ) -> None:
         adam = {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": weight_decay}
         settings = deepspeed_settings(deepspeed, adam, gradient_clip)
         self.world_size = distributed.get_world_size()
         self.rank = distributed.get_rank()
         self.micro_batch_tokens = micro_batch_tokens
-        self.pad_token_id = pad_token_id
+        fuse(model, kernels)
+        recompute(model, gradient_checkpointing)
+        install(model)
         self.deepspeed = initialize(model.eval(), settings, adam)
+        self._forward = Forward.choose(model, micro_batch_tokens, pad_token_id, attention, self.deepspeed)
         self.stage = int(self.deepspeed.zero_optimization_stage())
 
     @property
@@ -79,17 +89,8 @@ class TrainedModel:
         `sizes` int64 [N]: values per row (the answer lengths, or ones) -> float32 [sum(sizes)] on the CPU of
         every rank. Without gradients.
         """
-        batches = plan(sequences.lengths.tolist(), self.world_size, self.micro_batch_tokens)[self.rank]
-        packed = infer_batches(
-            self.deepspeed,
-            self.unwrapped.config,
-            sequences,
-            batches,
-            read,
-            sizes,
-            self.pad_token_id,
-            self.device,
-        )
+        batches = self._forward.plan(sequences, self.world_size)[self.rank]
+        packed = self._forward.infer(sequences, read, sizes, batches)
         distributed.all_reduce(packed)
         return packed.cpu()
 
@@ -111,15 +112,15 @@ class TrainedModel:
         for parameters in engine.optimizer.param_groups:
             parameters["lr"] = learning_rate
         totals: dict[str, Tensor] = {}
-        batches = plan(sequences.lengths.tolist(), self.world_size, self.micro_batch_tokens, group)[self.rank]
+        batches = self._forward.plan(sequences, self.world_size, group)[self.rank]
         for i, rows in enumerate(batches):
             # The number of micro-batches varies from update to update, which a fixed
             # gradient_accumulation_steps cannot express, so the boundary is set by hand.
             # `managed_gradient_accumulation: false` would do too, but it forbids overlap_comm with ZeRO-1 and
             # reduces the gradient of stage 0 in step() only, where its norm cannot be read before clipping.
             engine.set_gradient_accumulation_boundary(i == len(batches) - 1)
-            micro = MicroBatch.build(sequences, rows, self.pad_token_id, self.device)
-            output = read(forward(engine, self.unwrapped.config, micro), micro)
+            micro = self._forward.build(sequences, rows)
+            output = self._forward(micro, read)
             value, statistics = loss(output, micro)
             for name, scalar in {"loss": value, **statistics}.items():
                 totals[name] = totals.get(name, 0.0) + scalar.detach().to(self.device, torch.float64)

@@ -1,15 +1,13 @@
 """Tables of the operations that a graph names by key; each may also be a function of one's own, `module:name`."""
 
 from collections.abc import Callable
-from functools import partial
 
 from rlhf_api.algorithms import settings_of
 from rlhf_api.spec import Spec
 
 from ..batches import (
     OutputFn,
-    response_logprobs,
-    response_logprobs_and_entropy,
+    ResponseLogprobs,
     response_values,
     sequence_scores,
 )
@@ -37,12 +35,10 @@ LOSSES: dict[str, LossFn] = {
     "value": losses.value,
 }
 OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {
-    "logprobs": lambda spec: partial(response_logprobs, temperature=spec.sampling.temperature),
-    "logprobs_untempered": lambda _spec: partial(response_logprobs, temperature=1.0),
-    "logprobs_and_entropy": lambda spec: partial(
-        response_logprobs_and_entropy,
-        temperature=spec.sampling.temperature,
-        differentiable=_entropy_bonus(spec),
+    "logprobs": lambda spec: ResponseLogprobs(spec.sampling.temperature),
+    "logprobs_untempered": lambda _spec: ResponseLogprobs(),
+    "logprobs_and_entropy": lambda spec: ResponseLogprobs(
+        spec.sampling.temperature, entropy=True, differentiable=_entropy_bonus(spec)
     ),
     "values": lambda _spec: response_values,
     "scores": lambda _spec: sequence_scores,

@@ -6,7 +6,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv
 
 from ..comms.ranks import Message
-from ..models.inference import infer
+from ..models.inference import infer, served
 from ..models.loading import load_job_tokenizer, load_model, on_device
 from ..ops import output_fn
 from ..process import run_role
@@ -20,6 +20,7 @@ def run(env: ProcessEnv) -> None:
     tokenizer = load_job_tokenizer(config)
     model = load_model(config, "reference", Role.REFERENCE, tokenizer)
     on_device(model)
+    forward = served(model, spec.trainer, tokenizer.pad_token_id)
     nodes = (
         node for node in resolve(spec).graph.prepare if isinstance(node, Infer) and node.model == REFERENCE
     )
@@ -27,14 +28,7 @@ def run(env: ProcessEnv) -> None:
 
     def answer(message: Message) -> Message:
         sequences = unpack(message)
-        logprobs = infer(
-            model,
-            sequences,
-            read,
-            sequences.response_lengths,
-            token_budget=spec.trainer.micro_batch_tokens,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+        logprobs = infer(forward, sequences, read, sequences.response_lengths)
         return {"logprobs": logprobs}, {}
 
     serve(application(LOGPROBS_ROUTE, answer, env.token), listen_host(env.host), env.port)

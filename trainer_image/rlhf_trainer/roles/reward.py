@@ -13,6 +13,7 @@ from rlhf_api.run import ProcessEnv, RunConfig
 
 from ..comms.ranks import Message
 from ..maths.rewards import scaled_scores
+from ..models.inference import served
 from ..models.loading import load_job_tokenizer, load_model, on_device
 from ..process import run_role
 from ..scoring.function_pool import FunctionPool
@@ -46,7 +47,7 @@ def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple
     if own.get_vocab() != tokenizer.get_vocab():
         message = "the model has another vocabulary than the policy, so its tokens are not the policy's"
         raise InvalidJob([Problem("spec.reward.fineGrained", f"{message}; got true")])
-    return spec.reward.model_weight, TokenScorer(model, budget, tokenizer.pad_token_id)
+    return spec.reward.model_weight, TokenScorer(served(model, config.spec.trainer, tokenizer.pad_token_id))
 
 
 async def function(where: str, entry: RewardFunction) -> Function:

@@ -16,7 +16,7 @@ from rlhf_api.rows import PromptRow
 from ..batches import sequence_scores, token_scores
 from ..data.chat import special_tokens
 from ..data.encode import encode_sampled
-from ..models.inference import infer
+from ..models.inference import Forward, infer
 from ..records import Sequences
 from .messages import PartReport, ScoreReport
 from .samples import Failure, Sample, Scorer, score_all
@@ -29,20 +29,11 @@ MODEL = "model"
 class TokenScorer:
     """A token-classification model with one output, over the policy's own tokens: a reward for each of them."""
 
-    model: PreTrainedModel
-    token_budget: int
-    pad_token_id: int
+    forward: Forward
 
     def __call__(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:  # noqa: ARG002
         """float32 [A], response-aligned."""
-        return infer(
-            self.model,
-            sequences,
-            token_scores,
-            sequences.response_lengths,
-            token_budget=self.token_budget,
-            pad_token_id=self.pad_token_id,
-        )
+        return infer(self.forward, sequences, token_scores, sequences.response_lengths)
 
 
 @dataclass(frozen=True)
@@ -60,9 +51,7 @@ class ModelScorer:
             sequences = self._tokenized_again(sequences, rows)
         sizes = torch.ones(len(sequences), dtype=torch.int64)
         pad = self.own_tokenizer.pad_token_id or 0
-        return infer(
-            self.model, sequences, sequence_scores, sizes, token_budget=self.token_budget, pad_token_id=pad
-        )
+        return infer(Forward(self.model, self.token_budget, pad), sequences, sequence_scores, sizes)
 
     def _tokenized_again(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Sequences:
         """An answer that was cut off gets no end token here either; what is too long loses its beginning."""

@@ -117,6 +117,9 @@ def engine(ctx: TrainerContext, config: RunConfig, model: PreTrainedModel) -> Tr
         gradient_clip=spec.optimizer.gradient_clip,
         micro_batch_tokens=spec.trainer.micro_batch_tokens,
         pad_token_id=ctx.tokenizer.pad_token_id,
+        attention=spec.trainer.attention,
+        kernels=spec.trainer.kernels,
+        gradient_checkpointing=spec.trainer.gradient_checkpointing,
     )
 
 

@@ -1,0 +1,181 @@
+"""A training step: real tokens a second and the share of the GPU's matrix peak, packed and fused against padded.
+
+    .venv/bin/python benchmarks/train_step.py [--shape 1.5b] [--sequences 128] [--only padded packed-32k ...]
+
+Models of Qwen2.5's shapes with random weights, responses of lognormal length with a long tail, one ZeRO-1 rank. Each
+variant runs in a process of its own, one after the other, and prints a JSON line for its update and its inference.
+Operations are counted for real tokens alone: 6 per parameter and token of the layers, of the output layer for response
+tokens only, and of attention 6 x layers x width x length^2 for causal pairs; a third of it for inference. `peak` is
+what a bfloat16 matrix product of 8192^3 reaches on the same GPU in the same run.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config
+
+from rlhf_trainer.batches import ResponseLogprobs, response_values
+from rlhf_trainer.models.response_head import response_head
+from rlhf_trainer.models.trained_model import TrainedModel
+from rlhf_trainer.records import Sequences
+
+SHAPES = {
+    "0.5b": (896, 4864, 24, 14, 2, 151936),
+    "1.5b": (1536, 8960, 28, 12, 2, 151936),
+    "7b": (3584, 18944, 28, 28, 4, 152064),
+    "tiny": (64, 128, 2, 4, 2, 512),
+}
+PADDED = {"attention": "padded", "kernels": "torch", "tokens": 16384, "whole_logits": True}
+PACKED = {"attention": "packed", "kernels": "torch", "tokens": 16384}
+FUSED = {"attention": "packed", "kernels": "auto", "tokens": 16384}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "padded": PADDED,
+    "packed": PACKED,
+    "fused": FUSED,
+    "fused-32k": {**FUSED, "tokens": 32768},
+    "selective-32k": {**FUSED, "tokens": 32768, "gradient_checkpointing": "selective"},
+    "full-64k": {**FUSED, "tokens": 65536, "gradient_checkpointing": "full"},
+    "critic-padded": {**PADDED, "critic": True},
+    "critic-fused": {**FUSED, "critic": True},
+}
+"""`padded` is the step as it was before sequences were packed: whole logits, the model's own layers."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="1.5b")
+    parser.add_argument("--sequences", type=int, default=128)
+    parser.add_argument("--longest", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--peak", type=float, default=0.0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.variant:
+        measure(options.variant, options)
+        return
+    peak = matrix_peak()
+    print(json.dumps({"what": "peak", "tflops": round(peak, 1)}), flush=True)
+    for name in options.only:
+        subprocess.run(
+            [sys.executable, __file__, *sys.argv[1:], "--variant", name, "--peak", str(peak)], check=False
+        )
+
+
+def measure(name: str, options: argparse.Namespace) -> None:
+    """One variant: an update and an inference over all sequences."""
+    settings = dict(VARIANTS[name])
+    critic, whole = settings.pop("critic", False), settings.pop("whole_logits", False)
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+    cuda = torch.cuda.is_available()
+    distributed.init_process_group("nccl" if cuda else "gloo")
+    model = TrainedModel(
+        make_model(options.shape, critic=critic, device="cuda" if cuda else "cpu"),
+        deepspeed={"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}},
+        learning_rate=1e-6, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.0, gradient_clip=1.0,
+        micro_batch_tokens=settings.pop("tokens"), pad_token_id=1, **settings,
+    )  # fmt: skip
+    if whole and (head := response_head(model.unwrapped)) is not None:
+        head.fits = False
+    sequences = long_tailed(options.sequences, options.longest, SHAPES[options.shape][-1])
+    read = response_values if critic else ResponseLogprobs()
+    weights = torch.randn(int(sequences.response_lengths.sum()))
+    operations = tera(options.shape, sequences, critic=critic)
+
+    def update() -> None:
+        model.update(
+            sequences,
+            read,
+            lambda out, m: ((out * weights[m.response_index].to(out.device)).sum() / len(weights), {}),
+            1e-6,
+        )
+
+    def infer() -> None:
+        model.infer(sequences, read, sequences.response_lengths)
+
+    for what, call, count in (("update", update, operations), ("infer", infer, operations / 3)):
+        seconds, memory = timed(call, options.rounds)
+        found = {
+            "variant": name,
+            "what": what,
+            "seconds": round(seconds, 3),
+            "tflops": round(count / seconds, 1),
+        }
+        share = {"of_peak": round(count / seconds / options.peak, 3)} if options.peak else {}
+        micro = len(model._forward.plan(sequences)[0])
+        print(
+            json.dumps({**found, **share, "peak_gb": round(memory / 1e9, 1), "micro_batches": micro}),
+            flush=True,
+        )
+
+
+def timed(call: Callable[[], None], rounds: int) -> tuple[float, int]:
+    """Seconds of one call after a first that is not counted, and the most memory that they took."""
+    call()
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    for _ in range(rounds):
+        call()
+    if cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / rounds, torch.cuda.max_memory_allocated() if cuda else 0
+
+
+def make_model(shape: str, *, critic: bool, device: str) -> Any:
+    hidden, inner, layers, heads, key_heads, vocabulary = SHAPES[shape]
+    config = Qwen2Config(
+        hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=key_heads, vocab_size=vocabulary, tie_word_embeddings=shape != "7b",
+        max_position_embeddings=8192, rope_theta=1e6, bos_token_id=None, eos_token_id=0, pad_token_id=1,
+        num_labels=1 if critic else 2,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    kind = AutoModelForTokenClassification if critic else AutoModelForCausalLM
+    with torch.device(device):
+        return kind.from_config(config, dtype=torch.bfloat16)
+
+
+def long_tailed(count: int, longest: int, vocabulary: int) -> Sequences:
+    """Prompts of 64-256 tokens, responses of lognormal length: median 600, 32 at least, `longest` at most."""
+    dice = random.Random(1)
+    pairs = []
+    for _ in range(count):
+        prompt, response = dice.randint(64, 256), int(math.exp(dice.gauss(math.log(600), 0.8)))
+        lengths = (prompt, min(longest, max(32, response)))
+        pairs.append(tuple([dice.randrange(2, vocabulary) for _ in range(length)] for length in lengths))
+    return Sequences.pack(pairs)
+
+
+def tera(shape: str, sequences: Sequences, *, critic: bool) -> float:
+    """Floating-point operations of an update, in 10^12."""
+    hidden, inner, layers, heads, key_heads, vocabulary = SHAPES[shape]
+    body = layers * (2 * hidden * hidden + 2 * hidden * hidden * key_heads // heads + 3 * hidden * inner)
+    attention = 6 * layers * hidden * float((sequences.lengths.double() ** 2).sum())
+    head = 0 if critic else 6 * vocabulary * hidden * int(sequences.response_lengths.sum())
+    return (6 * body * int(sequences.lengths.sum()) + attention + head) / 1e12
+
+
+def matrix_peak() -> float:
+    """TFLOP/s of a bfloat16 product, 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0.0
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    seconds, _ = timed(lambda: [a @ b for _ in range(20)] and None, 3)
+    return 20 * 2 * 8192**3 / seconds / 1e12
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Packed sequences and the response head against padding and whole logits: the same numbers, the same gradients."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForTokenClassification,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
+from rlhf_trainer.models.efficiency import recompute
+from rlhf_trainer.models.inference import Forward, infer
+from rlhf_trainer.models.packing import PACKED
+from rlhf_trainer.models.response_head import install, response_head
+from rlhf_trainer.records import Sequences
+
+SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+SEQUENCES = Sequences.pack(
+    [
+        (list(range(2, 2 + p)), [(7 * i + 11 * r) % 59 + 2 for i in range(a)])
+        for r, (p, a) in enumerate([(3, 9), (1, 1), (6, 2), (2, 17), (4, 5)])
+    ]
+)
+
+
+def llama(**changes) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**{**SHAPE, "num_key_value_heads": 2, **changes})).double().eval()
+
+
+def mistral() -> MistralForCausalLM:
+    torch.manual_seed(0)
+    config = MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=4, head_dim=8)
+    return MistralForCausalLM(config).double().eval()
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, tie_word_embeddings=True
+    )
+    return GPT2LMHeadModel(config).double().eval()
+
+
+def qwen2() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, num_key_value_heads=2)).double().eval()
+
+
+def capped() -> Gemma2ForCausalLM:
+    """Caps its scores, which packed attention does not know, and its logits, which follows the output layer."""
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        **SHAPE, num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.3, attn_logit_softcapping=1.0
+    )
+    return Gemma2ForCausalLM._from_config(config, attn_implementation="eager").double().eval()
+
+
+READS = {
+    "log-probabilities": ResponseLogprobs(),
+    "tempered": ResponseLogprobs(0.7),
+    "with entropies": ResponseLogprobs(1.3, entropy=True, differentiable=True),
+}
+
+
+def gradients(forward: Forward, read) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Outputs of one update's micro-batches in the order of the rows, and the gradient of a fixed sum of them."""
+    found = {}
+    for rows in forward.plan(SEQUENCES)[0]:
+        micro = forward.build(SEQUENCES, rows)
+        output = forward(micro, read)
+        weights = torch.linspace(-1, 1, SEQUENCES.response_lengths.sum() * 2, dtype=torch.float64).view(-1, 2)
+        output = output[:, None] if output.ndim == 1 else output
+        (output * weights[micro.response_index][:, : output.shape[1]]).sum().backward()
+        found |= dict(zip(micro.response_index.tolist(), output.detach(), strict=True))
+    outputs = torch.stack([found[i] for i in sorted(found)])
+    return outputs, {n: p.grad for n, p in forward.model.named_parameters()}
+
+
+@pytest.mark.parametrize("make", [llama, mistral, gpt2, qwen2])
+@pytest.mark.parametrize("name", READS)
+def test_packed_is_exactly_padded(make, name):
+    plain = Forward(make(), 40, 0)
+    expected, by_padding = gradients(plain, READS[name])
+
+    model = make()
+    install(model)
+    packed = Forward.choose(model, 40, 0, "packed")
+    assert packed.packed
+    assert response_head(model).fits
+    outputs, by_packing = gradients(packed, READS[name])
+    torch.testing.assert_close(outputs, expected, rtol=1e-9, atol=1e-10)
+    assert by_packing.keys() == by_padding.keys()
+    for parameter, gradient in by_padding.items():
+        torch.testing.assert_close(by_packing[parameter], gradient, rtol=1e-8, atol=1e-9, msg=parameter)
+
+
+def test_values_are_packed_too():
+    torch.manual_seed(0)
+    critic = LlamaForTokenClassification(LlamaConfig(**SHAPE, num_labels=1)).double().eval()
+    sizes = SEQUENCES.response_lengths
+    expected = infer(Forward(critic, 50, 0), SEQUENCES, response_values, sizes)
+    packed = Forward.choose(critic, 50, 0, "packed")
+    torch.testing.assert_close(infer(packed, SEQUENCES, response_values, sizes), expected, rtol=0, atol=1e-6)
+    assert len(packed.plan(SEQUENCES)[0]) < len(Forward(critic, 50, 0).plan(SEQUENCES)[0])
+
+
+def test_a_model_that_cannot_pack_runs_padded_and_is_refused_where_packing_was_asked_for(monkeypatch):
+    monkeypatch.setattr(
+        "rlhf_trainer.models.inference.Forward.device", torch.device("meta")
+    )  # as if not a CPU
+    assert not Forward.choose(capped(), 40, 0, "auto").packed
+    monkeypatch.undo()
+    model = capped()
+    with pytest.raises(ValueError, match="Gemma2ForCausalLM"):
+        Forward.choose(model, 40, 0, "packed")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_what_mixes_the_row_is_found_out():
+    model = llama()
+    layer = model.model.layers[0].mlp
+    own = layer.forward
+    layer.forward = lambda hidden: own(hidden) + hidden.mean(1, keepdim=True)
+    with pytest.raises(ValueError, match="change with what is packed"):
+        Forward.choose(model, 40, 0, "packed")
+
+
+def test_logits_that_are_capped_after_the_output_layer_are_read_whole():
+    model, other = capped(), capped()
+    install(other)
+    sizes = SEQUENCES.response_lengths
+    expected = infer(Forward(model, 40, 0), SEQUENCES, ResponseLogprobs(), sizes)
+    found = infer(Forward(other, 40, 0), SEQUENCES, ResponseLogprobs(), sizes)
+    assert not response_head(other).fits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", ["full", "selective"])
+def test_activations_computed_again_give_the_same_gradient(kept):
+    packed = Forward.choose(llama(), 40, 0, "packed")
+    expected, by_keeping = gradients(packed, ResponseLogprobs())
+    model = llama(attention_dropout=0.5)  # which stays off
+    recompute(model, kept)
+    calls = []
+    model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    outputs, by_recomputing = gradients(Forward.choose(model, 40, 0, "packed"), ResponseLogprobs())
+    assert calls.count(True) == 2 * len(packed.plan(SEQUENCES)[0]), "each forward pass happened twice"
+    torch.testing.assert_close(outputs, expected)
+    for name, gradient in by_keeping.items():
+        torch.testing.assert_close(by_recomputing[name], gradient, msg=name)
+
+
+def test_generation_is_that_of_the_model_as_it_was():
+    prompt, options = torch.tensor([[4, 9, 3]]), {"max_new_tokens": 6, "do_sample": False, "eos_token_id": 60}
+    expected = llama().generate(prompt, **options)
+    model = llama()
+    install(model)
+    Forward.choose(model, 40, 0, "packed")
+    assert model.config._attn_implementation == PACKED
+    assert model.generate(prompt, **options).tolist() == expected.tolist()
+    assert {n: p.shape for n, p in model.state_dict().items()} == {
+        n: p.shape for n, p in llama().state_dict().items()
+    }
+
+
+def test_an_empty_micro_batch_is_connected_to_every_weight():
+    model = llama()
+    install(model)
+    for forward in (Forward(model, 40, 0), Forward.choose(copy.deepcopy(model), 40, 0, "packed")):
+        output = forward(forward.build(SEQUENCES, []), ResponseLogprobs(entropy=True))
+        assert output.shape == (0, 2)
+        output.sum().backward()
+        assert all(p.grad is not None and not p.grad.any() for p in forward.model.parameters())
+
+
+def test_packed_rows_say_where_they_begin():
+    micro = MicroBatch.build(SEQUENCES, [2, 1], 0, packed=True)
+    assert micro.packed
+    assert micro.longest == 8
+    assert micro.attention_mask.flatten().tolist() == [0, 8, 10]
+    assert micro.position_ids.tolist() == [[*range(8), 0, 1]]
+    assert micro.response_column.tolist() == [6, 7, 9]
+    assert micro.targets.tolist() == SEQUENCES.row(2)[6:].tolist() + SEQUENCES.row(1)[1:].tolist()

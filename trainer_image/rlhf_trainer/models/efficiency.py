@@ -1,0 +1,84 @@
+"""A model's layers made faster or smaller for training: fused kernels, activations computed again."""
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlhf_api.roles import GradientCheckpointing, Kernels
+
+log = logging.getLogger(__name__)
+
+KEPT = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._flash_attention_forward.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+"""Outputs that `selective` checkpointing keeps: of matrix products and attention, which are most of a layer's time."""
+
+
+def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
+    """Liger's norms, rotary embedding and SwiGLU for the model's own, on GPUs (Hsu et al. 2024, arXiv:2410.10989).
+
+    `auto` leaves models of a kind that Liger does not know, and machines without it, as they are. Raises ValueError for
+    `liger` where it cannot be had.
+    """
+    if kernels == "torch" or (kernels == "auto" and not torch.cuda.is_available()):
+        return
+    kind, missing = model.config.model_type, "liger-kernel is not installed"
+    if importlib.util.find_spec("liger_kernel") is not None:
+        from liger_kernel.transformers.monkey_patch import (
+            MODEL_TYPE_TO_APPLY_LIGER_FN,
+            _apply_liger_kernel_to_instance,
+        )
+
+        if kind in MODEL_TYPE_TO_APPLY_LIGER_FN:
+            _apply_liger_kernel_to_instance(
+                model=model, cross_entropy=False, fused_linear_cross_entropy=False
+            )
+            return
+        missing = f"Liger has none for {kind!r}"
+    if kernels == "liger":
+        raise ValueError(f"trainer.kernels: liger, but {missing}; leave it to auto")
+    log.info("no fused kernels: %s", missing)
+
+
+def recompute(model: nn.Module, checkpointing: GradientCheckpointing) -> None:
+    """Each layer's activations are computed again in the backward pass (Chen et al. 2016, arXiv:1604.06174): all of
+    them, or with `selective` all but the outputs of matrix products and attention.
+
+    Raises ValueError for a model whose layers cannot be told apart.
+    """
+    if checkpointing == "none":
+        return
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no layers for trainer.gradientCheckpointing; use none")
+    contexts = {} if checkpointing == "full" else {"context_fn": _selective}
+    for layer in layers:
+        # Transformers' own switch wants training mode, and with it dropout.
+        layer.forward = partial(_again, layer.forward, contexts)
+
+
+def _again(forward: Callable[..., Any], contexts: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **contexts, **kwargs)
+
+
+def _selective() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,116 @@
+"""Attention over packed sequences: all sequences of a micro-batch end to end in one row, without padding."""
+
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from ..batches import MicroBatch
+from ..records import Sequences
+
+PACKED = "rlhf_packed"
+"""The name of `packed_attention` in Transformers' registry."""
+_VARLEN = inspect.signature(varlen_attn).parameters
+EXACT = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Largest difference between packed and padded logits, as a share of the largest logit: rounding, by dtype."""
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    max_length_q: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Causal attention within each sequence of a packed row; ordinary attention where the mask is an ordinary one.
+
+    Shapes: `query` [1, heads, T, D], `key` and `value` [1, key heads, T, D], `attention_mask` int32 [1, 1, 1, n + 1],
+    where each sequence begins and the last one ends (`MicroBatch.attention_mask`) -> [1, T, heads, D]. On a GPU
+    FlashAttention over the lengths; on a CPU one call for each sequence. Raises NotImplementedError for attention that
+    caps its scores or has sinks.
+    """
+    if attention_mask is None or attention_mask.dtype != torch.int32:
+        return sdpa_attention_forward(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            **others,
+        )
+    unknown = [name for name in ("softcap", "s_aux") if others.get(name) is not None]
+    if unknown:
+        raise NotImplementedError(f"packed attention does not know {', '.join(unknown)}")
+    starts = attention_mask.flatten()
+    grouped = query.shape[1] != key.shape[1]
+    if query.is_cuda:
+        longest = int(starts.diff().max()) if max_length_q is None else max_length_q
+        left = -1 if sliding_window is None else sliding_window - 1
+        q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+        # Before torch 2.12 it takes groups of heads without asking.
+        options: dict[str, Any] = {"enable_gqa": True} if grouped and "enable_gqa" in _VARLEN else {}
+        out = varlen_attn(
+            q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(left, 0), **options
+        )
+        assert isinstance(out, Tensor)
+        return out[None], None
+    parts = []
+    for start, end in itertools.pairwise(starts.tolist()):
+        q, k, v = (x[:, :, start:end] for x in (query, key, value))
+        near: Tensor | None = None
+        if sliding_window is not None and end - start > sliding_window:
+            near = torch.ones(end - start, end - start, dtype=torch.bool).tril().triu(1 - sliding_window)
+        parts.append(
+            scaled_dot_product_attention(
+                q, k, v, attn_mask=near, is_causal=near is None, scale=scaling, enable_gqa=grouped
+            )
+        )
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+AttentionInterface.register(PACKED, packed_attention)
+AttentionMaskInterface.register(PACKED, sdpa_mask)
+
+
+def can_pack(model: PreTrainedModel) -> bool:
+    """The model takes an attention function of others, and reads a position for each token."""
+    return bool(getattr(model, "_supports_attention_backend", False)) and not type(model).__name__.endswith(
+        "ForSequenceClassification"  # which pools before the padding
+    )
+
+
+def packs_exactly(forward: Callable[[MicroBatch], Tensor], dtype: torch.dtype, device: torch.device) -> bool:
+    """A sequence has the same logits, bit for bit, whatever lies before it in its row, and those it has alone but for
+    rounding. False for models whose layers mix what is packed together, such as convolutions over the row.
+
+    `forward`: micro-batch -> logits [n, T, ...].
+    """
+    one, other, last = [5, 3, 8, 2, 7, 4, 6], [2, 9, 4, 3, 6, 5, 8], [4, 7, 3, 5, 2]
+
+    def logits(*rows: list[int], packed: bool) -> Tensor:
+        sequences = Sequences.pack([(tokens[:2], tokens[2:]) for tokens in rows])
+        micro = MicroBatch.build(sequences, range(len(rows)), 0, device, packed=packed)
+        return forward(micro)[0, -len(last) :].detach().float()
+
+    try:
+        first, second = logits(one, last, packed=True), logits(other, last, packed=True)
+        alone = logits(last, packed=False)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False
+    scale = float(alone.abs().max())
+    return torch.equal(first, second) and float((first - alone).abs().max()) <= EXACT.get(dtype, 1e-4) * scale
