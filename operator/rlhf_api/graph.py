@@ -72,11 +72,13 @@ class Dataset(Node):
 @dataclass(frozen=True, kw_only=True)
 class Infer(Node):
     """A forward pass of `model` without gradients; `output` is the key of what is read from its logits. `average`: with
-    the moving average of the model's weights, which keeps this share of itself at each step."""
+    the moving average of the model's weights, which keeps this share of itself at each step. `base`: with the model's
+    adapter switched off."""
 
     model: Model
     output: str = "logprobs"
     average: float | None = None
+    base: bool = False
     reads: tuple[str, ...] = (SEQUENCES,)
 
 

@@ -45,11 +45,17 @@ class Zero:
     group: int = _GROUP
     gathers: bool = False
     """Whole weights are needed to generate with."""
+    frozen: frozenset[int] = frozenset()
+    """Places, among the trained models, of those with an adapter: gradients and states are the adapter's alone."""
 
     @classmethod
     def of(cls, spec: Spec) -> "Zero":
         """From the manifest, completed as the trainer completes it."""
         config, dtype = spec.trainer.deepspeed, spec.trainer.dtype or spec.model.dtype
+        graph, lora = graph_of(spec), spec.model.lora
+        adapted = [
+            i for i, m in enumerate(graph.trained) if lora is not None and lora.of(m.field) is not None
+        ]
         zero, bf16, fp16 = config.zero_optimization, config.bf16, config.fp16
         light = (bf16 and bf16.bf16_master_weights_and_grads) or (fp16 and fp16.fp16_master_weights_and_grads)
         away = [o is not None and o.device != "none" for o in (zero.offload_optimizer, zero.offload_param)]
@@ -66,7 +72,8 @@ class Zero:
             work=0 if config.optimizer else master,
             bucket=_BUCKET if zero.reduce_bucket_size is None else zero.reduce_bucket_size,
             group=_GROUP if zero.sub_group_size is None else zero.sub_group_size,
-            gathers=graph_of(spec).generates and spec.generator.shared_with_trainer,
+            gathers=graph.generates and spec.generator.shared_with_trainer,
+            frozen=frozenset(adapted),
         )
 
     @property
@@ -138,7 +145,7 @@ def updating(zero: Zero) -> Share:
 
 
 def trainer(zero: Zero, models: Sequence[float]) -> Need:
-    """A rank that trains `models`, given by their numbers of parameters."""
+    """A rank that trains `models`, given by their numbers of parameters; those of adapters are not counted."""
     found = [_training(zero, models)]
     if zero.stage == 3 and zero.gathers:
         found.append(_generating(zero, models))
@@ -165,6 +172,9 @@ def gigabytes(size: float) -> str:
 
 
 def _training(zero: Zero, models: Sequence[float]) -> Need:
+    base, models = _frozen(zero, models), [size for i, size in enumerate(models) if i not in zero.frozen]
+    if not models:
+        return base
     always, busy, at_once = kept(zero), updating(zero), max(models)
     buckets = 0
     if zero.stage == 3:
@@ -177,14 +187,30 @@ def _training(zero: Zero, models: Sequence[float]) -> Need:
         words.append(f"{count(at_once)} x {busy.words(zero.ranks)} in an update")
     if buckets:
         words.append(f"{gigabytes(buckets)} GB of reduce buckets")
-    return Need(total, " + ".join(words))
+    if base.total:
+        words.append(base.words)
+    return Need(total + base.total, " + ".join(words))
 
 
 def _generating(zero: Zero, models: Sequence[float]) -> Need:
-    always = kept(zero)
-    total = sum(models) * always.bytes(zero.ranks) + models[0] * zero.weights
-    words = f"{_parameters(models)} x {always.words(zero.ranks)} + " if always.bytes(zero.ranks) else ""
-    return Need(total, f"{words}{count(models[0])} x {zero.weights} B gathered to generate with")
+    policy, base, always = models[0], _frozen(zero, models), kept(zero)
+    models = [size for i, size in enumerate(models) if i not in zero.frozen]
+    total = sum(models) * always.bytes(zero.ranks) + base.total + policy * zero.weights
+    words = (
+        [f"{_parameters(models)} x {always.words(zero.ranks)}"] if models and always.bytes(zero.ranks) else []
+    )
+    words += [base.words] if base.total else []
+    return Need(total, " + ".join([*words, f"{count(policy)} x {zero.weights} B gathered to generate with"]))
+
+
+def _frozen(zero: Zero, models: Sequence[float]) -> Need:
+    """The weights of models with an adapter."""
+    sizes = [models[i] for i in sorted(zero.frozen) if i < len(models)]
+    if not sizes or zero.weights_away:
+        return Need(0.0, "weights on the CPU")
+    ranks = zero.ranks if zero.stage == 3 else 1
+    over = f" / {ranks} ranks" if ranks > 1 else ""
+    return Need(sum(sizes) * zero.weights / ranks, f"{_parameters(sizes)}, frozen, x {zero.weights} B{over}")
 
 
 def _parameters(models: Sequence[float]) -> str:

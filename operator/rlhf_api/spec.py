@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, create_mo
 
 from .algorithms import ALGORITHMS, CUSTOM
 from .base import DType, Frozen, ImportPath, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .lora import Adapters
 from .pods import PodSettings, Scheduling, Workspace
 from .replay import Replay
 from .roles import Generator, Reference, Reward, Trainer
@@ -65,6 +66,8 @@ class Model(Frozen):
     create: CreateModel | None = None
     parameters: PositiveFloat | None = None
     """How many the policy has, such as 7.6e9; with it and `gpu.memoryGigabytes` memory is worked out beforehand."""
+    lora: Adapters | None = None
+    """Low-rank adapters, trained in place of the weights (docs/lora.md)."""
     dtype: DType = "bfloat16"
     """The compute dtype of every role that does not set its own; optimizer states are always float32."""
 

@@ -39,7 +39,8 @@ def test_bfloat16_on_both_sides_is_measured_while_both_have_the_same_weights(cha
 
 
 def test_two_ranks_suspend_together_and_go_on(chain, tmp_path):
-    """Both end when asked to, with everything saved; generation is the trainer's own, spread over the ranks."""
+    """Both end when asked to, with everything saved; generation is the trainer's own, spread over the ranks. The policy
+    has an adapter, without which it is its own reference."""
     overrides = (
         *chain.overrides,
         "spec.evaluation=null",
@@ -48,7 +49,8 @@ def test_two_ranks_suspend_together_and_go_on(chain, tmp_path):
     )
     two = ("spec.trainer.processesPerReplica=2", "spec.trainer.deepspeed.zero_optimization.stage=2")
     replay = ("spec.replay.maxReplayEpisode=1", "spec.replay.replaySampleFn=prioritized")
-    job = (*overrides, *two, *replay, "spec.generator.sharedWithTrainer=true", "spec.steps=3")
+    adapter = "spec.model.lora={policy: {rank: 4}}"
+    job = (*overrides, *two, *replay, adapter, "spec.generator.sharedWithTrainer=true", "spec.steps=3")
     stopped = stop_after_first_step(SENTIMENT / "ppo.yaml", tmp_path / "run", *job, timeout=90)
     assert stopped.code == 130, stopped.output
     assert stopped.status["phase"] == "Suspended"
@@ -56,3 +58,6 @@ def test_two_ranks_suspend_together_and_go_on(chain, tmp_path):
     assert [line["step"] for line in resumed.steps] == [1, 2, 3]
     assert [line["replay_share"] for line in resumed.steps] == [0, 0.5, 0.5]
     assert (resumed.status["ledger"]["trained"], resumed.status["ledger"]["lost"]) == (48, 0)
+    assert not (tmp_path / "run" / "logs" / "reference-0.log").exists()
+    folder = tmp_path / "run" / "policy-adapter"
+    assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}

@@ -19,7 +19,9 @@ from torch import Tensor, distributed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers import Qwen2ForTokenClassification as Qwen2Critic
 
+from rlhf_api.lora import Lora
 from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
+from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.export import save_model
 from rlhf_trainer.models.load import create_tokenizer
 from rlhf_trainer.models.state import load_training_state, training_state
@@ -57,7 +59,14 @@ CASES = {
     "bf16-zero1": (1, True, "tied"),
     "bf16-zero2": (2, True, "critic"),
     "bf16-zero3": (3, True, "tied"),
+    "lora-zero0": (0, False, "tied"),
+    "lora-zero1": (1, False, "untied"),
+    "lora-zero2": (2, False, "critic"),
+    "lora-zero3": (3, False, "tied"),
+    "lora-bf16-zero2": (2, True, "untied"),
+    "lora-bf16-zero3": (3, True, "critic"),
 }
+LORA = Lora(rank=4, alpha=6.0)
 
 
 def cases(world: int) -> list[str]:
@@ -110,9 +119,11 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     if bfloat16:
         settings["bf16"] = {"enabled": True}
     efficient = {"attention": "packed", "gradient_checkpointing": "full"} if stage in (1, 3) else {}
-    return TrainedModel(
-        make(kind, seed), deepspeed=settings, **ADAM, micro_batch_tokens=40, pad_token_id=0, **efficient
-    )
+    lora = case.startswith("lora")
+    model = make(kind, 0 if lora else seed)  # an adapter goes on from the same base alone
+    adapter = Adapter(model, LORA, seed, "base") if lora else None
+    arguments = {**ADAM, "micro_batch_tokens": 40, "pad_token_id": 0, "adapter": adapter, **efficient}
+    return TrainedModel(model, deepspeed=settings, **arguments)
 
 
 def copied(items) -> dict[str, Tensor]:

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from tests.models import ranks
 from tests.support.vllm_server import free_port
@@ -16,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from rlhf_trainer.batches import MicroBatch
 
 WORLDS = (2, 1)
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 EXACT = [case for case, (_, bfloat16, _) in ranks.CASES.items() if not bfloat16]
 
 
@@ -43,14 +46,22 @@ def runs(tmp_path_factory) -> dict[int, Path]:
 @pytest.fixture(scope="module")
 def expected() -> dict[str, tuple[list[dict], dict]]:
     """Statistics of every update and the final weights by a plain loop, one row at a time, without engine."""
-    return {kind: plain_loop(kind) for kind in ("untied", "tied", "critic")}
+    return {case: plain_loop(kind, case.startswith("lora")) for case, (_, _, kind) in ranks.CASES.items()}
 
 
-def plain_loop(kind: str) -> tuple[list[dict], dict]:
+@cache
+def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
+    """With PEFT's own wrapper of the whole model where it has an adapter."""
     model = ranks.make(kind)
+    if lora:
+        torch.manual_seed(0)
+        heads = {"task_type": "TOKEN_CLS", "modules_to_save": ["score"]} if kind == "critic" else {}
+        model = get_peft_model(
+            model, LoraConfig(r=4, lora_alpha=6, target_modules=LAYERS, init_lora_weights=True, **heads)
+        )
     groups = [
-        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in model.parameters() if p.requires_grad and p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.requires_grad and p.ndim < 2], "weight_decay": 0.0},
     ]
     adam = torch.optim.AdamW(groups, betas=ranks.ADAM["betas"], eps=ranks.ADAM["epsilon"])
     statistics = []
@@ -71,7 +82,8 @@ def plain_loop(kind: str) -> tuple[list[dict], dict]:
         statistics.append(
             {"loss": total, "part": part, "tokens": torch.tensor(len(weights)), "grad_norm": norm}
         )
-    return [{k: v.item() for k, v in s.items()} for s in statistics], model.state_dict()
+    whole = model.merge_and_unload() if lora else model
+    return [{k: v.item() for k, v in s.items()} for s in statistics], whole.state_dict()
 
 
 def report(runs: dict[int, Path], world: int, case: str) -> dict:
@@ -84,7 +96,7 @@ exact = pytest.mark.parametrize(("world", "case"), [(w, case) for w in WORLDS fo
 
 @exact
 def test_updates_are_those_of_a_plain_loop(runs, expected, world, case):
-    statistics, weights = expected[ranks.CASES[case][2]]
+    statistics, weights = expected[case]
     for mine, theirs in zip(report(runs, world, case)["statistics"], statistics, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
     assert max(s["grad_norm"] for s in statistics) > ranks.ADAM["gradient_clip"]  # clipping took part
@@ -97,17 +109,21 @@ def test_updates_are_those_of_a_plain_loop(runs, expected, world, case):
 
 @pytest.mark.parametrize("case", [case for case in ranks.cases(2) if case not in EXACT])
 def test_bfloat16_keeps_float32_master_weights(runs, expected, case):
-    _, weights = expected[ranks.CASES[case][2]]
+    _, weights = expected[case]
     state = load_file(runs[2] / f"{case}.state")
     trained = load_file(runs[2] / f"{case}.weights")
     errors = []
     for name, tensor in trained.items():
         assert tensor.dtype == torch.bfloat16
-        master = state[f"parameters/{name}"]
-        assert master.dtype == torch.float32
-        assert not torch.equal(master, master.bfloat16().float())
         errors.append((tensor.float() - weights[name]).abs().flatten())
     assert torch.cat(errors).mean() < 2e-3
+    masters = [tensor for name, tensor in state.items() if name.startswith("parameters/")]
+    assert len(masters) == (
+        len(trained) if "lora" not in case else 2 * 14 + 2 * ("critic" in ranks.CASES[case])
+    )
+    for master in masters:
+        assert master.dtype == torch.float32
+        assert not torch.equal(master, master.bfloat16().float())
 
 
 @every
@@ -142,6 +158,25 @@ def test_a_saved_model_is_the_trained_one(runs, world, case):
             torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None
         )
         assert generated[0].tolist() == found["generated"]
+
+
+@pytest.mark.parametrize(("world", "case"), [(w, c) for w in WORLDS for c in ranks.cases(w) if "lora" in c])
+def test_peft_loads_the_adapter_that_lies_beside_the_merged_model(runs, world, case):
+    _, bfloat16, kind = ranks.CASES[case]
+    folder, base = runs[world] / f"{case}-adapter", ranks.make(kind)
+    if bfloat16:
+        base = base.bfloat16()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["r"], config["lora_alpha"]) == ("base", 4, 6.0)
+    base.requires_grad_(False)
+    loaded = PeftModel.from_pretrained(base, folder).merge_and_unload().state_dict()
+    for name, tensor in load_file(runs[world] / f"{case}.weights").items():
+        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=2e-3 if bfloat16 else 1e-6)
+    assert not torch.equal(loaded["model.layers.0.mlp.up_proj.weight"], weights_of(ranks.make(kind)))
+
+
+def weights_of(model) -> torch.Tensor:
+    return model.state_dict()["model.layers.0.mlp.up_proj.weight"]
 
 
 @pytest.mark.parametrize("case", EXACT)

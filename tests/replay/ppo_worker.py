@@ -21,12 +21,14 @@ from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
 
 from rlhf_api.algorithms import graph_of, settings_of
+from rlhf_api.lora import Lora
 from rlhf_api.rows import PromptRow
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.generation.shared import generate_shared
+from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.records import Prompt, Rollout, Sequences
@@ -86,7 +88,7 @@ class Generators:
         yield Responses([r for rs in came[size:] for r in rs], [asked[0].id], refused)
 
 
-def engine(kind: type, labels: int, rate: float) -> TrainedModel:
+def engine(kind: type, labels: int, rate: float, lora: Lora | None = None) -> TrainedModel:
     torch.manual_seed(3)
     tokenizer = byte_tokenizer()
     config = LlamaConfig(
@@ -99,8 +101,10 @@ def engine(kind: type, labels: int, rate: float) -> TrainedModel:
         num_labels=labels,
         pad_token_id=tokenizer.pad_token_id,
     )
+    model = kind(config).float()
     return TrainedModel(
-        kind(config).float(),
+        model,
+        adapter=Adapter(model, lora, 0, "base") if lora else None,
         deepspeed={"zero_optimization": {"stage": 0}},
         learning_rate=rate,
         betas=(0.9, 0.95),

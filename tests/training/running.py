@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, LlamaForTokenClassification
 
 from rlhf_api.algorithms import graph_of, settings_of
+from rlhf_api.lora import Adapters
 from rlhf_api.rows import PairRow, PromptRow, Row
 from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.checkpoint.rng import restore_generators
@@ -69,8 +70,9 @@ class Job:
         )
         graph = graph_of(self.spec)
         kinds = {"causal": (LlamaForCausalLM, 2), "value": (LlamaForTokenClassification, 1)}
-        self.models = {used.name: engine(*kinds[used.head], 0.01) for used in graph.trained}
-        self.initial = copy.deepcopy(self.models["policy"].unwrapped).eval()
+        lora = self.spec.model.lora or Adapters()
+        self.models = {m.name: engine(*kinds[m.head], 0.01, lora.of(m.field)) for m in graph.trained}
+        self.initial = copy.deepcopy(next(iter(self.models.values())).unwrapped).eval()
         self.op_ctx = OpContext(self.spec, settings_of(self.spec))
         remote = {"score": score, "reference_logprobs": refer or self.reference}
         parts = (self.ctx, graph, self.models, remote)

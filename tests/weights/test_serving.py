@@ -15,8 +15,9 @@ import psutil
 import pytest
 import torch
 from tests.support.kube import eventually
-from tests.weights.support import TOKEN, generator, serves, status, weights
+from tests.weights.support import TOKEN, generator, model_logprobs, serves, status, weights
 
+from rlhf_api.lora import Lora
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer.batches import ResponseLogprobs
@@ -25,6 +26,7 @@ from rlhf_trainer.comms.http import HttpError
 from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.vllm import VllmClient
 from rlhf_trainer.generation.work import Work
+from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.records import Prompt, Rollout, Sequences
 
@@ -53,6 +55,26 @@ def test_serves_exactly_what_was_sent(kind, request, http, make_sync, models):
         assert (now["version"], now["digest"]) == (version, report.digest)
         assert (now["staged_version"], now["open"]) == (None, False)
         assert ask(server, "/ready", {})[0] == 200
+
+
+def test_serves_what_a_model_with_an_adapter_computes(tied, http, make_sync, models):
+    """Merged weights on one side, W x + scale B A x on the other."""
+    model = models("tied", 1)
+    adapter = Adapter(model, Lora(rank=4, alpha=8.0), seed=0, base="tied-1")
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=generator)
+
+    def merged():
+        return (adapter.merged(*item) for item in adapter.published(weights(model)))
+
+    assert dict(merged()).keys() == dict(weights(models("tied", 1))).keys()
+    assert make_sync().send([target(tied)], merged, 1).holders == (target(tied),)
+    assert serves(http, tied, model)
+    with adapter.off():
+        assert not serves(http, tied, model)
+        assert torch.equal(model_logprobs(model), model_logprobs(models("tied", 1)))
 
 
 def test_a_hung_engine_is_not_ready_though_healthy(tied, make_sync, models):

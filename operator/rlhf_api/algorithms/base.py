@@ -158,11 +158,7 @@ def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
             )
         )
     if penalty:
-        average = settings.reference_ema
-        model = REFERENCE if average is None else POLICY
-        nodes.append(
-            Infer(name="reference_logprobs", model=model, average=average, writes=("reference_logprobs",))
-        )
+        nodes.append(reference(spec, settings.reference_ema))
     if spec.reward.fine_grained:
         nodes.append(Score(writes=("token_scores",), per_token=True))
         nodes.append(
@@ -173,6 +169,21 @@ def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
     if settings.overlong_filter:
         nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
     return tuple(nodes)
+
+
+def reference(spec: Spec, average: float | None = None, output: str = "logprobs") -> Infer:
+    """The reference's log-probabilities: of the policy's moving average; of the policy with its adapter switched off,
+    where it has one and no other reference is named; or else of the role."""
+    lora = spec.model.lora
+    base = average is None and lora is not None and lora.policy is not None and spec.model.reference is None
+    return Infer(
+        name="reference_logprobs",
+        model=POLICY if base or average is not None else REFERENCE,
+        output=output,
+        average=average,
+        base=base,
+        writes=("reference_logprobs",),
+    )
 
 
 def rewarded(settings: PolicyGradient) -> tuple[str, ...]:

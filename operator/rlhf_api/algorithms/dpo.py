@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ..base import Frozen, PositiveFloat
-from ..graph import POLICY, REFERENCE, SEQUENCES, Dataset, Graph, Infer, Train
-from .base import Algorithm
+from ..graph import POLICY, SEQUENCES, Dataset, Graph, Train
+from .base import Algorithm, reference
 
 if TYPE_CHECKING:
     from ..spec import Spec
@@ -25,16 +25,11 @@ class DPO(Frozen):
     """Share of preferences taken to be wrong (conservative DPO); for `sigmoid`."""
 
 
-def _graph(_spec: Spec, _settings: DPO) -> Graph:
+def _graph(spec: Spec, _settings: DPO) -> Graph:
     return Graph(
         (
             Dataset(rows="pairs", group=2),
-            Infer(
-                name="reference_logprobs",
-                model=REFERENCE,
-                output="logprobs_untempered",
-                writes=("reference_logprobs",),
-            ),
+            reference(spec, output="logprobs_untempered"),
             Train(
                 name="train_policy",
                 model=POLICY,

@@ -7,7 +7,7 @@ other roles start on rank 0 as soon as their columns exist and go on while the r
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -99,6 +99,12 @@ class Executor:
             columns = self._run(node, columns, arrays)
             todo.remove(node)
 
+    def _weights(self, node: Infer) -> AbstractContextManager[None]:
+        """The model's weights while a node infers with it."""
+        if node.average is not None:
+            return self._averages[node.model.name].swapped()
+        return self._models[node.model.name].adapter_off() if node.base else nullcontext()
+
     def _wanted(self, until: Node | None) -> list[Node]:
         """Preparing nodes, or `until` with those that write what it reads."""
         if until is None:
@@ -125,7 +131,7 @@ class Executor:
         if isinstance(node, Infer):
             sizes = torch.ones_like(columns.lengths) if node.output in ROW_OUTPUTS else columns.lengths
             name = node.model.name
-            with nullcontext() if node.average is None else self._averages[name].swapped():
+            with self._weights(node):
                 found = self._models[name].infer(columns.sequences, self._outputs[node.name], sizes)
             return _with(columns, node, found)
         made = self._functions[node.name](columns, self._ctx)

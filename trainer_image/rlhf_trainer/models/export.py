@@ -2,10 +2,12 @@
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import distributed
+from torch import Tensor, distributed
 from transformers import PreTrainedTokenizerBase
 
 from .trained_model import TrainedModel
@@ -13,30 +15,49 @@ from .trained_model import TrainedModel
 
 def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """Writes the engine's model (policy, reward model or critic) and its tokenizer in Hugging Face format; a
-    collective, rank 0 writes.
+    collective, rank 0 writes. An adapter is merged into it, and written alone, as PEFT's, to a folder beside it whose
+    name ends with `-adapter`.
 
     The files are written beside `directory` and renamed into place, so that a reader sees the old model or
     the new one, or for an instant none, but never a part.
     """
-    weights = {}
-    for name, tensor in engine.named_tensors():
+    weights = _copied(engine, engine.named_tensors())
+    if (adapter := engine.adapter) is not None:
+        trained = _copied(engine, engine.trained_tensors())
         if engine.rank == 0:
-            weights[name] = tensor.to("cpu", copy=True)
+            with _renamed_into_place(directory.with_name(f"{directory.name}-adapter")) as new:
+                adapter.save(new, trained)
     if engine.rank == 0:
         model: Any = engine.unwrapped
         config = model.config.get_text_config()
         if config.pad_token_id is None:  # a reward model without one scores no batches elsewhere
             config.pad_token_id = tokenizer.pad_token_id
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-        part.chmod(0o755)
-        new, old = part / "new", part / "old"
-        try:
+        with _renamed_into_place(directory) as new:
             model.save_pretrained(new, state_dict=weights)
             tokenizer.save_pretrained(new)
-            if directory.exists():
-                directory.rename(old)
-            new.rename(directory)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
     distributed.barrier()
+
+
+def _copied(engine: TrainedModel, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """On rank 0, in its memory; empty elsewhere."""
+    weights = {}
+    for name, tensor in tensors:
+        if engine.rank == 0:
+            weights[name] = tensor.to("cpu", copy=True)
+    return weights
+
+
+@contextmanager
+def _renamed_into_place(directory: Path) -> Iterator[Path]:
+    """A path to write a folder to, which becomes `directory` at the end."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    part.chmod(0o755)
+    new, old = part / "new", part / "old"
+    try:
+        yield new
+        if directory.exists():
+            directory.rename(old)
+        new.rename(directory)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

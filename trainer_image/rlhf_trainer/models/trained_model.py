@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
@@ -21,6 +21,9 @@ from .initialize import initialize
 from .response_head import install
 from .zero import deepspeed
 
+if TYPE_CHECKING:
+    from .adapter import Adapter
+
 # Bytes of weights gathered at a time from a ZeRO-3 model.
 GATHER_BYTES = 256 << 20
 
@@ -33,7 +36,8 @@ class TrainedModel:
     an update's forward pass is that of `infer`, without dropout (a policy's first importance ratio is 1), layer
     drop or router noise, however its class names them. `deepspeed` is the user's own
     DeepSpeed configuration. AdamW from torch unless that names Adam or AdamW of DeepSpeed's; `gradient_clip`
-    0 switches clipping off; biases and norms are not decayed. Raises ValueError for settings that contradict
+    0 switches clipping off; biases and norms are not decayed. Of a model with an `adapter` only that is trained, and
+    its head, if it is not a language model's. Raises ValueError for settings that contradict
     it.
     """
 
@@ -52,12 +56,14 @@ class TrainedModel:
         attention: Attention = "auto",
         kernels: Kernels = "auto",
         gradient_checkpointing: GradientCheckpointing = "none",
+        adapter: "Adapter | None" = None,
     ) -> None:
         adam = {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": weight_decay}
         settings = deepspeed_settings(deepspeed, adam, gradient_clip)
         self.world_size = distributed.get_world_size()
         self.rank = distributed.get_rank()
         self.micro_batch_tokens = micro_batch_tokens
+        self.adapter = adapter
         fuse(model, kernels)
         recompute(model, gradient_checkpointing)
         install(model)
@@ -142,13 +148,30 @@ class TrainedModel:
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The whole weights in the compute dtype, under their state-dict names, tied weights once, in a fixed
-        order.
+        order; an adapter is merged into the weights that it changes.
 
         All ranks iterate in lockstep. A tensor is valid until the next one is asked for: copy what you keep.
         """
+        if self.adapter is None:
+            yield from self._all_whole(self.state_items())
+            return
+        for name, tensor in self._all_whole(self.adapter.published(self.state_items())):
+            yield self.adapter.merged(name, tensor)
+
+    def trained_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """As `named_tensors`, those alone that are trained, with nothing merged."""
+        items = ((name, tensor) for name, tensor in self.state_items() if tensor.requires_grad)
+        return self._all_whole(items)
+
+    def adapter_off(self) -> contextlib.AbstractContextManager[None]:
+        """The model computes as it did at the start of the run."""
+        assert self.adapter is not None, "a graph has such nodes for models with an adapter"
+        return self.adapter.off()
+
+    def _all_whole(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         bucket: list[tuple[str, Tensor]] = []
         size = 0
-        for name, tensor in self.state_items():
+        for name, tensor in items:
             bucket.append((name, tensor))
             size += getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size()
             if size >= GATHER_BYTES:
@@ -190,6 +213,9 @@ class TrainedModel:
     def _whole(self, bucket: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         if not bucket:
             return
-        with deepspeed.zero.GatheredParameters([tensor for _, tensor in bucket], enabled=self.stage == 3):
+        parts = [tensor for _, tensor in bucket]
+        if self.adapter is not None:  # what is merged into them
+            parts += [matrix for name, _ in bucket for matrix in self.adapter.matrices(name)]
+        with deepspeed.zero.GatheredParameters(parts, enabled=self.stage == 3):
             for name, tensor in bucket:
                 yield name, tensor.detach()

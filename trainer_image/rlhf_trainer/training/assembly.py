@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, distributed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,11 +32,15 @@ from ..records import Sequences
 from ..scoring.client import Scorer
 from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE
 from ..scoring.reward_client import RewardClient
+from ..settings import model_source
 from ..weights.broadcaster import WeightSync
 from .loop import Task
 from .offline import OfflineTask
 from .online import OnlineTask
 from .updates import PretrainingText
+
+if TYPE_CHECKING:
+    from ..models.adapter import Adapter
 
 
 def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTrainedTokenizerBase:
@@ -98,10 +102,20 @@ def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> Traine
     """A model of the graph, loaded and put under DeepSpeed."""
     assert used.field != "reference", "a reference is not trained"
     model = load_model(config, used.field, Role.TRAINER, ctx.tokenizer, used.head)
-    return engine(ctx, config, model)
+    lora = config.spec.model.lora.of(used.field) if config.spec.model.lora else None
+    if lora is None:
+        return engine(ctx, config, model)
+    from ..models.adapter import Adapter  # PEFT takes two seconds to import
+
+    base = model_source(config, used.field).path
+    where = f"spec.model.lora.{used.field}"
+    adapter = loading(where, lambda: Adapter(model, lora, config.spec.seed, base))
+    return engine(ctx, config, model, adapter)
 
 
-def engine(ctx: TrainerContext, config: RunConfig, model: PreTrainedModel) -> TrainedModel:
+def engine(
+    ctx: TrainerContext, config: RunConfig, model: PreTrainedModel, adapter: "Adapter | None" = None
+) -> TrainedModel:
     """A model under DeepSpeed, as the manifest wants it."""
     spec, dtype = config.spec, config.dtype(Role.TRAINER)
     precision = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}.get(
@@ -120,6 +134,7 @@ def engine(ctx: TrainerContext, config: RunConfig, model: PreTrainedModel) -> Tr
         attention=spec.trainer.attention,
         kernels=spec.trainer.kernels,
         gradient_checkpointing=spec.trainer.gradient_checkpointing,
+        adapter=adapter,
     )
 
 

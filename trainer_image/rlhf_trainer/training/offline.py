@@ -20,6 +20,7 @@ from ..models.trained_model import TrainedModel
 from ..ops import OpContext
 from ..ops.datasets import given_columns
 from ..records import Columns
+from .adapters import check_fingerprints, fingerprints
 from .updates import Updates
 
 
@@ -73,7 +74,8 @@ class OfflineTask:
 
     def state(self) -> Mapping[str, Any]:
         pending = self._ctx.spec.data.prompts_per_step if self._batch is not None else 0
-        return {"position": self._stream.position - pending, "algorithm": deepcopy(self._op_ctx.state)}
+        algorithm = {"algorithm": deepcopy(self._op_ctx.state), **fingerprints(self._models)}
+        return {"position": self._stream.position - pending, **algorithm}
 
     def groups(self) -> Mapping[str, Group]:
         return {name: training_state(model) for name, model in self._models.items()}
@@ -82,6 +84,8 @@ class OfflineTask:
         return {}
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Raises InvalidJob where an adapter, or what it is added to, is another one now."""
+        check_fingerprints(self._models, snapshot.state)
         self._stream.position = cast(int, snapshot.state["position"])
         self._op_ctx.restore(snapshot.state)
         self._batch = None

@@ -36,6 +36,7 @@ from ..replay.samplers import Sampling
 from ..replay.table import Episode
 from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import texts
+from .adapters import check_fingerprints, fingerprints
 from .collector import EpisodeCollector
 from .prompt_source import PromptSource
 from .responses import joined, pack
@@ -168,7 +169,8 @@ class OnlineTask:
 
     def state(self) -> Mapping[str, Any]:
         text = {"pretraining": self._pretraining.position} if self._pretraining else {}
-        return {**self._source.state(self._pending), "algorithm": deepcopy(self._op_ctx.state), **text}
+        algorithm = {"algorithm": deepcopy(self._op_ctx.state), **fingerprints(self._models)}
+        return {**self._source.state(self._pending), **algorithm, **text}
 
     def groups(self) -> Mapping[str, Group]:
         averages = {f"{name}_average": average.state() for name, average in self._averages.items()}
@@ -179,7 +181,8 @@ class OnlineTask:
         return self._buffer.blobs(self._pending) | ({} if ahead is None else {BLOB: ahead.blob()})
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Raises InvalidJob where the run's prompts are others now."""
+        """Raises InvalidJob where the run's prompts, an adapter, or what it is added to are others now."""
+        check_fingerprints(self._models, snapshot.state)
         try:
             episodes = [name for name in snapshot.blobs if name.startswith(EPISODES)]
             self._pending = self._buffer.restore({name: snapshot.blob(name) for name in episodes})

@@ -1,0 +1,60 @@
+"""Low-rank adapters of trained models (Hu et al. 2021, arXiv:2106.09685): settings and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from .algorithms import graph_of
+from .base import Frozen, Positive, PositiveFloat
+from .problems import Problem
+
+if TYPE_CHECKING:
+    from .spec import Spec
+
+
+class Lora(Frozen):
+    """Trains W + (alpha / rank) B A in place of the weights W of linear layers: B and A alone, W stays as it is."""
+
+    rank: Positive = 8
+    """Columns of B and rows of A."""
+    alpha: PositiveFloat | None = None
+    """Scale of B A, times the rank; the rank unless given, which is a scale of 1."""
+    target_modules: tuple[str, ...] | None = Field(None, min_length=1)
+    """Ends of the layers' names, such as `q_proj` or `layers.0.mlp.up_proj`; all linear layers but the head unless
+    given."""
+
+
+class Adapters(Frozen):
+    """Trained models that have an adapter; all weights of the others are trained."""
+
+    policy: Lora | None = None
+    """Of the model that starts from `policy`."""
+    critic: Lora | None = None
+    """The critic's value head is trained whole."""
+
+    def of(self, field: str) -> Lora | None:
+        """The adapter of the model that starts from a field of `spec.model`."""
+        found: Lora | None = getattr(self, field, None)
+        return found
+
+
+def problems(spec: Spec) -> Iterator[Problem]:
+    """Adapters of models that the job does not train, or keeps a moving average of."""
+    if spec.model.lora is None:
+        return
+    graph, where = graph_of(spec), "spec.model.lora"
+    if spec.model.lora == Adapters():
+        yield Problem(where, "names no model: set policy or critic in it, or remove it")
+    trained = {model.field for model in graph.trained}
+    for field in Adapters.model_fields:
+        if spec.model.lora.of(field) is not None and field not in trained:
+            yield Problem(f"{where}.{field}", f"{spec.algorithm} trains no {field}; remove it")
+    for model in graph.averages:
+        if spec.model.lora.of(model.field) is not None:
+            message = (
+                f"the job keeps a moving average of the {model.field}, which it cannot of one with an adapter"
+            )
+            yield Problem(f"{where}.{model.field}", f"{message}; remove it, or referenceEma or valueEma")

@@ -1,0 +1,141 @@
+"""Low-rank adapter of a Hugging Face model, through PEFT: added in place, switched off, merged, saved."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import Parameter
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from rlhf_api.lora import Lora
+
+NAME = "default"
+"""PEFT's name of the one adapter of a model."""
+HEADS = ("score", "classifier")
+"""Attributes that hold the head of a reward model or critic."""
+
+
+class Adapter:
+    """Matrices A and B beside the linear layers of a model (Hu et al. 2021, arXiv:2106.09685).
+
+    The model keeps its class, and computes W x + scale B A x; B begins as zero. Of all parameters A, B and the head of
+    a reward model or critic alone require gradients. `fingerprint`: the settings, and a digest of the frozen weights.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: Lora, seed: int, base: str) -> None:
+        """`base`: the path or hub name that the saved adapter names as its model's. The same seed gives the same A.
+
+        Raises ValueError where a target is no linear layer of the model.
+        """
+        targets = _targets(model, settings.target_modules)
+        alpha = settings.rank if settings.alpha is None else settings.alpha
+        head = next((name for name in HEADS if isinstance(getattr(model, name, None), nn.Linear)), None)
+        self.config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=alpha,  # type: ignore[arg-type]  # PEFT divides by the rank: any number will do
+            target_modules=targets,
+            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+            base_model_name_or_path=base,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(self.config, model)
+        if head:
+            getattr(model, head).requires_grad_(True)
+            self.config.modules_to_save = [head]
+        self.config.task_type = _task(model, head)
+        layers = {name: m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
+        self._layers: dict[str, Any] = {f"{name}.base_layer.weight": m for name, m in layers.items()}
+        self.fingerprint: Mapping[str, Any] = {
+            "rank": settings.rank,
+            "alpha": float(alpha),
+            "targetModules": targets,
+            "base": _digest(model),
+        }
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The model computes as its base does: the scale is 0. Every parameter still takes part, in the same order,
+        which is what ZeRO-3 expects."""
+        self._scale(0)
+        try:
+            yield
+        finally:
+            self._scale(1)
+
+    def published(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Of a state dict's items: those that the merged model has too, under the names here."""
+        return ((name, tensor) for name, tensor in items if ".lora_" not in name)
+
+    def matrices(self, name: str) -> Sequence[Parameter]:
+        """A and B beside a weight; none where it has no adapter."""
+        layer = self._layers.get(name)
+        return [layer.lora_A[NAME].weight, layer.lora_B[NAME].weight] if layer else []
+
+    def merged(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        """The name in the merged model, and W + scale B A: computed in float32 and rounded once, to W's dtype."""
+        plain = name.replace(".base_layer.", ".")
+        if name not in self._layers:
+            return plain, weight
+        layer = self._layers[name]
+        a, b = (matrix.detach().float() for matrix in self.matrices(name))
+        product: Tensor = (b @ a) * layer.scaling[NAME]
+        if layer.fan_in_fan_out:
+            product = product.T
+        return plain, (weight.float() + product).to(weight.dtype)
+
+    def save(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
+        """What `PeftModel.from_pretrained` loads, of the trained parameters by their state-dict names."""
+        directory.mkdir(parents=True)
+        names = {name: f"base_model.model.{name.replace(f'.{NAME}.', '.')}" for name in weights}
+        tensors = {names[name]: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        self.config.inference_mode = True
+        self.config.save_pretrained(str(directory))
+
+    def _scale(self, factor: float) -> None:
+        for layer in self._layers.values():
+            layer.set_scale(NAME, factor)
+
+
+def _targets(model: PreTrainedModel, wanted: Sequence[str] | None) -> list[str]:
+    """Ends of names of linear layers, the head left out."""
+    heads = {id(model.get_output_embeddings()), *(id(getattr(model, name, None)) for name in HEADS)}
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and id(module) not in heads
+    ]
+    ends = sorted({name.rpartition(".")[2] for name in linear})
+    for target in wanted or ():
+        if not any(f".{name}".endswith(f".{target}") for name in linear):
+            known = ", ".join(ends) or "none"
+            raise ValueError(
+                f"no linear layer of the model is named {target!r}; it has {known}, beside its head"
+            )
+    return sorted(set(wanted)) if wanted else ends
+
+
+def _task(model: PreTrainedModel, head: str | None) -> str:
+    if head is None:
+        return "CAUSAL_LM"
+    return "TOKEN_CLS" if type(model).__name__.endswith("ForTokenClassification") else "SEQ_CLS"
+
+
+def _digest(model: PreTrainedModel) -> str:
+    """SHA-256 of the names and bytes of all frozen parameters, the same whichever layers have an adapter."""
+    found = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            plain = name.replace(".base_layer.", ".")
+            found.update(f"{plain} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+            found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return found.hexdigest()
