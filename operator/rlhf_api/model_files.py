@@ -25,6 +25,15 @@ def model_sizes(spec: Spec) -> dict[str, int]:
     return found
 
 
+def matrices(directory: Path) -> list[str]:
+    """Names of layers with a weight matrix, as its files have them; none where they cannot be read."""
+    try:
+        shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return []
+    return [n.removesuffix(".weight") for n, s in shapes.items() if n.endswith(".weight") and len(s) == 2]
+
+
 def _parameters(directory: Path) -> int | None:
     """Counted in the headers of the weights' files, or else worked out from the configuration."""
     for count in (_in_files, _by_configuration):
@@ -38,19 +47,23 @@ def _parameters(directory: Path) -> int | None:
 
 
 def _in_files(directory: Path) -> int:
+    return sum(math.prod(shape) for file in _files(directory) for shape in _shapes(file).values())
+
+
+def _files(directory: Path) -> list[Path]:
     index = directory / _INDEX
     names = set(_read(index)["weight_map"].values()) if index.is_file() else {_WEIGHTS}
-    return sum(_elements(directory / name) for name in names)
+    return [directory / name for name in names]
 
 
-def _elements(file: Path) -> int:
+def _shapes(file: Path) -> dict[str, list[int]]:
     """Of all tensors in a safetensors file, by its header."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > _LONGEST_HEADER:
             raise ValueError(f"{file} is no safetensors file")
         header = json.loads(opened.read(length))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
 def _by_configuration(directory: Path) -> int | None:

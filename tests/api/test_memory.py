@@ -95,6 +95,19 @@ def test_more_ranks_and_higher_stages_never_need_more_for_training(zero, paramet
     assert trainer(replace(zero, optimizer_away=True), models).total <= need
 
 
+def test_a_model_with_an_adapter_keeps_its_weights_alone() -> None:
+    whole = Zero(dtype="bfloat16", stage=1, ranks=4)
+    both, critic = (replace(whole, frozen=frozenset(places)) for places in ((0, 1), (1,)))
+    assert trainer(both, [1e9, 2e9]).total == 3e9 * 2
+    assert trainer(critic, [1e9, 2e9]).total == trainer(whole, [1e9]).total + 2e9 * 2
+    third = replace(both, stage=3, gathers=True)
+    assert trainer(third, [1e9, 2e9]).total == 3e9 * 2 / 4 + 1e9 * 2
+    assert (
+        trainer(replace(third, gathers=False), [1e9, 2e9]).words
+        == "(1e9 + 2e9) parameters, frozen, x 2 B / 4 ranks"
+    )
+
+
 def test_the_page_about_memory_is_what_the_code_does() -> None:
     text = PAGE.read_text()
     for dtype in ("bfloat16", "float16", "float32"):

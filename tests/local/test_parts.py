@@ -165,6 +165,35 @@ def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
+def test_layers_that_a_model_does_not_have_are_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    shapes = {
+        "model.layers.0.q_proj.weight": [2, 2],
+        "model.norm.weight": [2],
+        "model.layers.0.up_proj.weight": [4, 2],
+    }
+    entries = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
+    }
+    header = json.dumps(entries).encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (model / "config.json").write_text("{}")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "x"}\n')
+    places = (
+        f"spec.model.policy={model}",
+        f"spec.data.train=[{tmp_path / 'p.jsonl'}]",
+        "spec.reward.functions=[]",
+    )
+    lora = "spec.model.lora={policy: {targetModules: [q_proj, layers.0.up_proj, w_proj, norm, proj]}}"
+    says = [str(p) for p in check_files(job(*places, "spec.model.reward=a/b", lora).spec)]
+    assert says == [
+        f"spec.model.lora.policy.targetModules[{i}]: no layer of '{model}' is named so; it has q_proj, up_proj; "
+        f"got {name!r}"
+        for i, name in ((2, "w_proj"), (3, "norm"), (4, "proj"))
+    ]
+
+
 def test_conversations_need_a_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("chat.jsonl").write_text('{"prompt": [{"role": "user", "content": "x"}]}\n')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.graph import RowKind
-from rlhf_api.model_files import model_sizes
+from rlhf_api.model_files import matrices, model_sizes
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import problems
 from rlhf_api.row_files import RowFile
@@ -20,7 +20,8 @@ from rlhf_api.spec import Spec
 def check_files(spec: Spec) -> list[Problem]:
     """Problems of the data files' rows, of local model directories, of Python functions' modules, and of models too
     large for the GPUs."""
-    return [*_data(spec), *_models(spec), *_functions(spec), *problems(spec, model_sizes(spec))]
+    sizes = model_sizes(spec)
+    return [*_data(spec), *_models(spec), *_layers(spec), *_functions(spec), *problems(spec, sizes)]
 
 
 def _data(spec: Spec) -> Iterator[Problem]:
@@ -90,6 +91,20 @@ def _models(spec: Spec) -> Iterator[Problem]:
             yield Problem(where, f"no such directory, and no hub name (`owner/name`); got {name!r}")
         elif not (Path(name) / wanted).is_file():
             yield Problem(where, f"must be in Hugging Face format, but has no {wanted}; got {name!r}")
+
+
+def _layers(spec: Spec) -> Iterator[Problem]:
+    """Layers that an adapter names, of models that are here; the trainer checks those of all others."""
+    model = spec.model
+    starts = {"policy": model.policy, "critic": model.critic or model.reward or model.policy}
+    for field, name in starts.items():
+        lora = model.lora.of(field) if model.lora else None
+        known = matrices(Path(name)) if name is not None and lora is not None else []
+        for i, target in enumerate((lora.target_modules if lora else None) or ()):
+            if known and not any(f".{layer}".endswith(f".{target}") for layer in known):
+                ends = ", ".join(sorted({layer.rpartition(".")[2] for layer in known}))
+                message = f"no layer of {name!r} is named so; it has {ends}; got {target!r}"
+                yield Problem(f"spec.model.lora.{field}.targetModules[{i}]", message)
 
 
 def _functions(spec: Spec) -> Iterator[Problem]:
