@@ -169,6 +169,11 @@ def condition(kind: str, status: str, reason: str, message: str, stamp: str) -> 
     )
 
 
+def is_true(status: JobStatus, kind: str) -> bool:
+    """The condition of this type holds."""
+    return any(c.type == kind and c.status == "True" for c in status.conditions)
+
+
 def with_times(now: Sequence[Condition], before: Sequence[Condition]) -> tuple[Condition, ...]:
     """Each condition with the time of its last change of status."""
     since = {(c.type, c.status): c.last_transition_time for c in before}

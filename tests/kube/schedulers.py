@@ -17,7 +17,16 @@ def definition(
         "required": ["spec"],
         "properties": {
             "spec": {"type": "object", "properties": spec, "required": required},
-            "status": {"type": "object", "properties": {"conditions": CONDITIONS, "phase": TEXT}},
+            "status": {
+                "type": "object",
+                "properties": {
+                    "conditions": CONDITIONS,
+                    "phase": TEXT,
+                    "admission": OPEN,
+                    "requeueState": OPEN,
+                    "reclaimablePods": CONDITIONS,
+                },
+            },
         },
     }
     served = {"name": version, "served": True, "storage": True, "subresources": {"status": {}}}

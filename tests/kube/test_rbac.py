@@ -1,5 +1,6 @@
 """The chart's rights and what the operator does with them: none is missing, and none is left over."""
 
+import json
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -58,7 +59,13 @@ def definition(group: str) -> dict[str, Any]:
             "scope": "Namespaced",
             "names": {"kind": kind, "plural": plural},
             "versions": [
-                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                    "subresources": {"status": {}},
+                }
             ],
         },
     }
@@ -146,8 +153,15 @@ def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     queued = one_pod("queued")
     queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     jobs.apply(queued)
-    eventually(lambda: jobs.get("workloads.kueue.x-k8s.io")["items"], "the job lines up")
+    workload = "workloads.kueue.x-k8s.io"
+    eventually(lambda: jobs.get(workload)["items"], "the job lines up")
+    admitted = {"type": "Admitted", "status": "True", "reason": "Admitted", "message": ""}
+    made = json.dumps({"status": {"conditions": [admitted]}})
+    jobs.kubectl("patch", workload, "queued", "--subresource=status", "--type=merge", "-p", made)
+    eventually(lambda: "PodsReady" in json.dumps(jobs.get(workload, "queued")), "Kueue hears of its pods")
+    jobs.until("queued", "Running")
     jobs.patch("queued", suspend=True)
+    nodes.end(jobs.namespace, "queued-trainer-0", EXIT_SUSPENDED)
     eventually(lambda: not jobs.get("workloads.kueue.x-k8s.io")["items"], "the job leaves the queue")
 
     jobs.kubectl("run", "taken-trainer-0", "--image=somebody-elses")

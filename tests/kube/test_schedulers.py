@@ -81,14 +81,31 @@ def queued() -> dict:
     return document
 
 
-def answer(jobs: Jobs, **conditions: bool) -> None:
-    """As Kueue does."""
-    made = [
-        {"type": kind, "status": str(holds), "reason": "Test", "message": "", "lastTransitionTime": None}
+def answer(jobs: Jobs, reason: str = "Test", status: dict | None = None, **conditions: bool) -> None:
+    """As Kueue does: the conditions that are named, the others stay."""
+    before = {c["type"]: c for c in jobs.get("workload", "ppo").get("status", {}).get("conditions", ())}
+    made = {
+        kind: {
+            "type": kind,
+            "status": str(holds),
+            "reason": reason,
+            "message": "",
+            "lastTransitionTime": None,
+        }
         for kind, holds in conditions.items()
-    ]
-    patch = json.dumps({"status": {"conditions": made}})
+    }
+    patch = json.dumps({"status": {"conditions": list({**before, **made}.values()), **(status or {})}})
     jobs.kubectl("patch", "workload", "ppo", "--subresource=status", "--type=merge", "-p", patch)
+
+
+def holds(jobs: Jobs, condition: str) -> bool | None:
+    """None where the Workload has no such condition."""
+    found = jobs.get("workload", "ppo").get("status", {}).get("conditions", ())
+    return next((c["status"] == "True" for c in found if c["type"] == condition), None)
+
+
+def counts(jobs: Jobs) -> dict[str, int]:
+    return {s["name"]: s["count"] for s in jobs.get("workload", "ppo")["spec"]["podSets"]}
 
 
 def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, trainer):
@@ -98,26 +115,52 @@ def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, trainer):
     assert "research" in jobs.status("ppo")["message"]
     workload = eventually(lambda: jobs.get("workload", "ppo"), "the Workload")
     assert workload["spec"]["queueName"] == "research"
-    assert {s["name"]: s["count"] for s in workload["spec"]["podSets"]} == {
-        "trainer": 1,
-        "generator": 1,
-        "reward": 1,
-        "reference": 1,
-    }
+    assert counts(jobs) == {"trainer": 1, "generator": 1, "reward": 1, "reference": 1}
     assert not jobs.pods()
+    jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=2")
+    eventually(lambda: counts(jobs)["generator"] == 2, "what waits is changed in place")
 
-    answer(jobs, Admitted=True)
+    answer(jobs, QuotaReserved=True, Admitted=True, status={"admission": {"clusterQueue": "all"}})
     jobs.until("ppo", "Running")
-    assert set(jobs.pods()) == PODS
+    assert set(jobs.pods()) == PODS | {"ppo-generator-1"}
+    eventually(lambda: holds(jobs, "PodsReady"), "Kueue hears that all pods are ready")
+    jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=1")
+    free = [{"name": "generator", "count": 1}]
+    eventually(
+        lambda: jobs.get("workload", "ppo")["status"].get("reclaimablePods") == free, "one is given back"
+    )
+    jobs.until("ppo", "Running")
 
-    answer(jobs, Admitted=True, Evicted=True)
+    answer(jobs, "Preempted", {"requeueState": {"count": 3}}, Evicted=True)
     eventually(lambda: "/v1/stop" in trainer.asked, "the trainer saves a checkpoint first")
     nodes.end(jobs.namespace, "ppo-trainer-0", 79)
     jobs.until("ppo", "Suspended")
     jobs.until_pods(0)
-    uid = workload["metadata"]["uid"]
-    eventually(lambda: jobs.get("workload", "ppo")["metadata"]["uid"] != uid, "the job lines up anew")
-    answer(jobs, Admitted=True)
+    eventually(lambda: holds(jobs, "QuotaReserved") is False, "the quota is given back")
+    kept = jobs.get("workload", "ppo")
+    assert kept["metadata"]["uid"] == workload["metadata"]["uid"], "its place in the queue is kept"
+    assert (kept["status"]["requeueState"], "admission" in kept["status"]) == ({"count": 3}, False)
+    assert (holds(jobs, "Admitted"), holds(jobs, "Requeued")) == (False, True)
+    jobs.kubectl("patch", "workload", "ppo", "--type=merge", "-p", '{"spec": {"active": false}}')
+    eventually(lambda: jobs.reason("ppo", "Suspended") == "Deactivated", "a deactivated job stays so")
+    assert not jobs.pods()
+    jobs.kubectl("patch", "workload", "ppo", "--type=merge", "-p", '{"spec": {"active": true}}')
+    answer(jobs, QuotaReserved=True, Admitted=True, Evicted=False)
+    jobs.until("ppo", "Running")
+
+    trainer.asked.clear()
+    jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=50")
+    eventually(lambda: "/v1/stop" in trainer.asked, "more than was admitted: the job lines up anew")
+    assert len(jobs.pods()) < 10
+    nodes.end(jobs.namespace, "ppo-trainer-0", 79)
+    eventually(lambda: counts(jobs)["generator"] == 50, "it asks for 50")
+    jobs.until_pods(0)
+    jobs.kubectl("label", "rlhfjob", "ppo", "--overwrite", "kueue.x-k8s.io/queue-name=other")
+    jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=1")
+    eventually(
+        lambda: jobs.get("workload", "ppo")["spec"]["queueName"] == "other", "it waits in another queue"
+    )
+    answer(jobs, QuotaReserved=True, Admitted=True)
     jobs.until("ppo", "Running")
 
     nodes.end(jobs.namespace, "ppo-trainer-0", 0)

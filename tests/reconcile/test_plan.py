@@ -294,7 +294,7 @@ def test_an_admitted_job_runs_and_an_evicted_one_saves_itself_and_lines_up_anew(
         todo = world.step(quota="evicted")
         world.kubelet()
     assert not world.pods
-    assert todo.queue == "leave"
+    assert todo.queue == "release"
     assert status(world).phase == "Suspended"
 
 

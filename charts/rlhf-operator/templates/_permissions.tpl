@@ -35,6 +35,9 @@
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
   verbs: [list, watch, create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [patch]
 {{- end }}
 
 {{/* In the operator's own namespace: its Lease. A name cannot limit `create`. */}}

@@ -41,6 +41,7 @@ _DEADLINE_SECONDS = 10.0
 _PAGE = 100  # what is read at a time is much of the memory that is ever used
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
+_MERGE = "application/merge-patch+json"
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 
 Observe = Callable[[str, str, int, float], None]
@@ -110,6 +111,13 @@ class Api:
 
     async def apply_status(self, body: Body) -> Body:
         return await self._change("apply_status", "PATCH", body, body["metadata"]["name"] + "/status")
+
+    async def merge_status(self, kind: str, namespace: str, name: str, patch: Body) -> Body:
+        """A merge patch (RFC 7386) of the status; 409 where somebody wrote after its `metadata.resourceVersion`."""
+        self._check_fence()
+        path = f"{_path(kind, namespace, name)}/status"
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._call("merge_status", "PATCH", kind, path, query=query, body=patch, content=_MERGE)
 
     async def replace(self, body: Body) -> Body:
         """Put the body in place of the same `metadata.resourceVersion`; 409 where somebody else was first."""

@@ -1,7 +1,8 @@
-"""Kueue: a job with a queue's label holds a Workload, and runs while that is admitted; pure.
+"""Kueue: a job with a queue's label holds a Workload (kueue.x-k8s.io/v1beta1), and runs while that is admitted; pure.
 
-The Workload stands for the whole job, so that its quota is granted at once and taken back at once. Node labels of
-resource flavors are not put on the pods: use flavors without them, or name the nodes in `spec.pods`.
+The Workload stands for the whole job, so that its quota is granted at once and taken back at once. It is kept through
+an eviction, with its priority and its count of requeues, and made anew where the admitted one is too small for the job.
+Node labels of resource flavors are not put on the pods: use flavors without them, or name the nodes in `spec.pods`.
 """
 
 import functools
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rlhf_api.run import replicas, roles_of
+from rlhf_api.spec import Spec
 
 from .names import common_labels
 from .pinned import Pinned
@@ -17,19 +19,32 @@ from .snapshot import Job
 
 Body = dict[str, Any]
 
-Quota = Literal["none", "absent", "waiting", "admitted", "evicted"]
-"""`none`: the job is in no queue; `absent`: it has no Workload yet."""
+Quota = Literal[
+    "none", "left", "absent", "outdated", "waiting", "deactivated", "admitted", "outgrown", "evicted"
+]
+"""`none`: the job is in no queue; `left`: but was in one. `absent`: it has no Workload yet; `outdated`: its Workload
+waits in another queue or size than the job's; `outgrown`: was admitted so; `evicted`: is to give its quota back."""
+_REQUEUED = ("Preempted", "AdmissionCheck")
+"""Reasons of evictions after which the integration lets a Workload line up again; after others Kueue does."""
 
 
-def quota(job: Job, workload: Mapping[str, Any] | None) -> Quota:
+def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None) -> Quota:
     """State of the job's Workload in its queue."""
-    if job.queue is None:
-        return "none"
     if workload is None:
-        return "absent"
-    held = {c["type"] for c in workload.get("status", {}).get("conditions", ()) if c["status"] == "True"}
+        return "none" if job.queue is None else "absent"
+    if job.queue is None:
+        return "left"
+    held = _held(workload)
+    if not held & {"QuotaReserved", "Admitted"}:
+        if _counts(workload) != _wanted(spec) or workload["spec"].get("queueName") != job.queue:
+            return "outdated"
+        return "waiting" if workload["spec"].get("active", True) else "deactivated"
     if "Evicted" in held:
         return "evicted"
+    kept = {name: count - _reclaimed(workload).get(name, 0) for name, count in _counts(workload).items()}
+    fits = all(count <= kept.get(name, 0) for name, count in _wanted(spec).items())
+    if not fits or workload["spec"].get("queueName") != job.queue:
+        return "outgrown"
     return "admitted" if "Admitted" in held else "waiting"
 
 
@@ -61,4 +76,71 @@ def workload(job: Job, pinned: Pinned) -> Body:
                 for role in roles_of(config.spec)
             ],
         },
+    }
+
+
+def released(workload: Mapping[str, Any], stamp: str) -> Body:
+    """A merge patch of the status: the evicted job's pods are gone, and its quota is free. Kueue leaves this to whoever
+    runs the pods."""
+    evicted = next(c for c in workload["status"]["conditions"] if c["type"] == "Evicted")
+    why, requeued = str(evicted.get("message", "")), evicted.get("reason") in _REQUEUED
+    changes = {
+        "QuotaReserved": ("False", "Pending", why),
+        "Admitted": ("False", "NoReservation", "the workload has no reservation"),
+        "Requeued": (str(requeued), str(evicted.get("reason", "Evicted")), why),
+    }
+    return _status(workload, stamp, changes, {"admission": None, "reclaimablePods": None})
+
+
+def report(workload: Mapping[str, Any], spec: Spec, *, ready: bool, stamp: str) -> Body | None:
+    """A merge patch of an admitted Workload's status, None where it is as it should be: its pods are ready or not, and
+    generators that the job was scaled down by are free to be reclaimed."""
+    was = "PodsReady" in [c["type"] for c in workload.get("status", {}).get("conditions", ())]
+    known = "PodsReady" in _held(workload)
+    free = {name: count - _wanted(spec).get(name, 0) for name, count in _counts(workload).items()}
+    free = {name: count for name, count in free.items() if count > 0}
+    if was and known == ready and free == _reclaimed(workload):
+        return None
+    all_ready = ("True", "Started", "all pods are ready")
+    changes = {"PodsReady": all_ready if ready else ("False", "WaitForStart", "not all pods are ready")}
+    reclaimable = [{"name": name, "count": count} for name, count in free.items()]
+    return _status(workload, stamp, changes, {"reclaimablePods": reclaimable} if reclaimable else {})
+
+
+def _held(workload: Mapping[str, Any]) -> set[str]:
+    return {c["type"] for c in workload.get("status", {}).get("conditions", ()) if c["status"] == "True"}
+
+
+def _counts(workload: Mapping[str, Any]) -> dict[str, int]:
+    return {each["name"]: each["count"] for each in workload["spec"]["podSets"]}
+
+
+def _wanted(spec: Spec) -> dict[str, int]:
+    return {role.value: replicas(spec, role) for role in roles_of(spec)}
+
+
+def _reclaimed(workload: Mapping[str, Any]) -> dict[str, int]:
+    return {each["name"]: each["count"] for each in workload.get("status", {}).get("reclaimablePods") or ()}
+
+
+def _status(
+    workload: Mapping[str, Any], stamp: str, changes: Mapping[str, tuple[str, str, str]], fields: Body
+) -> Body:
+    """All conditions with the changed ones, as of the version that was read."""
+    before = {c["type"]: c for c in workload.get("status", {}).get("conditions", ())}
+    for kind, (status, reason, message) in changes.items():
+        old = before.get(kind, {})
+        since = old.get("lastTransitionTime") if old.get("status") == status else stamp
+        before[kind] = {
+            "type": kind,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": since,
+            "observedGeneration": workload["metadata"].get("generation", 1),
+        }
+    version = workload["metadata"]["resourceVersion"]
+    return {
+        "metadata": {"resourceVersion": version},
+        "status": {"conditions": list(before.values()), **fields},
     }

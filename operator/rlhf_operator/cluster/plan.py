@@ -59,8 +59,8 @@ class Plan:
     stop: bool = False
     """Ask the trainer for a checkpoint and its end."""
     events: tuple[Event, ...] = ()
-    queue: Literal["enter", "leave"] | None = None
-    """Ask Kueue for the job's quota, or give it back."""
+    queue: Literal["enter", "leave", "release"] | None = None
+    """Ask Kueue for the job's quota, give it back, or give it back and stay in the queue."""
     expire: bool = False
     """Delete the job: its time to live is over."""
     again: float | None = POLL_SECONDS
@@ -75,7 +75,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         return _after_the_end(observed, before, now)
     cluster = before.cluster or ClusterStatus()
     sight = sort(spec, cluster, observed.pods)
-    suspend = spec.suspend or observed.quota not in ("none", "admitted")
+    suspend = spec.suspend or observed.quota not in ("none", "left", "admitted")
     # Pods that the API server refused were never there, whatever the status says that it was about to make.
     refused = observed.refused is not None and not sight.of(Role.TRAINER)
     begun = before.phase in ("Provisioning", "Running") and cluster.attempt > 0 and not refused
@@ -143,6 +143,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         delete=_deletions(delete, sight, now),
         members=membership(sight),
         events=events,
+        queue="leave" if observed.quota == "left" else None,
         again=POLL_SECONDS,
     )
 
@@ -180,7 +181,7 @@ def _suspend(
         finish = Finish("Succeeded", "Completed", "")
     elif not saving and not living:
         by_user = observed.wanted.spec.suspend
-        why = ("Suspended", "") if by_user else ("WaitingForQuota", f"waits in queue {observed.job.queue}")
+        why = ("Suspended", "") if by_user else _waiting(observed)
         finish = Finish("Suspended", *why)
     cluster = cluster.model_copy(
         update={
@@ -213,12 +214,23 @@ def _suspend(
     )
 
 
-def _queue(observed: Observed, *, idle: bool) -> Literal["enter", "leave"] | None:
-    """Quota is asked for once, and given back where none of the job's pods is left; an evicted job lines up anew."""
-    if observed.quota == "absent":
-        return None if observed.wanted.spec.suspend else "enter"
-    back = observed.wanted.spec.suspend or observed.quota == "evicted"
-    return "leave" if back and idle and observed.quota != "none" else None
+def _waiting(observed: Observed) -> tuple[str, str]:
+    if observed.quota == "deactivated":
+        return "Deactivated", f"Workload {observed.job.name} is deactivated (spec.active: false)"
+    return "WaitingForQuota", f"waits in queue {observed.job.queue}"
+
+
+def _queue(observed: Observed, *, idle: bool) -> Literal["enter", "leave", "release"] | None:
+    """Quota is asked for once, and given back where none of the job's pods is left. An evicted job keeps its place's
+    history; one that outgrew its quota lines up anew."""
+    suspended, quota = observed.wanted.spec.suspend, observed.quota
+    if quota in ("absent", "outdated") and not suspended:
+        return "enter"
+    if not idle or quota in ("none", "absent"):
+        return None
+    if suspended or quota == "outgrown":
+        return "leave"
+    return "release" if quota == "evicted" else None
 
 
 def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:

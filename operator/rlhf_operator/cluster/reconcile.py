@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from rlhf_api.problems import InvalidJob
 from rlhf_api.status import JobStatus
 
-from ..job_status import worth_writing
+from ..job_status import is_true, time_text, worth_writing
 from ..restart_policy import Finish
 from .api import Api, ApiError, Body, Key
 from .cache import COMPANIONS, Cache
 from .conditions import Event
 from .desired import Desired, active_config, wanted
-from .kueue import quota, workload
+from .kueue import quota, released, report, workload
 from .names import pod_name, token_name
 from .objects import companions, owned, token_secret
 from .observed import Observed
@@ -88,7 +88,7 @@ class Reconciler:
             trainer,
             self._trainers.silent_since(job),
             self._refused.get(key),
-            quota(job, self._cache.workload(key)),
+            quota(job, want.spec, self._cache.workload(key)),
         )
         todo = plan(seen, now)
         told = await self._carry_out(key, job, want, pods, todo)
@@ -114,7 +114,7 @@ class Reconciler:
                 await self._apply_companions(key, job, want.pinned)
             if todo.create:
                 await self._create_token(job)
-            await self._line_up(job, want, todo)
+            await self._line_up(key, job, want, todo)
             await _all(self._create_pod(job, want, pod) for pod in todo.create)
         if todo.create:
             self._refused.pop(key, None)
@@ -227,8 +227,17 @@ class Reconciler:
             if error.status != 409:  # there already, and the same for ever
                 raise
 
-    async def _line_up(self, job: Job, want: Desired, todo: Plan) -> None:
-        if todo.queue == "leave":
+    async def _line_up(self, key: Key, job: Job, want: Desired, todo: Plan) -> None:
+        found, stamp = self._cache.workload(key), time_text(datetime.datetime.now(datetime.UTC))
+        if todo.queue is None and found is not None and quota(job, want.spec, found) == "admitted":
+            status = todo.status or job.status
+            ready = status is not None and is_true(status, "RolesReady")
+            if (patch := report(found, want.spec, ready=ready, stamp=stamp)) is not None:
+                self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
+        elif todo.queue == "release" and found is not None:
+            patch = released(found, stamp)
+            self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
+        elif todo.queue == "leave":
             await self._api.delete("Workload", job.namespace, job.name)
         elif todo.queue == "enter":
             self._cache.put(await self._api.apply(owned(workload(job, want.pinned), job)))
