@@ -33,6 +33,7 @@ _COLUMNS = (
     ("KL", "number", ".status.kl", 0),
     ("Weights", "integer", ".status.weightVersion", 0),
     ("Gen", "string", ".status.generatorsReady", 0),
+    ("GPUs", "integer", ".status.gpus", 0),
     ("Restarts", "integer", ".status.restarts", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Staleness", "number", ".status.staleness", 1),

@@ -170,6 +170,8 @@ class JobStatus(Report):
     queue: Count | None = None
     restarts: int = 0
     """Of all roles."""
+    gpus: Count = 0
+    """GPUs of the job's pods that have a node now."""
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
     roles: dict[Role, RoleStatus] = {}

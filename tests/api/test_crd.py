@@ -178,7 +178,7 @@ def test_columns_read_fields_that_exist() -> None:
         assert column in age or at(column["jsonPath"])["type"] == column["type"]
     names = [c["name"].upper() for c in columns]
     narrow = [c["name"].upper() for c in columns if not c.get("priority")]
-    assert narrow == ["PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "RESTARTS", "AGE"]
+    assert narrow == ["PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "GPUS", "RESTARTS", "AGE"]
     assert names[len(narrow) :] == ["STALENESS", *WAITING, "TOKENS/S", "QUEUE", "MESSAGE"]
 
 

@@ -74,12 +74,23 @@ def test_the_shipped_example_gets_its_pods_and_its_columns(running, trainer):
     assert set(running.pods()) == PODS
     eventually(lambda: running.status("ppo")["roles"]["reward"]["ready"] == 1, "everyone is ready")
     header, row = running.kubectl("get", "rlhfjobs").splitlines()
-    assert header.split() == ["NAME", "PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "RESTARTS", "AGE"]
-    assert row.split()[:-1] == ["ppo", "Running", "7/40", "0.5123", "0.0213", "7", "1/1", "0"]
+    assert header.split() == [
+        "NAME",
+        "PHASE",
+        "STEP",
+        "REWARD",
+        "KL",
+        "WEIGHTS",
+        "GEN",
+        "GPUS",
+        "RESTARTS",
+        "AGE",
+    ]
+    assert row.split()[:-1] == ["ppo", "Running", "7/40", "0.5123", "0.0213", "7", "1/1", "0", "0"]
     wide = running.kubectl("get", "rlhf", "-o", "wide").splitlines()
     columns = ["STALENESS", "OLDEST", "TRAINERIDLE", "GENIDLE", "TOKENS/S", "QUEUE", "MESSAGE"]
     assert wide[0].split()[-7:] == columns
-    assert wide[1].split()[9:13] == ["0", "1", "0.25", "0.125"]
+    assert wide[1].split()[10:14] == ["0", "1", "0.25", "0.125"]
     eventually(lambda: len(trainer.members) == 3, "the trainer knows who serves it")
     assert {m["name"] for m in trainer.members} == {"generator-0", "reward-0", "reference-0"}
     described = running.kubectl("describe", "rlhfjob", "ppo")

@@ -163,6 +163,12 @@ def test_status_shows_what_kubectl_shows_and_more(running: Jobs, verbs: Verbs) -
     assert [line.split()[:-1] for line in ours.splitlines()] == [
         line.split()[:-1] for line in theirs.splitlines()
     ]
+    everywhere = [line.split() for line in verbs.run("status", "--all-namespaces").out.splitlines()]
+    assert everywhere[0][:3] == ["NAMESPACE", "NAME", "PHASE"]
+    assert [running.namespace, "ppo", "Running"] in [line[:3] for line in everywhere]
+    assert [i["kind"] for i in json.loads(verbs.run("status", "-A", "-o", "json").out)["items"]]
+    misused = verbs.run("status", "ppo", "-A")
+    assert (misused.code, "leave out NAME" in misused.err) == (2, True)
     page = verbs.run("status", "ppo").out
     for text in (
         f"ppo  Running  training  (namespace {running.namespace}, made ",

@@ -183,6 +183,9 @@ def test_the_list_has_the_columns_of_first_priority() -> None:
     definitions = [{"name": "Name", "priority": 0}, {"name": "KL"}, {"name": "Queue", "priority": 1}]
     rows = [{"cells": ["ppo", 0.5, 3]}, {"cells": ["longer", None, 4]}]
     assert table(definitions, rows) == ["NAME     KL", "ppo      0.5", "longer"]
+    rows = [{**row, "object": {"metadata": {"namespace": "team"}}} for row in rows]
+    everywhere = ["NAMESPACE   NAME     KL", "team        ppo      0.5", "team        longer"]
+    assert table(definitions, rows, namespaces=True) == everywhere
 
 
 @pytest.mark.parametrize(

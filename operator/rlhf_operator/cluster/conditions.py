@@ -8,7 +8,7 @@ from typing import Literal
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
-from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase
+from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, RolePlan
 
 from ..job_status import condition, job_status, time_text, with_times
 from ..restart_policy import Finish, ProcessState
@@ -68,33 +68,55 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
     reason = _waiting_reason(pods, observed.refused)
     message = "suspending: waits for a checkpoint" if look.suspending else _join(status.message, reason)
     generators = 0 if finish else sum(pod.role is Role.GENERATOR and pod.ended is None for pod in pods)
-    has_generators = Role.GENERATOR in roles_of(spec)
+    has_generators, resources = Role.GENERATOR in roles_of(spec), resource_plan(spec)
+    phase = finish.phase if finish else _phase(status.phase, look)
     status = status.model_copy(
         update={
-            "phase": finish.phase if finish else _phase(status.phase, look),
+            "phase": phase,
             "message": message[:LONGEST],
             "observed_generation": job.generation,
             "generator_replicas": generators,
             "selector": selector(role_labels(job.name, Role.GENERATOR)) if has_generators else "",
-            "plan": resource_plan(spec),
+            "plan": resources,
+            "gpus": 0 if finish else _gpus(pods, resources),
             "cluster": look.cluster,
-            "conditions": with_times(_conditions(status, look), before.conditions),
+            "conditions": with_times(_conditions(status, phase, look), before.conditions),
         }
     )
     return status, tuple(_events(status, reason, look))
 
 
-def _conditions(status: JobStatus, look: Look) -> list[Condition]:
+def _gpus(pods: Sequence[Pod], resources: Mapping[Role, RolePlan]) -> int:
+    """GPUs of pods that have a node, until all their containers have ended."""
+    holding = [resources[pod.role] for pod in pods if pod.node and not pod.over and pod.role in resources]
+    return sum(role.gpus // role.pods for role in holding)
+
+
+def _conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
     observed, stamp, now = look.observed, time_text(look.now), look.now.timestamp()
     silent_since, ignored = None if look.finish else observed.silent_since, observed.wanted.ignored
     found = [
         *(c for c in status.conditions if c.type != "Suspended"),
         _scheduled(look.pods, observed.refused, stamp),
         _suspended(look.finish, look.suspending, stamp),
-        _stalled(look.pods, observed.refused, silent_since, stamp, now),
+        failed_for_good(look.finish.reason, look.finish.message, stamp)
+        if look.finish and look.finish.phase == "Failed"
+        else _stalled(look.pods, observed.refused, silent_since, stamp, now),
         *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
     ]
+    found.append(_ready(phase, look.finish, found, stamp))
     return [c.model_copy(update={"observed_generation": observed.job.generation}) for c in found]
+
+
+def _ready(phase: Phase, finish: Finish | None, others: Sequence[Condition], stamp: str) -> Condition:
+    """The job is as its spec asks, in the terms of kstatus: it runs with all roles, is over, or is suspended."""
+    if finish is not None:
+        wanted = finish.phase == "Succeeded" or finish.reason == "Suspended"
+        return condition("Ready", "True" if wanted else "False", finish.reason, finish.message, stamp)
+    roles = next(c for c in others if c.type == "RolesReady")
+    if phase == "Running" and roles.status == "True":
+        return condition("Ready", "True", "Running", "", stamp)
+    return condition("Ready", "False", phase, roles.message, stamp)
 
 
 def _phase(phase: Phase, look: Look) -> Phase:
@@ -139,6 +161,11 @@ def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod]) -> tuple[str, str]:
         return "Unschedulable", why
     advice = "set spec.scheduling.gang, or spec.scheduling.preRunningDeadlineSeconds to let go of them"
     return "PartlyScheduled", f"{why}; {len(holding)} other pods hold their nodes meanwhile: {advice}"
+
+
+def failed_for_good(reason: str, message: str, stamp: str) -> Condition:
+    """Nothing that the operator does gets the job on; kstatus, and who reads it, takes it for failed."""
+    return condition("Stalled", "True", reason, message, stamp)
 
 
 def _stalled(

@@ -12,7 +12,7 @@ from rlhf_api.spec import Spec
 from rlhf_api.status import JobStatus
 
 from ..job_status import condition, time_text, with_times
-from .conditions import LONGEST, Event
+from .conditions import LONGEST, Event, failed_for_good
 from .plan import POLL_SECONDS, Deletion, Plan
 from .snapshot import Job, Pod
 
@@ -67,15 +67,20 @@ def reopened(job: Job, spec: Spec) -> Job:
 
 
 def _failed(before: JobStatus, job: Job, message: str, stamp: str) -> JobStatus:
-    failed = condition("Failed", "True", _REFUSED, message, stamp)
-    failed = failed.model_copy(update={"observed_generation": job.generation})
-    others = [c for c in before.conditions if c.type != "Failed"]
+    made = (
+        condition("Failed", "True", _REFUSED, message, stamp),
+        condition("Ready", "False", _REFUSED, message, stamp),
+        failed_for_good(_REFUSED, message, stamp),
+    )
+    failed = [c.model_copy(update={"observed_generation": job.generation}) for c in made]
+    others = [c for c in before.conditions if c.type not in {c.type for c in made}]
     return before.model_copy(
         update={
             "phase": "Failed",
+            "gpus": 0,
             "message": message,
             "observed_generation": job.generation,
             "completion_time": stamp,
-            "conditions": with_times([*others, failed], before.conditions),
+            "conditions": with_times([*others, *failed], before.conditions),
         }
     )

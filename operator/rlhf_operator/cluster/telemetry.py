@@ -177,6 +177,7 @@ _JOB_METRICS: dict[str, tuple[str, Callable[[Status], float | None]]] = {
         _field("roles", "generator", "desired"),
     ),
     "rlhf_job_generators_ready": ("Generators that serve.", _field("roles", "generator", "ready")),
+    "rlhf_job_gpus": ("GPUs of the job's pods that have a node.", _field("gpus")),
     "rlhf_job_restarts_total": (
         "Starts that count against a backoff limit, of all roles.",
         _field("restarts"),

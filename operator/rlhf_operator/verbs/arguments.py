@@ -31,6 +31,7 @@ def add_verbs(commands: "Commands", program: str) -> None:
         metavar="NAME",
         help="the job; all of the namespace unless given",
     )
+    status.add_argument("-A", "--all-namespaces", action="store_true", help="list the jobs of all namespaces")
     how = status.add_mutually_exclusive_group()
     how.add_argument("-w", "--watch", action="store_true", help="follow the job to its end")
     how.add_argument("-o", "--output", choices=["json"], help="the object as the API server has it")

@@ -50,12 +50,15 @@ class Session(Api):
         content = "application/apply-patch+yaml"
         return await self._call("apply", "PATCH", body["kind"], path, query=query, body=body, content=content)
 
-    async def table(self, kind: str) -> tuple[list[Body], list[Body]]:
+    async def table(self, kind: str, *, everywhere: bool = False) -> tuple[list[Body], list[Body]]:
         """All objects of a kind as `kubectl get` shows them: definitions of columns, and rows."""
         columns, rows = list[Body](), list[Body]()
         query = {"limit": _PAGE}
+        path = self._path(kind)
+        if everywhere:
+            path = path.replace(f"/namespaces/{self.namespace}/", "/")
         while True:
-            page = await self._call("list", "GET", kind, self._path(kind), query=query, accept=_TABLE)
+            page = await self._call("list", "GET", kind, path, query=query, accept=_TABLE)
             columns = page.get("columnDefinitions") or columns
             rows += page.get("rows") or ()
             more = page.get("metadata", {}).get("continue")

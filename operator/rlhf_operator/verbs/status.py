@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ..cluster.api import ApiError, Body
 from ..cluster.snapshot import Job
+from ..exits import Misuse
 from .api_errors import passing
 from .client import Session
 from .format import change, columns, one_line
@@ -18,6 +19,8 @@ from .terminal import Changing, put
 
 
 async def status(session: Session, options: argparse.Namespace) -> int:
+    if options.all_namespaces and (options.name or options.watch):
+        raise Misuse("--all-namespaces lists jobs: leave out NAME and --watch")
     if options.name is None:
         return await _all(session, options)
     body = await find(session, options.name)
@@ -47,28 +50,34 @@ async def _page(session: Session, body: Body) -> Text:
 
 
 async def _all(session: Session, options: argparse.Namespace) -> int:
+    where = None if options.all_namespaces else session.namespace
     try:
         if options.output == "json":
-            items = [body async for body in session.list("RLHFJob", session.namespace)]
+            items = [body async for body in session.list("RLHFJob", where)]
             put(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2), sys.stdout)
             return 0
-        definitions, rows = await session.table("RLHFJob")
+        definitions, rows = await session.table("RLHFJob", everywhere=where is None)
     except ApiError as error:
         if error.status == 404:
             await check_served(session)
         raise
     if rows:
-        put("\n".join(table(definitions, rows)), sys.stdout)
+        put("\n".join(table(definitions, rows, namespaces=where is None)), sys.stdout)
     else:
-        put(f"There are no jobs in namespace {session.namespace}.", sys.stderr)
+        put(f"There are no jobs in {f'namespace {where}' if where else 'any namespace'}.", sys.stderr)
     return 0
 
 
-def table(definitions: list[Body], rows: list[Body]) -> list[str]:
-    """The columns that `kubectl get rlhfjobs` has, as lines."""
+def table(definitions: list[Body], rows: list[Body], *, namespaces: bool = False) -> list[str]:
+    """The columns that `kubectl get rlhfjobs` has, as lines; with `namespaces` each row's first."""
     shown = [i for i, column in enumerate(definitions) if not column.get("priority")]
     head = [definitions[i]["name"].upper() for i in shown]
     cells = [
         ["" if row["cells"][i] is None else one_line(str(row["cells"][i])) for i in shown] for row in rows
     ]
+    if namespaces:
+        head, cells = (
+            ["NAMESPACE", *head],
+            [[row["object"]["metadata"]["namespace"], *line] for row, line in zip(rows, cells, strict=True)],
+        )
     return columns([head, *cells])
