@@ -19,6 +19,10 @@ class Unreadable(RuntimeError):
     """The trainer answered, but not as agreed; the message says what."""
 
 
+class WrongToken(Unreadable):
+    """The trainer knows another token."""
+
+
 class ControlClient:
     """One job's session for all roles; a role that does not answer in time is an ordinary result, not an error.
 
@@ -50,6 +54,7 @@ class ControlClient:
         """None where the trainer does not answer now.
 
         Raises:
+            WrongToken: it knows another one.
             Unreadable: it answers something that is no TrainerStatus.
         """
         body = await self._request("GET", address + CONTROL_STATUS, most=_MOST_BYTES)
@@ -83,6 +88,8 @@ class ControlClient:
             async with self._session.request(
                 method, url, data=body, headers=headers, allow_redirects=False
             ) as response:
+                if response.status == 401 and most:
+                    raise WrongToken("the trainer refuses the job's token")
                 if not 200 <= response.status < 300:
                     return None
                 return await _bounded(response.content, most) if most else b""

@@ -53,7 +53,7 @@ EVERYTHING: dict[str, Any] = {
 }
 NAMESPACED: dict[str, Any] = {"watchNamespace": "training", "webhook": {"enabled": True}, "replicaCount": 1}
 ISSUED: dict[str, Any] = {
-    "tokenKey": {"existingSecret": "mine", "key": "k"},
+    "tokenKey": {"existingSecret": "mine", "previousSecret": "former", "key": "k"},
     "webhook": {"enabled": True, "certManager": {"enabled": True}},
     "serviceAccount": {"create": False, "name": "given"},
     "fullnameOverride": "short",
@@ -245,8 +245,10 @@ def test_the_token_key_is_long_and_given_ones_are_used():
     assert len(base64.b64decode(secret["data"]["token-key"])) == 48
     issued = render(ISSUED)
     assert not [o for o in issued if o["kind"] == "Secret"]
-    (entry,) = (e for e in pod_of(issued)["containers"][0]["env"] if e["name"] == "RLHF_TOKEN_KEY")
-    assert entry["valueFrom"]["secretKeyRef"] == {"name": "mine", "key": "k"}
+    entries = {e["name"]: e for e in pod_of(issued)["containers"][0]["env"]}
+    for name, secret in (("RLHF_TOKEN_KEY", "mine"), ("RLHF_PREVIOUS_TOKEN_KEY", "former")):
+        assert entries[name]["valueFrom"]["secretKeyRef"] == {"name": secret, "key": "k"}
+    assert Settings.read(environment(issued)).token_keys == (b"x" * 32, b"x" * 32)
 
 
 def test_one_replica_may_be_drained():

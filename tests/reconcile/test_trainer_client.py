@@ -14,6 +14,7 @@ from tests.reconcile.world import START, T, World, new_pod, running
 from rlhf_api.run import CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, Membership
 from rlhf_api.status import TrainerStatus
 from rlhf_operator import control
+from rlhf_operator.cluster.objects import token
 from rlhf_operator.cluster.snapshot import Job, Pod
 from rlhf_operator.cluster.trainer_client import TrainerClient
 from rlhf_operator.control import ControlClient, Unreadable
@@ -208,5 +209,36 @@ def test_a_trainer_that_answers_is_asked_and_told_what_there_is_to_say():
         await trainers.close()
         assert asked[-2:] == [("PUT", CONTROL_MEMBERS), ("POST", CONTROL_STOP)]
         assert asked.count(("PUT", CONTROL_MEMBERS)) == 1
+
+    asyncio.run(main())
+
+
+def test_a_job_from_before_the_key_was_changed_is_talked_to_by_the_former_key():
+    async def main() -> None:
+        new, former = b"n" * 32, b"f" * 32
+        asked = []
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            known = request.headers["Authorization"] == f"Bearer {token(former, job('a'))}"
+            asked.append((request.method, known))
+            if not known:
+                raise web.HTTPUnauthorized
+            return web.json_response(REPORT)
+
+        async with asyncio.timeout(20), serving(handler, "127.9.0.4", 8000):
+            pods = [trainer_pod("127.9.0.4")]
+            trainers = TrainerClient(new, former)
+            while await trainers.read(job("a"), pods) is None:
+                pass
+            assert asked == [("GET", False), ("GET", True)]
+            assert await trainers.tell(job("a"), pods, Membership())
+            assert asked[-1] == ("PUT", True)
+            await trainers.close()
+
+            stranger = TrainerClient(new)
+            assert await stranger.read(job("a"), pods) is None
+            while stranger.silent_since(job("a")) is None:
+                await stranger.read(job("a"), pods)
+            await stranger.close()
 
     asyncio.run(main())

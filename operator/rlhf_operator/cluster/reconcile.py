@@ -49,7 +49,7 @@ class Reconciler:
     ) -> None:
         self._settings, self._api, self._cache = settings, api, cache
         self._recorder, self._telemetry = recorder, telemetry
-        self._trainers = TrainerClient(settings.token_key)
+        self._trainers = TrainerClient(*settings.token_keys)
         self._kept: dict[Key, tuple[tuple[str, int, str | None], Desired]] = {}
         self._applied: dict[Key, tuple[Pinned, list[tuple[str, Key, str]]]] = {}
         self._refused: dict[Key, Finish | str] = {}

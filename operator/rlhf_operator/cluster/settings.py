@@ -33,6 +33,8 @@ class Settings:
     """Image of pods whose job names none."""
     token_key: bytes
     """Each job's token is derived from this and the job's uid; the same for all replicas of the operator."""
+    previous_token_key: bytes | None = None
+    """That of jobs whose tokens were made before it was changed."""
     namespace: str | None = None
     """The one namespace to serve; all unless given."""
     own_namespace: str = "default"
@@ -52,6 +54,11 @@ class Settings:
     """Allow-lists for jobs; none unless given."""
     log_format: str = "json"
     """`json` or `text`."""
+
+    @property
+    def token_keys(self) -> tuple[bytes, ...]:
+        """The key of new tokens first."""
+        return (self.token_key, *([self.previous_token_key] if self.previous_token_key else []))
 
     @property
     def defaults(self) -> Defaults:
@@ -78,14 +85,17 @@ class Settings:
             return int(text) if text else None
 
         key = required("RLHF_TOKEN_KEY")
-        if len(key) < 32:
-            raise ValueError(f"RLHF_TOKEN_KEY must have at least 32 characters; got {len(key)}")
+        previous = environ.get("RLHF_PREVIOUS_TOKEN_KEY") or ""
+        for name, value in (("RLHF_TOKEN_KEY", key), ("RLHF_PREVIOUS_TOKEN_KEY", previous or key)):
+            if len(value) < 32:
+                raise ValueError(f"{name} must have at least 32 characters; got {len(value)}")
         log_format = environ.get("RLHF_LOG_FORMAT") or "json"
         if log_format not in ("json", "text"):
             raise ValueError(f"RLHF_LOG_FORMAT must be json or text; got {log_format!r}")
         return cls(
             trainer_image=required("RLHF_TRAINER_IMAGE"),
             token_key=key.encode(),
+            previous_token_key=previous.encode() or None,
             namespace=environ.get("RLHF_NAMESPACE") or None,
             own_namespace=environ.get("POD_NAMESPACE") or "default",
             identity=environ.get("POD_NAME") or f"operator-{os.getpid()}",

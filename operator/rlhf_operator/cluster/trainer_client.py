@@ -11,7 +11,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Membership
 from rlhf_api.status import TrainerStatus
 
-from ..control import ControlClient, Unreadable
+from ..control import ControlClient, Unreadable, WrongToken
 from .objects import token
 from .pod import PORT
 from .snapshot import Job, Pod
@@ -41,6 +41,8 @@ class _Known:
     next: float = 0.0
     """When it may be asked again, by the monotonic clock."""
     complaint: str = ""
+    key: int = 0
+    """Index of the operator's key that its token is made from."""
 
 
 class TrainerClient:
@@ -50,8 +52,9 @@ class TrainerClient:
     did not answer last time: however many are silent, other jobs do not wait for them.
     """
 
-    def __init__(self, token_key: bytes) -> None:
-        self._key = token_key
+    def __init__(self, *token_keys: bytes) -> None:
+        """The key of new jobs' tokens first, then a former one."""
+        self._keys = token_keys
         self._orders = aiohttp.TCPConnector(limit=64, force_close=True)
         self._reports = aiohttp.TCPConnector(limit=_AT_ONCE, force_close=True)
         self._pool = asyncio.Semaphore(_AT_ONCE)
@@ -88,8 +91,13 @@ class TrainerClient:
 
     async def _ask(self, job: Job, first: Pod, known: _Known) -> None:
         try:
-            async with self._pool, ControlClient(token(self._key, job), self._reports) as control:
+            async with self._pool, ControlClient(self._token(job, known), self._reports) as control:
                 status, complaint = await control.status(_address(first)), ""
+        except WrongToken as error:
+            status, complaint = None, str(error)
+            known.key = (known.key + 1) % len(self._keys)
+            if known.key:  # not all have been tried
+                return
         except Unreadable as error:
             status, complaint = None, str(error)
             if complaint != known.complaint:
@@ -139,7 +147,10 @@ class TrainerClient:
         return first if first.up and first.serving and known.status and not known.unanswered else None
 
     def _control(self, job: Job) -> ControlClient:
-        return ControlClient(token(self._key, job), self._orders)
+        return ControlClient(self._token(job, self._known.get(job.uid)), self._orders)
+
+    def _token(self, job: Job, known: _Known | None) -> str:
+        return token(self._keys[known.key if known else 0], job)
 
 
 def _first(pods: list[Pod]) -> Pod | None:
