@@ -203,11 +203,11 @@ def test_status_is_stored_whole_and_shown(control_plane: Cluster, namespace: str
     assert {key for key, value in dumped.items() if stored.get(key) != value} == set()
     table = kubectl(control_plane.kubeconfig, "get", "rlhf", "-n", namespace, "-o", "wide").splitlines()
     assert table[0].split() == [
-        *("NAME", "PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "RESTARTS", "AGE"),
+        *("NAME", "PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "GPUS", "RESTARTS", "AGE"),
         *("STALENESS", "OLDEST", "TRAINERIDLE", "GENIDLE", "TOKENS/S", "QUEUE", "MESSAGE"),
     ]
-    assert table[1].split()[:8] == ["job", "Running", "7/40", "0.25", "2", "6", "1/2", "1"]
-    assert table[1].split()[9:] == [
+    assert table[1].split()[:9] == ["job", "Running", "7/40", "0.25", "2", "6", "1/2", "0", "1"]
+    assert table[1].split()[10:] == [
         *("0.5", "1", "0.25", "0.125", "812.5", "3", "waiting", "for", "generator", "1/2"),
     ]
     path = f"/apis/rlhf.dev/v1alpha1/namespaces/{namespace}/rlhfjobs/job/scale"
