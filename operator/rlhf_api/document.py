@@ -1,4 +1,7 @@
-"""YAML as Kubernetes reads it, but strict: duplicate keys are an error, `1e-6` is a number, dates are text."""
+"""YAML as Kubernetes reads it, but strict: duplicate keys are an error, `1e-6` is a number, dates are text.
+
+`${NAME}` and `${NAME:default}` in values are replaced by environment variables where the caller passes these.
+"""
 
 import math
 import re
@@ -11,6 +14,8 @@ from .problems import InvalidJob, Problem, path, show
 
 _DEEPEST = 64
 _INT64 = 2**63
+_VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HALF = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which no encoding of Unicode can write."""
 
@@ -18,10 +23,53 @@ _HALF = re.compile("[\ud800-\udfff]")
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 with the traps taken out."""
 
+    variables: Mapping[str, str] | None = None
+    """Values of `${NAME}`; without any, `$` is a character as any other."""
+
+    def __init__(self, text: str, source: str) -> None:
+        super().__init__(text)
+        self.source = source
+        self.problems: list[Problem] = []
+
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # An alias yields the node of its anchor again, whose variables are replaced already.
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        is_key = isinstance(parent, yaml.MappingNode) and index is None
+        if self.variables is None or is_key or not isinstance(event, yaml.ScalarEvent) or node is None:
+            return node
+        text = self._expanded(node.value, self.variables, node.start_mark)
+        if text != node.value:
+            node.value = text
+            if event.implicit[0]:  # neither quoted nor tagged: a number stays a number
+                node.tag = self.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        return node
+
+    def _expanded(self, text: str, variables: Mapping[str, str], mark: yaml.Mark) -> str:
+        where = f"{self.source}:{mark.line + 1}:{mark.column + 1}"
+
+        def value(found: re.Match[str]) -> str:
+            if found[0] == "$${":
+                return "${"
+            name, colon, default = found[1].partition(":")
+            if not _NAME.fullmatch(name) or not found[0].endswith("}"):
+                message = (
+                    f"must be ${{NAME}} or ${{NAME:default}}, or $${{ for the text ${{; got {show(text)}"
+                )
+                self.problems.append(Problem(where, message))
+            elif name in variables:
+                return variables[name]
+            elif not colon:
+                message = f"the environment variable {name} is not set; set it, or write ${{{name}:default}}"
+                self.problems.append(Problem(where, message))
+            return default
+
+        return _VARIABLE.sub(value, text)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -41,20 +89,27 @@ _Loader.add_implicit_resolver(
 )
 
 
-def documents(text: str, source: str) -> list[Any]:
-    """The YAML documents of a text, empty ones left out.
+def documents(text: str, source: str, variables: Mapping[str, str] | None = None) -> list[Any]:
+    """The YAML documents of a text, empty ones left out; `variables` are the values of `${NAME}` in it.
 
     Raises:
-        InvalidJob: it is no YAML; `source` and the line say where.
+        InvalidJob: it is no YAML, or names variables that are not set; `source` and the line say where.
     """
     try:
-        return [d for d in yaml.load_all(text, _Loader) if d is not None]
+        loader = _Loader(text, source)
+        loader.variables = variables
+        found = []
+        while loader.check_data():  # type: ignore[no-untyped-call]
+            found.append(loader.get_data())
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         raise InvalidJob([Problem(where, f"is no YAML: {getattr(error, 'problem', error)}")]) from None
     except (ValueError, RecursionError) as error:
         raise InvalidJob([Problem(source, f"is no YAML: {error}")]) from None
+    if loader.problems:
+        raise InvalidJob(loader.problems)
+    return [d for d in found if d is not None]
 
 
 def not_json(

@@ -1,7 +1,7 @@
 """RLHFJob manifests: read, overridden, checked."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,8 @@ from .base import Frozen, JobName
 from .bounds import oversized
 from .checks import check
 from .document import documents, not_json
-from .problems import InvalidJob, Problem, from_pydantic, show
+from .includes import read
+from .problems import InvalidJob, Problem, from_pydantic, in_text_map, show
 from .spec import Spec
 
 API_VERSION = "rlhf.dev/v1alpha1"
@@ -50,11 +51,33 @@ def parse(document: Any) -> RLHFJob:
         # Through JSON: strict types, and lists where the models hold tuples, as an API server would see it.
         job = RLHFJob.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise from_pydantic(error, RLHFJob) from None
+        problems = list(from_pydantic(error, RLHFJob).problems)
+        unknown = [details["loc"] for details in error.errors() if details["type"] == "extra_forbidden"]
+        known = _without(document, unknown)
+        # Rules between fields are looked at only where every field is good; unknown ones shall not hide them.
+        if len(unknown) == len(problems) and known != document:
+            try:
+                parse(known)
+            except InvalidJob as rest:
+                problems += [problem for problem in rest.problems if problem not in problems]
+        raise InvalidJob(problems) from None
     problems = [*oversized(job.spec, "spec"), *check(job.spec)]
     if problems:
         raise InvalidJob(problems)
     return job
+
+
+def _without(node: Any, locations: Sequence[tuple[int | str, ...]]) -> Any:
+    """A copy of the document without the keys of its objects that stand at `locations`."""
+    below: dict[int | str, list[tuple[int | str, ...]]] = {}
+    for location in locations:
+        below.setdefault(location[0], []).append(location[1:])
+    if isinstance(node, list):
+        return [_without(item, [at for at in below.get(i, []) if at]) for i, item in enumerate(node)]
+    if isinstance(node, Mapping):
+        kept = {key: value for key, value in node.items() if () not in below.get(key, [])}
+        return {key: _without(value, below.get(key, [])) for key, value in kept.items()}
+    return node
 
 
 def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
@@ -72,28 +95,31 @@ def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
 
 
 def load(file: Path, overrides: Iterable[str] = ()) -> RLHFJob:
-    """A checked job from a YAML file, with `spec.path=value` overrides applied first.
+    """A checked job from a YAML file, with what it includes and `path=value` overrides applied first.
 
     Raises:
-        InvalidJob: the file cannot be read, is no YAML, or holds no valid job.
+        InvalidJob: a file cannot be read, is no YAML, or they hold no valid job.
     """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InvalidJob([Problem(str(file), f"cannot be read: {error.strerror}")]) from None
-    except UnicodeDecodeError:
-        raise InvalidJob([Problem(str(file), "is not UTF-8 text")]) from None
-    found = documents(text, str(file))
-    if len(found) != 1:
-        raise InvalidJob([Problem(str(file), f"must hold one {KIND}; it holds {len(found)} documents")])
-    document = found[0]
+    return parse(composed(file, overrides))
+
+
+def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
+    """The document of a YAML file as it is submitted: variables replaced, files included, overrides applied.
+
+    Raises:
+        InvalidJob: a file cannot be read or is no YAML, or an override names no place.
+    """
+    document = read(file)
     for override in overrides:
         document = apply_override(document, override)
-    return parse(document)
+    return document
 
 
 def apply_override(document: Any, override: str) -> Any:
     """The document with `path.to.field=value` set, the value read as YAML; lists take an index as `[i]`.
+
+    A path that begins with no field of the manifest is one of `spec`. In a map of strings, such as
+    `spec.environment`, the value is text.
 
     Raises:
         InvalidJob: the override has no `=`, or its path goes through something that is no object.
@@ -104,9 +130,16 @@ def apply_override(document: Any, override: str) -> Any:
         raise InvalidJob(
             [Problem("--set", f"must be path=value, such as spec.ppo.klCoefficient=0.1; got {override!r}")]
         )
+    if keys[0] not in _TOP:
+        keys = ["spec", *keys]
     values = documents(text, f"--set {where}")
     value = values[0] if values else None
+    if not isinstance(value, str) and in_text_map(RLHFJob, keys):
+        value = text
     return _set(document, keys, value, where)
+
+
+_TOP = frozenset(field.alias or name for name, field in RLHFJob.model_fields.items())
 
 
 def _set(node: Any, keys: list[str], value: Any, where: str) -> Any:

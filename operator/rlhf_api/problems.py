@@ -72,6 +72,28 @@ def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]
     return [f.alias or name for name, f in model.model_fields.items()]
 
 
+def in_text_map(model: type[BaseModel], location: Sequence[str]) -> bool:
+    """True where `location` is a key of a field of type `dict[str, str]`, whatever its strings are limited to."""
+    for i, part in enumerate(location):
+        if part.startswith("["):
+            continue
+        found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
+        if found and i == len(location) - 2 and _is_text_map(found[0].annotation):
+            return True
+        inner = _models(found[0].annotation) if found else []
+        if not inner:
+            return False
+        model = inner[0]
+    return False
+
+
+def _is_text_map(annotation: Any) -> bool:
+    if typing.get_origin(annotation) is dict:
+        value = typing.get_args(annotation)[1]
+        return (typing.get_args(value)[0] if typing.get_origin(value) is typing.Annotated else value) is str
+    return any(_is_text_map(inner) for inner in typing.get_args(annotation) if inner is not annotation)
+
+
 def _plain(key: str) -> str:
     return key.replace("_", "").replace("-", "").lower()
 

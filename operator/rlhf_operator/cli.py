@@ -1,4 +1,4 @@
-"""The command line: `rlhf validate`, `rlhf run`, `rlhf graph`, `rlhf data`, and the verbs for jobs on a cluster."""
+"""The command line: `rlhf validate`, `render`, `run`, `graph`, `data`, and the verbs for jobs on a cluster."""
 
 import argparse
 import asyncio
@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlhf_api.manifest import RLHFJob, load
+import yaml
+
+from rlhf_api.manifest import RLHFJob, composed, load, parse
 from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig, command, replicas, roles_of
@@ -23,6 +25,7 @@ from .local.ports import place
 from .local.preflight import check_files
 from .local.processes import Command
 from .local.progress import display
+from .manifest_arguments import add_manifest
 from .plan_table import plan_lines
 from .verbs.arguments import VERBS, add_verbs
 
@@ -43,7 +46,16 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
         return ended(lambda: graph.run(options))
     if options.command == "data":
         return ended(lambda: data.run(options))
+    if options.command == "render":
+        return ended(lambda: _render(options))
     return ended(lambda: _validate_or_run(options, make))
+
+
+def _render(options: argparse.Namespace) -> int:
+    document = composed(options.file, options.set)
+    parse(document)
+    say(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110).rstrip("\n"), sys.stdout)
+    return 0
 
 
 def _validate_or_run(options: argparse.Namespace, make: Command) -> int:
@@ -64,15 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     validate = commands.add_parser("validate", help="check a manifest and its data without running it")
     run = commands.add_parser("run", help="run a manifest on this machine")
     for each in (validate, run):
-        each.add_argument("file", type=Path, metavar="FILE", help="the manifest, in YAML")
-        each.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="spec.path=value",
-            help="override a field, such as spec.ppo.klCoefficient=0.1; may be repeated",
-        )
+        add_manifest(each)
         each.set_defaults(files=True)
+    render = commands.add_parser(
+        "render", help="print a manifest as it is submitted: files included, variables and overrides in place"
+    )
+    add_manifest(render)
     validate.add_argument(
         "--no-files", dest="files", action="store_false", help="do not look at data, models and modules"
     )

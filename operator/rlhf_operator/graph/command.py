@@ -15,6 +15,7 @@ from rlhf_api.problems import InvalidJob, Problem, from_pydantic, suggestion
 from rlhf_api.spec import Spec
 
 from ..exits import say
+from ..manifest_arguments import add_set
 from .drawing import Drawing, drawing
 from .mermaid import mermaid
 from .picture import write_png
@@ -34,13 +35,7 @@ def add_graph(commands: "Commands") -> None:
         help="an algorithm by name, one of your own as module:name, or a manifest; your own is imported",
     )
     parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture too")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="spec.path=value",
-        help="override a field of the manifest",
-    )
+    add_set(parser)
 
 
 def run(options: argparse.Namespace) -> int:

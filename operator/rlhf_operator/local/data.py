@@ -11,6 +11,7 @@ from rlhf_api.manifest import load
 from rlhf_api.run import RunConfig
 
 from ..exits import Failure
+from ..manifest_arguments import add_manifest
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -27,10 +28,7 @@ def add_data(commands: "Commands") -> None:
     )
     show = verbs.add_parser("show", help="how a row becomes tokens, and which of them are trained on")
     for each in (check, show):
-        each.add_argument("file", type=Path, metavar="FILE", help="the manifest, in YAML")
-        each.add_argument(
-            "--set", action="append", default=[], metavar="spec.path=value", help="override a field"
-        )
+        add_manifest(each)
         each.add_argument(
             "--workdir",
             type=Path,

@@ -2,10 +2,11 @@
 
 import argparse
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_api.roles import Role
+
+from ..manifest_arguments import add_manifest
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -75,14 +76,7 @@ def add_verbs(commands: "Commands", program: str) -> None:
     scale.add_argument("--generators", type=_replicas, required=True, metavar="N", help="how many")
 
     submit = verb("submit", "check a manifest and hand it to the cluster")
-    submit.add_argument("file", type=Path, metavar="FILE", help="the manifest, in YAML")
-    submit.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="spec.path=value",
-        help="override a field, such as spec.ppo.klCoefficient=0.1; may be repeated",
-    )
+    add_manifest(submit)
     submit.add_argument(
         "--force-conflicts", action="store_true", help="take fields over that others have changed"
     )

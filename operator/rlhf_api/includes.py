@@ -1,0 +1,72 @@
+"""A manifest's file with the files that it includes, merged into one document."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .document import documents
+from .problems import InvalidJob, Problem, show
+
+INCLUDE = "include"
+
+
+def read(file: Path, variables: Mapping[str, str] = os.environ, above: tuple[Path, ...] = ()) -> Any:
+    """The document of a YAML file over those that its `include` list names, each over the ones before it.
+
+    Paths are relative to the file that names them. Objects are merged key by key; of any other value, lists too,
+    the later one stands. `${NAME:default}` is replaced in each file, by `variables`.
+
+    Raises:
+        InvalidJob: a file cannot be read, is no YAML, includes itself, or names a variable that is not set.
+    """
+    document = _document(file, variables)
+    if not isinstance(document, Mapping) or INCLUDE not in document:
+        return document
+    above = (*above, file.resolve())
+    names = document[INCLUDE]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidJob([Problem(f"{file}: {INCLUDE}", f"must be a list of files; got {show(names)}")])
+    merged: Any = {}
+    problems: list[Problem] = []
+    for i, name in enumerate(names):
+        where, included = f"{file}: {INCLUDE}[{i}]", file.parent / name
+        if included.resolve() in above:
+            problems.append(Problem(where, f"{included} includes itself; take it out"))
+        elif not included.is_file():
+            problems.append(Problem(where, f"{included} is no file; the path is relative to {file.parent}"))
+        else:
+            try:
+                base = read(included, variables, above)
+            except InvalidJob as error:
+                problems.extend(error.problems)
+                continue
+            if isinstance(base, Mapping):
+                merged = _merge(merged, base)
+            else:
+                problems.append(Problem(str(included), f"must be one object; got {show(base)}"))
+    if problems:
+        raise InvalidJob(problems)
+    return _merge(merged, {key: value for key, value in document.items() if key != INCLUDE})
+
+
+def _document(file: Path, variables: Mapping[str, str]) -> Any:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidJob([Problem(str(file), f"cannot be read: {error.strerror}")]) from None
+    except UnicodeDecodeError:
+        raise InvalidJob([Problem(str(file), "is not UTF-8 text")]) from None
+    found = documents(text, str(file), variables)
+    if len(found) != 1:
+        raise InvalidJob([Problem(str(file), f"must hold one RLHFJob; it holds {len(found)} documents")])
+    return found[0]
+
+
+def _merge(base: Any, over: Any) -> Any:
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {
+        **base,
+        **{key: _merge(base[key], value) if key in base else value for key, value in over.items()},
+    }

@@ -1,0 +1,188 @@
+"""Manifests made of several files, of variables and of overrides."""
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import yaml
+from tests.api.manifests import document
+
+from rlhf_api.includes import read
+from rlhf_api.manifest import apply_override, composed, load, parse
+from rlhf_api.problems import InvalidJob
+from rlhf_operator import cli
+
+
+def files(folder: Path, **texts: str) -> Path:
+    """Writes NAME.yaml for each, and returns the path of `job.yaml`."""
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return folder / "job.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("${STEPS:40}", 40),
+        ("${SET}", 7),
+        ("'${SET}'", "7"),
+        ("!!str ${SET}", "7"),
+        ("s3://${BUCKET:b}/${SET}", "s3://b/7"),
+        ("${STORE:s3://bucket/a:b}", "s3://bucket/a:b"),
+        ("${EMPTY}", None),
+        ("${EMPTY:1}", None),
+        ("'${NONE:}'", ""),
+        ("$${SET} $SET $$", "${SET} $SET $$"),
+        ("${NESTED}", "${SET}"),
+        ("${LIST}", "[1, 2]"),
+        ("[a, '${SET}']", ["a", "7"]),
+        ("&x ${ESCAPED}", "$${SET}"),
+    ],
+)
+def test_variables_are_replaced_in_values(tmp_path: Path, text: str, value: Any) -> None:
+    variables = {"SET": "7", "EMPTY": "", "NESTED": "${SET}", "LIST": "[1, 2]", "ESCAPED": "$${SET}"}
+    assert read(files(tmp_path, job=f"a: {text}\n"), variables) == {"a": value}
+
+
+def test_neither_keys_nor_aliases_are_replaced(tmp_path: Path) -> None:
+    job = files(tmp_path, job="${A}: &x ${B}\nb: *x\n")
+    assert read(job, {"B": "$${C}"}) == {"${A}": "$${C}", "b": "$${C}"}
+
+
+def test_every_variable_that_is_missing_is_told_with_its_place(tmp_path: Path) -> None:
+    job = files(tmp_path, job="a: ${ONE}\nb: ${TWO\nc: [x, '${THREE}']\nd: ${4:1}\n")
+    with pytest.raises(InvalidJob) as caught:
+        read(job, {})
+    told = [(p.where.removeprefix(str(tmp_path)), p.message) for p in caught.value.problems]
+    assert [where for where, _ in told] == [
+        "/job.yaml:1:4",
+        "/job.yaml:2:4",
+        "/job.yaml:3:8",
+        "/job.yaml:4:4",
+    ]
+    assert told[0][1] == "the environment variable ONE is not set; set it, or write ${ONE:default}"
+    assert "got '${TWO'" in told[1][1]
+    assert "got '${4:1}'" in told[3][1]
+
+
+def test_a_file_stands_over_what_it_includes_and_the_later_over_the_earlier(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    files(
+        tmp_path / "shared",
+        base="include: [deep.yaml]\na: {x: 1, y: 1}\nl: [1, 2]\n",
+        deep="a: {x: 0, w: 0}\n",
+    )
+    job = files(
+        tmp_path, job="include: [shared/base.yaml, two.yaml]\na: {z: 3}\nl: [3]\n", two="a:\n  y: ${Y:2}\n"
+    )
+    assert read(job, {}) == {"a": {"x": 1, "w": 0, "y": 2, "z": 3}, "l": [3]}
+
+
+def test_includes_that_cannot_be_are_told_together(tmp_path: Path) -> None:
+    job = files(tmp_path, job="include: [none.yaml, a.yaml, b.yaml]\n", a="include: [job.yaml]\n", b="- 1\n")
+    with pytest.raises(InvalidJob) as caught:
+        read(job, {})
+    none, cycle, listed = map(str, caught.value.problems)
+    assert none.startswith(f"{job}: include[0]: {tmp_path}/none.yaml is no file")
+    assert cycle == f"{tmp_path}/a.yaml: include[0]: {tmp_path}/job.yaml includes itself; take it out"
+    assert listed == f"{tmp_path}/b.yaml: must be one object; got [1]"
+    with pytest.raises(InvalidJob, match=r"must be a list of files; got 'base\.yaml'"):
+        read(files(tmp_path, job="include: base.yaml\n"), {})
+
+
+def test_overrides_stand_over_all_files_and_spec_may_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPS", "12")
+    base = yaml.safe_dump(document())
+    job = files(tmp_path, base=base, job="include: [base.yaml]\nspec: {steps: 9, seed: 3}\n")
+    assert load(job, ["ppo.gamma=0.5", "spec.steps=8"]).spec.steps == 8
+    assert cli.main(["render", str(job), "ppo.gamma=0.5", "--set", "metadata.name=other"]) == 0
+    rendered = yaml.safe_load(capsys.readouterr().out)
+    assert rendered == composed(job, ["ppo.gamma=0.5", "metadata.name=other"])
+    assert parse(rendered).spec.ppo.gamma == 0.5
+    assert (rendered["metadata"]["name"], rendered["spec"]["steps"], rendered["spec"]["seed"]) == (
+        "other",
+        9,
+        3,
+    )
+    assert "include" not in rendered
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("OMP_NUM_THREADS=2", "2"),
+        ("A=on", "on"),
+        ("A='2'", "2"),
+        ("A=1e-6", "1e-6"),
+        ("A=", ""),
+        ("A={a: 1}", "{a: 1}"),
+    ],
+)
+def test_a_value_of_the_environment_is_text_without_quotes(override: str, value: str) -> None:
+    key = override.partition("=")[0]
+    made = apply_override(document(), f"spec.environment.{override}")
+    assert parse(made).spec.environment[key] == value
+
+
+def test_an_unknown_field_hides_no_rule_between_fields() -> None:
+    made = apply_override(document(), "spec.surprise=1")
+    made = apply_override(made, "spec.ppo.minibatchSize=9")
+    made = apply_override(made, "spec.ppo.surprise={a: 1}")
+    with pytest.raises(InvalidJob) as caught:
+        parse(made)
+    assert {p.where for p in caught.value.problems} == {
+        "spec.surprise",
+        "spec.ppo.surprise",
+        "spec.ppo.minibatchSize",
+    }
+
+
+ROOT = Path(__file__).parents[2]
+MODELS = {"spec.model.policy", "spec.model.critic", "spec.model.reward"}
+
+
+def leaves(node: Any, at: str = "") -> dict[str, Any]:
+    if not isinstance(node, dict):
+        return {at: node}
+    return {k: v for key, value in node.items() for k, v in leaves(value, f"{at}.{key}".lstrip(".")).items()}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        (
+            "small",
+            "larger",
+            {
+                *MODELS,
+                "spec.trainer.processesPerReplica",
+                "spec.trainer.deepspeed.zero_optimization.stage",
+                "spec.reference.replicas",
+                "spec.reward.replicas",
+            },
+        ),
+        ("larger", "llama", {*MODELS, "spec.data.chatTemplate"}),
+        ("llama", "vllm", {"spec.generator.sharedWithTrainer", "spec.generator.tensorParallelSize"}),
+    ],
+)
+def test_the_scenarios_differ_in_what_they_say(before: str, after: str, changed: set[str]) -> None:
+    old, new = (
+        leaves(composed(ROOT / "examples" / "scenarios" / f"{name}.yaml")) for name in (before, after)
+    )
+    assert {at for at in {*old, *new} if old.get(at) != new.get(at)} == changed
+    load(ROOT / "examples" / "scenarios" / f"{after}.yaml")
+
+
+def test_the_chat_template_of_the_scenario_renders_turns() -> None:
+    document = composed(ROOT / "examples" / "scenarios" / "llama.yaml")
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    made = jinja2.Template(document["spec"]["data"]["chatTemplate"], trim_blocks=True, lstrip_blocks=True)
+    text = made.render(messages=turns, add_generation_prompt=True)
+    assert text == "Human:\na\nAssistant:\nb\nHuman:\nc\nAssistant:\n"
