@@ -15,7 +15,7 @@ from pathlib import Path
 READY_S = 180
 
 ARGUMENTS = (
-    *("--enforce-eager", "--dtype", "float32", "--max-model-len", "128"),
+    *("--enforce-eager", "--dtype", "float32", "--max-model-len", "128", "--no-enable-chunked-prefill"),
     *("--weight-transfer-config", '{"backend": "rlhf"}'),
     *("--worker-extension-cls", "rlhf_trainer.engines.vllm.extension.WeightStatus"),
     *("--middleware", "rlhf_trainer.engines.vllm.middleware.Front"),

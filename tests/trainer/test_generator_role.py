@@ -106,6 +106,15 @@ def test_the_cpu_build_is_spared_what_it_does_not_need(tmp_path):
     assert "distributed-executor-backend" not in options(config(tmp_path, tensorParallelSize=2), memory=None)
 
 
+def test_a_cpu_reads_prompts_whole_however_long_they_may_be(tmp_path):
+    found = options(made := config(tmp_path), memory=None)
+    assert found["no-enable-chunked-prefill"] is True
+    assert int(found["max-num-batched-tokens"]) >= int(found["max-model-len"])
+    assert "no-enable-chunked-prefill" not in options(made), "on GPUs vLLM may"
+    longer = config(tmp_path, engineArguments={"max-model-len": 5000})
+    assert options(longer, memory=None)["max-num-batched-tokens"] == "5000"
+
+
 @pytest.mark.parametrize(
     ("shape", "size"),
     [

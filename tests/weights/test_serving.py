@@ -178,6 +178,29 @@ def test_responses_under_way_stop_before_new_weights_and_go_on_with_them(
         assert off[old][at:].abs().mean() > 1e-2
 
 
+def test_requests_that_wait_in_the_engine_are_interrupted_like_those_it_works_on(
+    tied, http, make_sync, models
+):
+    """vLLM runs 128 at once here; of the others it ends the streams without a word. Their prompts are more than it
+    reads at once, and it reads none in parts, of which an engine on a CPU dies where requests have seeds."""
+    sampling = Sampling(maxNewTokens=60, minNewTokens=60)
+    client = VllmClient(http, model="policy", sampling=sampling, seed=1, ends=[256])
+    works, begun = [Work.begin(Prompt(f"0/{i}", (i,) * 60, {}), 1) for i in range(160)], threading.Event()
+    running: list[Future[Work]] = []
+
+    def reached(point: str) -> None:
+        if point == "before-commit":
+            running.extend(http.start(client.ask(target(tied), work, begun.set)) for work in works)
+            assert begun.wait(60)
+
+    make_sync().send([target(tied)], lambda: weights(models("tied", 0)), 1)
+    sync = make_sync(fault=reached)
+    assert sync.send([target(tied)], lambda: weights(models("tied", 3)), 2).holders == (target(tied),)
+    errors = [request.exception(60) for request in running]
+    assert {type(error) for error in errors if error is not None} == {Interrupted}
+    assert len(errors) - errors.count(None) > 128, "some of those that waited"
+
+
 @torch.no_grad()
 def of_model(model, response: Rollout, *, temperature: float = 1.0, ends: Sequence[int] = ()) -> torch.Tensor:
     """A response's log-probabilities by the trainer's own code, where `ends` could not be sampled: [R]."""

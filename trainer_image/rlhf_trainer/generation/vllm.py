@@ -125,11 +125,12 @@ class VllmClient:
         """One request, whose choice k is the response `indices[k]`; they have the same tokens so far."""
         url, prompt_id = f"{member.address}/v1/completions", work.prompt.id
         prompt = [*work.prompt.tokens, *work.responses[indices[0]].tokens]
-        version, aborted = _Version(url), False
+        version, aborted, ended = _Version(url), False, False
         try:
             async with aclosing(self._http.events(url, {**body, "prompt": prompt}, version.read)) as events:
                 async for event in events:
                     if event == END:
+                        ended = True
                         continue
                     progress()
                     for choice in _choices(url, event):
@@ -145,9 +146,10 @@ class VllmClient:
             raise
         except (ValueError, IndexError) as error:
             raise ValueError(f"vLLM's reply to prompt {prompt_id} is not understood: {error}") from error
-        if aborted:
+        unfinished = any(work.responses[index].end is None for index in indices)
+        if aborted or (ended and unfinished):  # without a word where the engine had not begun with it
             raise Interrupted
-        if any(work.responses[index].end is None for index in indices):
+        if unfinished:
             raise ValueError(f"vLLM did not finish its response to prompt {prompt_id}")
 
     async def listens(self, member: Member) -> bool:

@@ -28,8 +28,15 @@ log = logging.getLogger(__name__)
 
 EXTENSION = "rlhf_trainer.engines.vllm.extension.WeightStatus"
 FRONT = "rlhf_trainer.engines.vllm.middleware.Front"
-CPU_OPTIONS: dict[str, JsonValue] = {"enforce-eager": True, "kv-cache-memory-bytes": 256 << 20}
-"""vLLM would compile for half a minute, and take half of the machine's memory as cache at once."""
+CPU_OPTIONS: dict[str, JsonValue] = {
+    "enforce-eager": True,
+    "kv-cache-memory-bytes": 256 << 20,
+    "enable-chunked-prefill": False,
+}
+"""vLLM would compile for half a minute, and take half of the machine's memory as cache at once. A prompt that it reads
+in parts and that has a seed ends its engine: torch's generators on CPUs have no offset to wind back."""
+CPU_BATCH_TOKENS = 2048
+"""Read at once on a CPU, unless a sequence may be longer."""
 SHAPE_KEYS = (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Of vLLM 0.32's attention on CPUs, which takes any other at its start, and dies of it at the first request."""
@@ -60,7 +67,9 @@ def arguments(config: RunConfig, host: str, port: int, memory: float | None) -> 
     }
     if memory is None:
         check_head_size(model_source(config, "policy"))
-        options |= CPU_OPTIONS
+        given = spec.generator.engine_arguments.get("max-model-len")
+        served = given if isinstance(given, int) else longest(spec)
+        options |= CPU_OPTIONS | {"max-num-batched-tokens": max(CPU_BATCH_TOKENS, served)}
         if spec.generator.tensor_parallel_size == 1:
             options |= {"distributed-executor-backend": "uni"}
     else:
