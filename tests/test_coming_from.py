@@ -1,0 +1,78 @@
+"""docs/coming-from.md: every row answers, and what it names exists."""
+
+import re
+import shlex
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from rlhf_api.manifest import RLHFJob
+from rlhf_operator import cli
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "coming-from.md"
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """(theirs, ours, note) of every table."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    cells = [tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]) for line in lines]
+    return [row for row in cells if row[0] not in ("theirs", "---")]
+
+
+def models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in typing.get_args(annotation) for model in models(inner)]
+
+
+def exists(path: str) -> bool:
+    """`spec.x.y`, as a manifest spells it, is a field of the contract; `[]` may follow the name of a list."""
+    places: list[type[BaseModel]] = [RLHFJob]
+    for key in path.replace("[]", "").split("."):
+        fields = [f for place in places for name, f in place.model_fields.items() if (f.alias or name) == key]
+        if not fields:
+            return False
+        places = [model for field in fields for model in models(field.annotation)]
+    return True
+
+
+def named(text: str) -> tuple[list[str], list[str]]:
+    """Fields and commands in backticks."""
+    quoted = re.findall(r"`([^`]+)`", text)
+    fields = [re.split(r"[:=]", span)[0] for span in quoted if re.match(r"(spec|metadata)\.", span)]
+    return fields, [span for span in quoted if span.startswith("rlhf ")]
+
+
+every_row = pytest.mark.parametrize(
+    "row", rows(), ids=lambda row: re.sub(r"[^a-zA-Z0-9_.]+", "-", row[0])[:40]
+)
+
+
+@every_row
+def test_every_row_answers_with_something_that_exists(row):
+    assert len(row) == 3
+    _, ours, note = row
+    fields, commands = named(ours)
+    assert fields or commands or re.search(r"\]\([a-z-]+\.md", ours) or (ours == "not here" and note), ours
+    also, more = named(note)
+    assert [field for field in fields + also if not exists(field)] == []
+    for command in commands + more:
+        cli._parser().parse_args(shlex.split(command)[1:])
+
+
+@every_row
+def test_links_to_headings_lead_to_them(row):
+    for page, heading in re.findall(r"\]\(([a-z-]+\.md)#([^)]+)\)", " ".join(row)):
+        headings = re.findall(r"^#+ (.+)$", (DOCS / page).read_text(), flags=re.M)
+        assert heading in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
+
+
+@pytest.mark.parametrize(
+    "path", ["spec.ppo.klCoeff", "spec.model.lora.policy.dropout", "spec.reward.functions[].uri"]
+)
+def test_a_field_that_is_not_there_is_found_out(path):
+    assert not exists(path)
