@@ -168,6 +168,9 @@ class Reference(ModelServerSpec):
 
 HEALTH = "/health"
 """GET on every role, without a token."""
+LIVE_SECONDS, LIVE_FAILURES, LIVE_TIMEOUT_SECONDS = 20, 6, 5
+"""Liveness of a process that serves: how often it is asked, after how many failures in a row it is ended and started
+again, and the deadline of an answer, for which it may ask its workers."""
 
 
 @dataclass(frozen=True, kw_only=True)

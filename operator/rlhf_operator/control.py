@@ -7,7 +7,14 @@ import aiohttp
 from pydantic import ValidationError
 
 from rlhf_api.problems import from_pydantic
-from rlhf_api.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, HEALTH, Membership
+from rlhf_api.roles import HEALTH, LIVE_TIMEOUT_SECONDS
+from rlhf_api.run import (
+    CONTROL_CHECKPOINT,
+    CONTROL_MEMBERS,
+    CONTROL_STATUS,
+    CONTROL_STOP,
+    Membership,
+)
 from rlhf_api.status import TrainerStatus
 
 _TIMEOUT_SECONDS = 1.5
@@ -50,6 +57,11 @@ class ControlClient:
     async def healthy(self, address: str) -> bool:
         return await self._request("GET", address + HEALTH) is not None
 
+    async def lives(self, url: str) -> bool:
+        """A server's answer to its liveness path, for which it may ask its workers."""
+        timeout = aiohttp.ClientTimeout(total=LIVE_TIMEOUT_SECONDS)
+        return await self._request("GET", url, timeout=timeout) is not None
+
     async def status(self, address: str) -> TrainerStatus | None:
         """None where the trainer does not answer now.
 
@@ -80,13 +92,24 @@ class ControlClient:
         return await self._request("POST", address + CONTROL_CHECKPOINT) is not None
 
     async def _request(
-        self, method: str, url: str, body: str | None = None, *, most: int = 0
+        self,
+        method: str,
+        url: str,
+        body: str | None = None,
+        *,
+        most: int = 0,
+        timeout: aiohttp.ClientTimeout | None = None,
     ) -> bytes | None:
         """The answer of one that took the request; it is not read unless it may have `most` bytes."""
         headers = {"Content-Type": "application/json"} if body else None
         try:
             async with self._session.request(
-                method, url, data=body, headers=headers, allow_redirects=False
+                method,
+                url,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                timeout=timeout or self._session.timeout,
             ) as response:
                 if response.status == 401 and most:
                     raise WrongToken("the trainer refuses the job's token")

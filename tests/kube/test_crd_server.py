@@ -12,7 +12,7 @@ from tests.api.shapes import manifests
 from tests.support.cluster import Cluster
 from tests.support.kube import KubectlError, get, kubectl
 
-from rlhf_api.manifest import RLHFJob, from_cluster, load, parse
+from rlhf_api.manifest import RLHFJob, composed, from_cluster, load, parse
 from rlhf_api.problems import InvalidJob
 from rlhf_api.status import JobStatus
 
@@ -78,9 +78,15 @@ def create(cluster: Cluster, namespace: str, *items: Any, dry: bool = False) -> 
     return made
 
 
-def test_examples_are_accepted_by_kubectl_and_read_back(control_plane: Cluster, namespace: str) -> None:
+def test_examples_are_accepted_by_kubectl_and_read_back(
+    control_plane: Cluster, namespace: str, tmp_path: Path
+) -> None:
     for file in EXAMPLES:
-        kubectl(control_plane.kubeconfig, "apply", "-n", namespace, "-f", str(file))
+        applied = file
+        if "scenarios" in file.parts:  # of several files: `rlhf render` makes one of them
+            applied = tmp_path / file.name
+            applied.write_text(json.dumps(composed(file)))
+        kubectl(control_plane.kubeconfig, "apply", "-n", namespace, "-f", str(applied))
         ours = load(file)
         stored = get(control_plane.kubeconfig, "rlhf", ours.metadata.name, "-n", namespace)
         assert from_cluster(stored).spec == ours.spec

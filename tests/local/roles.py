@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         return good
 
     def do_GET(self) -> None:
-        if self.path == "/health":
+        if self.path in ("/health", "/live"):
             self.answer({})
         elif self.allowed():
             self.answer(state)

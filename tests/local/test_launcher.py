@@ -355,6 +355,27 @@ def test_a_role_that_is_killed_leaves_nothing_and_starts_again(run: Run) -> None
     assert run.alive() == []
 
 
+def test_a_role_that_hangs_is_ended_and_starts_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_TEST_LIVE_SECONDS", "0.2")
+    process = run.start(trainer="hold serve")
+    run.wait_for_checkpoint()
+    for name, reaper in run.reapers(process).items():
+        (command,) = psutil.Process(reaper).children()
+        if name in ("generator-1", "reward-0"):
+            command.suspend()
+        if name == "trainer-0":
+            trainer = command
+    for name in ("generator-1", "reward-0"):
+        run.wait_for(lambda name=name: len(run.uids(name)) == 2, f"{name} under a new uid", seconds=60)
+    trainer.kill()
+    out, err = process.communicate(timeout=40)
+    assert process.returncode == 0, out + err
+    for name in ("generator-1", "reward-0"):
+        assert f"{name} hung: it gave no sign of life for 1.2 s; see w/logs/{name}.log" in out
+    assert [told["restarts"] for told in run.status()["roles"].values()] == [1, 1, 1, 0]
+    assert run.alive() == []
+
+
 @pytest.fixture
 def memory_group(tmp_path: Path) -> Iterator[Path]:
     """A control group of 64 MiB, where this machine lets us make one of version 1."""

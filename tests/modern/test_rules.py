@@ -42,6 +42,8 @@ def test_examples_are_stored_and_read_back(jobs: Jobs) -> None:
     for file in EXAMPLES:
         ours = load(file)
         body = ours.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        if "scenarios" in file.parts:  # which are one job
+            body["metadata"]["name"] = file.stem
         stored = jobs.create(body, "fieldValidation=Strict").body
         assert from_cluster(stored).spec == ours.spec
 

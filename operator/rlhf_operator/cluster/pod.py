@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 from rlhf_api.pods import PodSettings, Volume, amount, combine
-from rlhf_api.roles import Role, RoleSpec
-from rlhf_api.run import HEALTH, Process, RunConfig, command, environment
+from rlhf_api.roles import HEALTH, LIVE_FAILURES, LIVE_SECONDS, LIVE_TIMEOUT_SECONDS, Role, RoleSpec
+from rlhf_api.run import Process, RunConfig, command, environment
 
 from .gangs import GANGS
 from .merge import merge
@@ -146,14 +146,15 @@ def _probes(role: Role, index: int, section: RoleSpec) -> Body:
 
     def probe(path: str, period: int, failures: int) -> Body:
         get = {"path": path, "port": "http"}
-        return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}
+        times = {"periodSeconds": period, "timeoutSeconds": LIVE_TIMEOUT_SECONDS}
+        return {"httpGet": get, **times, "failureThreshold": failures}
 
     probes = {
         "startupProbe": probe(HEALTH, 2, math.ceil(section.startup_timeout_seconds / 2)),
         "readinessProbe": probe(role.row.ready, 5, 2),
     }
     if role.row.live is not None:
-        probes["livenessProbe"] = probe(role.row.live, 20, 6)
+        probes["livenessProbe"] = probe(role.row.live, LIVE_SECONDS, LIVE_FAILURES)
     return probes
 
 

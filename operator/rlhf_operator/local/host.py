@@ -24,6 +24,7 @@ from ..control import ControlClient
 from ..job_status import first_status, job_status
 from ..restart_policy import Finish, Kill, Start, decide
 from . import workdir
+from .liveness import end_the_hung
 from .metrics import Metrics
 from .processes import Command, Supervised
 from .progress import Display
@@ -72,7 +73,11 @@ class Host:
         finish = Finish("Failed", "LauncherError", "the launcher itself failed")
         try:
             async with ControlClient(self._token) as control:
-                finish = await self._loop(control)
+                watching = asyncio.create_task(end_the_hung(self.processes, control))
+                try:
+                    finish = await self._loop(control)
+                finally:
+                    watching.cancel()
         finally:
             await stop_all(self.processes, impatient=lambda: self._stops > 1)
             self.outcome = finish.message

@@ -1,0 +1,29 @@
+"""Liveness of the processes that serve: who was ready and answers no more is ended, as a kubelet would."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from rlhf_api.roles import LIVE_FAILURES, LIVE_SECONDS
+
+from ..control import ControlClient
+from .processes import Supervised
+
+
+async def end_the_hung(processes: Sequence[Supervised], control: ControlClient) -> None:
+    """Asks each role's liveness path every LIVE_SECONDS, for as long as it is awaited, and kills a process that failed
+    LIVE_FAILURES times in a row; it is started again like any other that ends. Trainers are not asked: a rank that
+    computes answers nobody."""
+    failures: Counter[str] = Counter()
+    while True:
+        await asyncio.sleep(LIVE_SECONDS)
+        asked = [
+            (process, process.uid, path)
+            for process in processes
+            if process.running and process.ready and (path := process.process.role.row.live)
+        ]
+        answers = await asyncio.gather(*(control.lives(process.address + path) for process, _, path in asked))
+        for (process, uid, _), lives in zip(asked, answers, strict=True):
+            failures[uid] = 0 if lives else failures[uid] + 1
+            if failures[uid] == LIVE_FAILURES and process.running and process.uid == uid:
+                process.kill(f"hung: it gave no sign of life for {LIVE_FAILURES * LIVE_SECONDS:g} s")
