@@ -17,6 +17,7 @@ from ..checkpoint.saver import Saver
 from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
+from .health import check_finite
 from .metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ def train(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry
         ctx.report(activity="training")
         trained = time.perf_counter()
         figures |= task.train(step)
+        check_finite(figures, step + 1)  # before anybody serves or saves these weights
         figures["train_seconds"] = time.perf_counter() - trained
         step += 1
         ctx.report(activity="publishing weights")
