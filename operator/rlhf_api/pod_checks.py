@@ -10,7 +10,7 @@ from .template_checks import template_problems
 
 CONFIG_DIRECTORY = "/etc/rlhf"
 MOUNTS = ("/tmp", "/dev/shm", "/workspace", CONFIG_DIRECTORY)
-"""Where every pod has volumes of ours."""
+"""Mount points of volumes that every pod has from us."""
 VOLUMES = ("config", "tmp", "shared-memory", "workspace")
 """The names of those volumes."""
 NOT_OVER = ("/dev", "/etc", "/proc", "/sys")

@@ -76,7 +76,7 @@ class PodSettings(Frozen):
 
 
 class Workspace(Frozen):
-    """Where relative paths of the manifest start and the run's files go, mounted at /workspace in every pod."""
+    """Root of the manifest's relative paths and of the run's files, mounted at /workspace in every pod."""
 
     claim: Name | None = None
     """A PersistentVolumeClaim that all pods can mount; the operator's default unless given, else an empty
@@ -85,7 +85,7 @@ class Workspace(Frozen):
 
 
 class Scheduling(Frozen):
-    """Who places the pods. A `kueue.x-k8s.io/queue-name` label on the job makes it wait for Kueue's admission."""
+    """Scheduler of the pods. A `kueue.x-k8s.io/queue-name` label on the job makes it wait for Kueue's admission."""
 
     gang: Literal["none", "volcano", "coscheduling"] = "none"
     """All pods at once, by a PodGroup of Volcano or of scheduler-plugins; or one by one."""

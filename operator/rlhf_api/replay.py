@@ -22,7 +22,7 @@ class Replay(Frozen):
     stream_data_loader_type: Literal["fixed", "dynamic"] = "fixed"
     """`fixed` trains when all answers of the step are there, `dynamic` on each minibatch of answers as it comes."""
     max_replay_episode: Window | None = None
-    """How many of the last episodes are kept to be replayed: -1 all of them, 0 (unless given) none."""
+    """Number of the last episodes that are kept to be replayed: -1 all of them, 0 (unless given) none."""
     replay_episode_offset: Offset | None = None
     """Episodes before this one are never replayed; 0 unless given."""
     replay_sample_fn: Sampler | None = None

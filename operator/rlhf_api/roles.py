@@ -118,13 +118,13 @@ class RewardFunction(Frozen):
     function: ImportPath | None = None
     """`(prompts, responses, rows) -> list of float`."""
     url: HttpUrl | None = None
-    """Where responses are posted, many at once; docs/rewards.md has the messages."""
+    """Address that responses are posted to, many at once; docs/rewards.md has the messages."""
     program: RewardProgram | None = None
     weight: float = 1.0
     timeout_seconds: Positive = 30
-    """How long one call may take. One for several responses that fails is made again for each of them alone."""
+    """Time limit of one call. One for several responses that fails is made again for each of them alone."""
     retries: int = Field(2, ge=0, le=100)
-    """How often a response that failed is tried again before it is left out of training."""
+    """Tries of a response that failed, after the first, before it is left out of training."""
     concurrency: int = Field(4, ge=1, le=256)
     """Calls at once; of a Python function, in as many processes."""
 

@@ -171,7 +171,7 @@ class PreferenceRow(Row):
 
 
 ROW_FIELDS = ("prompt", "answer", "pos_answers", "neg_answers")
-"""What training reads of rows of any kind."""
+"""Fields that training reads of rows of any kind."""
 ROW_TYPES: dict[RowKind, type[Row]] = {"prompts": PromptRow, "responses": AnswerRow, "pairs": PairRow}
 OTHER_TYPES: dict[RowKind, tuple[str, type[Row]]] = {
     "responses": ("messages", ConversationRow),

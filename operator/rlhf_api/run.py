@@ -123,8 +123,9 @@ def command(
 
 
 OUTLIVE_PEERS = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-"""Where NCCL loses a peer over TCP, torch's watchdog asks for a dump, and after a dump its monitor ends the process: by
-default eight minutes after another one died, and with it the trainer and every other generator."""
+"""Environment of a process that outlives its peers. If NCCL loses one over TCP, torch's watchdog asks for a dump, and
+after a dump its monitor ends the process: by default eight minutes after another one died, and with it the trainer and
+every other generator."""
 
 SHARE_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Compute threads that wait for each other sleep. Where they spin, as torch's do by default, they use up their share of

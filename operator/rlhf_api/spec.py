@@ -54,18 +54,18 @@ class Model(Frozen):
     """Paths or hub names in Hugging Face format."""
 
     policy: str | None = None
-    """What is trained; this or `create`."""
+    """Model that is trained; this or `create`."""
     reference: str | None = None
     """The frozen policy of the KL penalty; the policy at the start of the run unless given."""
     critic: str | None = None
-    """What the critic starts from; the reward model, or else the policy, unless given."""
+    """Start of the critic; the reward model, or else the policy, unless given."""
     reward: str | None = None
     """A sequence-classification model with one output, which scores sampled responses."""
     tokenizer: str | None = None
     """The policy's own unless given."""
     create: CreateModel | None = None
     parameters: PositiveFloat | None = None
-    """How many the policy has, such as 7.6e9; with it and `gpu.memoryGigabytes` memory is worked out beforehand."""
+    """Their number in the policy, such as 7.6e9; with it and `gpu.memoryGigabytes` memory is worked out beforehand."""
     lora: Adapters | None = None
     """Low-rank adapters, trained in place of the weights (docs/lora.md)."""
     dtype: DType = "bfloat16"
@@ -95,7 +95,7 @@ class Data(Frozen):
 
 
 class Sampling(Frozen):
-    """How answers are sampled."""
+    """Sampling of answers."""
 
     temperature: PositiveFloat = 1.0
     """Log-probabilities of policy and reference are taken at it too."""
@@ -159,7 +159,7 @@ class Weights(Frozen):
 
 
 class Checkpoint(Frozen):
-    """Where the run is saved, and how often."""
+    """Checkpoints of the run: their store, how often, and which stay."""
 
     store: StoreUrl | None = None
     """`file://`, `s3://`, `gs://` or `az://`; `checkpoints` in the work directory unless given."""
@@ -173,7 +173,7 @@ class Checkpoint(Frozen):
     keep_best: int = Field(0, ge=0)
     """So many of those with the highest evaluation at their step stay too."""
     timeout_seconds: Positive = 600
-    """How long a store that does not answer is waited for; training goes on meanwhile until the next checkpoint."""
+    """Patience with a store that does not answer; training goes on meanwhile until the next checkpoint."""
 
 
 if TYPE_CHECKING:

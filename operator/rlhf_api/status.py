@@ -137,9 +137,9 @@ class ClusterStatus(Report):
     provisioning_since: str | None = None
     """Since when pods are there and the trainer does not train yet."""
     progress_time: str | None = None
-    """When the trainer was last started or reported another step."""
+    """Time at which the trainer was last started or reported another step."""
     suspend_requested: str | None = None
-    """When the trainer was first to be asked for a checkpoint and its end."""
+    """Time at which the trainer was first to be asked for a checkpoint and its end."""
     checkpoint_requested: str | None = None
     """The last request for a checkpoint (the job's `rlhf.dev/checkpoint` annotation) that the trainer took."""
 

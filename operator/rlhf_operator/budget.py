@@ -21,7 +21,7 @@ class Restarts:
     disruptions: int = 0
     """The others of it."""
     since: float = float("-inf")
-    """When the window began: with its first restart."""
+    """Start of the window: its first restart."""
     last: float = float("-inf")
 
     def at(self, now: float, window: float) -> "Restarts":

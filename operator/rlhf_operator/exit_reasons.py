@@ -36,7 +36,7 @@ def telling_line(text: str) -> str:
 
 
 def cause(message: str, log: str, *, silent: bool) -> str:
-    """Why a process ended: its termination message, or the telling line of its log where there is none or where it
+    """Cause of a process's end: its termination message, or the telling line of its log where there is none or where it
     only follows from another process's end. A `silent` death, by SIGKILL, left nothing in either."""
     message, lines = message.strip(), log.splitlines()
     if message and not _FOLLOWING.search(message):

@@ -22,9 +22,9 @@ from .failures import Conflict, Missing, StoreError, patiently, reason
 from .locked import locked
 
 FIRST_PATIENCE = timedelta(seconds=5)
-"""How long opening a store is retried: who mistyped its name wants to know at once."""
+"""Deadline of retries to open a store: who mistyped its name wants to know at once."""
 PATIENCE = timedelta(minutes=2)
-"""How long reading and small writes are retried: longer than a store's hiccup."""
+"""Deadline of retries to read and of small writes: longer than a store's hiccup."""
 REQUEST_TIMEOUT = timedelta(minutes=2)
 """For one request: a whole segment down, or a part of one up."""
 RETRY_TIMEOUT = timedelta(seconds=10)
@@ -56,7 +56,7 @@ class Listed:
     size: int
     modified: datetime
     tag: str | None = None
-    """What its store calls this version of it."""
+    """The store's name for this version of it."""
 
 
 class Store:
@@ -78,7 +78,7 @@ class Store:
             raise self._unusable(error) from error
         self._first_ask(lambda: next(iter(obstore.list(first, chunk_size=1)), None))
         self.conditional = True
-        """Whether the store itself compares before it replaces an object; see `check_writable`."""
+        """True where the store itself compares before it replaces an object; see `check_writable`."""
 
     def check_writable(self) -> None:
         """Writes something and deletes it again: a run learns before its first step that it cannot be saved.
@@ -189,7 +189,7 @@ class Store:
         return patiently(call, self.patience)
 
     def _first_ask(self, call: Callable[[], T]) -> T:
-        """Who mistyped a name wants to know at once, and that it is the job which is wrong."""
+        """A short deadline: who mistyped a name wants to know at once, and that it is the job which is wrong."""
         try:
             return patiently(call, self.patience if self._known else FIRST_PATIENCE)
         except StoreError as error:
@@ -229,7 +229,7 @@ def _version(data: bytes, tag: str | None) -> Version:
 
 
 def _refuses_twice(store: ObjectStore, key: str) -> bool:
-    """Whether it refuses to make an object again, and to replace a version that is not there."""
+    """True where it refuses to make an object again, and to replace a version that is not there."""
     try:
         obstore.put(store, key, b"", mode="create")
         return False

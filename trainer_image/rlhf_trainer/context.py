@@ -1,4 +1,4 @@
-"""What a trainer rank has at hand: its configuration, its place in the gang, and where its work goes."""
+"""Context of a trainer rank: its configuration, its place in the gang, and where its work goes."""
 
 import threading
 from dataclasses import dataclass
@@ -44,11 +44,11 @@ class TrainerContext:
             self.services.control.report(**changes)
 
     def stop_requested(self) -> bool:
-        """Whether the run is to end after a checkpoint: the same answer on every rank."""
+        """True if the run is to end after a checkpoint: the same answer on every rank."""
         return self.ranks.any(self.stop.is_set())
 
     def checkpoint_requested(self) -> bool:
-        """Whether the host wants a checkpoint now; asking clears the wish."""
+        """True if the host wants a checkpoint now; asking clears the wish."""
 
         def asked() -> bool:
             if self.services is None or not self.services.control.checkpoint_requested.is_set():

@@ -1,4 +1,4 @@
-"""How every role starts and ends: its env, its log, one clear message when it ends badly."""
+"""Start and end of every role's process: its env, its log, one clear message when it ends badly."""
 
 import logging
 import os

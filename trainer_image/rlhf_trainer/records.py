@@ -75,7 +75,7 @@ class Sequences:
 
     @cached_property
     def starts(self) -> Tensor:
-        """Where each sequence begins in `tokens`: int64 [N]."""
+        """Start of each sequence in `tokens`: int64 [N]."""
         return self.lengths.cumsum(0) - self.lengths
 
     @cached_property
@@ -85,7 +85,7 @@ class Sequences:
 
     @cached_property
     def response_starts(self) -> Tensor:
-        """Where each sequence's answer begins in an response-aligned array: int64 [N]."""
+        """Start of each sequence's response in a response-aligned array: int64 [N]."""
         return self.response_lengths.cumsum(0) - self.response_lengths
 
     def row(self, i: int) -> Tensor:
@@ -93,7 +93,7 @@ class Sequences:
         return self.tokens[self.starts[i] : self.starts[i] + self.lengths[i]]
 
     def response_index(self, rows: Tensor) -> Tensor:
-        """Where the answers of `rows` (int64 [n]) lie in an response-aligned array, end to end in that order."""
+        """Places of the responses of `rows` (int64 [n]) in a response-aligned array, end to end in that order."""
         return ragged_index(self.response_starts[rows], self.response_lengths[rows])
 
     def select(self, rows: Tensor) -> "Sequences":

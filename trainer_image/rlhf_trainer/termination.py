@@ -19,7 +19,7 @@ def write(message: str, file: str | None = None) -> None:
 
 
 def written(file: str | None = None) -> bool:
-    """Whether a process has left its message."""
+    """True if a process has left its message."""
     path = _path(file)
     return path.is_file() and path.stat().st_size > 0
 

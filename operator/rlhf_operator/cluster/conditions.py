@@ -171,7 +171,7 @@ def failed_for_good(reason: str, message: str, stamp: str) -> Condition:
 def _stalled(
     pods: Sequence[Pod], refused: Finish | str | None, silent_since: float | None, stamp: str, now: float
 ) -> Condition:
-    """Why the job does not get on, in the terms of kstatus; a first reason where there are several."""
+    """Reason why the job does not get on, in the terms of kstatus; a first reason where there are several."""
     if silent_since is not None and now >= silent_since + SILENT_SECONDS:
         since = time_text(datetime.datetime.fromtimestamp(silent_since, datetime.UTC))
         return condition("Stalled", "True", "TrainerUnreachable", f"has not answered since {since}", stamp)

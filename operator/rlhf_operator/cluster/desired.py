@@ -22,7 +22,7 @@ class Desired:
     spec: Spec
     """With what may change while the pods run: suspend, generator.replicas, deadlines."""
     ignored: str | None = None
-    """Why the spec as it stands is not what runs."""
+    """Reason why the spec as it stands is not what runs."""
 
 
 def active_config(job: Job) -> str | None:

@@ -39,9 +39,9 @@ class Lease:
         self.identity = f"{identity}_{secrets.token_hex(4)}"
         self._stored: dict[str, Any] | None = None
         self._changed = 0.0
-        """When we first saw what is stored now."""
+        """Time at which we first saw what is stored now."""
         self._renewed = float("-inf")
-        """When our last successful renewal was sent."""
+        """Time at which our last successful renewal was sent."""
 
     def held(self) -> bool:
         """Fencing: true while this process holds the Lease."""
@@ -117,7 +117,7 @@ class Lease:
         return self._holder in ("", self.identity) or time.monotonic() >= self._runs_out()
 
     def _runs_out(self) -> float:
-        """When the other holder's lease does, as far as we can see."""
+        """Time at which the other holder's lease runs out, as far as we can see."""
         spec = (self._stored or {}).get("spec", {})
         return self._changed + (spec.get("leaseDurationSeconds") or LEASE_SECONDS)
 

@@ -25,7 +25,7 @@ _Entry = tuple[float, int, Key]
 class _Job:
     new: bool
     due: float | None = None
-    """When it may be taken; None while nothing is asked for."""
+    """Time from which it may be taken; None while nothing is asked for."""
     changed: bool = False
     """Something happened to it; else it is only time to look again."""
     held: float = 0.0

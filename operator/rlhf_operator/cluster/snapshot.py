@@ -81,7 +81,7 @@ class Pod:
     address: str | None
     """Its IP, once it has one."""
     started: float
-    """When its container started; until then, when the pod was made."""
+    """Start of its container; until then, the time at which the pod was made."""
     up: bool
     """Its container has passed the startup probe."""
     ready: bool
@@ -91,7 +91,7 @@ class Pod:
     over: bool = False
     """None of its containers runs any more, and its resources are free; a sidecar may outlast the role's."""
     waiting_reason: str | None = None
-    """Why it does not get to run."""
+    """Reason why it does not get to run."""
     scheduled: bool = True
     """Nobody says that no node was found for it."""
     node: str | None = None

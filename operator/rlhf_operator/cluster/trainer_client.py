@@ -39,7 +39,7 @@ class _Known:
     silent_since: float | None = None
     """Seconds since the epoch, where it did not answer when it was asked last."""
     next: float = 0.0
-    """When it may be asked again, by the monotonic clock."""
+    """Time from which it may be asked again, by the monotonic clock."""
     complaint: str = ""
     key: int = 0
     """Index of the operator's key that its token is made from."""

@@ -1,4 +1,4 @@
-"""What can be found wrong with a job's files before anything is started."""
+"""Checks of a job's files before anything is started."""
 
 import json
 import sys
@@ -73,7 +73,7 @@ def _names_template(folder: Path) -> bool:
 
 
 def looks_local(name: str) -> bool:
-    """Whether a model's name is meant as a path; a hub name is `name` or `owner/name`."""
+    """True for a model's name that is meant as a path; a hub name is `name` or `owner/name`."""
     first, *others = name.split("/")
     if first in ("", ".", "..", "~") or len(others) > 1:
         return True

@@ -40,7 +40,7 @@ class Supervised:
         self.reaper: subprocess.Popen[bytes] | None = None
         """Starts it, and ends all that is below it when it ends."""
         self.reaper_gone: float | None = None
-        """When the reaper was first seen ended."""
+        """Time at which the reaper was first seen ended."""
         self._reaper_late: float | None = None
         self._oom_kills = OomKills()
         self._log_from = 0

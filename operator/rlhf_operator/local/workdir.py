@@ -98,7 +98,7 @@ def _same_run(workdir: Path, spec: Spec) -> None:
 
 
 def _identity(spec: Spec) -> dict[str, JsonValue]:
-    """What a run keeps for life; its other fields may change when it goes on."""
+    """Fields that a run keeps for life; its other fields may change when it goes on."""
     model = spec.model.model_dump(mode="json", by_alias=True)
     named = {f"spec.model.{field}": value for field, value in model.items()}
     return {"spec.algorithm": spec.algorithm, "spec.seed": spec.seed, **named}

@@ -90,7 +90,7 @@ class Snapshot:
 
 
 def agreed(ranks: Ranks, read: Callable[[], T]) -> T:
-    """What `read` gives. Where it finds damage on any rank, all of them raise DamagedSnapshot."""
+    """Result of `read`. Where it finds damage on any rank, all of them raise DamagedSnapshot."""
     found, damage = None, None
     try:
         found = read()

@@ -115,7 +115,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a snapshot is on its way."""
+        """True while a snapshot is on its way."""
         return self._pending is not None and not self._pending.done()
 
     def _conclude(self, saving: _Saving) -> None:
@@ -140,7 +140,7 @@ class Saver:
         self._known = {segment.digest for segment in sent}
 
     def _shares(self, saving: _Saving, *, failed: bool) -> list[Any]:
-        """What each rank has sent, as (number, group, segment); None of one that failed."""
+        """Segments that each rank has sent, as (number, group, segment); None of one that failed."""
         mine = [
             (number, group, upload.result().model_dump(mode="json", by_alias=True))
             for number, (group, upload) in (() if failed else saving.segments.items())

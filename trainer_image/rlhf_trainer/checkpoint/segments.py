@@ -34,7 +34,7 @@ def copied(groups: Mapping[str, Group], rank: int = 0, ranks: int = 1) -> Iterat
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """What training does to the tensor afterwards does not reach the copy."""
+    """A copy, which later training steps do not reach."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
         return tensor.cpu().contiguous()

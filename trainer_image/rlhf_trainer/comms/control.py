@@ -42,7 +42,7 @@ async def healthy(_request: web.Request) -> web.Response:
 
 
 class Control:
-    """What the host and the training loop tell each other; handlers run on another thread than the loop."""
+    """Messages between the host and the training loop; handlers run on another thread than the loop."""
 
     def __init__(self, total_steps: int) -> None:
         self._lock = threading.Lock()

@@ -18,11 +18,11 @@ from .http import HttpError
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-"""How soon it is noticed that a member is gone, or silent: a node that is lost closes no connection."""
+"""Interval of looking for members that are gone, or silent: a node that is lost closes no connection."""
 LISTENING_SECONDS = 1.0
-"""How often members are asked whether they still take connections: one that ends may never answer what it has."""
+"""Interval of asking members whether they still take connections: one that ends may never answer what it has."""
 TRIES = 3
-"""How often an item may fail with members that live before it is given up."""
+"""Failures of an item, with members that live, before it is given up."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -84,7 +84,7 @@ class _Asked:
     place: int
     member: Member
     heard: float
-    """When it was handed out, or made progress."""
+    """Time at which it was handed out, or last made progress."""
     begun: bool = False
     late: bool = False
 

@@ -22,7 +22,7 @@ CALLS_PER_SERVER = 32
 """Connections to one server, but for streams: further calls wait for one of them."""
 PROBE_SECONDS = 2.0
 MOST_FILES = 1 << 16
-"""Where the hard limit of open files is higher still, or there is none."""
+"""Limit of open files that is asked for at most, if the hard one is higher or there is none."""
 
 
 class HttpError(RuntimeError):
@@ -35,7 +35,7 @@ class HttpError(RuntimeError):
 
 @contextmanager
 def _without_headers(url: str) -> Iterator[None]:
-    """What is no HTTP becomes an error that can be logged: aiohttp's own shows the request's headers, token and all."""
+    """Loggable errors of replies that are no HTTP: aiohttp's own show the request's headers, token and all."""
     try:
         yield
     except aiohttp.ClientResponseError as error:

@@ -17,9 +17,9 @@ Message = tuple[dict[str, Tensor], dict[str, Any]]
 SideGroup = dist.ProcessGroup
 
 GANG_TIMEOUT = timedelta(hours=2)
-"""How long a collective waits for a rank that hangs; one that ended is noticed by its connections at once."""
+"""Deadline of a collective for a rank that hangs; one that ended is noticed by its connections at once."""
 HEARTBEAT_SECONDS = 30.0
-"""How often rank 0 tells the others that it still works on what they wait for; well below `GANG_TIMEOUT`."""
+"""Interval at which rank 0 tells the others that it still works on what they wait for; well below `GANG_TIMEOUT`."""
 HEARTBEAT = -1
 """Sent in place of a message's size."""
 GLOO = "gloo/transport"

@@ -1,4 +1,4 @@
-"""Who serves the trainer right now: the host pushes the membership, this waits for members that answer."""
+"""Members that serve the trainer right now: the host pushes the membership, this waits for members that answer."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ class Roster:
 
     @property
     def stopping(self) -> bool:
-        """Whether the host asked the run to stop."""
+        """True once the host asked the run to stop."""
         return self._control.stop_requested.is_set()
 
     def present(self, role: Role) -> dict[str, Member]:

@@ -20,7 +20,7 @@ LARGEST = 1 << 30
 """Maximum size after decompression, in bytes: a short message may claim to be of any size."""
 _LEVEL = 1
 _ZSTD = zstandard.FRAME_HEADER
-"""How a compressed message begins. As the beginning of safetensors it would announce a header of 4 GB, which those
+"""First bytes of a compressed message. As the beginning of safetensors it would announce a header of 4 GB, which those
 cannot have."""
 
 

@@ -1,4 +1,4 @@
-"""What the trainer needs of a generation engine; another one than vLLM is one more file that implements it."""
+"""Protocol of a generation engine, as the trainer needs it; one more file implements another than vLLM."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -25,4 +25,4 @@ class EngineClient(Protocol):
         """
 
     async def listens(self, member: Member) -> bool:
-        """Whether the server takes connections; true where it is merely slow."""
+        """True if the server takes connections, also where it is merely slow."""

@@ -102,7 +102,8 @@ def _generate(
 
 
 def _warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
-    """What `generate` makes of temperature, top-k and top-p, in its order; its own would come after the recorder."""
+    """Logits processors that `generate` makes of temperature, top-k and top-p, in its order; its own would come after
+    the recorder."""
     if sampling.temperature != 1:
         yield TemperatureLogitsWarper(sampling.temperature)
     if sampling.top_k > 0:

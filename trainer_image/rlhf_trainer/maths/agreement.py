@@ -1,4 +1,4 @@
-"""How far the sampler's log-probabilities are from the trainer's for the same tokens and weights."""
+"""Distance of the sampler's log-probabilities from the trainer's, for the same tokens and weights."""
 
 from torch import Tensor
 

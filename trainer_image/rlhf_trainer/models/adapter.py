@@ -93,7 +93,7 @@ class Adapter:
         return plain, (weight.float() + product).to(weight.dtype)
 
     def save(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
-        """What `PeftModel.from_pretrained` loads, of the trained parameters by their state-dict names."""
+        """Writes the files that `PeftModel.from_pretrained` loads; `weights` are by their state-dict names."""
         directory.mkdir(parents=True)
         names = {name: f"base_model.model.{name.replace(f'.{NAME}.', '.')}" for name in weights}
         tensors = {names[name]: tensor.contiguous() for name, tensor in weights.items()}

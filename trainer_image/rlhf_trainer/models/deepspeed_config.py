@@ -18,7 +18,7 @@ RESERVED = (
 def deepspeed_settings(
     user: Mapping[str, Any], adam: Mapping[str, Any], gradient_clip: float
 ) -> dict[str, Any]:
-    """What `deepspeed.initialize` gets; `user` is left as it is.
+    """Configuration for `deepspeed.initialize`; `user` is left as it is.
 
     Raises ValueError for keys that the trainer decides and for optimizers that are not Adam.
     """

@@ -75,7 +75,7 @@ class Forward:
         return MicroBatch.build(sequences, rows, self.pad_token_id, self.device, packed=self.packed)
 
     def __call__(self, micro: MicroBatch, read: OutputFn) -> Tensor:
-        """What `read` gives for one micro-batch."""
+        """Values that `read` gives for one micro-batch."""
         head = response_head(self.model)
         if head is not None and head.fits and isinstance(read, ResponseLogprobs):
             with head.reading(read, micro):
@@ -108,7 +108,7 @@ class Forward:
     def infer(
         self, sequences: Sequences, read: OutputFn, sizes: Tensor, batches: Sequence[Sequence[int]]
     ) -> Tensor:
-        """What `read` gives for the rows of `batches`, packed in the order of all sequences, zero for the others.
+        """Values that `read` gives for the rows of `batches`, packed in the order of all sequences, else zero.
 
         `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the model's device.
         """
@@ -122,7 +122,7 @@ class Forward:
 
 
 def infer(forward: Forward, sequences: Sequences, read: OutputFn, sizes: Tensor) -> Tensor:
-    """What `read` gives for every row, packed in the order of the sequences: one model on one device.
+    """Values that `read` gives for every row, packed in the order of the sequences: one model on one device.
 
     `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the CPU.
     """

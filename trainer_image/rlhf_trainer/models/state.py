@@ -15,7 +15,7 @@ MASTER = "parameters"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LOSS_SCALE = "loss_scale"
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""What DeepSpeed's dynamic loss scaler changes from step to step."""
+"""Fields that DeepSpeed's dynamic loss scaler changes from step to step."""
 
 
 def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:

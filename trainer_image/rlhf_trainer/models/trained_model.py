@@ -81,7 +81,7 @@ class TrainedModel:
 
     @property
     def generation_config(self) -> GenerationConfig | None:
-        """How the model repository says to generate with it; None for a model that generates nothing."""
+        """The model repository's own generation configuration; None for a model that generates nothing."""
         found: GenerationConfig | None = getattr(self.unwrapped, "generation_config", None)
         return found
 
@@ -90,7 +90,7 @@ class TrainedModel:
         return torch.device(self.deepspeed.device)
 
     def infer(self, sequences: Sequences, read: OutputFn, sizes: Tensor) -> Tensor:
-        """What `read` gives for every row, packed in the order of the sequences.
+        """Values that `read` gives for every row, packed in the order of the sequences.
 
         `sizes` int64 [N]: values per row (the answer lengths, or ones) -> float32 [sum(sizes)] on the CPU of
         every rank. Without gradients.

@@ -16,7 +16,7 @@ Operation = TypeVar("Operation")
 
 @dataclass
 class OpContext:
-    """What an operation gets beside its columns.
+    """Arguments of an operation beside its columns.
 
     `settings` is the section of the job's algorithm; `state` holds running numbers as JSON (an adaptive coefficient,
     running moments): the same on every rank, part of each snapshot, and changed by operations in place.

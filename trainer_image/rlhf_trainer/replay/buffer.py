@@ -86,7 +86,7 @@ class ReplayBuffer:
         return found[-window:] if window > 0 else found if window else []
 
     def columns(self, picks: Sequence[tuple[int, int]]) -> Columns:
-        """What was picked, as (episode, index), in that order; at least one."""
+        """Columns of the picked rows, given as (episode, index), in that order; at least one."""
         by_number = {kept.episode_id: kept.episode.columns for kept in self._kept}
         numbers = sorted({number for number, _ in picks})
         parts = {n: by_number[n].select(torch.tensor([i for m, i in picks if m == n])) for n in numbers}

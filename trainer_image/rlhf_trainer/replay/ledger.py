@@ -60,7 +60,7 @@ class Runs:
             self._ends.insert(at, position + 1)
 
     def count(self, low: int, high: int) -> int:
-        """How many of [low, high) are in here."""
+        """Number of those of [low, high) that are in here."""
         pairs = zip(self._starts, self._ends, strict=True)
         return sum(max(0, min(end, high) - max(start, low)) for start, end in pairs)
 
@@ -74,7 +74,7 @@ class Runs:
 
 
 class Ledger:
-    """What became of the prompts of a run, whose dataset has `rows`."""
+    """Account of the prompts of a run, whose dataset has `rows`."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -127,7 +127,7 @@ class Ledger:
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """How many prompts were dropped, by reason."""
+        """Numbers of dropped prompts, by reason."""
         return {reason: len(runs) for reason, runs in self._dropped.items()}
 
     def lost(self, held: Iterable[int]) -> int:
@@ -177,7 +177,7 @@ class Ledger:
         return made
 
     def _open(self, position: int) -> bool:
-        """Whether it was issued, and is neither trained on nor filtered nor dropped."""
+        """True if it was issued, and is neither trained on nor filtered nor dropped."""
         settled = position in self._trained or position in self._filtered
         settled = settled or any(position in runs for runs in self._dropped.values())
         return position in self._issued and not settled

@@ -1,4 +1,4 @@
-"""Which earlier answers a step trains on again: the built-in samplers, and a user's function."""
+"""Selection of the earlier responses that a step trains on again: the built-in samplers, and a user's function."""
 
 import random
 import traceback
@@ -58,7 +58,7 @@ class Sampling:
             self._function = import_function(replay.sampler, replay.sampler_field)
 
     def picks(self, window: Buffers, fresh: EpisodeReplayBuffer, step: int) -> Picks:
-        """What to train on beside `fresh`, all of which is trained on anyway.
+        """Rows to train on beside `fresh`, all of which is trained on anyway.
 
         A user's function sees `fresh` as the last of its buffers; what it returns of that is passed over. Raises
         InvalidJob where it raises, or returns anything but samples of its buffers.

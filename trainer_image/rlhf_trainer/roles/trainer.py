@@ -37,7 +37,7 @@ from ..training.loop import train
 log = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 2.0
-"""How long an ending trainer lets its host read the last figures and checkpoint; a host asks twice a second."""
+"""Time that an ending trainer gives its host to read the last figures and checkpoint; a host asks twice a second."""
 
 
 def run(env: ProcessEnv) -> int:
@@ -135,7 +135,7 @@ def connect(env: ProcessEnv) -> Services:
 
 
 def check_rows(datasets: Sequence[Dataset | None]) -> str | None:
-    """Where the first conversation stands, if there is one. Raises InvalidJob, with every file's first bad row."""
+    """Place of the first conversation, if there is one. Raises InvalidJob, with every file's first bad row."""
     problems, conversations = list[Problem](), list[str]()
     for dataset in filter(None, datasets):
         try:

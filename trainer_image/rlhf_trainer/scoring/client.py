@@ -29,7 +29,7 @@ AHEAD = 2
 PAUSE_SECONDS = 1.0
 POLL_SECONDS = 0.2
 LAST_SECONDS = 5.0
-"""How long what is being scored may still take once the run is to stop: it would have to be generated again."""
+"""Time that responses being scored may still take once the run is to stop: it would have to be generated again."""
 
 Chunk = list[int]
 """Rows of a batch, ascending."""

@@ -33,7 +33,7 @@ class PartReport(Report):
 
 
 class ScoreReport(Report):
-    """Which of the N responses of a message have no score and why, by their place; and each reward by its name."""
+    """Responses of a message, of N, that have no score and why, by their place; and each reward by its name."""
 
     failures: dict[int, str]
     parts: dict[str, PartReport]
@@ -95,5 +95,5 @@ def rows_of(message: Message) -> list[Mapping[str, Any]]:
 
 
 def places(array: str, sequences: Sequences, rows: Tensor) -> Tensor:
-    """Where the values of `rows` (int64 [n]) lie in a reply's `array` over all sequences: int64 [n] or [A]."""
+    """Places of the values of `rows` (int64 [n]) in a reply's `array` over all sequences: int64 [n] or [A]."""
     return rows if array == "scores" else sequences.response_index(rows)

@@ -1,4 +1,4 @@
-"""What a manifest's models and tasks are made of: loaded, checked, put under DeepSpeed, connected."""
+"""Models and tasks of a manifest: loaded, checked, put under DeepSpeed, connected."""
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence

@@ -27,7 +27,7 @@ LOGGED = ("reward_mean", "kl_mean", "loss", "accuracy", "tokens", "seconds")
 
 
 class Task(Protocol):
-    """What an algorithm does in each part of a step. Every method is called on all ranks."""
+    """Parts of a step, as an algorithm does them. Every method is called on all ranks."""
 
     def collect(self, step: int) -> dict[str, float]:
         """Gathers what the next step trains on, unless it is at hand already; returns figures of the step."""
@@ -42,13 +42,13 @@ class Task(Protocol):
         """Figures on held-out data, where the job has any."""
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint holds of the task as JSON: a copy, since it is written while the next steps train."""
+        """State of the task that a checkpoint holds as JSON: a copy, since it is written while the next steps train."""
 
     def groups(self) -> Mapping[str, Group]:
-        """What a checkpoint holds of the task as tensors; a collective while it is iterated."""
+        """Tensors of the task that a checkpoint holds; a collective while it is iterated."""
 
     def blobs(self) -> Mapping[str, bytes]:
-        """What a checkpoint holds of the task as files, by name; those of rank 0 are stored."""
+        """Files of the task that a checkpoint holds, by name; those of rank 0 are stored."""
 
     def restore(self, snapshot: Snapshot) -> None:
         """The inverse of `state`, `groups` and `blobs`. Called again with an older snapshot where one is damaged."""

@@ -28,7 +28,7 @@ STRIKES = 2  # failures of its own after which a server that lives is left out
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What `WeightSync.send` did: `holders` serve `version` now, their weights proven equal by `digest`; `lost` says
+    """Outcome of `WeightSync.send`: `holders` serve `version` now, their weights proven equal by `digest`; `lost` says
     why each of the others does not. `bytes` went to each holder; `seconds` and `attempts` for all of it, of which the
     last one took `wire_seconds` to send and had each holder paused for `pause_seconds` at most."""
 

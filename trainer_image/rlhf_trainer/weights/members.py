@@ -63,7 +63,7 @@ class Calls:
         self._what, self._futures, self._timeout = what, futures, timeout
 
     def done(self) -> bool:
-        """Whether all have answered or failed, or one has failed."""
+        """True once all have answered or failed, or one has failed."""
         return all(f.done() for f in self._futures.values()) or any(
             f.done() and f.exception() for f in self._futures.values()
         )

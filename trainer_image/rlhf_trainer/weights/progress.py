@@ -1,4 +1,4 @@
-"""What generators say of an update while they receive it."""
+"""Reports of generators on an update while they receive it."""
 
 import time
 from collections.abc import Mapping, Sequence

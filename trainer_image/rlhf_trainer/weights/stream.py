@@ -15,7 +15,7 @@ from .group import Group
 
 @dataclass(frozen=True)
 class Sent:
-    """What went out: digest, size in bytes, how many buckets, and how long that took."""
+    """Account of what was sent: digest, size in bytes, how many buckets, and how long that took."""
 
     digest: str
     nbytes: int

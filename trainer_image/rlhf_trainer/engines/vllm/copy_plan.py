@@ -1,4 +1,4 @@
-"""What loading weights copies where: watched once, repeated for every later update without the model's code."""
+"""Plan of the copies that loading weights makes: watched once, repeated for later updates without the model's code."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ class Copies:
     def watch(
         cls, model: nn.Module, weights: Named, load: Callable[[Named], set[str] | None]
     ) -> "tuple[set[str] | None, Copies | None]":
-        """What `load(weights)` returns, and its copies; None where it did anything but to copy every weight whole, in
+        """Result of `load(weights)`, and its copies; None where it did anything but to copy every weight whole, in
         one or several parts, into parameters and buffers, and to fill what is left of those with constants.
         """
         watch = _Watch(model, weights)
@@ -88,7 +88,7 @@ class _Watch(TorchDispatchMode):
         return result
 
     def did_more(self) -> bool:
-        """Whether the model was written from anything else, or where it had been written already."""
+        """True if the model was written from anything else, or where it had been written already."""
         written = [_memory(tensor) for tensor in (*self._filled, *(copy.into for copy in self.copies))]
         return self._more or any(
             storage == other and begin < last and first < end

@@ -68,7 +68,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     @cached_property
     def tables(self) -> list[Table]:
-        """What fits this model; made at the first update, since it would delay the start."""
+        """Tables of tensors that fit this model; made at the first update, since it would delay the start."""
         made = (
             checkpoint_table(Path(self.model_config.model)),
             architecture_table(self.model_config.hf_config),

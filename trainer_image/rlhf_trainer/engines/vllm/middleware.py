@@ -1,4 +1,4 @@
-"""What every request to a vLLM server meets first."""
+"""ASGI middleware that every request to a vLLM server meets first."""
 
 from . import watchdog
 from .commit import Commit

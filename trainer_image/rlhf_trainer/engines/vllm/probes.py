@@ -1,4 +1,4 @@
-"""What a vLLM server says to a cluster's probes: ready for prompts, alive, done with the prompts it has."""
+"""Answers of a vLLM server to a host's probes: ready for prompts, alive, done with the prompts it has."""
 
 import asyncio
 import time
@@ -22,13 +22,13 @@ CHANGES = frozenset(
 ANSWER_SECONDS = 2.0
 """A worker that lives answers within this, between two steps of the engine."""
 PROOF_SECONDS = 60.0
-"""How long one token may take."""
+"""Deadline of one token."""
 HUNG_SECONDS = 120.0
 """Longer than any single step of an engine, such as a long prefill on a CPU."""
 CHANGE_SECONDS = 600.0
 """Longer than any broadcast, in which the workers answer nothing else."""
 QUIET_SECONDS = 3.0
-"""How long there must have been nothing to do: until the trainer knows that this server is to end."""
+"""Time without anything to do before a server counts as drained: until the trainer knows that this server is to end."""
 DRAIN_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 
@@ -78,7 +78,7 @@ class Probes:
             await self.app(scope, receive, send)
 
     async def _ready(self, scope: Scope) -> str:
-        """Why not; empty if it is."""
+        """Reason why it is not ready; empty if it is."""
         if _dead(scope):
             return ENGINE_DEAD
         if self._changing():
@@ -116,7 +116,7 @@ class Probes:
         return f"{self._prompts} prompts are still under way"
 
     def _changing(self, *, open_session: bool = False) -> bool:
-        """Whether weights are being changed: for a while, what was proven before stands."""
+        """True while weights are being changed: for a while, what was proven before stands."""
         recent = time.monotonic() - self._changed_at < CHANGE_SECONDS
         return recent and (open_session or self._changes > 0)
 

@@ -70,7 +70,7 @@ class Swap:
 
 
 def computes_as_loaded(model: nn.Module) -> bool:
-    """Whether nothing is derived from this model's parameters after they are loaded, such as a quantized, repacked or
+    """True if nothing is derived from this model's parameters after they are loaded, such as a quantized, repacked or
     absorbed form of them, that loading into them again would leave as it was."""
     return all(_as_loaded(module) for module in model.modules())
 

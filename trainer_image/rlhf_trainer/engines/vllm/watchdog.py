@@ -23,8 +23,8 @@ log = logging.getLogger("vllm.rlhf")
 
 POLL_SECONDS = 0.5
 LINGER_SECONDS = 5.0
-"""How long a server may outlast an engine that ended as it was told, at the server's own end on SIGTERM, or that is
-dead and has not said why yet."""
+"""Time for which a server may outlast an engine that ended as it was told, at the server's own end on SIGTERM, or that
+is dead and has not said why yet."""
 EXIT_ENGINE_DEAD = 70
 """EX_SOFTWARE; also that of a worker whose swap to new weights failed."""
 FATAL = frozenset({"run_engine_core", "worker_main", "monitor_workers"})
@@ -72,8 +72,8 @@ def _watch(engine: Engine, processes: Iterable[EngineProcess], oom_kills: OomKil
 
 
 def cause_of_death(processes: Iterable[EngineProcess], oom: str, *, late: bool) -> str:
-    """Why the server must end now, empty where it need not. `oom`: what to say of a SIGKILL; `late`: the engine is
-    dead, and has said why or its server had time enough to end with it."""
+    """Reason why the server must end now, empty where it need not. `oom`: what to say of a SIGKILL; `late`: the engine
+    is dead, and has said why or its server had time enough to end with it."""
     for process in processes:
         if process.exitcode:
             return f"vLLM's process {process.name} (pid {process.pid}) {_end(process.exitcode)}" + (

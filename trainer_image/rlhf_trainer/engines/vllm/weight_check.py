@@ -1,4 +1,4 @@
-"""Which tensors a served model can take."""
+"""Names and shapes of the tensors that a served model can take."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ _DTYPES = {
 
 
 def checkpoint_table(directory: Path) -> Table:
-    """What is in the safetensors files of `directory`, from their headers; empty where there are none."""
+    """Tensors in the safetensors files of `directory`, from their headers; empty where there are none."""
     table = {}
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
