@@ -126,10 +126,6 @@ _SPEC = (
 )
 _SAMPLING = (
     Rule(
-        "!has(self.topK) || self.topK == -1 || self.topK >= 1",
-        "spec.sampling.topK must be -1 (off) or at least 1",
-    ),
-    Rule(
         f"!has(self.minNewTokens) || self.minNewTokens <= {_or_default(Sampling, 'max_new_tokens', '')}",
         "spec.sampling.minNewTokens must not exceed maxNewTokens",
     ),

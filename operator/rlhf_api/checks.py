@@ -78,10 +78,6 @@ def _reward(spec: Spec) -> Iterator[Problem]:
 
 def _sampling(spec: Spec) -> Iterator[Problem]:
     s = spec.sampling
-    if s.top_k == 0:
-        yield Problem("spec.sampling.topK", "0 would leave no token to sample; -1 switches it off; got 0")
-    elif s.top_k < -1:
-        yield Problem("spec.sampling.topK", f"must be -1 (off) or at least 1; got {s.top_k}")
     truncated = s.top_p < 1 or s.top_k > 0 or s.min_new_tokens > 0
     compared = spec.replay.dynamic or spec.weights.every_steps > 1 or spec.rollout.max_staleness
     if truncated and graph_of(spec).generates and (compared or spec.rollout.level != "none"):

@@ -101,8 +101,8 @@ class Sampling(Frozen):
     """Log-probabilities of policy and reference are taken at it too."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; 1 switches it off."""
-    top_k: int = -1
-    """-1 switches it off."""
+    top_k: int = Field(-1, ge=-1)
+    """-1 or 0 switches it off."""
     min_new_tokens: int = Field(0, ge=0)
     """Above 0 the end token is banned until then, which the trainer's log-probabilities know nothing of."""
     max_new_tokens: Positive = 256

@@ -46,7 +46,6 @@ CASES = [
         "fp16.enabled: set spec.trainer.dtype",
     ),
     ("spec.environment.A=x", "spec.environment.RLHF_A=x", "begin with RLHF_"),
-    ("spec.sampling.topK=-1", "spec.sampling.topK=0", "spec.sampling.topK"),
     ("spec.sampling.minNewTokens=256", "spec.sampling.minNewTokens=257", "minNewTokens"),
     *(
         (

@@ -18,8 +18,7 @@ from rlhf_api.run import RunConfig
 BAD = [
     # override, where, what the message says
     ("spec.sampling.top_k=0", "spec.sampling.top_k", 'unknown field (value 0); did you mean "topK"?'),
-    ("spec.sampling.topK=0", "spec.sampling.topK", "-1 switches it off; got 0"),
-    ("spec.sampling.topK=-2", "spec.sampling.topK", "must be -1 (off) or at least 1; got -2"),
+    ("spec.sampling.topK=-2", "spec.sampling.topK", "must be greater than or equal to -1; got -2"),
     ("spec.sampling.temperature=0", "spec.sampling.temperature", "must be greater than 0; got 0"),
     ("spec.sampling.minNewTokens=999", "spec.sampling.minNewTokens", "must not exceed maxNewTokens (256)"),
     ("spec.trainer.deepspeed.bf16.enable=true", "spec.trainer.deepspeed.bf16.enable", '"enabled"'),
