@@ -470,7 +470,7 @@ def test_several_trainers_meet_at_one_rendezvous(run: Run) -> None:
             ("spec.evaluation.data=[p.jsonl]", "spec.evaluation.function=nowhere:f"),
             "no module 'nowhere' in ",
         ),
-        (("spec.sampling.topK=0",), "spec.sampling.topK: 0 would leave no token"),
+        (("spec.sampling.topK=-2",), "spec.sampling.topK: must be greater than or equal to -1; got -2"),
     ],
 )
 def test_nothing_starts_for_a_bad_job(run: Run, overrides: tuple[str, ...], words: str) -> None:

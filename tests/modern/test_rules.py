@@ -33,8 +33,8 @@ def test_a_rule_refuses_in_its_words(jobs: Jobs, good: str, bad: str, words: str
 
 def test_all_that_is_wrong_is_said_at_once(jobs: Jobs) -> None:
     with pytest.raises(Refused) as caught:
-        jobs.create(document("spec.sampling.topK=0", "spec.pods.tolerations=[{value: v}]"), DRY)
-    assert "spec.sampling.topK must be -1" in str(caught.value)
+        jobs.create(document("spec.sampling.minNewTokens=257", "spec.pods.tolerations=[{value: v}]"), DRY)
+    assert "spec.sampling.minNewTokens must not exceed" in str(caught.value)
     assert "spec.pods.tolerations[0]: Invalid value" in str(caught.value)
 
 

@@ -55,7 +55,7 @@ def gone(jobs: Jobs) -> bool:
 def judged(jobs: Jobs) -> bool:
     """The present definition is in force already."""
     try:
-        jobs.create(document("spec.sampling.topK=0"), "dryRun=All")
+        jobs.create(document("spec.sampling.minNewTokens=257"), "dryRun=All")
     except Refused:
         return True
     return False

@@ -81,7 +81,7 @@ def test_one_mistake_after_another_is_told_each_and_none_twice():
     world.overrides = (SUSPENDED, WRONG)
     first = world.step()
     assert world.step().events == ()
-    world.overrides = (SUSPENDED, "spec.sampling.topK=0")
+    world.overrides = (SUSPENDED, "spec.sampling.topK=-2")
     second = world.step()
     assert [event.reason for event in (*first.events, *second.events)] == ["ValidationFailed"] * 2
     assert "spec.sampling.topK" in world.status.message

@@ -32,9 +32,9 @@ def test_a_good_job_is_allowed():
 
 
 def test_a_bad_one_is_refused_with_field_and_fix():
-    response = webhook.review(asked("spec.sampling.topK=0"), PLAIN)["response"]
+    response = webhook.review(asked("spec.sampling.topK=-2"), PLAIN)["response"]
     assert response["allowed"] is False
-    assert "spec.sampling.topK: 0 would leave no token to sample" in response["status"]["message"]
+    assert "spec.sampling.topK: must be greater than or equal to -1; got -2" in response["status"]["message"]
 
 
 def test_what_the_limits_do_not_allow_is_refused_and_older_jobs_may_change_their_metadata():
@@ -54,7 +54,7 @@ def test_what_runs_changes_only_while_it_is_suspended():
     refused = webhook.review(change(), PLAIN)["response"]
     assert "spec.ppo: cannot change while the job runs; suspend it first" in refused["status"]["message"]
     assert webhook.review(change("spec.suspend=true"), PLAIN)["response"]["allowed"]
-    assert webhook.review(change("spec.sampling.topK=0"), PLAIN)["response"]["allowed"]
+    assert webhook.review(change("spec.sampling.topK=-2"), PLAIN)["response"]["allowed"]
 
 
 def test_deleting_is_always_allowed():
