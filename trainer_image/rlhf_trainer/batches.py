@@ -167,13 +167,13 @@ class ResponseLogprobs:
         return torch.cat([(again if selected.requires_grad else self._of)(*chunk) for chunk in chunks])
 
     def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return self.columns(token_logprobs(logits, targets, self.temperature, self.entropy))
+        return self.columns(
+            token_logprobs(logits, targets, self.temperature, self.entropy, self.differentiable)
+        )
 
     def columns(self, found: Tensor) -> Tensor:
-        """[A, 1] -> [A]; of [A, 2] the entropies keep their gradient only where they are to."""
-        if not self.entropy:
-            return found[:, 0]
-        return found if self.differentiable else torch.stack([found[:, 0], found[:, 1].detach()], dim=-1)
+        """[A, 1] -> [A]; [A, 2] with entropies as it is."""
+        return found if self.entropy else found[:, 0]
 
 
 def response_values(logits: Tensor, micro: MicroBatch) -> Tensor:

@@ -22,15 +22,25 @@ def entropy(logprobs: Tensor) -> Tensor:
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
-def token_logprobs(logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> Tensor:
-    """log p(target) of each row, p = softmax(logits / temperature), and beside it the entropy of p where wanted.
+def token_logprobs(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    with_entropy: bool,
+    differentiable_entropy: bool = True,
+) -> Tensor:
+    """log p(target) of each row, p = softmax(logits / temperature), and beside it the entropy of p where wanted, which
+    has a gradient only where `differentiable_entropy`.
 
     Shapes: `logits` float [n, V], `targets` int64 [n] -> [n, 1] or [n, 2] in nats, float64 for float64 and float32 for
     all other dtypes. The caller bounds memory, n V at its peak, by the size of its chunks.
     """
     logprobs = torch.log_softmax(_wide(logits) / temperature, dim=-1)
     chosen = logprobs.gather(-1, targets[:, None])
-    return torch.cat([chosen, entropy(logprobs)[:, None]], dim=-1) if with_entropy else chosen
+    if not with_entropy:
+        return chosen
+    of_rows = entropy(logprobs if differentiable_entropy else logprobs.detach())
+    return torch.cat([chosen, of_rows[:, None]], dim=-1)
 
 
 def linear_logprobs(
