@@ -1,6 +1,7 @@
 """`rlhf logs` and `rlhf status --watch` through a real API server; kubelet and operator are these tests."""
 
 import json
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -111,12 +112,15 @@ def test_every_line_once_through_cuts_and_replaced_pods_until_the_job_is_over(
         node.write(trainers[0], "while nobody listened")
         follow.until("trainer-0 | while nobody listened")
         assert all("sinceTime" in query for query in node.queries[asked:])
-        # A pod fails, and another one takes its place.
+        # A pod fails, and another one has taken its name by the time at which the reader looks again.
+        follow.process.send_signal(signal.SIGSTOP)
         end(jobs, node, trainers[1])
         jobs.kubectl("delete", "pod", trainers[1], "--grace-period=0", "--force")
         eventually(lambda: trainers[1] not in jobs.pods(), "the old pod is gone")
-        pod(jobs, node, "trainer", 1, "once", "again")
-        follow.until("trainer-1 | again")
+        node.cut()
+        pod(jobs, node, "trainer", 1, "once", "again", "and again")
+        follow.process.send_signal(signal.SIGCONT)
+        follow.until("trainer-1 | and again")
         for name in trainers:
             node.write(name, "last words")
             end(jobs, node, name)
@@ -126,7 +130,7 @@ def test_every_line_once_through_cuts_and_replaced_pods_until_the_job_is_over(
     assert done.err == ""
     of = {i: [line for line in done.out.splitlines() if line.startswith(f"trainer-{i}")] for i in range(2)}
     assert of[0] == [f"trainer-0 | {text}" for text in ("second", "while nobody listened", "last words")]
-    assert of[1] == [f"trainer-1 | {text}" for text in ("second", "once", "again", "last words")]
+    assert of[1] == [f"trainer-1 | {text}" for text in ("second", "once", "again", "and again", "last words")]
 
 
 def test_following_waits_for_pods_and_says_why_there_are_none(

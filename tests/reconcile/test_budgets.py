@@ -2,9 +2,11 @@
 
 import datetime
 
-from tests.reconcile.world import World, reasons, running
+import pytest
+from tests.reconcile.world import World, reasons, running, stamp
 
 from rlhf_api.roles import Role
+from rlhf_operator.cluster.snapshot import Pod
 
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "node was low on memory"}
 
@@ -109,3 +111,32 @@ def test_a_trainer_that_fails_before_its_first_checkpoint_is_started_again():
     world.settle()
     assert world.attempts() == {"2"}
     assert world.status.restarts == 1
+
+
+def test_a_trainer_that_died_before_it_was_deleted_for_its_peers_sake_counts():
+    """Its peer fails of it, and is reported first: the gang is deleted before anybody has seen the first death."""
+    world = running("spec.trainer.replicas=2")
+    died = world.now
+    world.now += datetime.timedelta(seconds=2)
+    world.end("job-trainer-0", 1, "Connection closed by peer")
+    world.step(1)
+    assert "deletionTimestamp" in world.pods["job-trainer-1"]["metadata"]
+    now, world.now = world.now, died
+    world.end("job-trainer-1", 137)
+    world.now = now
+    world.settle()
+    assert world.status.restarts == 1
+    assert ("PodFailed", "trainer-0") in [(reason, said.partition(" ")[0]) for reason, said in world.events]
+
+
+@pytest.mark.parametrize(("ended", "disrupted"), [(2, False), (3, True), (9, True)])
+def test_an_end_is_a_disruption_where_the_pod_was_told_to_end_before(ended: int, disrupted: bool):
+    world = running()
+    told, body = world.now + datetime.timedelta(seconds=3), world.pods["job-trainer-0"]
+    world.now += datetime.timedelta(seconds=ended)
+    world.end("job-trainer-0", 1)
+    body["metadata"] |= {
+        "deletionTimestamp": stamp(told + datetime.timedelta(seconds=30)),
+        "deletionGracePeriodSeconds": 30,
+    }
+    assert Pod.of(body).ended.disrupted is disrupted

@@ -119,13 +119,13 @@ def _handler(kubelet: Kubelet) -> type[http.server.BaseHTTPRequestHandler]:
                     if not new and not over and cuts == kubelet.cuts:
                         kubelet.changed.wait(_WAIT_S)
                         continue
-                for stamp, text in new:
-                    if stamp[:19] >= since:
-                        self._chunk(f"{stamp} {text}\n".encode())
                 if cuts != kubelet.cuts:
                     self.close_connection = True
                     self.connection.close()  # no last chunk: cut off
                     return
+                for stamp, text in new:
+                    if stamp[:19] >= since:
+                        self._chunk(f"{stamp} {text}\n".encode())
                 if over:
                     self._chunk(b"")
                     return

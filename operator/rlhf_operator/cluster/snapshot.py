@@ -149,7 +149,7 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
     if status.get("phase") not in _OVER and end is None:
         return None
     disrupted = (
-        "deletionTimestamp" in meta  # told to end, by whomever
+        _told_to_end(meta, end)
         or status.get("reason") in _DISRUPTED
         or str(status.get("reason")).startswith(_RACES)
         or conditions.get("DisruptionTarget", {}).get("status") == "True"
@@ -171,6 +171,15 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
         # What happened to the pod says more than that its container ended of it.
         status.get("reason") or end.get("reason") or "",
     )
+
+
+def _told_to_end(meta: Body, end: Body | None) -> bool:
+    """It was being deleted, by whomever, when it ended. One that failed and was deleted afterwards failed by itself:
+    a peer's end may be reported before its own, and the whole gang is deleted then."""
+    if "deletionTimestamp" not in meta:
+        return False
+    told = seconds(meta["deletionTimestamp"]) - meta.get("deletionGracePeriodSeconds", 0)
+    return end is None or not end.get("finishedAt") or seconds(end["finishedAt"]) >= told
 
 
 def _waiting_reason(status: Body, conditions: Mapping[str, Body]) -> str | None:

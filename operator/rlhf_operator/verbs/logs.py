@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from rlhf_api.roles import Role
 
@@ -83,7 +84,10 @@ class _Log:
         """To the pod's end."""
         while True:
             # Looked at before: what is read after a pod's end is all there is.
-            ended = await self._ended()
+            state = await self._state()
+            if state == "gone":
+                return  # another pod may have its name by now, and that one's log is not this one's
+            ended = state == "ended"
             try:
                 await self.read(follow=not ended)
             except ApiError as error:
@@ -107,14 +111,17 @@ class _Log:
             for text in self._reading.end():
                 self._emit(text)
 
-    async def _ended(self) -> bool:
+    async def _state(self) -> Literal["runs", "ended", "gone"]:
+        """`runs` also where the API server does not say."""
         try:
             pod = await self._session.get("Pod", self._session.namespace, self._name)
         except ApiError as error:
             if error.status != 404 and not passing(error):
                 raise
-            return error.status == 404
-        return pod["metadata"]["uid"] != self._uid or "terminated" in _container_state(pod)
+            return "gone" if error.status == 404 else "runs"
+        if pod["metadata"]["uid"] != self._uid:
+            return "gone"
+        return "ended" if "terminated" in _container_state(pod) else "runs"
 
 
 async def _pods(session: Session, options: argparse.Namespace, *, patient: bool = False) -> list[Body]:
