@@ -9,7 +9,7 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test units calm e2e heavy cluster cluster-parts modern-parts images cluster-down lint release clean
+.PHONY: install demo test units calm e2e runs heavy cluster cluster-parts modern-parts images cluster-down lint release clean
 
 install: $(STAMP)
 
@@ -33,13 +33,13 @@ demo: install
 # Each part runs to its end, whatever became of those before; then all are reported together.
 # What the servers of the tests are made of is built before them, since no test's time limit has room for it, and beside
 # the linters and the tests that need nothing of it. The end-to-end tests wait for pods beside others that wait, where
-# each have a cluster of their own.
+# each have a cluster of their own; whole jobs wait for their servers' starts.
 test: install
 	rm -rf $(RESULTS)
 	-$(MAKE) --keep-going --jobs=2 cluster-parts lint units modern-parts
 	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target e2e calm
-	-$(MAKE) heavy
-	@$(BIN)/python tools/results $(RESULTS) lint units e2e calm heavy
+	-$(MAKE) --jobs=2 --output-sync=target runs heavy
+	@$(BIN)/python tools/results $(RESULTS) lint units e2e calm runs heavy
 
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
@@ -70,9 +70,15 @@ e2e: cluster-parts $(BIN)/helm
 	$(PYTEST) $(E2E)
 	$(PASSED)
 
-# All others: vLLM, several ranks, chaos.
+# Whole jobs of this host, of which most is killed some time.
+RUNS := tests/chaos tests/e2e
+runs: install
+	$(PYTEST) $(RUNS)
+	$(PASSED)
+
+# All others: vLLM, models, several ranks.
 heavy: install
-	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E))
+	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E) $(RUNS))
 	$(PASSED)
 
 # A real Kubernetes with one node on this machine; then our images in it; then no trace of it.
