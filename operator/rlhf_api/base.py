@@ -30,7 +30,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 # Written so that Rust's, Go's and Python's regular expressions agree: no \w and \d, which differ on letters like é.
 _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 _SAMPLER = r"^(uniform|newest|prioritized|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
-_REWARD_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_WORD = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _HTTP_URL = r"^https?://[^/@ ]+(/[^ ]*)?$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 _JOB_NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
@@ -44,7 +44,7 @@ PATTERNS = {
     REASON: "must be a word of Kubernetes, such as OOMKilled or Evicted",
     _IMPORT_PATH: "must name a Python object as package.module:name",
     _SAMPLER: "must be uniform, newest, prioritized, or name a Python function as package.module:name",
-    _REWARD_NAME: "must be a word of letters, digits and _, with no digit first",
+    _WORD: "must be a word of letters, digits and _, with no digit first",
     _HTTP_URL: "must be a URL that begins with http:// or https:// and has no user, password or space",
     _LABEL: "must be at most 40 of a-z, 0-9 and -, with no - at either end",
     _JOB_NAME: "must be at most 40 of a-z, 0-9 and -, begin with a letter and not end with -",
@@ -60,7 +60,9 @@ ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""
 HttpUrl = Annotated[str, Field(pattern=_HTTP_URL, max_length=1024)]
 """A URL that is asked over HTTP."""
-RewardName = Annotated[str, Field(pattern=_REWARD_NAME, max_length=64)]
+Variable = Annotated[str, Field(pattern=_WORD, max_length=256)]
+"""The name of an environment variable."""
+RewardName = Annotated[str, Field(pattern=_WORD, max_length=64)]
 """The name of a reward in the metrics."""
 Sampler = Annotated[str, Field(pattern=_SAMPLER, max_length=256)]
 """A built-in sampler of the replay buffer, or one's own as `package.module:name`."""

@@ -1,12 +1,23 @@
 """The roles of a job: what the manifest says of each (`RoleSpec`), and what a host knows of it (`Role`)."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from .base import REASON, DType, Frozen, HttpUrl, ImportPath, NonNegativeFloat, Positive, RewardName
+from .base import (
+    REASON,
+    DType,
+    Frozen,
+    HttpUrl,
+    ImportPath,
+    NonNegativeFloat,
+    Positive,
+    RewardName,
+    Variable,
+)
 from .deepspeed import DeepSpeedConfig
 from .pods import PodSettings
 
@@ -99,6 +110,17 @@ class ModelServerSpec(RoleSpec):
     """Deadline of one chunk of responses, of at most `trainer.microBatchTokens`; three tries."""
 
 
+RESERVED_HEADERS = (
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "content-type",
+    "host",
+    "transfer-encoding",
+)
+"""Headers that say how a request is sent."""
+
+
 class RewardProgram(Frozen):
     """A command that reads a response on stdin, in a sandbox without network; exit code 0 scores 1, any other 0."""
 
@@ -119,6 +141,9 @@ class RewardFunction(Frozen):
     """`(prompts, responses, rows) -> list of float`."""
     url: HttpUrl | None = None
     """Address that responses are posted to, many at once; docs/rewards.md has the messages."""
+    secret_headers: dict[str, Variable] = Field({}, max_length=16)
+    """Headers of each request to `url`, such as Authorization: for each the environment variable of the reward role
+    that holds its value, which no manifest and no log does."""
     program: RewardProgram | None = None
     weight: float = 1.0
     timeout_seconds: Positive = 30
@@ -136,6 +161,19 @@ class RewardFunction(Frozen):
             raise ValueError(f"needs exactly one of function, url and program; got {seen}")
         if self.function is None and self.name is None:
             raise ValueError("needs a name, under which its scores stand in the metrics")
+        return self
+
+    @model_validator(mode="after")
+    def _sends_what_it_may(self) -> "RewardFunction":
+        if self.secret_headers and self.url is None:
+            raise ValueError("secretHeaders are of requests to url, which is not given")
+        for header, variable in self.secret_headers.items():
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,127}", header):
+                raise ValueError(f"secretHeaders: must be words of letters, digits and -; got {header!r}")
+            if header.lower() in RESERVED_HEADERS:
+                raise ValueError(f"secretHeaders: {header} is the request's own; use another name")
+            if variable.startswith("RLHF_"):
+                raise ValueError(f"secretHeaders.{header}: {variable} is the operator's own and stays here")
         return self
 
     @property

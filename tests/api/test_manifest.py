@@ -77,6 +77,18 @@ BAD = [
         "exactly one of function, url and program; got function and url",
     ),
     ("spec.reward.functions=[{name: n}]", "spec.reward.functions[0]", "exactly one of"),
+    (
+        "spec.reward.functions=[{function: 'a:b', secretHeaders: {Authorization: TOKEN}}]",
+        *("spec.reward.functions[0]", "secretHeaders are of requests to url, which is not given"),
+    ),
+    (
+        "spec.reward.functions=[{name: n, url: 'http://h', secretHeaders: {Authorization: RLHF_TOKEN}}]",
+        *("spec.reward.functions[0]", "RLHF_TOKEN is the operator's own"),
+    ),
+    (
+        "spec.reward.functions=[{name: n, url: 'http://h', secretHeaders: {Content-Type: TYPE}}]",
+        *("spec.reward.functions[0]", "Content-Type is the request's own"),
+    ),
     ("spec.reward.functions=[{url: 'http://h'}]", "spec.reward.functions[0]", "needs a name"),
     ("spec.reward.functions=[{name: n, url: 'http://u:p@h'}]", "spec.reward.functions[0].url", "no user"),
     (

@@ -15,9 +15,10 @@ import pytest
 from aiohttp import web
 
 from rlhf_api.manifest import load
+from rlhf_api.problems import InvalidJob
 from rlhf_trainer.scoring import service
 from rlhf_trainer.scoring.samples import Failure, Sample, score_all
-from rlhf_trainer.scoring.service import HttpService
+from rlhf_trainer.scoring.service import HttpService, secret_headers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rewards"
 SAMPLES = [
@@ -27,8 +28,10 @@ SAMPLES = [
 ]
 
 
-def asked(url: str, *, timeout: float = 20.0, retries: int = 0, samples=SAMPLES, concurrency: int = 1):
-    scorer = HttpService(url, concurrency=concurrency, timeout=timeout)
+def asked(
+    url: str, *, timeout: float = 20.0, retries: int = 0, samples=SAMPLES, concurrency: int = 1, **more
+):
+    scorer = HttpService(url, concurrency=concurrency, timeout=timeout, **more)
     return asyncio.run(score_all(scorer, samples, retries=retries, seconds=60.0))
 
 
@@ -183,3 +186,43 @@ def test_a_service_that_is_not_there_is_a_failure():
 def test_the_examples_manifest_is_valid():
     spec = load(EXAMPLE / "service.yaml").spec
     assert [function.metric for function in spec.reward.functions] == ["correct", "brevity"]
+
+
+TOKEN = 'Bearer s3"cret'
+
+
+def test_credentials_go_into_the_header_and_into_no_log():
+    said = []
+
+    async def handle(request, number):
+        said.append(request.headers.get("X-Judge"))
+        if number == 1:
+            return web.Response(status=401, text=f"{'x' * 190} unknown token {TOKEN}")
+        if number == 2:
+            return web.json_response({"results": [{"error": f"no credit left for {TOKEN[7:]}"}] * 3})
+        return good()
+
+    def work(url):
+        secrets = {"X-Judge": TOKEN}
+        return [asked(url, secrets=secrets) for _ in range(3)]
+
+    (refused, empty, scores), _ = serving(handle, work)
+    assert said == [TOKEN] * 3
+    assert scores == [1.0, 0.5, 0.0]
+    assert "HTTP 401" in refused[0].reason
+    assert empty[0].reason == "no credit left for ***"
+    assert "s3" not in "".join(failure.reason for failure in (*refused, *empty))
+
+
+def test_credentials_come_from_the_environment_of_the_role():
+    names = {"Authorization": "A", "X-Judge": "B"}
+    assert secret_headers("f", names, {"A": "Bearer a\n", "B": "b"}) == {
+        "Authorization": "Bearer a",
+        "X-Judge": "b",
+    }
+    with pytest.raises(InvalidJob) as caught:
+        secret_headers("f", names, {"B": "b\x00secret"})
+    missing, wrong = map(str, caught.value.problems)
+    assert missing.startswith("f.Authorization: the reward role's environment has no A;")
+    assert wrong.startswith("f.X-Judge: the value of B is no header's")
+    assert "secret" not in wrong

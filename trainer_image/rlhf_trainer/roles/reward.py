@@ -1,6 +1,7 @@
 """The reward role: scores answers for training, and judges them for evaluation."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from ..scoring.program import Program
 from ..scoring.rewards import Function, ModelScore, ModelScorer, Rewards, TokenScorer
 from ..scoring.samples import Limits, Scorer
 from ..scoring.server import application, serve
-from ..scoring.service import HttpService
+from ..scoring.service import HttpService, secret_headers
 from ..settings import listen_host
 
 T = TypeVar("T")
@@ -69,7 +70,8 @@ async def function(where: str, entry: RewardFunction) -> Function:
         await program.start()
     else:
         assert entry.url is not None, "checked with the manifest"
-        scorer = HttpService(entry.url, **limits)
+        secrets = secret_headers(f"{where}.secretHeaders", entry.secret_headers, os.environ)
+        scorer = HttpService(entry.url, secrets=secrets, **limits)
     return Function(entry.metric, entry.weight, entry.retries, scorer)
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rlhf_api.problems import InvalidJob, Problem
 
 from .samples import Result, Sample, even_calls, failed
 
@@ -41,9 +43,12 @@ class HttpService:
     Redirects are not followed and nothing is decompressed; a reply has a largest size, and a deadline as a whole.
     """
 
-    def __init__(self, url: str, *, concurrency: int, timeout: float) -> None:
+    def __init__(
+        self, url: str, *, concurrency: int, timeout: float, secrets: Mapping[str, str] | None = None
+    ) -> None:
+        """`secrets`: headers whose values nobody is told, also where the service repeats them."""
         self.concurrency = concurrency
-        self._url, self._timeout = url, timeout
+        self._url, self._timeout, self._secrets = url, timeout, dict(secrets or {})
 
     def size(self, count: int) -> int:
         """As many calls as there may be at once, of about the same size."""
@@ -63,7 +68,7 @@ class HttpService:
         """The reply's body. Raises ValueError where it cannot be one."""
         responses = [{"prompt": s.prompt, "response": s.response, "row": s.row} for s in samples]
         body = json.dumps({"responses": responses}).encode()
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self._secrets}
         # A session for each call: its loop is the role's, and one connection is little beside a batch.
         async with (
             aiohttp.ClientSession(
@@ -72,7 +77,7 @@ class HttpService:
             session.post(self._url, data=body, headers=headers, allow_redirects=False) as reply,
         ):
             if reply.status != 200:
-                text = (await _read(reply, LARGEST_REPLY)).decode(errors="replace")
+                text = self._without_secrets(await _read(reply, LARGEST_REPLY)).decode(errors="replace")
                 raise ValueError(f"HTTP {reply.status}: {text[:QUOTED]}")
             if (coding := reply.headers.get("Content-Encoding", "identity")) != "identity":
                 raise ValueError(f"the reply is compressed with {coding[:QUOTED]}, which nobody asked for")
@@ -80,7 +85,36 @@ class HttpService:
             found = await _read(reply, most + 1)
             if len(found) > most:
                 raise ValueError(f"the reply is longer than {most} bytes")
-            return found
+            return self._without_secrets(found)
+
+    def _without_secrets(self, body: bytes) -> bytes:
+        """What a service says goes into logs."""
+        for value in self._secrets.values():
+            for secret in (value, value.rpartition(" ")[2]):  # Bearer TOKEN, and TOKEN alone
+                for written in (secret, json.dumps(secret)[1:-1]):
+                    body = body.replace(written.encode(), b"***")
+        return body
+
+
+def secret_headers(
+    where: str, variables: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The headers' values, out of the environment. Raises InvalidJob, which quotes none of them."""
+    found, problems = dict[str, str](), list[Problem]()
+    for header, variable in variables.items():
+        value = environment.get(variable, "").strip()  # a file that became a Secret ends with a new line
+        if not value:
+            message = (
+                f"the reward role's environment has no {variable}; on a cluster name a Secret that has it in"
+            )
+            problems.append(Problem(f"{where}.{header}", f"{message} spec.reward.pods.secrets"))
+        elif not (value.isascii() and value.isprintable()):
+            message = f"the value of {variable} is no header's: it has other than printable ASCII characters"
+            problems.append(Problem(f"{where}.{header}", message))
+        found[header] = value
+    if problems:
+        raise InvalidJob(problems)
+    return found
 
 
 async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
