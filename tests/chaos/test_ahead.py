@@ -78,6 +78,6 @@ def test_kills_lose_nothing_and_train_on_nothing_twice_or_too_old(generating: Jo
     for key, response in kept:  # of one response perhaps several, each longer than the one before
         tokens, versions = responses[key]
         held = len(response.tokens)
-        assert (tokens[:held], versions[:held]) == (response.tokens, response.versions), (
+        assert (tokens[:held], versions[:held]) == (list(response.tokens), list(response.versions)), (
             "a partial one was lost"
         )

@@ -31,10 +31,16 @@ def test_what_comes_piece_by_piece_becomes_a_rollout():
     response.finish("stop")
     assert (work.whole, work.unfinished) == (True, [])
     (made,) = work.rollouts()
-    assert (made.tokens, made.logprobs) == ((5, 6, 7, 8), (-0.5,) * 4)
-    assert (made.versions, made.finished) == ((3, 3, 3, 4), True)
+    assert (list(made.tokens), list(made.logprobs)) == ([5, 6, 7, 8], [-0.5] * 4)
+    assert (list(made.versions), made.finished) == ([3, 3, 3, 4], True)
     response.finish("length")
     assert not work.rollouts()[0].finished
+
+
+def response(*tokens: int) -> Response:
+    made = Response()
+    made.add(tokens, [-0.5] * len(tokens), 0)
+    return made
 
 
 def test_a_response_without_what_training_needs_is_an_error():
@@ -43,7 +49,9 @@ def test_a_response_without_what_training_needs_is_an_error():
     with pytest.raises(ValueError, match="no tokens"):
         Response().finish("stop")
     with pytest.raises(ValueError, match="not finished: 'error'"):
-        Response([1], [-0.5], [0]).finish("error")
+        response(1).finish("error")
+    with pytest.raises(ValueError, match="no token has such a number"):
+        Response().add([1 << 31], [-0.5], 0)
 
 
 def test_request_seeds_are_stable_and_spread():
@@ -105,10 +113,10 @@ def test_answers_come_in_the_order_of_the_prompts(http):
         server.version = 6
     done, left, failed = ask(http, PROMPTS, [s.member for s in servers])
     assert (left, failed) == ([], set())
-    assert [(r.prompt.id, r.tokens) for r in done] == [
+    assert [(r.prompt.id, tuple(r.tokens)) for r in done] == [
         (p.id, (p.tokens[0], k)) for p in PROMPTS for k in range(2)
     ]
-    assert all(r.versions == (6, 6) for r in done)
+    assert all(list(r.versions) == [6, 6] for r in done)
     assert all(s.highest <= 2 for s in servers), "no more at once than asked for"
     body = servers[0].asked[0]
     assert (body["n"], body["temperature"], body["top_k"], body["max_tokens"]) == (2, 0.7, 9, 5)

@@ -1,6 +1,7 @@
 """Generation ahead of training: no token older than the bound, whatever happens to the generators."""
 
 import asyncio
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -187,10 +188,10 @@ def test_an_episode_that_is_not_trained_on_after_all_is_the_first_one_again(http
 
 
 def test_a_blob_holds_whole_and_begun_responses_exactly():
-    whole = Response([5, 6], [-0.25, -0.5], [3, 4], "stop")
+    whole = Response(array("i", [5, 6]), array("f", [-0.25, -0.5]), array("i", [3, 4]), "stop")
     works = [
         Work(Prompt("0/1", (1,), {}), [whole, Response()]),
-        Work(Prompt("1/0", (2,), {}), [Response([7], [-1.5], [4])]),
+        Work(Prompt("1/0", (2,), {}), [Response(array("i", [7]), array("f", [-1.5]), array("i", [4]))]),
     ]
     found = decode(encode(works))
     assert [(w.prompt.id, w.responses) for w in found] == [(w.prompt.id, w.responses) for w in works]

@@ -167,7 +167,7 @@ def test_responses_under_way_stop_before_new_weights_and_go_on_with_them(
     assert work.whole
     assert serves(http, tied, new)
     for at, rollout in list(zip(before, work.rollouts(), strict=True))[:4]:
-        assert rollout.versions == (1,) * at + (2,) * (120 - at)
+        assert list(rollout.versions) == [1] * at + [2] * (120 - at)
         off = {
             model: of_model(model, rollout, ends=[256]) - torch.tensor(rollout.logprobs)
             for model in (old, new)

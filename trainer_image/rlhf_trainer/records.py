@@ -4,7 +4,8 @@ All arrays are packed: the values of N sequences lie end to end in one dimension
 lengths. "response-aligned" arrays hold one value for each answer token and nothing for prompt tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
@@ -27,15 +28,32 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One answer to a prompt, R >= 1 tokens: the sampled `tokens`, the log-probability in nats that the sampler
-    gave each of them, and the weight version that sampled each. `finished` is false where the length limit cut
-    the answer off."""
+    """One response to a prompt, R >= 1 tokens: the sampled `tokens`, the log-probability in nats that the sampler
+    gave each of them, and the weight version that sampled each, as int32, float32 and int32 arrays. `finished` is
+    false where the length limit cut the response off."""
 
     prompt: Prompt
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
+    tokens: "array[int]"
+    logprobs: "array[float]"
+    versions: "array[int]"
     finished: bool
+
+
+def flat_ints(parts: Iterable[Iterable[int]]) -> Tensor:
+    """int32 arrays, or other int sequences, end to end: int64 [sum of their lengths]."""
+    return _flat(array("i"), parts).to(torch.int64)
+
+
+def flat_floats(parts: Iterable[Iterable[float]]) -> Tensor:
+    """float32 arrays end to end: float32 [sum of their lengths]."""
+    return _flat(array("f"), parts)
+
+
+def _flat(whole: "array[Any]", parts: Iterable[Iterable[Any]]) -> Tensor:
+    for part in parts:
+        whole.extend(part)
+    dtype = torch.float32 if whole.typecode == "f" else torch.int32
+    return torch.frombuffer(whole, dtype=dtype) if whole else torch.zeros(0, dtype=dtype)
 
 
 def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
@@ -63,9 +81,7 @@ class Sequences:
     def pack(cls, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Self:
         """From (prompt tokens, answer tokens) pairs."""
         return cls(
-            tokens=torch.tensor(
-                [t for prompt, answer in pairs for t in (*prompt, *answer)], dtype=torch.int64
-            ),
+            tokens=flat_ints(part for pair in pairs for part in pair),
             lengths=torch.tensor([len(p) + len(a) for p, a in pairs], dtype=torch.int64),
             prompt_lengths=torch.tensor([len(p) for p, _ in pairs], dtype=torch.int64),
         )

@@ -42,27 +42,38 @@ def _without_headers(url: str) -> Iterator[None]:
         raise aiohttp.ClientPayloadError(f"{url}: {error.message}") from None
 
 
-class Background:
-    """An event loop on a daemon thread, whose requests have a connection each and carry the job's token.
+class EventLoop:
+    """An event loop on a daemon thread. Other threads hand coroutines over with `run` (wait for the result) or `start`
+    (do not wait)."""
 
-    The training thread hands coroutines over with `run` (wait for the result) or `start` (do not wait). Streams, which
-    hold a connection for as long as a response is generated, have a pool of their own: calls never wait for them.
-    """
-
-    def __init__(self, token: str) -> None:
-        files = raise_file_limit()
+    def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="http", daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
-        self.session: aiohttp.ClientSession
-        self._streams: aiohttp.ClientSession
-        self.session, self._streams = self.run(_sessions(token, max(1, files // 2)))
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self.start(coroutine).result()
+
+    def close(self) -> None:
+        """Gives up all that is under way."""
+        self.run(_cancel_all())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=5)
+
+
+class Background(EventLoop):
+    """The requests of rank 0: each has a connection of its own and carries the job's token. Streams, which hold theirs
+    for as long as a response is generated, have a pool of their own: calls never wait for them."""
+
+    def __init__(self, token: str) -> None:
+        files = raise_file_limit()
+        super().__init__("http")
+        self.session: aiohttp.ClientSession
+        self._streams: aiohttp.ClientSession
+        self.session, self._streams = self.run(_sessions(token, max(1, files // 2)))
 
     async def json(self, method: str, url: str, body: Any = None, *, timeout: float) -> Any:
         """The JSON of the reply, or None where its body is empty.
@@ -118,8 +129,7 @@ class Background:
         self.run(_cancel_all())
         for session in (self.session, self._streams):
             self.run(session.close())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=5)
+        super().close()
 
     def __enter__(self) -> Self:
         return self

@@ -7,15 +7,14 @@ is asked again is sampled by later weights still. Within the window a generator 
 response. Taking episodes in order costs nothing: under this bound every prompt of the first must be trained on now.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-
-import torch
 
 from ..comms import wire
 from ..comms.roster import Stopped, Unavailable
 from ..context import TrainerContext
-from ..records import Prompt
+from ..records import Prompt, flat_floats, flat_ints
 from .fleet import Fleet
 from .requests import Requests, Responses
 from .work import Response, Work, rollouts
@@ -141,9 +140,9 @@ def encode(works: Iterable[Work]) -> bytes:
     works = list(works)
     responses = [response for work in works for response in work.responses]
     arrays = {
-        "tokens": torch.tensor([t for r in responses for t in r.tokens], dtype=torch.int64),
-        "logprobs": torch.tensor([p for r in responses for p in r.logprobs], dtype=torch.float32),
-        "versions": torch.tensor([v for r in responses for v in r.versions], dtype=torch.int64),
+        "tokens": flat_ints(r.tokens for r in responses),
+        "logprobs": flat_floats(r.logprobs for r in responses),
+        "versions": flat_ints(r.versions for r in responses),
     }
     said = [[work.prompt.id, [[len(r.tokens), r.end] for r in work.responses]] for work in works]
     return wire.encode(arrays, {"works": said})
@@ -157,7 +156,8 @@ def decode(data: bytes) -> list[Work]:
         work = Work(Prompt(prompt_id, (), {}), [])
         for length, end in responses:
             tokens, logprobs, versions = (
-                arrays[name][at : at + length].tolist() for name in ("tokens", "logprobs", "versions")
+                array(kind, arrays[name][at : at + length].tolist())
+                for name, kind in (("tokens", "i"), ("logprobs", "f"), ("versions", "i"))
             )
             work.responses.append(Response(tokens, logprobs, versions, end))
             at += length

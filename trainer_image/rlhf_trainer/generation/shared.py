@@ -1,5 +1,6 @@
 """Responses generated in the trainer itself, by Hugging Face's `generate`, spread over the ranks."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -158,12 +159,12 @@ def _rollouts(
             strict=True,
         )
         for row, tokens, logprobs in parts:
-            response = tuple(tokens.tolist())
+            response = array("i", tokens.tolist())
             found[row] = Rollout(
                 prompt=prompts[row],
                 tokens=response,
-                logprobs=tuple(logprobs.tolist()),
-                versions=(version,) * len(response),
+                logprobs=array("f", logprobs.tolist()),
+                versions=array("i", [version]) * len(response),
                 finished=response[-1] in ends,
             )
     return [found[i] for i in range(len(prompts))]

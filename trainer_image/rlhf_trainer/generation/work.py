@@ -1,5 +1,6 @@
 """A prompt with what has come of its responses: begun by one generator, continued by another where that one stops."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,21 +12,27 @@ ENDS = ("stop", "length")
 
 @dataclass
 class Response:
-    """Tokens of one response so far, with the log-probability in nats and the weight version of each."""
+    """Tokens of one response so far, with the log-probability in nats and the weight version of each: int32, float32
+    and int32 arrays, since a step may have tens of millions of them."""
 
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    versions: "array[int]" = field(default_factory=lambda: array("i"))
     end: str | None = None
     """One of ENDS once it is whole."""
 
     def add(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> None:
-        """Tokens that weight version `version` sampled. Raises ValueError where log-probabilities are missing."""
+        """Tokens that weight version `version` sampled. Raises ValueError where log-probabilities are missing, or a
+        token cannot be one."""
         if len(tokens) != len(logprobs):
             raise ValueError(f"{len(tokens)} tokens came with {len(logprobs)} log-probabilities")
-        self.tokens += tokens
-        self.logprobs += logprobs
-        self.versions += [version] * len(tokens)
+        try:
+            new, theirs = array("i", tokens), array("f", logprobs)
+        except OverflowError as error:
+            raise ValueError(f"no token has such a number: {error}") from None
+        self.tokens += new
+        self.logprobs += theirs
+        self.versions += array("i", [version]) * len(new)
 
     def finish(self, reason: str) -> None:
         """Raises ValueError for any reason but ENDS, and for a response without tokens."""
@@ -63,8 +70,7 @@ class Work:
     def rollouts(self) -> list[Rollout]:
         """Of responses that are whole."""
         return [
-            Rollout(self.prompt, tuple(r.tokens), tuple(r.logprobs), tuple(r.versions), r.end == "stop")
-            for r in self.responses
+            Rollout(self.prompt, r.tokens, r.logprobs, r.versions, r.end == "stop") for r in self.responses
         ]
 
 

@@ -23,7 +23,7 @@ from .. import faults
 from ..checkpoint.rng import seed_generators
 from ..checkpoint.saver import Saver
 from ..comms.control import Control
-from ..comms.http import Background
+from ..comms.http import Background, EventLoop
 from ..comms.ranks import Ranks
 from ..comms.roster import Roster, Stopped
 from ..context import Services, TrainerContext
@@ -128,9 +128,10 @@ def make_workdir(folder: Path) -> None:
 
 
 def connect(env: ProcessEnv) -> Services:
-    """Rank 0's control API and connections. Raises OSError where the port is taken."""
+    """Rank 0's control API, on a thread of its own since thousands of streams may keep that of the requests busy, and
+    its connections. Raises OSError where the port is taken."""
     control, http = Control(env.config.spec.steps), Background(env.token)
-    http.run(control.serve(listen_host(env.host), env.port, env.token))
+    EventLoop("control").run(control.serve(listen_host(env.host), env.port, env.token))
     return Services(control, http, Roster(control, http), env.host)
 
 

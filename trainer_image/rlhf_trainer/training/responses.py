@@ -8,7 +8,7 @@ import torch
 
 from ..comms.ranks import Message, Ranks
 from ..generation.requests import Responses
-from ..records import Columns, Rollout, Sequences
+from ..records import Columns, Rollout, Sequences, flat_floats, flat_ints
 from ..replay.table import Episode
 
 
@@ -27,7 +27,7 @@ def collected(ranks: Ranks, number: int, answers: Responses, places: Mapping[str
 
     `places` has the position of each prompt by its id.
     """
-    arrays, header = ranks.share(lambda: _message(answers, places))
+    arrays, header = ranks.share(lambda: message(answers, places))
     requeued, dropped = header["requeued"], header["dropped"]
     if not header["ids"]:
         return Collected(None, requeued, dropped)
@@ -54,7 +54,7 @@ def joined(parts: Sequence[Episode]) -> Episode:
     )
 
 
-def _message(answers: Responses, places: Mapping[str, int]) -> Message:
+def message(answers: Responses, places: Mapping[str, int]) -> Message:
     rollouts, sequences = answers.rollouts, pack(answers.rollouts)
     dropped: dict[str, list[int]] = {}
     for prompt_id, reason in answers.refused.items():
@@ -68,8 +68,8 @@ def _message(answers: Responses, places: Mapping[str, int]) -> Message:
         "tokens": sequences.tokens,
         "lengths": sequences.lengths,
         "prompt_lengths": sequences.prompt_lengths,
-        "sampled_logprobs": torch.tensor([p for r in rollouts for p in r.logprobs], dtype=torch.float32),
-        "versions": torch.tensor([v for r in rollouts for v in r.versions], dtype=torch.int64),
+        "sampled_logprobs": flat_floats(r.logprobs for r in rollouts),
+        "versions": flat_ints(r.versions for r in rollouts),
         "position": torch.tensor([places[r.prompt.id] for r in rollouts], dtype=torch.int64),
         "finished": torch.tensor([r.finished for r in rollouts], dtype=torch.bool),
     }, header
