@@ -62,6 +62,8 @@ HttpUrl = Annotated[str, Field(pattern=_HTTP_URL, max_length=1024)]
 """A URL that is asked over HTTP."""
 Variable = Annotated[str, Field(pattern=_WORD, max_length=256)]
 """The name of an environment variable."""
+Metric = Annotated[str, Field(pattern=_WORD, max_length=128)]
+"""The name of a figure of a step."""
 RewardName = Annotated[str, Field(pattern=_WORD, max_length=64)]
 """The name of a reward in the metrics."""
 Sampler = Annotated[str, Field(pattern=_SAMPLER, max_length=256)]

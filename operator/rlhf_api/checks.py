@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from pydantic.alias_generators import to_camel
 
-from . import lora, pod_checks, resources, rollout, sources
+from . import health, lora, pod_checks, resources, rollout, sources
 from .algorithms import ALGORITHMS, CUSTOM, algorithm_of, graph_of, settings_of
 from .problems import Problem, path, show
 from .roles import Role
@@ -251,6 +251,7 @@ OWNED_ENGINE_ARGUMENTS = {
 RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, _reward, _sampling, _batches, _replay),
     *(_sampled, rollout.problems, lora.problems, _weights, _evaluation, _checkpoint, _precision, _deepspeed),
+    health.problems,
     *(_owned_arguments, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )

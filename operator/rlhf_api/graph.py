@@ -153,6 +153,11 @@ class Graph:
         return tuple(n for n in self.nodes if isinstance(n, Train))
 
     @property
+    def begins(self) -> int:
+        """Steps before every model is trained."""
+        return max(n.from_step for n in self.train)
+
+    @property
     def trained(self) -> tuple[Model, ...]:
         """Models with an optimizer, in the order of their training nodes."""
         return tuple(dict.fromkeys(n.model for n in self.train))

@@ -20,6 +20,10 @@ EXIT_INVALID = 78
 """Exit code of a role that cannot run this job as it stands (EX_CONFIG); starting it again would not help."""
 EXIT_SUSPENDED = 79
 """Exit code of a trainer that stopped on request, after a checkpoint."""
+EXIT_ROLLED_BACK = 80
+"""Exit code of a trainer that a rule of `spec.health` sent back to its last good snapshot, to be started from there."""
+EXIT_UNHEALTHY = 81
+"""Exit code of a trainer whose job a rule of `spec.health` ends; starting it again would end the same."""
 
 CONTROL_STATUS = "/v1/status"
 """GET: TrainerStatus."""

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, create_mo
 
 from .algorithms import ALGORITHMS, CUSTOM
 from .base import DType, Frozen, ImportPath, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .health import Health
 from .lora import Adapters
 from .pods import PodSettings, Scheduling, Workspace
 from .replay import Replay
@@ -209,6 +210,7 @@ class Spec(Sections):
     reference: Reference = Reference()
     weights: Weights = Weights()
     checkpoint: Checkpoint = Checkpoint()
+    health: Health = Health()
     environment: dict[str, str] = {}
     """Environment variables of every role; no place for secrets."""
     suspend: bool = False

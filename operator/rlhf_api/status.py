@@ -55,6 +55,20 @@ class LedgerStatus(Report):
     """Issued in the whole run, and neither trained on nor filtered nor dropped nor being worked on: 0."""
 
 
+class HealthStatus(Report):
+    """The newest step that broke a rule of `spec.health`, which acted."""
+
+    step: Count
+    since: Count
+    """The first of the steps up to this one that broke it one after the other."""
+    reason: Word
+    """`NotFinite`, `MetricAbove`, `MetricBelow`, `MetricRose` or `MetricFell`."""
+    action: Word
+    message: Text
+    rollbacks: Count = 0
+    """Rollbacks and pauses of the whole run."""
+
+
 class TrainerStatus(Report):
     """The trainer's report, as its control API answers."""
 
@@ -81,6 +95,7 @@ class TrainerStatus(Report):
     """Prompts of the step that have no answer yet."""
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
+    health: HealthStatus | None = None
     members: tuple[MemberStatus, ...] = Field((), max_length=3000)
 
 
@@ -174,6 +189,7 @@ class JobStatus(Report):
     """GPUs of the job's pods that have a node now."""
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
+    health: HealthStatus | None = None
     roles: dict[Role, RoleStatus] = {}
     generator_replicas: int = 0
     """Generator processes that exist, for `kubectl scale` and autoscalers."""

@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_api.roles import Role
 from rlhf_api.run import replicas, roles_of
 from rlhf_api.spec import Spec
-from rlhf_api.status import Condition, JobStatus, Phase, RoleStatus, TrainerStatus
+from rlhf_api.status import Condition, HealthStatus, JobStatus, Phase, RoleStatus, TrainerStatus
 
 from .restart_policy import Finish, ProcessState
 
@@ -58,6 +58,9 @@ def job_status(
     )
     if trainer is not None:
         status = _with_progress(status, trainer, now, over=finish is not None)
+    if status.health is not None:
+        conditions = [*conditions, _healthy(status, status.health, stamp)]
+        status = status.model_copy(update={"conditions": with_times(conditions, before.conditions)})
     if phase == "Succeeded":  # the trainer may have ended before its last step was seen
         status = status.model_copy(update={"step": status.total_steps})
     return status.model_copy(update={"progress": f"{status.step}/{status.total_steps}"})
@@ -112,6 +115,7 @@ def _with_progress(
             "queue": trainer.queue,
             "last_checkpoint": trainer.last_checkpoint or status.last_checkpoint,
             "ledger": trainer.ledger or status.ledger,
+            "health": trainer.health or status.health,
             "generators": tuple(m for m in trainer.members if m.role is Role.GENERATOR)[:_MEMBERS],
         }
     )
@@ -156,6 +160,13 @@ def _roles_ready(roles: Mapping[Role, RoleStatus], finish: Finish | None, stamp:
     return condition("RolesReady", "True", "AllRolesReady", "", stamp)
 
 
+def _healthy(status: JobStatus, newest: HealthStatus, stamp: str) -> Condition:
+    """True again once a step after the one that broke a rule is done."""
+    if status.step > newest.step:
+        return condition("Healthy", "True", "RulesHold", "", stamp)
+    return condition("Healthy", "False", newest.reason, newest.message, stamp)
+
+
 def condition(kind: str, status: str, reason: str, message: str, stamp: str) -> Condition:
     """A condition whose time is now."""
     return Condition.model_validate(
@@ -167,6 +178,12 @@ def condition(kind: str, status: str, reason: str, message: str, stamp: str) -> 
             "lastTransitionTime": stamp,
         }
     )
+
+
+def new_breach(newest: HealthStatus, before: HealthStatus | None) -> bool:
+    """It is not the one that was told of already, which goes on."""
+    named = ("since", "reason", "action", "rollbacks")
+    return before is None or any(getattr(before, name) != getattr(newest, name) for name in named)
 
 
 def is_true(status: JobStatus, kind: str) -> bool:

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlhf_api.roles import Role, RoleSpec
-from rlhf_api.run import EXIT_INVALID, EXIT_SUSPENDED
+from rlhf_api.run import EXIT_INVALID, EXIT_ROLLED_BACK, EXIT_SUSPENDED, EXIT_UNHEALTHY
 from rlhf_api.spec import Spec
 from rlhf_api.status import Phase
 
 from .budget import Restarts, budget, left
 
+_FOR_GOOD = {EXIT_INVALID: "InvalidConfiguration", EXIT_UNHEALTHY: "HealthRule"}
+"""Exit codes after which starting again would not help."""
 PEERS_SECONDS = 30.0
 """Longest time by which trainer processes may outlast the first that succeeded."""
 
@@ -130,9 +132,10 @@ def _judged(spec: Spec, process: ProcessState) -> ProcessState | _Verdict:
             message = f"{process.name} {ended.reason} (spec.{process.role.value}.failureRules[{i}])"
             return _Verdict(ended.at, Finish("Failed", "FailureRule", message))
         return replace(process, ended=replace(ended, disrupted=rule.action == "Ignore"))
-    if ended.code == EXIT_INVALID:
-        message = f"{process.name} {ended.reason}"
-        return _Verdict(ended.at, Finish("Failed", "InvalidConfiguration", message))
+    if (reason := _FOR_GOOD.get(ended.code)) is not None:
+        return _Verdict(ended.at, Finish("Failed", reason, f"{process.name} {ended.reason}"))
+    if ended.code == EXIT_ROLLED_BACK:  # spec.health.maxRollbacks bounds it, not the role's budget
+        return replace(process, ended=replace(ended, disrupted=True))
     return process
 
 

@@ -145,6 +145,8 @@ class Archive:
                 continue
             # A trainer that went back to an earlier step has put away what came after it.
             newest = {step: older for step, older in newest.items() if step < entry.step}
-            newest[entry.step] = entry.model_copy(update={"time": snapshot.time})
+            newest[entry.step] = entry.model_copy(
+                update={"time": snapshot.time, "good": snapshot.manifest.good}
+            )
         epoch = max((entry.epoch for entry in newest.values()), default=0)
         return Root(epoch=epoch, cuts=tuple(newest[step] for step in sorted(newest)))

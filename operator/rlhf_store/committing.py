@@ -47,18 +47,25 @@ class Committer:
 
     @classmethod
     def take_over(
-        cls, archive: Archive, retention: Retention, reached: Callable[[str], None] = lambda _point: None
+        cls,
+        archive: Archive,
+        retention: Retention,
+        reached: Callable[[str], None] = lambda _point: None,
+        *,
+        resume: bool = True,
     ) -> "Committer":
         """From now on nobody who took over before can commit; what they left unfinished is deleted.
 
-        `reached` is told of each point between two writes.
+        `resume`: the run goes on, and the rollbacks that it has made are counted on. `reached` is told of each point
+        between two writes.
 
         Raises:
             InvalidJob: others take over all the time.
         """
         for _ in range(_TRIES):
             root, version = archive.read_root()
-            root = root.model_copy(update={"epoch": root.epoch + 1, "owner": uuid.uuid4().hex})
+            changed = {"epoch": root.epoch + 1, "owner": uuid.uuid4().hex}
+            root = root.model_copy(update=changed if resume else {**changed, "rollbacks": 0})
             try:
                 version = archive.store.swap(ROOT, encode_root(root), version)
             except Conflict:
@@ -77,6 +84,11 @@ class Committer:
         """The committed snapshots, oldest first."""
         return self._root.cuts
 
+    @property
+    def rollbacks(self) -> int:
+        """How often the run went back to a good snapshot."""
+        return self._root.rollbacks
+
     def commit(
         self,
         step: int,
@@ -84,6 +96,8 @@ class Committer:
         groups: Mapping[str, tuple[Segment, ...]],
         blobs: Mapping[str, Segment],
         reward: float | None = None,
+        *,
+        good: bool = True,
     ) -> Snapshot:
         """Makes a snapshot of segments that are in the store already, and lets go of those that need not stay.
 
@@ -94,10 +108,18 @@ class Committer:
         """
         time = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = Manifest(
-            step=step, epoch=self.epoch, time=time, state=dict(state), groups=dict(groups), blobs=dict(blobs)
+            step=step,
+            epoch=self.epoch,
+            time=time,
+            state=dict(state),
+            groups=dict(groups),
+            blobs=dict(blobs),
+            good=good,
         )
         data = encode_manifest(manifest)
-        entry = Entry(step=step, epoch=self.epoch, digest=digest_of(data), time=time, reward=reward)
+        entry = Entry(
+            step=step, epoch=self.epoch, digest=digest_of(data), time=time, reward=reward, good=good
+        )
         self._reached("manifest")
         self._store.put_new(entry.key, data)
         before = self._root
@@ -105,14 +127,32 @@ class Committer:
         kept = self._retention.keep([*earlier, entry])
         root = before.model_copy(update={"cuts": kept})
         self._reached("latest")
+        self._replace(root)
+        self._manifests[entry.key] = manifest
+        self._reached("committed")
+        self._delete({snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in kept})
+        return Snapshot(self._store, entry, manifest)
+
+    def roll_back(self) -> int:
+        """Puts away the snapshots after the newest good one, and counts that in LATEST; returns the step that the run
+        goes on from: 0, its start, where none is good.
+
+        Raises:
+            InvalidJob: another trainer has taken over.
+        """
+        before = self._root
+        step = max((snapshot.step for snapshot in before.cuts if snapshot.good), default=0)
+        kept = tuple(snapshot for snapshot in before.cuts if snapshot.step <= step)
+        self._replace(before.model_copy(update={"cuts": kept, "rollbacks": before.rollbacks + 1}))
+        self._delete({snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in kept})
+        return step
+
+    def _replace(self, root: Root) -> None:
         try:
             self._version = self._store.swap(ROOT, encode_root(root), self._version)
         except Conflict:
             raise _fenced(self._store.url) from None
-        self._root, self._manifests[entry.key] = root, manifest
-        self._reached("committed")
-        self._delete({snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in kept})
-        return Snapshot(self._store, entry, manifest)
+        self._root = root
 
     def _delete(self, gone: set[str]) -> None:
         """After LATEST has forgotten them; a crash in here leaves what the next trainer collects."""

@@ -54,6 +54,8 @@ class Manifest(Report):
     state: dict[str, JsonValue]
     groups: dict[str, tuple[Segment, ...]]
     blobs: dict[str, Segment]
+    good: bool = True
+    """No rule on the run's health was being broken at its step: a rollback may go back to it."""
 
     def segments(self) -> Iterator[Segment]:
         for segments in self.groups.values():
@@ -69,6 +71,8 @@ class Entry(Report):
     digest: Digest
     time: str
     reward: float | None = None
+    good: bool = True
+    """As in the manifest."""
 
     @property
     def key(self) -> str:
@@ -88,6 +92,8 @@ class Root(Report):
     epoch: Count = 0
     owner: str = ""
     """A random name of the trainer with this epoch: no two trainers ever write the same root."""
+    rollbacks: Count = 0
+    """How often the run went back to a good snapshot."""
     cuts: tuple[Entry, ...] = ()
 
 

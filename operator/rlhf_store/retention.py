@@ -15,8 +15,10 @@ class Retention:
     best: int = 0
 
     def keep(self, snapshots: Sequence[Entry]) -> tuple[Entry, ...]:
-        """Those of `snapshots` (by ascending step) that stay, in their order; always the newest."""
+        """Those of `snapshots` (by ascending step) that stay, in their order; always the newest, and the newest
+        good one."""
         kept = set(range(len(snapshots) - max(1, self.last), len(snapshots)))
+        kept |= set([i for i, snapshot in enumerate(snapshots) if snapshot.good][-1:])
         judged = [
             (snapshot.reward, snapshot.step, i)
             for i, snapshot in enumerate(snapshots)

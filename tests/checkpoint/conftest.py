@@ -40,12 +40,14 @@ class Trainer:
     saver: Saver
     told: list[Stored] = field(default_factory=list)
 
-    def save(self, step: int, reward: float | None = None, groups: Mapping | None = None) -> Stored:
+    def save(
+        self, step: int, reward: float | None = None, groups: Mapping | None = None, *, good: bool = True
+    ) -> Stored:
         """Returns when the snapshot is committed."""
         frozen = {"embedding": torch.arange(12.0)}
         every = {"model": tensors(step).items(), "frozen": frozen.items(), "none": {}.items()}
         blobs = {"episodes/1.parquet": b"the same for ever", f"episodes/{step}.parquet": b"new %d" % step}
-        self.saver.begin(step, {"position": step * 4}, groups or every, blobs, reward)
+        self.saver.begin(step, {"position": step * 4}, groups or every, blobs, reward, good=good)
         self.saver.finish()
         return self.told[-1]
 

@@ -24,9 +24,9 @@ def test_ls(place, rlhf):
     time = trainer.save(12, reward=0.25).time
     code, (head, three, twelve), _ = rlhf("ls", place.url)
     assert code == 0
-    assert head.split() == ["STEP", "TIME", "SIZE", "EVALUATION", "EPOCH"]
+    assert head.split() == ["STEP", "TIME", "SIZE", "EVALUATION", "EPOCH", "HEALTH"]
     assert three.split()[0] == "3"
-    assert twelve.split() == ["12", time, *three.split()[2:4], "0.25", "1"]
+    assert twelve.split() == ["12", time, *three.split()[2:4], "0.25", "1", "good"]
 
 
 def test_verify_reads_everything_and_tells_by_its_exit_code(place, rlhf):

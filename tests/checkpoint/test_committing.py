@@ -146,3 +146,35 @@ def test_retention(retention, kept):
     ]
     assert [snapshot.step for snapshot in retention.keep(snapshots)] == kept
     assert retention.keep([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("bad", "kept"), [({8}, [7, 8]), ({4, 5, 6, 7, 8}, [3, 7, 8]), (set(range(9)), [7, 8])]
+)
+def test_the_newest_good_one_is_never_rotated_away(bad, kept):
+    snapshots = [
+        Entry(step=step, epoch=1, digest=f"{step:064x}", time="", good=step not in bad)
+        for step in range(1, 9)
+    ]
+    assert [snapshot.step for snapshot in Retention(last=2).keep(snapshots)] == kept
+
+
+def test_a_rollback_puts_away_what_came_after_the_last_good_cut_and_is_counted(place):
+    trainer = place.trainer()
+    assert trainer.committer.roll_back() == 0, "none is good: to the start"
+    for step, good in ((1, True), (2, True), (3, False), (4, False)):
+        trainer.save(step, good=good)
+    assert trainer.saver.roll_back() == 2
+    again = place.trainer()
+    assert [(cut.step, cut.good) for cut in again.committer.cuts] == [(1, True), (2, True)]
+    assert again.committer.rollbacks == 2
+    assert Archive(place.url).garbage() == []
+    assert Committer.take_over(Archive(place.url), Retention(), resume=False).rollbacks == 0
+
+
+def test_where_the_root_is_lost_a_bad_cut_is_still_one(place):
+    trainer = place.trainer()
+    trainer.save(1)
+    trainer.save(2, good=False)
+    place.damage("LATEST")
+    assert [(cut.step, cut.good) for cut in Archive(place.url).entries()] == [(1, True), (2, False)]

@@ -136,6 +136,30 @@ def test_status_follows_what_is_seen() -> None:
     assert (status.phase, status.step, status.reward, len(status.message)) == ("Failed", 1, 0.5, 1024)
 
 
+def test_a_broken_rule_of_health_is_a_condition_until_a_step_keeps_it() -> None:
+    spec = job().spec
+    up = [ProcessState(role, 0, started=1.0, ready=True) for role in Role]
+    breach = {
+        "step": 7,
+        "since": 6,
+        "reason": "MetricAbove",
+        "action": "warn",
+        "message": "kl 2",
+        "rollbacks": 1,
+    }
+    status, healthy = first_status(spec, None), []
+    for step, health in ((6, None), (7, breach), (7, None), (8, None), (8, breach)):
+        trainer = TrainerStatus.model_validate(
+            {"activity": "training", "totalSteps": 9, "step": step, "health": health}
+        )
+        status = job_status(spec, up, {}, trainer, before=status, now=NOW)
+        healthy.append([(c.status, c.reason, c.message) for c in status.conditions if c.type == "Healthy"])
+    broken, holds = [("False", "MetricAbove", "kl 2")], [("True", "RulesHold", "")]
+    assert healthy == [[], broken, broken, holds, holds]
+    assert status.health is not None
+    assert status.health.rollbacks == 1
+
+
 def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/no", "runs/yes", "runs/tokenizer"):

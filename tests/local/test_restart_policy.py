@@ -44,6 +44,7 @@ def ended(role: Role, code: int, at: float = 0.0, index: int = 0, ready: bool = 
 
 UP = (up(T), up(G, 0), up(G, 1), up(R), up(F))
 FAILED = "exited with code 1: why"
+ROLLED_BACK = (Start(T, (0, 1), again=True, disrupted=True),)
 
 
 def but(*changed: ProcessState) -> tuple[ProcessState, ...]:
@@ -146,6 +147,20 @@ TABLE: list[tuple[str, Spec, Sequence[ProcessState], Mapping[Role, int], Sequenc
                 "reward-0 was evicted (started again 3 of 3 times within 3600 s)",
             ),
         ),
+    ),
+    (
+        "a rule of health fails the job",
+        SPEC,
+        but(ended(T, 81)),
+        {},
+        (Finish("Failed", "HealthRule", "trainer-0 exited with code 81: why"),),
+    ),
+    (
+        "a rollback uses up no budget",
+        GANG,
+        (ended(T, 80), ended(T, 80, index=1), *UP[1:]),
+        {T: 1},
+        ROLLED_BACK,
     ),
     ("78 too", RULES, but(ended(R, 78)), {}, (Start(R, (0,), True),)),
     (

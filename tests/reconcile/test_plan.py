@@ -3,7 +3,7 @@
 import pytest
 from tests.reconcile.world import World, names, reasons, running
 
-from rlhf_api.status import JobStatus, TrainerStatus
+from rlhf_api.status import HealthStatus, JobStatus, TrainerStatus
 from rlhf_operator.cluster.plan import SIDECAR_SECONDS, SUSPEND_SECONDS
 from rlhf_operator.cluster.pod_groups import LOST_SECONDS
 from rlhf_operator.restart_policy import Finish
@@ -174,6 +174,32 @@ def test_a_trainer_stopped_by_its_node_goes_on_elsewhere():
     world.settle()
     assert world.attempts() == {"2"}
     assert status(world).phase == "Running"
+
+
+def test_a_rollback_is_an_event_a_condition_and_another_attempt():
+    """The trainer ended with 80, a rule's code; its other data order is its own affair."""
+    world = running("spec.trainer.backoffLimit=0")
+    breach = {
+        "step": 4,
+        "since": 4,
+        "reason": "MetricAbove",
+        "action": "rollback",
+        "message": "kl 2",
+        "rollbacks": 1,
+    }
+    assert world.trainer is not None
+    world.trainer = world.trainer.model_copy(update={"health": HealthStatus.model_validate(breach)})
+    world.settle()
+    world.step()
+    assert world.events.count(("MetricAbove", "kl 2")) == 1
+    assert reasons(world)["Healthy"] == "MetricAbove"
+    world.end("job-trainer-0", 80, "kl 2")
+    world.settle()
+    assert world.attempts() == {"2"}
+    assert status(world).restarts == 0
+    world.end("job-trainer-0", 81, "spec.health.rules[0]: kl 2")
+    world.settle()
+    assert reasons(world)["Failed"] == "HealthRule"
 
 
 def test_success_keeps_the_trainer_for_its_log_and_makes_nothing_again():

@@ -55,6 +55,36 @@ def test_a_stream_goes_back_as_well():
     assert made.take(20) == first
 
 
+@given(st.integers(1, 20), st.lists(st.integers(0, 12), max_size=4), st.integers(0, 30))
+def test_a_new_order_changes_what_is_to_come_and_every_row_still_comes_once_an_epoch(count, goes, more):
+    made, plain, taken = stream(range(count), 3), stream(range(count), 3), list[tuple[int, int]]()
+    for times, n in enumerate(goes, 1):
+        taken += made.take(n)
+        made.reorder(times)
+        made.reorder(times)  # done already
+    resumed = stream(range(count), 3)
+    resumed.position, resumed.reorders = made.position, made.reorders
+    before, after = len(taken), resumed.take(more)
+    assert after == made.take(more)
+    taken += after
+    if goes:
+        assert taken[: goes[0]] == plain.take(goes[0]), "what was trained on is as it was"
+    for epoch in range(len(taken) // count):
+        assert sorted(row for e, row in taken if e == epoch) == list(range(count))
+    assert before == made.position - more
+
+
+def test_a_new_order_is_another_one():
+    orders = []
+    for times in range(3):
+        made = stream(range(50), 3)
+        made.take(10)
+        made.reorder(times)
+        orders.append(made.take(90))
+    for rows in (slice(0, 40), slice(40, 90)):
+        assert len({tuple(order[rows]) for order in orders}) == 3
+
+
 def test_the_order_of_one_file_is_that_of_every_release():
     """A checkpoint of an earlier release goes on with the rows that it has not seen."""
     assert [row for _, row in stream(range(10), 3).take(20)] == [

@@ -15,6 +15,14 @@ from . import termination
 log = logging.getLogger("rlhf")
 
 
+class RoleEnd(RuntimeError):
+    """Ends the role with a message and an exit code that tell its host what to do."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
     """Runs a role and exits with its code: EXIT_INVALID where the job itself is at fault, 1 for other errors."""
     logging.basicConfig(
@@ -29,6 +37,9 @@ def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
     except InvalidJob as error:
         end(env, str(error))
         code = EXIT_INVALID
+    except RoleEnd as error:
+        end(env, str(error))
+        code = error.code
     except Exception as error:
         end(env, f"{type(error).__name__}: {error}")
         log.exception("the role ends")

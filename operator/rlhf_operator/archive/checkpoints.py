@@ -12,14 +12,16 @@ from .open_store import archive, package
 
 def ls(options: argparse.Namespace) -> int:
     found = archive(options.store)
-    rows = [("STEP", "TIME", "SIZE", "EVALUATION", "EPOCH")]
+    rows = [("STEP", "TIME", "SIZE", "EVALUATION", "EPOCH", "HEALTH")]
     for entry in found.entries():
         try:
             size = _size(sum(segment.size for segment in found.open(entry).manifest.segments()))
         except _damaged():
             size = "damaged"
         reward = "" if entry.reward is None else f"{entry.reward:.4g}"
-        rows.append((str(entry.step), entry.time, size, reward, str(entry.epoch)))
+        rows.append(
+            (str(entry.step), entry.time, size, reward, str(entry.epoch), "good" if entry.good else "bad")
+        )
     say("\n".join(columns(rows)) if len(rows) > 1 else f"{options.store} holds no checkpoint", sys.stdout)
     return 0
 

@@ -10,7 +10,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, RolePlan
 
-from ..job_status import condition, job_status, time_text, with_times
+from ..job_status import condition, job_status, new_breach, time_text, with_times
 from ..restart_policy import Finish, ProcessState
 from .names import role_labels, selector
 from .observed import Observed
@@ -207,6 +207,8 @@ def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
         earlier = before.roles.get(process.role)
         if process.ended and earlier and status.roles[process.role].restarts > earlier.restarts:
             found.append(Event("Warning", "PodFailed", f"{process.name} {process.ended.reason}"))
+    if status.health and new_breach(status.health, before.health):
+        found.append(Event("Warning", status.health.reason, status.health.message))
     if look.resumed:
         found.append(Event("Normal", "Resumed", f"goes on from step {status.step}"))
     if status.phase == before.phase:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership
-from rlhf_api.status import CheckpointStatus, TrainerStatus
+from rlhf_api.status import CheckpointStatus, HealthStatus, TrainerStatus
 
 from ..control import ControlClient, Unreadable
+from ..job_status import new_breach
 from .processes import Supervised
 from .progress import Display
 
@@ -23,6 +24,7 @@ class Trainer:
         self._checkpoint = checkpoint
         self._told: tuple[str, Membership] | None = None
         self._unreadable = ""
+        self._health: HealthStatus | None = None
 
     @property
     def answers(self) -> bool:
@@ -43,6 +45,10 @@ class Trainer:
         if self.status and self.status.last_checkpoint not in (None, self._checkpoint):
             self._checkpoint = self.status.last_checkpoint
             self._display.event(f"checkpoint of step {self.status.last_checkpoint.step}")
+        if self.status and (health := self.status.health) is not None:
+            if new_breach(health, self._health):
+                self._display.event(f"{health.reason}, {health.action}: {health.message}")
+            self._health = health
 
     async def tell_members(self, control: ControlClient, processes: Sequence[Supervised]) -> None:
         """Tell it who serves it, unless it knows; one that was started again knows nothing."""

@@ -20,7 +20,13 @@ Event = Mapping[str, Any]
 _COLOURS = {"Running": "green", "Succeeded": "green", "Failed": "red", "Suspended": "yellow"}
 _BAR = 40
 _EVENTS = 8
-_GOOD = {"Ready": "True", "RolesReady": "True", "PodsScheduled": "True", "Complete": "True"}
+_GOOD = {
+    "Ready": "True",
+    "RolesReady": "True",
+    "PodsScheduled": "True",
+    "Healthy": "True",
+    "Complete": "True",
+}
 """Healthy states of conditions; a condition that is not named here should not be true."""
 
 

@@ -33,6 +33,7 @@ class _Saving:
     step: int
     state: Mapping[str, Any]
     reward: float | None
+    good: bool
     segments: dict[int, tuple[str, Future[Segment]]] = field(default_factory=dict)
     blobs: dict[str, Future[Segment]] = field(default_factory=dict)
 
@@ -81,14 +82,17 @@ class Saver:
         groups: Mapping[str, Group],
         blobs: Mapping[str, bytes],
         reward: float | None = None,
+        *,
+        good: bool = True,
     ) -> None:
-        """Copies all that the snapshot of a step is made of; a collective. Waits for the snapshot before it.
+        """Copies all that the snapshot of a step is made of; a collective. `good`: a rollback may go back to it, as
+        rank 0 says. Waits for the snapshot before it.
 
         Raises:
             StoreError, InvalidJob: the snapshot before could not be saved, see `finish`.
         """
         self.finish()
-        saving, began = _Saving(step, dict(state), reward), time.perf_counter()
+        saving, began = _Saving(step, dict(state), reward, good), time.perf_counter()
         # All is copied before anything is sent: training goes on as soon as can be.
         for number, group, batch in list(copied(groups, self._ranks.rank, self._ranks.world)):
             saving.segments[number] = group, self._uploads.submit(self._send_tensors, number, batch)
@@ -113,6 +117,22 @@ class Saver:
             pending, self._pending = self._pending, None
             pending.result()
 
+    def rollbacks(self) -> int:
+        """How often the run went back to a good snapshot, as rank 0 knows; a collective."""
+        committer = self._committer
+        _, told = self._ranks.share(lambda: ({}, {"rollbacks": committer.rollbacks if committer else 0}))
+        return int(told["rollbacks"])
+
+    def roll_back(self) -> int:
+        """Goes back to the last good snapshot: the step that the next start of this run goes on from. A collective.
+
+        Raises what `finish` does.
+        """
+        self.finish()
+        committer = self._committer
+        _, told = self._ranks.share(lambda: ({}, {"step": committer.roll_back() if committer else 0}))
+        return int(told["step"])
+
     @property
     def busy(self) -> bool:
         """True while a snapshot is on its way."""
@@ -132,7 +152,9 @@ class Saver:
             groups[group] = (*groups.get(group, ()), Segment.model_validate_json(json.dumps(fields)))
         blobs = {name: upload.result() for name, upload in saving.blobs.items()}
         if self._committer is not None:
-            snapshot = self._committer.commit(saving.step, saving.state, groups, blobs, saving.reward)
+            snapshot = self._committer.commit(
+                saving.step, saving.state, groups, blobs, saving.reward, good=saving.good
+            )
             size, url = sum(segment.size for segment in snapshot.manifest.segments()), self.archive.store.url
             log.info("saved the checkpoint of step %d to %s: %.1f MB", snapshot.step, url, size / 1e6)
             self._told(snapshot)

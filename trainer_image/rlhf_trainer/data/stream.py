@@ -64,12 +64,15 @@ class Mixture:
 class RowStream:
     """Samples without end, those of an epoch in an order that depends on seed and epoch alone.
 
-    Its state is the position, so a resumed run sees exactly the rows that an undisturbed one would have.
+    Its state is the position and the `reorders`, so a resumed run sees exactly the rows that an undisturbed one would
+    have.
     """
 
     mixture: Mixture
     seed: int
     position: int = 0
+    reorders: tuple[int, ...] = ()
+    """Positions, ascending, from which on the samples were shuffled anew."""
 
     def take(self, n: int) -> list[tuple[int, int]]:
         """The next n samples as (pass over the row's source, row): no two are equal. With one source, and as many
@@ -77,13 +80,27 @@ class RowStream:
         samples = self.mixture.samples
         places = [divmod(position, samples) for position in range(self.position, self.position + n)]
         self.position += n
-        slots = [(epoch, epoch_order(samples, str(self.seed), epoch)[place]) for epoch, place in places]
+        orders = {epoch: self._order(samples, epoch) for epoch, _ in places}
+        slots = [(epoch, orders[epoch][place]) for epoch, place in places]
         return [self.mixture.row(slot, epoch, self.seed) for epoch, slot in slots]
+
+    def reorder(self, times: int) -> None:
+        """Shuffles the samples from here on anew, until that was done `times` times: each still comes once an epoch."""
+        self.reorders += (self.position,) * (times - len(self.reorders))
+
+    def _order(self, samples: int, epoch: int) -> Sequence[int]:
+        starts = tuple(max(0, p - epoch * samples) for p in self.reorders if p < (epoch + 1) * samples)
+        return epoch_order(samples, str(self.seed), epoch, starts)
 
 
 @lru_cache(maxsize=64)
-def epoch_order(count: int, seed: str, epoch: int) -> Sequence[int]:
-    """The numbers 0 ... count - 1 as an epoch, or a pass, sees them: four bytes of memory each."""
+def epoch_order(count: int, seed: str, epoch: int, reorders: tuple[int, ...] = ()) -> Sequence[int]:
+    """The numbers 0 ... count - 1 as an epoch, or a pass, sees them: four bytes of memory each. Those from each place
+    of `reorders` on are shuffled anew, one after the other."""
     order = array("I", range(count))
     random.Random(f"{seed}/{epoch}").shuffle(order)
+    for number, place in enumerate(reorders):
+        rest = order[place:]
+        random.Random(f"{seed}/{epoch}/{number}").shuffle(rest)
+        order[place:] = rest
     return order

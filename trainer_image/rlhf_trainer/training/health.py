@@ -1,24 +1,127 @@
-"""Health of a step: a loss or gradient that is not finite has made weights of which nothing can be saved."""
+"""Rules on a step's metrics (`spec.health`): pure decisions over a window that is part of every snapshot."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import Any
 
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.health import Action, Health, HealthRule
+from rlhf_api.problems import Problem, suggestion
 
-FIGURES = ("loss", "grad_norm")
+FINITE = ("loss", "grad_norm")
 """Ends of the names of figures that are finite in every update; in float16 the norm of a skipped update is 0."""
+SEVERITY: tuple[Action, ...] = ("warn", "rollback", "pause", "fail")
 
 
-def check_finite(figures: Mapping[str, float], step: int) -> None:
-    """Raises InvalidJob where a loss or gradient norm of `step` is NaN or infinite: the job fails, and is not started
-    again, since a step that is resumed exactly ends the same."""
+@dataclass(frozen=True)
+class Watch:
+    """A rule's memory: steps in a row that broke it, and the metric's last values, oldest first."""
+
+    streak: int = 0
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A rule that acts, in words: `where` is its field, `reason` a word of HealthStatus."""
+
+    where: str
+    action: Action
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`watches` after a step, by `key`; `breach` is the most severe one."""
+
+    watches: Mapping[str, Watch]
+    breach: Breach | None = None
+    unknown: tuple[Problem, ...] = ()
+    """Rules of metrics that no step has had."""
+
+
+def judge(
+    health: Health, watches: Mapping[str, Watch], figures: Mapping[str, float], step: int, *, begun: bool
+) -> Verdict:
+    """The verdict on the figures of `step`; `begun`: every model is trained by now, so every metric is there.
+
+    A metric that is missing, or NaN, neither breaks a rule nor ends a streak. Values that break a rule join its running
+    mean only once it has acted.
+    """
+    after, breaches, unknown = dict[str, Watch](), list[Breach](), list[Problem]()
+    if (found := _not_finite(health, figures, step)) is not None:
+        breaches.append(found)
+    for i, rule in enumerate(health.rules):
+        where, before = f"spec.health.rules[{i}]", watches.get(key(rule), Watch())
+        after[key(rule)] = before
+        value = figures.get(rule.metric)
+        if value is None and begun and before == Watch():
+            message = f"step {step} has no metric {rule.metric!r}; {suggestion(rule.metric, list(figures))}"
+            unknown.append(Problem(f"{where}.metric", message))
+        if value is None or math.isnan(value):
+            continue
+        reason, words = _broken(rule, before.values, value)
+        streak = before.streak + 1 if reason else 0
+        acts = streak >= rule.steps
+        joins = math.isfinite(value) and (acts or not reason)
+        values = (*before.values, value)[-(rule.running or 1) :] if joins else before.values
+        after[key(rule)] = Watch(streak, values)
+        if acts:
+            row = f" for {streak} steps" if streak > 1 else ""
+            message = f"{rule.metric} {value:.4g} {words}{row} in step {step}"
+            breaches.append(Breach(where, rule.action, reason, message))
+    worst = max(breaches, key=lambda breach: SEVERITY.index(breach.action), default=None)
+    return Verdict(after, worst, tuple(unknown))
+
+
+def good(health: Health, watches: Mapping[str, Watch]) -> bool:
+    """No rule that does more than warn is being broken: a rollback may go back to this step."""
+    return not any(rule.gates and watches.get(key(rule), Watch()).streak for rule in health.rules)
+
+
+def key(rule: HealthRule) -> str:
+    """A rule's name in a snapshot, whatever its place: its metric and limits. One with others begins anew."""
+    return rule.model_dump_json(exclude={"action"}, exclude_none=True)
+
+
+def saved(watches: Mapping[str, Watch]) -> dict[str, Any]:
+    """As JSON."""
+    return {name: {"streak": w.streak, "values": list(w.values)} for name, w in watches.items()}
+
+
+def restored(state: Mapping[str, Any]) -> dict[str, Watch]:
+    """The inverse of `saved`."""
+    return {name: Watch(found["streak"], tuple(found["values"])) for name, found in state.items()}
+
+
+def _not_finite(health: Health, figures: Mapping[str, float], step: int) -> Breach | None:
     bad = {
-        name: value for name, value in figures.items() if name.endswith(FIGURES) and not math.isfinite(value)
+        name: value for name, value in figures.items() if name.endswith(FINITE) and not math.isfinite(value)
     }
-    if bad:
-        seen = ", ".join(f"{name} {value}" for name, value in sorted(bad.items()))
-        message = (
-            f"training diverged in step {step}: {seen}. Its weights were neither served nor saved; go on from the "
-            "newest checkpoint with a lower rate, a smaller spec.optimizer.gradientClip, or other data"
-        )
-        raise InvalidJob([Problem("spec.optimizer.learningRate", message)])
+    if not bad:
+        return None
+    seen = ", ".join(f"{name} {value}" for name, value in sorted(bad.items()))
+    message = (
+        f"training diverged in step {step}: {seen}; a lower spec.optimizer.learningRate, a smaller "
+        "spec.optimizer.gradientClip or other data may help"
+    )
+    return Breach("spec.health.notFinite", health.not_finite, "NotFinite", message)
+
+
+def _broken(rule: HealthRule, values: Sequence[float], value: float) -> tuple[str, str]:
+    """Reason and words of the limit that `value` breaks; empty where it keeps all."""
+    if rule.above is not None and value > rule.above:
+        return "MetricAbove", f"is above {rule.above:g}"
+    if rule.below is not None and value < rule.below:
+        return "MetricBelow", f"is below {rule.below:g}"
+    if not rule.running or len(values) < rule.running or not (deviation := pstdev(values)):
+        return "", ""
+    mean = fmean(values)
+    by, of = (value - mean) / deviation, f"the mean {mean:.4g} of {rule.running} steps"
+    if rule.deviations_above is not None and by > rule.deviations_above:
+        return "MetricRose", f"is {by:.1f} standard deviations above {of}"
+    if rule.deviations_below is not None and -by > rule.deviations_below:
+        return "MetricFell", f"is {-by:.1f} standard deviations below {of}"
+    return "", ""

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import EXIT_SUSPENDED
@@ -17,8 +17,8 @@ from ..checkpoint.saver import Saver
 from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
-from .health import check_finite
 from .metrics import Metrics
+from .monitor import Monitor
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,13 @@ class Task(Protocol):
     def restore(self, snapshot: Snapshot) -> None:
         """The inverse of `state`, `groups` and `blobs`. Called again with an older snapshot where one is damaged."""
 
+    def reorder(self, times: int) -> None:
+        """Shuffles the data that is still to come anew, until that was done `times` times in the whole run."""
+
+    @property
+    def begins(self) -> int:
+        """Steps before every model is trained."""
+
     def export(self) -> None:
         """Writes the trained model to the work directory."""
 
@@ -63,7 +70,9 @@ def train(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry
     It goes on from the newest of the `earlier` checkpoints that is whole.
     """
     spec = ctx.spec
-    step = _restore(ctx, task, saver, earlier)
+    monitor = Monitor(ctx, saver, begins=task.begins)
+    step = _restore(ctx, task, saver, monitor, earlier)
+    task.reorder(monitor.rollbacks)
     metrics = Metrics(ctx.workdir, step) if ctx.ranks.first else None
     ctx.report(step=step, activity="waiting for the other roles")
     task.publish(step)
@@ -74,18 +83,18 @@ def train(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry
         faults.point(f"step:{step}")
         saver.check()
         if ctx.stop_requested():
-            return _suspend(ctx, task, saver, step)
+            return _suspend(ctx, task, saver, monitor, step)
         began = time.perf_counter()
         try:
             figures = task.collect(step)
         except Stopped:  # on every rank, and as if the step had not begun
-            return _suspend(ctx, task, saver, step)
+            return _suspend(ctx, task, saver, monitor, step)
         if ctx.stop_requested():  # what was collected is saved with the rest and trained on after `--resume`
-            return _suspend(ctx, task, saver, step)
+            return _suspend(ctx, task, saver, monitor, step)
         ctx.report(activity="training")
         trained = time.perf_counter()
         figures |= task.train(step)
-        check_finite(figures, step + 1)  # before anybody serves or saves these weights
+        monitor.check(figures, step + 1)  # before anybody serves or saves these weights
         figures["train_seconds"] = time.perf_counter() - trained
         step += 1
         ctx.report(activity="publishing weights")
@@ -98,7 +107,7 @@ def train(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry
         if spec.evaluation and (step % spec.evaluation.every_steps == 0 or step == spec.steps):
             reward = _evaluate(ctx, task, metrics, step)
         if step % spec.checkpoint.every_steps == 0 or step == spec.steps or ctx.checkpoint_requested():
-            _save(ctx, task, saver, step, reward)
+            _save(ctx, task, saver, monitor, step, reward)
             if metrics is not None:
                 metrics.draw(ctx.job)
 
@@ -109,7 +118,9 @@ def train(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry
     return 0
 
 
-def _restore(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry]) -> int:
+def _restore(
+    ctx: TrainerContext, task: Task, saver: Saver, monitor: Monitor, earlier: Sequence[Entry]
+) -> int:
     """Back to the newest checkpoint that is whole; without any, the start."""
     ctx.report(activity="restoring")
     url = saver.archive.store.url
@@ -121,6 +132,7 @@ def _restore(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[En
         except DamagedSnapshot as error:
             log.error("DAMAGED CHECKPOINT of step %d, falling back to the one before: %s", entry.step, error)
             continue
+        monitor.restore(cast(dict[str, Any], snapshot.state.get("health", {})))
         saver.knows(snapshot.stored)
         ctx.report(last_checkpoint=CheckpointStatus(step=snapshot.step, time=snapshot.time, uri=url))
         log.info("resumed from the checkpoint of step %d in %s", snapshot.step, url)
@@ -132,19 +144,23 @@ def _restore(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[En
     return 0
 
 
-def _suspend(ctx: TrainerContext, task: Task, saver: Saver, step: int) -> int:
-    _save(ctx, task, saver, step, None)
+def _suspend(ctx: TrainerContext, task: Task, saver: Saver, monitor: Monitor, step: int) -> int:
+    _save(ctx, task, saver, monitor, step, None)
     _finish(ctx, saver)
     return EXIT_SUSPENDED
 
 
-def _save(ctx: TrainerContext, task: Task, saver: Saver, step: int, reward: float | None) -> None:
+def _save(
+    ctx: TrainerContext, task: Task, saver: Saver, monitor: Monitor, step: int, reward: float | None
+) -> None:
     """Training goes on when all is copied; the upload goes on behind it."""
     if saver.busy:
         _finish(ctx, saver)
     ctx.report(activity="saving")
     groups = {**task.groups(), "generators": save_generators(ctx.ranks).items()}
-    saver.begin(step, task.state(), groups, task.blobs() if ctx.ranks.first else {}, reward)
+    state = {**task.state(), "health": monitor.state()}
+    blobs = task.blobs() if ctx.ranks.first else {}
+    saver.begin(step, state, groups, blobs, reward, good=monitor.good)
 
 
 def _finish(ctx: TrainerContext, saver: Saver) -> None:

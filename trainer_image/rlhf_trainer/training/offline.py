@@ -75,7 +75,8 @@ class OfflineTask:
     def state(self) -> Mapping[str, Any]:
         pending = self._ctx.spec.data.prompts_per_step if self._batch is not None else 0
         algorithm = {"algorithm": deepcopy(self._op_ctx.state), **fingerprints(self._models)}
-        return {"position": self._stream.position - pending, **algorithm}
+        order = {"position": self._stream.position - pending, "reorders": list(self._stream.reorders)}
+        return {**order, **algorithm}
 
     def groups(self) -> Mapping[str, Group]:
         return {name: training_state(model) for name, model in self._models.items()}
@@ -87,10 +88,18 @@ class OfflineTask:
         """Raises InvalidJob where an adapter, or what it is added to, is another one now."""
         check_fingerprints(self._models, snapshot.state)
         self._stream.position = cast(int, snapshot.state["position"])
+        self._stream.reorders = tuple(cast(list[int], snapshot.state.get("reorders", [])))
         self._op_ctx.restore(snapshot.state)
         self._batch = None
         for name, model in self._models.items():
             load_training_state(model, partial(snapshot.tensor, name))
+
+    def reorder(self, times: int) -> None:
+        self._stream.reorder(times)
+
+    @property
+    def begins(self) -> int:
+        return self._graph.begins
 
     def export(self) -> None:
         for used in self._graph.trained:

@@ -199,6 +199,14 @@ class OnlineTask:
         for name, average in self._averages.items():
             average.load(partial(snapshot.tensor, f"{name}_average"))
 
+    def reorder(self, times: int) -> None:
+        """Responses and prompts at hand stay the next."""
+        self._source.reorder(times)
+
+    @property
+    def begins(self) -> int:
+        return self._graph.begins
+
     def export(self) -> None:
         for used in self._graph.trained:
             save_model(self._models[used.name], self._ctx.tokenizer, self._ctx.workdir / used.field)
@@ -271,13 +279,17 @@ class OnlineTask:
         )
 
     def _metrics(self, columns: Columns, timings: dict[str, float]) -> dict[str, float]:
+        rewards = self._reward.take_metrics() if self._reward else {}
+        if "responses_dropped" in rewards:
+            dropped = rewards["responses_dropped"]
+            rewards["responses_dropped_share"] = dropped / (dropped + len(columns))
         return {
             **step_metrics(columns, stale=self._stale(columns)),
             "tokens": int(columns.lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
             **timings,
-            **(self._reward.take_metrics() if self._reward else {}),
+            **rewards,
         }
 
     def _stale(self, columns: Columns) -> bool:

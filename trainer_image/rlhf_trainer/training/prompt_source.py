@@ -76,12 +76,17 @@ class PromptSource:
         self._settle(positions)
         self._tell()
 
+    def reorder(self, times: int) -> None:
+        """Shuffles the prompts that were never issued anew, until that was done `times` times in the whole run."""
+        self._stream.reorder(times)
+
     def state(self, pending: Episode | None) -> dict[str, Any]:
         """`pending` was answered and not trained on yet; `held` are the prompts that have no episode yet."""
         answered = set(pending.prompt_ids) if pending else set()
         held = {name: at for name, at in (self.places | self._again).items() if name not in answered}
         return {
             "position": self._stream.position,
+            "reorders": list(self._stream.reorders),
             "ledger": self._ledger.state(),
             "held": [[name, at] for name, at in held.items()],
         }
@@ -99,6 +104,7 @@ class PromptSource:
             )
             raise InvalidJob([Problem("spec.data.train", message)])
         self._ledger, self._stream.position = ledger, state["position"]
+        self._stream.reorders = tuple(state.get("reorders", ()))
         self._again = dict(state.get("held", ()))
         self.places = (
             dict(zip(pending.prompt_ids, pending.columns["position"].tolist(), strict=True))

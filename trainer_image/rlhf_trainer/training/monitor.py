@@ -1,0 +1,118 @@
+"""Health of a run, step by step: the rules' verdict on all ranks, and what follows from it."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rlhf_api.health import Action
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.run import EXIT_ROLLED_BACK, EXIT_UNHEALTHY
+from rlhf_api.status import HealthStatus
+
+from ..checkpoint.saver import Saver
+from ..comms.roster import Stopped
+from ..context import TrainerContext
+from ..process import RoleEnd
+from .health import Breach, Watch, good, judge, restored, saved
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+"""Interval at which a paused job asks whether it is to stop."""
+ACTIVITY = 256
+"""Characters of an activity."""
+
+
+class Monitor:
+    """Judges every step on rank 0, which alone has all metrics."""
+
+    def __init__(self, ctx: TrainerContext, saver: Saver, *, begins: int) -> None:
+        """A collective. `begins`: steps before all models are trained."""
+        self._ctx, self._saver, self._begins = ctx, saver, begins
+        self.rollbacks = saver.rollbacks()
+        """Those of the run so far, pauses among them."""
+        self._watches: Mapping[str, Watch] = {}
+        self._told: HealthStatus | None = None
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The window of a snapshot; empty for one of an earlier release."""
+        self._watches = restored(state)
+
+    def state(self) -> dict[str, Any]:
+        """The window, as JSON; rank 0's is stored."""
+        return saved(self._watches)
+
+    @property
+    def good(self) -> bool:
+        """The last step is one to go back to; on rank 0."""
+        return good(self._ctx.spec.health, self._watches)
+
+    def check(self, figures: Mapping[str, float], step: int) -> None:
+        """Judges the figures of `step`, whose weights nobody has yet; a collective.
+
+        Raises:
+            InvalidJob: a rule's metric is none of this job's.
+            RoleEnd: the job fails, or goes back to its last good snapshot; on every rank.
+            Stopped: the run was paused, and is to stop; it goes on from the last good snapshot.
+        """
+        breach = self._judged(figures, step)
+        if breach is None:
+            return
+        message, action, most = f"{breach.where}: {breach.message}", breach.action, self._most
+        if action == "rollback" and self.rollbacks >= most:
+            action = "fail"
+            message += f"; it went back {self.rollbacks} times already (spec.health.maxRollbacks {most})"
+        if action in ("rollback", "pause"):
+            to = self._saver.roll_back()
+            self.rollbacks += 1
+            message += f"; back to {f'the checkpoint of step {to}' if to else 'the start'}"
+        if action == "rollback":
+            message += f" with another data order, {self.rollbacks} of {most} times"
+        log.warning("%s: %s", action, message)
+        self._report(breach, action, step, message)
+        if action == "pause":
+            self._pause(message)
+        if action != "warn":
+            raise RoleEnd(message, EXIT_UNHEALTHY if action == "fail" else EXIT_ROLLED_BACK)
+
+    @property
+    def _most(self) -> int:
+        return self._ctx.spec.health.max_rollbacks
+
+    def _judged(self, figures: Mapping[str, float], step: int) -> Breach | None:
+        """Rank 0's verdict, on every rank."""
+
+        def decide() -> tuple[dict[str, Any], dict[str, Any]]:
+            verdict = judge(self._ctx.spec.health, self._watches, figures, step, begun=step > self._begins)
+            self._watches = verdict.watches
+            breach = None if verdict.breach is None else asdict(verdict.breach)
+            return {}, {"breach": breach, "unknown": [asdict(problem) for problem in verdict.unknown]}
+
+        _, told = self._ctx.ranks.share(decide)
+        if told["unknown"]:
+            raise InvalidJob([Problem(**fields) for fields in told["unknown"]])
+        return None if told["breach"] is None else Breach(**told["breach"])
+
+    def _report(self, breach: Breach, action: Action, step: int, message: str) -> None:
+        before = self._told
+        goes_on = (
+            before and before.step == step - 1 and (before.reason, before.action) == (breach.reason, action)
+        )
+        self._told = HealthStatus(
+            step=step,
+            since=before.since if before and goes_on else step,
+            reason=breach.reason,
+            action=action,
+            message=message,
+            rollbacks=self.rollbacks,
+        )
+        self._ctx.report(health=self._told)
+
+    def _pause(self, message: str) -> None:
+        """Until the run is to stop: people decide how it goes on."""
+        self._ctx.report(activity=f"paused: {message}"[:ACTIVITY])
+        while not self._ctx.stop_requested():
+            time.sleep(POLL_SECONDS)
+        raise Stopped(f"stopped while the job was paused: {message}")
