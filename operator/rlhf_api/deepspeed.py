@@ -12,7 +12,14 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Count = Annotated[int, BeforeValidator(_whole), WithJsonSchema({"type": "number"})]
+EXACT = 2**53 - 1
+"""Largest number that is the same after it was a float, as it is on its way through some servers."""
+Count = Annotated[
+    int,
+    BeforeValidator(_whole),
+    Field(ge=-EXACT, le=EXACT),
+    WithJsonSchema({"type": "number", "minimum": -EXACT, "maximum": EXACT}),
+]
 """Large whole numbers, which DeepSpeed's own documentation writes as `5e8`; CEL takes that for no integer."""
 
 
