@@ -101,7 +101,7 @@ def take_over(archive: Archive, config: RunConfig) -> Committer:
         )
         raise InvalidJob([Problem("spec.checkpoint.store", message)])
     kept = Retention(last=wanted.keep_last, every=wanted.keep_every, best=wanted.keep_best)
-    committer = Committer.take_over(archive, kept, reached=faults.point)
+    committer = Committer.take_over(archive, kept, reached=faults.point, resume=config.resume)
     if config.resume and not committer.cuts:
         log.warning("no checkpoint in %s: starting from step 0", store.url)
     return committer
