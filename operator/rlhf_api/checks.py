@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from pydantic.alias_generators import to_camel
 
-from . import health, lora, pod_checks, resources, rollout, sources
+from . import evaluation, health, lora, pod_checks, resources, rollout, sources
 from .algorithms import ALGORITHMS, CUSTOM, algorithm_of, graph_of, settings_of
 from .problems import Problem, path, show
 from .roles import Role
@@ -165,6 +165,8 @@ def _evaluation(spec: Spec) -> Iterator[Problem]:
     if spec.evaluation is not None and not graph_of(spec).generates:
         message = f"is of responses to held-out prompts, and {spec.algorithm} samples none; remove it"
         yield Problem("spec.evaluation", message)
+        return
+    yield from evaluation.problems(spec)
 
 
 def _checkpoint(spec: Spec) -> Iterator[Problem]:

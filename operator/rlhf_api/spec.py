@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, create_model
 
 from .algorithms import ALGORITHMS, CUSTOM
-from .base import DType, Frozen, ImportPath, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .base import DType, Frozen, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .evaluation import Evaluation
 from .health import Health
 from .lora import Adapters
 from .pods import PodSettings, Scheduling, Workspace
@@ -138,16 +139,6 @@ class Optimizer(Frozen):
     """Bound of the 2-norm of the whole gradient."""
 
 
-class Evaluation(Frozen):
-    """Answers to held-out prompts, judged by functions that training never sees."""
-
-    data: tuple[str, ...] = Field(min_length=1)
-    """Files of prompt rows."""
-    function: ImportPath
-    """`(prompts, responses, rows) -> list of float`; its mean is the figure."""
-    every_steps: Positive = 10
-
-
 class Weights(Frozen):
     """The broadcast of the policy to the generators."""
 
@@ -172,7 +163,7 @@ class Checkpoint(Frozen):
     keep_every: int = Field(0, ge=0)
     """Those of every so many steps stay too; 0 names none."""
     keep_best: int = Field(0, ge=0)
-    """So many of those with the highest evaluation at their step stay too."""
+    """So many of those with the highest evaluation at their step stay too: of several sets, the mean of their means."""
     timeout_seconds: Positive = 600
     """Patience with a store that does not answer; training goes on meanwhile until the next checkpoint."""
 

@@ -126,7 +126,7 @@ def test_fields_say_what_the_models_say() -> None:
     assert at(".spec.model.dtype")["enum"] == ["float32", "bfloat16", "float16"]
     assert at(".spec.ppo.gamma")["maximum"] == 1
     assert at(".spec.seed")["exclusiveMaximum"] is True
-    assert at(".spec.evaluation")["description"].startswith("Answers to held-out prompts")
+    assert at(".spec.evaluation")["description"].startswith("Responses to held-out prompts")
     assert at(".spec.suspend")["description"].endswith("Default: false.")
 
 

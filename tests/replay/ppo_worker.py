@@ -166,7 +166,7 @@ class Job:
             OpContext(self.spec, settings_of(self.spec)),
             fleet=Generators(run, policy, refuses="0/3") if dynamic else None,
             judge=None,
-            held_out=[],
+            held_out={},
             averages={},
             pretraining=None,
         )

@@ -68,5 +68,8 @@ def test_the_picture_shows_reward_kl_and_evaluation():
     left, right = figure.axes
     assert left.lines[0].get_ydata().tolist() == [row["reward_mean"] for row in PPO]
     assert [line.get_label() for line in right.lines] == ["KL (nats a token)", "evaluation"]
+    sets = [{"step": step, "set": name, "mean": 0.4} for step in (0, 4) for name in ("greedy", "eight")]
+    _, right = reward_figure(PPO, sets, "a run").axes
+    assert [line.get_label() for line in right.lines[1:]] == ["evaluation: greedy", "evaluation: eight"]
     (only,) = reward_figure(SFT, [], "a run").axes
     assert only.get_ylabel() == "loss"

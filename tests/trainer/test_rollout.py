@@ -107,6 +107,15 @@ def rollouts(outcome: Round) -> list[Rollout]:
     return [each for _, work in outcome.results for each in work.rollouts()]
 
 
+def test_a_prompt_may_have_a_temperature_of_its_own(http):
+    server = Generator(http, "a")
+    works = [Work.begin(PROMPTS[0], 1), Work.begin(PROMPTS[1], 1, temperature=0.0)]
+    present = {"current": lambda: {server.member.uid: server.member}}
+    limits = {"concurrent": 1, "silence": 10.0}
+    start_round(http, client(http), works, [server.member], **present, **limits).result(60)
+    assert {body["prompt"][0]: body["temperature"] for body in server.asked} == {0: 0.7, 1: 0.0}
+
+
 def test_answers_come_in_the_order_of_the_prompts(http):
     servers = [Generator(http, "a"), Generator(http, "b")]
     for server in servers:

@@ -140,8 +140,8 @@ def test_held_out_prompts_have_the_system_prompt_of_the_rest(tmp_path):
         f"spec.evaluation={{data: [{rows}], function: a:b}}",
         f"spec.pretraining={{data: [{rows}]}}",
     )
-    training, held_out, text = open_datasets(job(*overrides).spec)
-    assert held_out is not None
+    training, judged, text = open_datasets(job(*overrides).spec)
+    held_out = judged["held_out"]
     assert text is not None
     assert [made[0].texts for made in (training, held_out, text)] == [["S", "a"], ["S", "a"], ["a", "b"]]
 

@@ -80,7 +80,7 @@ class Job:
         self.lines: list[dict[str, float]] = []
         self.task: Any
         if algorithm in ONLINE:
-            online = {"judge": None, "held_out": [], "averages": {}, "pretraining": None}
+            online = {"judge": None, "held_out": {}, "averages": {}, "pretraining": None}
             self.task = OnlineTask(*parts, rows or ROWS, self.op_ctx, fleet=fleet, **online)
         else:
             self.task = OfflineTask(*parts, rows or PAIRS, self.op_ctx)

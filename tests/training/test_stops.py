@@ -21,13 +21,11 @@ class Fleet:
     def publish(self, version: int) -> None:
         self.version = version
 
-    def answer(self, prompts: list[Any]) -> Responses:
+    def answer(self, prompts: list[Any], sampling: Any) -> Responses:
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")
         model, ctx = self.job.models["policy"], self.job.ctx
-        return Responses(
-            generate_shared(model, ctx.ranks, ctx.tokenizer, prompts, ctx.spec.sampling, self.version)
-        )
+        return Responses(generate_shared(model, ctx.ranks, ctx.tokenizer, prompts, sampling, self.version))
 
     job: Job
 

@@ -92,8 +92,8 @@ def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour:
 def _named(spec: Spec) -> Iterator[tuple[str, RowKind, Dataset]]:
     rows, held_out, text = open_datasets(spec)
     yield "spec.data", graph_of(spec).rows, rows
-    if held_out:
-        yield "spec.evaluation.data", "prompts", held_out
+    for name, dataset in held_out.items():
+        yield f"spec.evaluation, {name}", "prompts", dataset
     if text:
         yield "spec.pretraining.data", "responses", text
 

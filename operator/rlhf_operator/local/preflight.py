@@ -7,6 +7,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.evaluation import evaluation_sets
 from rlhf_api.graph import RowKind
 from rlhf_api.model_files import matrices, model_sizes
 from rlhf_api.problems import InvalidJob, Problem
@@ -31,9 +32,9 @@ def _data(spec: Spec) -> Iterator[Problem]:
         text = [Source(path=path) for path in spec.pretraining.data]
         yield from _rows(spec, "spec.pretraining.data", text, "responses")
     if spec.evaluation is not None:
-        # Evaluation answers prompts, whatever the algorithm trains on.
-        held_out = [Source(path=path) for path in spec.evaluation.data]
-        yield from _rows(spec, "spec.evaluation.data", held_out, "prompts")
+        for i, held_out in enumerate(evaluation_sets(spec)):
+            where = f"spec.evaluation.sets[{i}].data" if spec.evaluation.sets else "spec.evaluation.data"
+            yield from _rows(spec, where, [Source(path=path) for path in held_out.data], "prompts")
 
 
 def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.evaluation import evaluation_sets
 from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.row_files import RowFile, Rows
@@ -85,14 +86,15 @@ def open_dataset(field: str, sources: Sequence[Source], kind: RowKind, samples: 
     return Dataset(tuple(files), tuple(source.system_prompt for source in sources), mixture)
 
 
-def open_datasets(spec: Spec) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """Training rows, those of the evaluation, and pretraining text. Raises InvalidJob where files cannot be read."""
+def open_datasets(spec: Spec) -> tuple[Dataset, dict[str, Dataset], Dataset | None]:
+    """Training rows, those of each evaluation set by its name, and pretraining text. Raises InvalidJob where files
+    cannot be read."""
     data, field = spec.data, "spec.data.samplesPerEpoch"
     rows = open_dataset(field, training_sources(spec), graph_of(spec).rows, data.samples_per_epoch)
-    held_out = text = None
-    if spec.evaluation:
-        sources = [Source(path=path, systemPrompt=data.system_prompt) for path in spec.evaluation.data]
-        held_out = open_dataset("spec.evaluation.data", sources, "prompts")
+    held_out, text = dict[str, Dataset](), None
+    for found in evaluation_sets(spec):
+        sources = [Source(path=path, systemPrompt=data.system_prompt) for path in found.data]
+        held_out[found.name] = open_dataset("spec.evaluation", sources, "prompts")
     if spec.pretraining:
         sources = [Source(path=path) for path in spec.pretraining.data]
         text = open_dataset("spec.pretraining.data", sources, "responses")

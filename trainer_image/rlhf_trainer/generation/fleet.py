@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
+from rlhf_api.spec import Sampling
 from rlhf_api.status import MemberStatus
 
 from ..comms.dispatch import Switches
@@ -80,14 +81,16 @@ class Fleet:
         """The policy has `version` now; the generators keep theirs until `publish`, or until a new one joins."""
         self._current = version
 
-    def answer(self, prompts: Sequence[Prompt]) -> Responses:
+    def answer(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> Responses:
         """The responses to all prompts, in their order; see `stream`."""
-        (responses,) = self.stream(prompts, None)
+        (responses,) = self.stream(prompts, None, sampling)
         return responses
 
-    def stream(self, prompts: Sequence[Prompt], size: int | None) -> Iterator[Responses]:
+    def stream(
+        self, prompts: Sequence[Prompt], size: int | None, sampling: Sampling | None = None
+    ) -> Iterator[Responses]:
         """The responses to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
-        at once for None.
+        at once for None. `sampling` says how many to each and at which temperature; the job's unless given.
 
         On rank 0; on the others as many empty batches. Prompts of a generator that fails go to the others; when none
         is left they wait for a replacement. Requests under way are cancelled when this is left before its end.
@@ -98,7 +101,7 @@ class Fleet:
         """
         if self._ctx.ranks.agree(self._someone_is_new):
             self.publish(self._current)
-        batches = iter(()) if self._client is None else self._batches(prompts, size)
+        batches = iter(()) if self._client is None else self._batches(self.fresh(prompts, sampling), size)
         while True:
             found: Responses | None = None
 
@@ -122,22 +125,23 @@ class Fleet:
                 case _:
                     yield found or Responses()
 
-    def fresh(self, prompts: Sequence[Prompt]) -> list[Work]:
+    def fresh(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> list[Work]:
         """Prompts without any response yet."""
-        return [Work.begin(prompt, self._ctx.spec.sampling.answers_per_prompt) for prompt in prompts]
+        found = sampling or self._ctx.spec.sampling
+        return [Work.begin(prompt, found.answers_per_prompt, found.temperature) for prompt in prompts]
 
-    def _batches(self, prompts: Sequence[Prompt], size: int | None) -> Iterator[Responses | None]:
+    def _batches(self, works: Sequence[Work], size: int | None) -> Iterator[Responses | None]:
         """On rank 0. None: nobody is left to ask; weights must go out before the next batch is asked for."""
-        places = {prompt.id: place for place, prompt in enumerate(prompts)}
-        batches = 1 if size is None else max(1, len(prompts) // size)
+        places = {work.prompt.id: place for place, work in enumerate(works)}
+        batches = 1 if size is None else max(1, len(works) // size)
         requests = Requests(self._start, self._left_out, self._ctx.stop)
-        requests.waiting = self.fresh(prompts)
+        requests.waiting = list(works)
         answered, taken = requests.answered, 0
         requests.begin()
         try:
             while True:
                 last = size is None or taken >= size * (batches - 1)
-                goal = len(prompts) + 1 if size is None or last else taken + size
+                goal = len(works) + 1 if size is None or last else taken + size
                 if requests.until(lambda goal=goal: len(answered) >= goal):  # type: ignore[misc]
                     yield Responses(rollouts(_in_order(list(answered.values())[taken:goal], places)))
                     taken = goal
@@ -149,7 +153,7 @@ class Fleet:
         finally:
             requests.cancel()
         refused = requests.refused
-        if refused and len(refused) == len(prompts):
+        if refused and len(refused) == len(works):
             raise Unavailable(f"the generators refuse every prompt: {next(iter(refused.values()))}")
         rest = _in_order(list(answered.values())[taken:], places)
         yield Responses(rollouts(rest), requests.requeued, refused)

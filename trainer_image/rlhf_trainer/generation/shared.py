@@ -36,7 +36,8 @@ def generate_shared(
     sampling: Sampling,
     version: int,
 ) -> list[Rollout]:
-    """`sampling.answers_per_prompt` responses to each prompt, in the order of the prompts, on every rank.
+    """`sampling.answers_per_prompt` responses to each prompt, in the order of the prompts, on every rank; at
+    temperature 0 of the likeliest tokens.
 
     A collective. Draws from torch's global random generator of each rank.
     """
@@ -83,7 +84,7 @@ def _generate(
     ids = torch.tensor([[pad] * (width - len(p.tokens)) + list(p.tokens) for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p.tokens)) + [1] * len(p.tokens) for p in prompts], device=device)
     config = GenerationConfig(
-        do_sample=True,
+        do_sample=sampling.temperature > 0,
         temperature=1.0,
         top_p=1.0,
         top_k=0,
@@ -105,7 +106,7 @@ def _generate(
 def _warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
     """Logits processors that `generate` makes of temperature, top-k and top-p, in its order; its own would come after
     the recorder."""
-    if sampling.temperature != 1:
+    if sampling.temperature not in (0, 1):
         yield TemperatureLogitsWarper(sampling.temperature)
     if sampling.top_k > 0:
         yield TopKLogitsWarper(sampling.top_k)

@@ -124,6 +124,8 @@ class VllmClient:
     ) -> None:
         """One request, whose choice k is the response `indices[k]`; they have the same tokens so far."""
         url, prompt_id = f"{member.address}/v1/completions", work.prompt.id
+        if work.temperature is not None:
+            body = {**body, "temperature": work.temperature}
         prompt = [*work.prompt.tokens, *work.responses[indices[0]].tokens]
         version, aborted, ended = _Version(url), False, False
         try:

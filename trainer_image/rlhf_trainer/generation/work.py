@@ -49,10 +49,12 @@ class Work:
 
     prompt: Prompt
     responses: list[Response]
+    temperature: float | None = None
+    """Of sampling, 0 for the likeliest token each time; that of the job unless given."""
 
     @classmethod
-    def begin(cls, prompt: Prompt, responses: int) -> "Work":
-        return cls(prompt, [Response() for _ in range(responses)])
+    def begin(cls, prompt: Prompt, responses: int, temperature: float | None = None) -> "Work":
+        return cls(prompt, [Response() for _ in range(responses)], temperature)
 
     @property
     def begun(self) -> bool:

@@ -62,8 +62,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     spec, stop = config.spec, services.control.stop_requested if services else threading.Event()
     # A node's ranks get it when their node is to end; at the next safe point all ranks stop.
     on_sigterm(stop.set)
-    rows, held_out, text = datasets = open_datasets(spec)
-    conversation = check_rows(datasets) if ranks.first else None
+    rows, held_out, text = open_datasets(spec)
+    conversation = check_rows([rows, *held_out.values(), text]) if ranks.first else None
     if ranks.first:
         make_workdir(Path(config.workdir))
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
@@ -73,7 +73,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     if conversation is not None:
         check_template(tokenizer, conversation)
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
-    task = make_task(ctx, config, rows, held_out or (), text or ())
+    task = make_task(ctx, config, rows, held_out, text or ())
     told = partial(committed, ctx, config.store)
     with Saver(ranks, archive, committer, committed=told, reached=faults.point) as saver:
         code = train(ctx, task, saver, shared(ranks, committer.cuts if committer else ()))

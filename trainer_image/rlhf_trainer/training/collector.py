@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rlhf_api.graph import Graph, Node
+from rlhf_api.spec import Sampling
 
 from ..context import TrainerContext
 from ..generation.ahead import RolloutsAhead
@@ -62,11 +63,12 @@ class EpisodeCollector:
         """The generators hold earlier weights: then the old log-probabilities are theirs."""
         return self._fleet is not None and self._fleet.version != self.version
 
-    def respond(self, batch: list[Prompt]) -> Responses:
-        """The responses to a batch of prompts: on every rank where the trainer generates, else on rank 0."""
+    def respond(self, batch: list[Prompt], sampling: Sampling | None = None) -> Responses:
+        """The responses to a batch of prompts, sampled as the job says unless told otherwise: on every rank where the
+        trainer generates, else on rank 0."""
+        sampling, tokenizer = sampling or self._ctx.spec.sampling, self._ctx.tokenizer
         if self._fleet is not None:
-            return self._fleet.answer(batch)
-        sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
+            return self._fleet.answer(batch, sampling)
         return Responses(
             generate_shared(self._policy, self._ctx.ranks, tokenizer, batch, sampling, self.version)
         )

@@ -38,8 +38,8 @@ class Task(Protocol):
     def publish(self, version: int) -> None:
         """Makes the weights known to whoever works with them outside this process."""
 
-    def evaluate(self, step: int) -> dict[str, Any] | None:
-        """Figures on held-out data, where the job has any."""
+    def evaluate(self, step: int) -> list[dict[str, Any]]:
+        """Figures on each set of held-out data, on rank 0."""
 
     def state(self) -> Mapping[str, Any]:
         """State of the task that a checkpoint holds as JSON: a copy, since it is written while the next steps train."""
@@ -169,16 +169,18 @@ def _finish(ctx: TrainerContext, saver: Saver) -> None:
 
 
 def _evaluate(ctx: TrainerContext, task: Task, metrics: Metrics | None, step: int) -> float | None:
-    """The mean, on rank 0."""
+    """The mean over the sets, on rank 0."""
     if ctx.spec.evaluation is None:
         return None
     ctx.report(activity="evaluating")
     found = task.evaluate(step)
-    if metrics is None or found is None:
+    if metrics is None or not found:
         return None
-    metrics.evaluation({"step": step, **found})
-    log.info("evaluation after step %d: %.4f over %d answers", step, found["mean"], found["count"])
-    return float(found["mean"])
+    for figures in found:
+        metrics.evaluation({"step": step, **figures})
+        told = figures["set"], figures["mean"], figures["count"]
+        log.info("evaluation after step %d: %s %.4f over %d answers", step, *told)
+    return float(sum(figures["mean"] for figures in found)) / len(found)
 
 
 def _idle(ctx: TrainerContext, figures: dict[str, float]) -> dict[str, float]:

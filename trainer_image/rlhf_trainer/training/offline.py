@@ -69,8 +69,8 @@ class OfflineTask:
     def publish(self, version: int) -> None:
         """Nobody outside this process works with these weights."""
 
-    def evaluate(self, step: int) -> dict[str, Any] | None:  # noqa: ARG002
-        return None
+    def evaluate(self, step: int) -> list[dict[str, Any]]:  # noqa: ARG002
+        return []
 
     def state(self) -> Mapping[str, Any]:
         pending = self._ctx.spec.data.prompts_per_step if self._batch is not None else 0

@@ -2,13 +2,12 @@
 replay -> weights to the generators."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from rlhf_api.graph import Graph
 from rlhf_api.replay import EPISODES
@@ -19,7 +18,6 @@ from ..checkpoint.reading import Snapshot
 from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
-from ..data.prompts import prompts
 from ..generation.ahead import BLOB
 from ..generation.fleet import Fleet
 from ..graph.executor import Executor, RemoteCall
@@ -30,7 +28,7 @@ from ..models.state import load_training_state, training_state
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext, output_fn
 from ..ops.compute import kl_coefficient
-from ..records import Columns, Sequences
+from ..records import Columns
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from ..replay.samplers import Sampling
 from ..replay.table import Episode
@@ -38,16 +36,11 @@ from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import texts
 from .adapters import check_fingerprints, fingerprints
 from .collector import EpisodeCollector
+from .evaluation import Judge, evaluate
 from .prompt_source import PromptSource
-from .responses import joined, pack
+from .responses import joined
 from .step_metrics import AGREEMENT, step_metrics
 from .updates import PretrainingText, Updates
-
-SAMPLES = 4
-"""Responses that each evaluation keeps as text, for people to read."""
-
-Judge = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
-"""(sequences, their dataset rows) -> what the evaluation function says of each: float32 [N]."""
 
 
 class OnlineTask:
@@ -68,7 +61,7 @@ class OnlineTask:
         *,
         fleet: Fleet | None,
         judge: Judge | None,
-        held_out: Sequence[Row],
+        held_out: Mapping[str, Sequence[Row]],
         averages: Mapping[str, MovingAverage],
         pretraining: PretrainingText | None,
         reward: RewardClient | None = None,
@@ -143,29 +136,10 @@ class OnlineTask:
         else:
             self._send(self._fleet)
 
-    def evaluate(self, step: int) -> dict[str, Any] | None:  # noqa: ARG002
-        """The judge's mean over responses to the held-out prompts, with a few of them as text."""
+    def evaluate(self, step: int) -> list[dict[str, Any]]:  # noqa: ARG002
         if self._fleet is not None and self._collector.stale:
             self._send(self._fleet)
-        places = [(-1, row) for row in range(len(self._held_out))]
-        length = self._spec.data.max_prompt_length
-        rollouts = self._collector.respond(
-            prompts(self._held_out, places, self._ctx.tokenizer, length)
-        ).rollouts
-        if self._judge is None:
-            return None
-        scores = self._judge(pack(rollouts), [dict(r.prompt.row) for r in rollouts])
-        judged = scores[~scores.isnan()]
-        decode = partial(self._ctx.tokenizer.decode, skip_special_tokens=True)
-        samples = [
-            {
-                "prompt": r.prompt.row["prompt"],
-                "answer": decode(list(r.tokens)),
-                "score": None if score != score else score,
-            }
-            for r, score in zip(rollouts[:SAMPLES], scores.tolist(), strict=False)
-        ]
-        return {"mean": float(judged.mean()), "count": len(judged), "samples": samples}
+        return evaluate(self._ctx, self._held_out, self._collector.respond, self._judge)
 
     def state(self) -> Mapping[str, Any]:
         text = {"pretraining": self._pretraining.position} if self._pretraining else {}

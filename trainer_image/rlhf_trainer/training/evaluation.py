@@ -1,0 +1,75 @@
+"""Evaluation of a policy: responses to held-out prompts -> their scores by a function that training never sees."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_api.evaluation import evaluation_sets
+from rlhf_api.rows import Row
+from rlhf_api.spec import Sampling
+
+from ..context import TrainerContext
+from ..data.prompts import prompts
+from ..generation.requests import Responses
+from ..maths.best_of import best_of
+from ..records import Prompt, Rollout, Sequences
+from .responses import pack
+
+SAMPLES = 4
+"""Responses that each evaluation keeps as text, for people to read."""
+
+Judge = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
+"""(sequences, their dataset rows) -> what the evaluation function says of each: float32 [N], NaN where it cannot."""
+Respond = Callable[[list[Prompt], Sampling], Responses]
+"""Responses to all prompts, in their order; a collective."""
+
+
+def evaluate(
+    ctx: TrainerContext, held_out: Mapping[str, Sequence[Row]], respond: Respond, judge: Judge | None
+) -> list[dict[str, Any]]:
+    """Figures of each set, on the rank that has the judge. A collective."""
+    found = []
+    for number, section in enumerate(evaluation_sets(ctx.spec)):
+        rows = held_out[section.name]
+        # Epochs below 0: these ids, and with them the seeds of requests, are no training prompt's.
+        places = [(-1 - number, row) for row in range(len(rows))]
+        batch = prompts(rows, places, ctx.tokenizer, ctx.spec.data.max_prompt_length)
+        # Not validated again: 0 is no temperature to train at.
+        update = {"answers_per_prompt": section.samples, "temperature": section.temperature}
+        rollouts = respond(batch, ctx.spec.sampling.model_copy(update=update)).rollouts
+        if judge is None:
+            continue
+        scores = judge(pack(rollouts), [dict(r.prompt.row) for r in rollouts])
+        places_of = {prompt.id: place for place, prompt in enumerate(batch)}
+        groups = torch.tensor([places_of[r.prompt.id] for r in rollouts])
+        # The first response to each of the first prompts.
+        shown = [int((groups == place).int().argmax()) for place in groups.unique()[:SAMPLES]]
+        samples = [_sample(ctx, rollouts[i], float(scores[i])) for i in shown]
+        found.append({"set": section.name, **figures(scores, groups), "samples": samples})
+    return found
+
+
+def figures(scores: Tensor, groups: Tensor) -> dict[str, float]:
+    """Of the responses that have a score: their `mean` and `count`, and where a prompt has n > 1 `best_of_<k>` for
+    n and the powers of 2 below. `scores` float32 [N], `groups` int64 [N]."""
+    judged = ~scores.isnan()
+    scores, groups = scores[judged], groups[judged]
+    if not len(scores):
+        return {"mean": float("nan"), "count": 0}
+    most = int(groups.unique(return_counts=True)[1].max())
+    sizes = sorted({2**i for i in range(1, most.bit_length())} | {most} - {1})
+    return {
+        "mean": float(scores.double().mean()),
+        "count": len(scores),
+        **{f"best_of_{k}": best_of(scores, groups, k) for k in sizes},
+    }
+
+
+def _sample(ctx: TrainerContext, rollout: Rollout, score: float) -> dict[str, Any]:
+    return {
+        "prompt": rollout.prompt.row["prompt"],
+        "answer": ctx.tokenizer.decode(list(rollout.tokens), skip_special_tokens=True),
+        "score": None if score != score else score,
+    }
