@@ -1,0 +1,73 @@
+"""Verifiable tasks: their rows, and the reward of a response. Both are reasoning-gym's (`pip install reasoning-gym`).
+
+    python -m examples.chat.tasks
+
+makes `train.jsonl` and `heldout.jsonl` again, which have no question in common.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+TASK = "basic_arithmetic"
+SETTINGS: dict[str, Any] = {
+    "min_terms": 2,
+    "max_terms": 2,
+    "min_digits": 1,
+    "max_digits": 1,
+    "operators": ["+", "-"],
+    "allow_parentheses": False,
+    "allow_negation": False,
+}
+HELD_OUT = 64
+
+
+@cache
+def _score(task: str) -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.get_score_answer_fn(task)
+
+
+def result(response: str) -> str:
+    """All after the last equals sign."""
+    return response.rpartition("=")[2].strip()
+
+
+def score(
+    prompts: Sequence[str],  # noqa: ARG001
+    responses: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+) -> list[float]:
+    """reasoning-gym's own, of the result: 1 for the answer, and for one among words its share of the characters."""
+    return [_score(row["task"])(result(said), row) for said, row in zip(responses, rows, strict=True)]
+
+
+def correct(
+    prompts: Sequence[str],  # noqa: ARG001
+    responses: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+) -> list[float]:
+    """1 where the result is the answer and nothing else, or else 0."""
+    return [float(result(said) == row["answer"]) for said, row in zip(responses, rows, strict=True)]
+
+
+def rows() -> list[dict[str, Any]]:
+    """All questions of the task, each once, as conversations."""
+    import reasoning_gym
+
+    dataset = reasoning_gym.create_dataset(TASK, size=4000, seed=1, **SETTINGS)
+    found = {entry["question"]: entry for entry in dataset}
+    return [
+        {"prompt": [{"role": "user", "content": question}], "task": TASK, "answer": entry["answer"]}
+        for question, entry in found.items()
+    ]
+
+
+if __name__ == "__main__":
+    made, here = rows(), Path(__file__).parent
+    for name, part in (("heldout", made[:HELD_OUT]), ("train", made[HELD_OUT:])):
+        text = "".join(json.dumps(row) + "\n" for row in part)
+        (here / f"{name}.jsonl").write_text(text, encoding="utf-8")
