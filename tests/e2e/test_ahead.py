@@ -1,16 +1,20 @@
 """Generation ahead of training with two real generators, of which one is killed in the middle of a broadcast."""
 
-from tests.support.rlhf import SENTIMENT, succeed
+from tests.support.rlhf import SENTIMENT, lines, succeed
 
 STALENESS = 2
+SETS = "[{name: greedy, data: [HELD], temperature: 0}, {name: four, data: [HELD], samples: 4}]"
 
 
 def test_no_token_is_older_than_the_bound_though_a_generator_dies(chain, tmp_path):
+    held_out = SETS.replace("HELD", str(SENTIMENT / "heldout.jsonl"))
+    judge = "function: 'examples.sentiment.judge:positive', everySteps: 6"
+    evaluation = f"spec.evaluation={{{judge}, data: null, sets: {held_out}}}"
     finished = succeed(
         SENTIMENT / "ppo.yaml",
         tmp_path / "run",
         *chain.overrides,
-        *("spec.steps=6", "spec.evaluation.everySteps=3", f"spec.rollout.maxStaleness={STALENESS}"),
+        *("spec.steps=6", evaluation, f"spec.rollout.maxStaleness={STALENESS}"),
         *("spec.generator.replicas=2", "spec.weights.bucketMegabytes=1", "spec.weights.timeoutSeconds=10.0"),
         RLHF_FAULTS="tests.support.faults:kill_generator_in_broadcast",
     )
@@ -22,3 +26,10 @@ def test_no_token_is_older_than_the_bound_though_a_generator_dies(chain, tmp_pat
     assert finished.steps[0]["logprob_difference"] < 1e-4
     ledger = finished.status["ledger"]
     assert (ledger["lost"], ledger["dropped"]) == (0, 0)
+    judged = lines(finished.workdir / "evaluation.jsonl")
+    assert [(line["step"], line["set"]) for line in judged] == [
+        (step, name) for step in (0, 6) for name in ("greedy", "four")
+    ]
+    for greedy, four in zip(judged[::2], judged[1::2], strict=True):
+        assert four["count"] == 4 * greedy["count"], "vLLM answers greedily, and four times"
+        assert four["mean"] <= four["best_of_2"] <= four["best_of_4"]
