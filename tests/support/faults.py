@@ -5,6 +5,7 @@ import os
 import threading
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -106,8 +107,9 @@ def _ours(name: str) -> list[psutil.Process]:
 def _kill(name: str) -> None:
     """The role's own processes; not the one that supervises them, which tells how they ended."""
     for process in _ours(name):
-        if not any("reaper" in word for word in process.cmdline()[1:3]):
-            process.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended with the one before
+            if not any("reaper" in word for word in process.cmdline()[1:3]):
+                process.kill()
 
 
 def _wait_for(name: str, timeout: float = 240) -> None:
