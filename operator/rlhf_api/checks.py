@@ -225,6 +225,18 @@ def _owned_arguments(spec: Spec) -> Iterator[Problem]:
             )
 
 
+def _trackers(spec: Spec) -> Iterator[Problem]:
+    for i, tracker in enumerate(spec.trackers):
+        if tracker.kind == "tensorboard" and tracker.project is not None:
+            where = f"spec.trackers[{i}].project"
+            yield Problem(
+                where, f"TensorBoard's files know no projects; remove it; got {show(tracker.project)}"
+            )
+        if "api_key" in tracker.settings or "token" in tracker.settings:
+            where = f"spec.trackers[{i}].settings"
+            yield Problem(where, "is no place for secrets; use spec.pods.secrets, or the shell of `rlhf run`")
+
+
 def _environment(spec: Spec) -> Iterator[Problem]:
     for key, value in spec.environment.items():
         where = path(("spec", "environment", key))
@@ -254,7 +266,7 @@ RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, _reward, _sampling, _batches, _replay),
     *(_sampled, rollout.problems, lora.problems, _weights, _evaluation, _checkpoint, _precision, _deepspeed),
     health.problems,
-    *(_owned_arguments, _environment),
+    *(_owned_arguments, _trackers, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
 

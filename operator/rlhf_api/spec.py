@@ -16,6 +16,7 @@ from .replay import Replay
 from .roles import Generator, Reference, Reward, Trainer
 from .rollout import Rollout
 from .sources import Source
+from .trackers import Tracker
 
 _IMPORT_PATH = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
 
@@ -202,6 +203,8 @@ class Spec(Sections):
     weights: Weights = Weights()
     checkpoint: Checkpoint = Checkpoint()
     health: Health = Health()
+    trackers: tuple[Tracker, ...] = Field((Tracker(kind="tensorboard"),), max_length=8)
+    """Where the figures go besides `metrics.jsonl`; `[]` for nowhere."""
     environment: dict[str, str] = {}
     """Environment variables of every role; no place for secrets."""
     suspend: bool = False

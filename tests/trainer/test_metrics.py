@@ -3,11 +3,17 @@
 import json
 
 import pytest
+from tests.api.manifests import job
 
 from rlhf_trainer.training.metrics import Metrics, reward_figure
+from rlhf_trainer.training.tracking import Tracking
 
 PPO = [{"step": i, "reward_mean": i / 4, "kl_mean": 0.01 * i, "loss": -0.1} for i in range(1, 6)]
 SFT = [{"step": i, "loss": 3 / i} for i in range(1, 6)]
+
+
+def nowhere(folder) -> Tracking:
+    return Tracking("job", job("spec.trackers=[]").spec, folder)
 
 
 def lines(file) -> list[dict]:
@@ -17,7 +23,7 @@ def lines(file) -> list[dict]:
 @pytest.fixture
 def earlier(tmp_path):
     """The work directory of a run that reached step 5 and was evaluated at 0, 2 and 4."""
-    metrics = Metrics(tmp_path, 0)
+    metrics = Metrics(tmp_path, 0, nowhere(tmp_path))
     for row in PPO:
         metrics.step(row)
     for step in (0, 2, 4):
@@ -26,7 +32,7 @@ def earlier(tmp_path):
 
 
 def test_a_resumed_run_drops_the_lines_it_will_write_again(earlier):
-    metrics = Metrics(earlier, 3)
+    metrics = Metrics(earlier, 3, nowhere(earlier))
     assert lines(earlier / "metrics.jsonl") == PPO[:3]
     assert [line["step"] for line in lines(earlier / "evaluation.jsonl")] == [0, 2]
     metrics.step(PPO[3])
@@ -34,7 +40,7 @@ def test_a_resumed_run_drops_the_lines_it_will_write_again(earlier):
 
 
 def test_a_run_from_the_start_drops_all_but_its_first_evaluation(earlier):
-    Metrics(earlier, 0)
+    Metrics(earlier, 0, nowhere(earlier))
     assert lines(earlier / "metrics.jsonl") == []
     assert [line["step"] for line in lines(earlier / "evaluation.jsonl")] == [0]
 
@@ -42,14 +48,14 @@ def test_a_run_from_the_start_drops_all_but_its_first_evaluation(earlier):
 def test_a_line_cut_short_by_a_crash_is_left_out(earlier):
     with (earlier / "metrics.jsonl").open("a") as out:
         out.write('{"step": 6, "rew')
-    metrics = Metrics(earlier, 9)
+    metrics = Metrics(earlier, 9, nowhere(earlier))
     metrics.step({"step": 6, "reward_mean": 1.0, "kl_mean": 0.0})
     assert [line["step"] for line in lines(earlier / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("rows", [PPO, SFT, PPO[:1], SFT[:1]])
 def test_a_picture_is_drawn(tmp_path, rows):
-    metrics = Metrics(tmp_path, 0)
+    metrics = Metrics(tmp_path, 0, nowhere(tmp_path))
     for row in rows:
         metrics.step(row)
     metrics.draw("a run")
@@ -59,7 +65,7 @@ def test_a_picture_is_drawn(tmp_path, rows):
 
 
 def test_without_steps_there_is_no_picture(tmp_path):
-    Metrics(tmp_path, 0).draw("nothing yet")
+    Metrics(tmp_path, 0, nowhere(tmp_path)).draw("nothing yet")
     assert not (tmp_path / "reward.png").exists()
 
 

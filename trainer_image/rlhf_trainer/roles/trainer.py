@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from ..process import on_sigterm, run_role
 from ..settings import listen_host
 from ..training.assembly import make_task, prepare_model
 from ..training.loop import train
+from ..training.tracking import Tracking
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     conversation = check_rows([rows, *held_out.values(), text]) if ranks.first else None
     if ranks.first:
         make_workdir(Path(config.workdir))
+    tracking = Tracking(config.job, spec, Path(config.workdir)) if ranks.first else None
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
     archive = Archive(config.store, patience=patience, known=config.resume)
     committer = take_over(archive, config) if ranks.first else None
@@ -75,8 +78,11 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
     task = make_task(ctx, config, rows, held_out, text or ())
     told = partial(committed, ctx, config.store)
-    with Saver(ranks, archive, committer, committed=told, reached=faults.point) as saver:
-        code = train(ctx, task, saver, shared(ranks, committer.cuts if committer else ()))
+    with (
+        tracking or nullcontext(),
+        Saver(ranks, archive, committer, committed=told, reached=faults.point) as saver,
+    ):
+        code = train(ctx, task, saver, shared(ranks, committer.cuts if committer else ()), tracking)
     # A rank that ends first, suspended, makes torchrun end the others: not before rank 0 has saved everything.
     distributed.barrier()
     return code

@@ -19,6 +19,7 @@ from ..comms.roster import Stopped
 from ..context import TrainerContext
 from .metrics import Metrics
 from .monitor import Monitor
+from .tracking import Tracking
 
 log = logging.getLogger(__name__)
 
@@ -64,16 +65,18 @@ class Task(Protocol):
         """Writes the trained model to the work directory."""
 
 
-def train(ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry]) -> int:
+def train(
+    ctx: TrainerContext, task: Task, saver: Saver, earlier: Sequence[Entry], tracking: Tracking | None
+) -> int:
     """Runs the job to its end, or to a request to stop; returns the exit code.
 
-    It goes on from the newest of the `earlier` checkpoints that is whole.
+    It goes on from the newest of the `earlier` checkpoints that is whole. `tracking` is rank 0's.
     """
     spec = ctx.spec
     monitor = Monitor(ctx, saver, begins=task.begins)
     step = _restore(ctx, task, saver, monitor, earlier)
     task.reorder(monitor.rollbacks)
-    metrics = Metrics(ctx.workdir, step) if ctx.ranks.first else None
+    metrics = Metrics(ctx.workdir, step, tracking) if tracking is not None else None
     ctx.report(step=step, activity="waiting for the other roles")
     task.publish(step)
     if step == 0:

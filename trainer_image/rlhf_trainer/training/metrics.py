@@ -6,16 +6,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .tracking import Tracking
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 class Metrics:
-    """`metrics.jsonl`, `evaluation.jsonl` and `reward.png` of a work directory."""
+    """`metrics.jsonl`, `evaluation.jsonl` and `reward.png` of a work directory, and the job's trackers."""
 
-    def __init__(self, workdir: Path, step: int) -> None:
+    def __init__(self, workdir: Path, step: int, tracking: Tracking) -> None:
         """Lines of steps after `step`, left by a run that went further than its last checkpoint, are dropped."""
-        self._workdir = workdir
+        self._workdir, self._tracking = workdir, tracking
+        tracking.begin(step)
         self._steps, self._evaluations = workdir / "metrics.jsonl", workdir / "evaluation.jsonl"
         for file in (self._steps, self._evaluations):
             _keep(file, step)
@@ -24,9 +27,11 @@ class Metrics:
     def step(self, values: Mapping[str, Any]) -> None:
         self.recent.append(values)
         _append(self._steps, values)
+        self._tracking.log(values["step"], values)
 
     def evaluation(self, values: Mapping[str, Any]) -> None:
         _append(self._evaluations, values)
+        self._tracking.log(values["step"], values, "evaluation/")
 
     def draw(self, title: str) -> None:
         """Draws the reward (or loss) and KL of every step so far."""

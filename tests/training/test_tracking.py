@@ -1,0 +1,187 @@
+"""Figures of a run to trackers: TensorBoard's and Weights & Biases' own clients, and classes of this test's own."""
+
+import json
+import logging
+import struct
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tests.api.manifests import job
+
+from rlhf_api.problems import InvalidJob
+from rlhf_trainer.training import tracking
+from rlhf_trainer.training.metrics import Metrics
+from rlhf_trainer.training.trackers import Run
+
+STEP = {"reward_mean": 0.5, "kl_mean": 0.01, "loss": float("nan"), "tokens": 128}
+
+
+class Told:
+    """A tracker from outside the package: keeps what it is told."""
+
+    made: list["Told"] = []
+
+    def __init__(self, run: Run, *, colour: str = "none") -> None:
+        self.run, self.colour, self.lines, self.end = run, colour, [], None
+        Told.made.append(self)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self.lines.append((step, dict(figures)))
+
+    def close(self, *, ok: bool) -> None:
+        self.end = ok
+
+
+class Refuses(Told):
+    def log(self, *_told: Any) -> None:
+        raise ConnectionError("nobody listens at tracker.example")
+
+
+def never(_run: Run) -> Told:
+    raise PermissionError("no key")
+
+
+class Hangs(Told):
+    released = threading.Event()
+
+    def log(self, *_told: Any) -> None:
+        Hangs.released.wait(60)
+
+
+def tracked(folder: Path, *trackers: dict[str, Any]) -> tracking.Tracking:
+    return tracking.Tracking("job", job(f"spec.trackers={json.dumps(trackers)}").spec, folder)
+
+
+def run(folder: Path, *trackers: dict[str, Any], first: int = 0, steps: int = 3) -> None:
+    """A run that goes on after step `first`."""
+    with tracked(folder, *trackers) as feeds:
+        metrics = Metrics(folder, first, feeds)
+        for step in range(first + 1, steps + 1):
+            metrics.step({"step": step, **STEP})
+        metrics.evaluation({"step": steps, "mean": 0.75, "name": "held-out"})
+
+
+@pytest.fixture(autouse=True)
+def nobody() -> None:
+    Told.made.clear()
+
+
+def here(name: str) -> str:
+    return f"{__name__}:{name}"
+
+
+def test_one_of_your_own_gets_figures_in_order_settings_and_the_manifest(tmp_path):
+    run(tmp_path, {"kind": here("Told"), "project": "chats", "settings": {"colour": "red"}})
+    (told,) = Told.made
+    finite = {name: value for name, value in STEP.items() if name != "loss"}
+    assert told.lines == [*((step, finite) for step in (1, 2, 3)), (3, {"evaluation/mean": 0.75})]
+    assert (told.colour, told.end, told.run.project, told.run.job) == ("red", True, "chats", "job")
+    assert told.run.manifest["algorithm"] == "ppo"
+
+
+def test_a_resumed_run_is_the_same_one_and_a_failed_one_ends_so(tmp_path):
+    run(tmp_path, {"kind": here("Told")})
+    feeds = tracked(tmp_path, {"kind": here("Told")})
+    with suppress(KeyError), feeds:
+        Metrics(tmp_path, 2, feeds)
+        raise KeyError("the run's own failure")
+    first, second = Told.made
+    assert first.run.id == second.run.id
+    assert (first.run.step, second.run.step, second.end) == (0, 2, False)
+
+
+def test_those_that_fail_are_told_of_once_and_the_others_go_on(tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    run(tmp_path, {"kind": here("Refuses")}, {"kind": here("never")}, {"kind": here("Told")}, steps=5)
+    assert [len(told.lines) for told in Told.made if type(told) is Told] == [6]
+    said = sorted(record.getMessage() for record in caplog.records)
+    assert len(said) == 2
+    assert "did not take the figures of step 1: ConnectionError: nobody listens at tracker.example" in said[0]
+    assert "cannot be begun, and gets no figures: PermissionError: no key" in said[1]
+
+
+def test_one_that_hangs_holds_nobody_up(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(tracking, "WAITING", 2)
+    monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.2)
+    try:
+        run(tmp_path, {"kind": here("Hangs")}, steps=10)
+    finally:
+        Hangs.released.set()
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "did not end in 0.2 s, 2 lines behind" in said
+    assert "was not told" in said
+
+
+def test_what_is_not_there_is_said_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "PACKAGES", {**tracking.PACKAGES, "mlflow": "no_such_package"})
+    with pytest.raises(InvalidJob) as raised:
+        run(tmp_path, {"kind": "mlflow"}, {"kind": "tensorboard"}, {"kind": "no.such:Tracker"})
+    first, second = map(str, raised.value.problems)
+    assert first.startswith("spec.trackers[0].kind: mlflow is not installed where the trainer runs")
+    assert second.startswith(
+        "spec.trackers[2].kind: 'no.such:Tracker' cannot be imported: ModuleNotFoundError"
+    )
+
+
+def test_tensorboard_shows_steps_that_are_trained_again_once(tmp_path):
+    run(tmp_path, {"kind": "tensorboard"}, steps=4)
+    run(tmp_path, {"kind": "tensorboard"}, first=2, steps=5)
+    files = sorted((tmp_path / "tensorboard").iterdir(), key=lambda file: file.suffix)
+    before, after = (list(events(file)) for file in files)
+    rewards = [
+        [(e.step, v.simple_value) for e in found for v in e.summary.value if v.tag == "reward_mean"]
+        for found in (before, after)
+    ]
+    assert rewards == [[(step, 0.5) for step in (1, 2, 3, 4)], [(step, 0.5) for step in (3, 4, 5)]]
+    purge = [e.step for e in after if e.session_log.status == e.session_log.START]
+    assert purge == [3], "TensorBoard leaves out what was told before of steps from there on"
+    assert {v.tag for e in after for v in e.summary.value} == {*STEP, "evaluation/mean"} - {"loss"}
+
+
+def events(file: Path) -> Any:
+    """TFRecords: a length, its checksum, the data, its checksum."""
+    data = file.read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        yield Event.FromString(data[12 : 12 + length])
+        data = data[16 + length :]
+
+
+def test_weights_and_biases_writes_what_its_sync_sends(tmp_path, monkeypatch):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run(tmp_path, {"kind": "wandb", "project": "chats", "settings": {"tags": ["a"]}})
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    records = [Record.FromString(data) for data in logged(file)]
+    lines = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+    assert [(line["_step"], line["reward_mean"]) for line in lines] == [(step, 0.5) for step in (1, 2, 3)]
+    assert lines[-1]["evaluation/mean"] == 0.75
+    (made,) = [r.run for r in records if r.WhichOneof("record_type") == "run"]
+    assert (made.project, made.display_name, list(made.tags)) == ("chats", "job", ["a"])
+    assert made.run_id == (tmp_path / tracking.ID).read_text()
+
+
+def logged(file: Path) -> Any:
+    """LevelDB's log format behind 7 bytes: a checksum, a length, a kind (1 whole, 2 first, 3 middle, 4 last), in blocks
+    of 32 KiB."""
+    data, at, whole = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""

@@ -1,0 +1,126 @@
+"""Built-in trackers, each by its own client: TensorBoard's event files, Weights & Biases, MLflow, trackio."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run that a tracker is made for."""
+
+    id: str
+    """Hexadecimal, of this run alone and the same after a resume."""
+    job: str
+    project: str
+    folder: Path
+    """The work directory."""
+    step: int
+    """Figures of later steps come next; a run that went further before it was resumed may have told some already."""
+    manifest: Mapping[str, Any]
+    """The job's spec as JSON."""
+
+
+class Tracker(Protocol):
+    """Made as `kind(run, **settings)`. Used by one thread alone; may raise anything, and take as long as it takes."""
+
+    def log(self, figures: Figures, step: int) -> None:
+        """Figures of a step, or of the evaluation after it, whose names begin with `evaluation/`."""
+
+    def close(self, *, ok: bool) -> None:
+        """The end of the run; not `ok` where it failed."""
+
+
+class TensorBoard:
+    """Event files in `tensorboard` in the work directory. Steps that are trained again replace those before."""
+
+    def __init__(self, run: Run, **settings: Any) -> None:
+        from tensorboardX import SummaryWriter
+
+        given = {"purge_step": run.step + 1 if run.step else None, "filename_suffix": f".{run.step}"}
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), **given, **settings)
+
+    def log(self, figures: Figures, step: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, *, ok: bool) -> None:  # noqa: ARG002
+        self._writer.close()
+
+
+class WandB:
+    """Weights & Biases, or files for `wandb sync` where WANDB_MODE is `offline`. It keeps what it was told first of a
+    step that is trained again."""
+
+    def __init__(self, run: Run, **settings: Any) -> None:
+        import wandb
+
+        named: dict[str, Any] = {"name": run.job, "id": run.id, "resume": "allow", "dir": str(run.folder)}
+        quiet = wandb.Settings(console="off", silent=True)  # the log is the job's
+        given = {"project": run.project, "config": dict(run.manifest), "settings": quiet, **settings}
+        self._run: Any = wandb.init(**{**named, **given})
+
+    def log(self, figures: Figures, step: int) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def close(self, *, ok: bool) -> None:
+        self._run.finish(exit_code=0 if ok else 1)
+
+
+class MLflow:
+    """An MLflow run, found again by its tag `rlhf.run`. The server is MLFLOW_TRACKING_URI's, or the settings'."""
+
+    def __init__(self, run: Run, **settings: Any) -> None:
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(**settings)
+        experiment = self._client.get_experiment_by_name(run.project)
+        within = experiment.experiment_id if experiment else self._client.create_experiment(run.project)
+        found = self._client.search_runs([within], f"tags.`rlhf.run` = '{run.id}'", max_results=1)
+        if found:
+            self._id = found[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        made = self._client.create_run(within, run_name=run.job, tags={"rlhf.run": run.id})
+        self._id = made.info.run_id
+        for name, value in run.manifest.items():
+            self._client.log_param(self._id, name, str(value)[:6000])
+
+    def log(self, figures: Figures, step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._client.log_batch(self._id, metrics=[Metric(n, v, now, step) for n, v in figures.items()])
+
+    def close(self, *, ok: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if ok else "FAILED")
+
+
+class Trackio:
+    """trackio: its own SQLite file, or a Space that the settings name."""
+
+    def __init__(self, run: Run, **settings: Any) -> None:
+        import trackio
+
+        name, config = f"{run.job}-{run.id[:8]}", dict(run.manifest)
+        given = {"project": run.project, "name": name, "resume": "allow", "config": config, **settings}
+        self._run: Any = trackio.init(**given)
+
+    def log(self, figures: Figures, step: int) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def close(self, *, ok: bool) -> None:  # noqa: ARG002
+        self._run.finish()
+
+
+BUILT_IN: Mapping[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}

@@ -1,0 +1,160 @@
+"""Feeds a run's figures to its trackers, from a thread each: none of them slows a step or ends the job."""
+
+import importlib.util
+import json
+import logging
+import math
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.spec import Spec
+from rlhf_api.trackers import PACKAGES
+from rlhf_api.trackers import Tracker as Wanted
+
+from ..imports import import_function
+from .trackers import BUILT_IN, Run, Tracker
+
+log = logging.getLogger(__name__)
+
+WAITING = 1000
+"""Lines that a tracker may be behind; those beyond are not told to it."""
+CLOSE_SECONDS = 30.0
+"""Deadline of a tracker for what it is behind at the end of the run."""
+ID = "run-id"
+"""File of the work directory with the name that trackers know the run by."""
+PROJECT = "rlhf"
+
+
+class Tracking:
+    """The trackers of a job: made at `begin`, closed at the end of the context."""
+
+    def __init__(self, job: str, spec: Spec, folder: Path) -> None:
+        """Raises InvalidJob, with all of them, where trackers are not installed or cannot be imported."""
+        self._job, self._spec, self._folder = job, spec, folder
+        self._makers = _makers(spec)
+        self._feeds: list[_Feed] = []
+
+    def begin(self, step: int) -> None:
+        """Figures of steps after `step` come next."""
+        if not self._makers:
+            return
+        name, manifest = _run_id(self._folder), json.loads(self._spec.model_dump_json(by_alias=True))
+        for wanted, make in zip(self._spec.trackers, self._makers, strict=True):
+            project = wanted.project or PROJECT
+            run = Run(name, self._job, project, self._folder, step, manifest)
+            self._feeds.append(_Feed(wanted, make, run))
+
+    def log(self, step: int, values: Mapping[str, Any], prefix: str = "") -> None:
+        """Numbers among the values; others, and the step's own number, are left out."""
+        figures = {prefix + name: float(v) for name, v in values.items() if _is_figure(v) and name != "step"}
+        for feed in self._feeds:
+            feed.put(figures, step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for feed in self._feeds:
+            feed.end(ok=kind is None)
+        for feed in self._feeds:
+            feed.join()
+
+
+class _Feed:
+    """One tracker with its thread."""
+
+    def __init__(self, wanted: Wanted, make: Callable[..., Tracker], run: Run) -> None:
+        self._kind = wanted.kind
+        self._make: Callable[[], Tracker] = partial(make, run, **wanted.settings)
+        self._lines: queue.Queue[tuple[Mapping[str, float], int]] = queue.Queue(WAITING)
+        self._over, self._ok, self._dropped, self._complained = threading.Event(), True, 0, False
+        # A daemon: a client that hangs does not keep the trainer.
+        self._thread = threading.Thread(target=self._run, name=f"tracker {self._kind}", daemon=True)
+        self._thread.start()
+
+    def put(self, figures: Mapping[str, float], step: int) -> None:
+        try:
+            self._lines.put_nowait((figures, step))
+        except queue.Full:
+            if not self._dropped:
+                log.warning("tracker %s is %d lines behind; further ones are left out", self._kind, WAITING)
+            self._dropped += 1
+
+    def end(self, *, ok: bool) -> None:
+        self._ok = ok
+        self._over.set()
+
+    def join(self) -> None:
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            behind = self._lines.qsize()
+            log.warning("tracker %s did not end in %g s, %d lines behind", self._kind, CLOSE_SECONDS, behind)
+        if self._dropped:
+            log.warning("tracker %s was not told %d lines", self._kind, self._dropped)
+
+    def _run(self) -> None:
+        try:
+            tracker = self._make()
+        except Exception as error:
+            self._complain("cannot be begun, and gets no figures", error)
+            return
+        while True:
+            try:
+                figures, step = self._lines.get(timeout=0.2)
+            except queue.Empty:
+                if self._over.is_set():
+                    break
+                continue
+            try:
+                tracker.log(figures, step)
+            except Exception as error:
+                self._complain(f"did not take the figures of step {step}", error)
+        try:
+            tracker.close(ok=self._ok)
+        except Exception as error:
+            self._complain("cannot be closed", error)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Once: a server that is away would fill the log."""
+        if not self._complained:
+            self._complained = True
+            log.warning("tracker %s %s: %s: %s", self._kind, what, type(error).__name__, error)
+
+
+def _makers(spec: Spec) -> list[Callable[..., Tracker]]:
+    found, problems = list[Callable[..., Tracker]](), list[Problem]()
+    for i, wanted in enumerate(spec.trackers):
+        where, package = f"spec.trackers[{i}].kind", PACKAGES.get(wanted.kind)
+        if package is None:
+            try:
+                found.append(import_function(wanted.kind, where))
+            except InvalidJob as error:
+                problems += error.problems
+        elif importlib.util.find_spec(package) is None:
+            message = f"{wanted.kind} is not installed where the trainer runs; `pip install {package}` there"
+            problems.append(Problem(where, message))
+        else:
+            found.append(BUILT_IN[wanted.kind])
+    if problems:
+        raise InvalidJob(problems)
+    return found
+
+
+def _run_id(folder: Path) -> str:
+    file = folder / ID
+    if not file.exists():
+        file.write_text(secrets.token_hex(8))
+    return file.read_text()
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
