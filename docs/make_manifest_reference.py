@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.base import PolicyGradient
@@ -85,7 +85,7 @@ def default_words(field: FieldInfo) -> str:
         return ""
     if field.default is None:
         return ""
-    return f"`{json.dumps(field.default)}`"
+    return f"`{json.dumps(to_jsonable_python(field.default, exclude_none=True))}`"
 
 
 def sections(model: type[BaseModel], where: str) -> Iterator[str]:

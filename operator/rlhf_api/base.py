@@ -30,6 +30,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 # Written so that Rust's, Go's and Python's regular expressions agree: no \w and \d, which differ on letters like é.
 _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 _SAMPLER = r"^(uniform|newest|prioritized|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
+_TRACKER = r"^(tensorboard|wandb|mlflow|trackio|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
 _WORD = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _HTTP_URL = r"^https?://[^/@ ]+(/[^ ]*)?$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
@@ -43,6 +44,7 @@ REASON = r"^[A-Za-z][A-Za-z0-9._/-]*$"
 PATTERNS = {
     REASON: "must be a word of Kubernetes, such as OOMKilled or Evicted",
     _IMPORT_PATH: "must name a Python object as package.module:name",
+    _TRACKER: "must be tensorboard, wandb, mlflow, trackio, or name a Python class as package.module:name",
     _SAMPLER: "must be uniform, newest, prioritized, or name a Python function as package.module:name",
     _WORD: "must be a word of letters, digits and _, with no digit first",
     _HTTP_URL: "must be a URL that begins with http:// or https:// and has no user, password or space",
@@ -68,6 +70,8 @@ RewardName = Annotated[str, Field(pattern=_WORD, max_length=64)]
 """The name of a reward in the metrics."""
 Sampler = Annotated[str, Field(pattern=_SAMPLER, max_length=256)]
 """A built-in sampler of the replay buffer, or one's own as `package.module:name`."""
+TrackerKind = Annotated[str, Field(pattern=_TRACKER, max_length=256)]
+"""A built-in tracker, or one's own as `package.module:name`."""
 Label = Annotated[str, Field(pattern=_LABEL, max_length=40)]
 """A DNS label of at most 40 characters, so that names made from it stay within 63."""
 JobName = Annotated[str, Field(pattern=_JOB_NAME, max_length=40)]

@@ -1,15 +1,11 @@
 """Trackers: where a run's figures go besides the files of its work directory."""
 
-from typing import Annotated
-
 from pydantic import Field, JsonValue
 
-from .base import Frozen
+from .base import Frozen, TrackerKind
 
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
 """Built-in trackers, and the package of each one's client."""
-_KIND = rf"^({'|'.join(PACKAGES)}|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
-TrackerKind = Annotated[str, Field(pattern=_KIND, max_length=256)]
 
 
 class Tracker(Frozen):
@@ -17,7 +13,7 @@ class Tracker(Frozen):
 
     kind: TrackerKind
     """`tensorboard`, `wandb`, `mlflow`, `trackio`, or one of your own as `package.module:name` (docs/trackers.md)."""
-    project: str | None = Field(None, min_length=1, max_length=256)
+    project: str | None = Field(None, max_length=256)
     """Project of Weights & Biases and trackio, experiment of MLflow; `rlhf` unless given."""
     settings: dict[str, JsonValue] = {}
     """Further arguments of the client: of `SummaryWriter`, `wandb.init`, `MlflowClient`, `trackio.init` or your own."""

@@ -136,6 +136,7 @@ CHANGES = [
     ("spec.optimizer.betas=[0.8, 0.9]", "spec.optimizer"),
     ("spec.evaluation={data: [x], function: 'a:b'}", "spec.evaluation"),
     ("spec.health={notFinite: rollback}", "spec.health"),
+    ("spec.trackers=[{kind: wandb}]", "spec.trackers"),
     ("spec.trainer.replicas=2", "spec.trainer"),
     ("spec.trainer.deepspeed.zero_optimization.stage=2", "spec.trainer"),
     ("spec.generator.tensorParallelSize=2", "spec.generator"),

@@ -159,6 +159,7 @@ def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
         ".spec.custom.settings",
         ".spec.model.create.config",
         ".spec.generator.engineArguments",
+        ".spec.trackers[].settings",
         *(
             f".spec.trainer.deepspeed.{key}"
             for key in ("activation_checkpointing", "comms_logger", "optimizer.params")

@@ -38,6 +38,7 @@ def test_vllm_and_the_trainer_agree_on_the_same_tokens(ppo):
 
 def test_the_work_directory_holds_what_was_promised(ppo):
     assert (ppo.workdir / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert len([*(ppo.workdir / "tensorboard").iterdir()]) == 1
     assert {file.name for file in (ppo.workdir / "logs").glob("*.log")} == {
         f"{role}-0.log" for role in ("trainer", "generator", "reward", "reference")
     }
