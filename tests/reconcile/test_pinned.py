@@ -164,3 +164,20 @@ def test_what_the_last_release_wrote_is_what_its_roles_read():
     pinned = Pinned.read(config_map, TODAY).scaled(1)
     assert pinned.texts[START_CONFIG] == config_map["data"][START_CONFIG]
     RunConfig.model_validate_json(pinned.texts[START_CONFIG])
+
+
+@pytest.mark.parametrize(
+    "full", [False, True], ids=["as it is written", "with defaults, as it was written before"]
+)
+def test_what_all_roles_pods_were_told_outlives_the_operator_that_read_it(full):
+    made = pinned("spec.pods={image: 'mine:1', gpu: {count: 1}}", "spec.reward.pods={sharedMemory: 2Gi}")
+    body = made.config_map()
+    if full:
+        body["data"] |= {
+            START_CONFIG: made.config.model_dump_json(by_alias=True),
+            RESUME_CONFIG: made.config.model_dump_json(by_alias=True),
+        }
+    again = Pinned.read(json.loads(json.dumps(body)), NEWER)
+    names = {"attempt": 1, "resume": False, "config_name": made.name, "token_secret": "t", "defaults": TODAY}
+    for role in Role:
+        assert build_pod(again.config, role, 0, **names) == build_pod(made.config, role, 0, **names)

@@ -6,13 +6,13 @@ before a process of a job that runs.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from rlhf_api.pods import combine
+from rlhf_api.pods import PodSettings, combine
 from rlhf_api.problems import from_pydantic
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
@@ -52,8 +52,8 @@ class Pinned:
         any_number = config.model_copy(update={"spec": with_generators(config.spec, 1)})
         identity = any_number.model_dump_json(by_alias=True) + defaults.model_dump_json(by_alias=True)
         texts = {
-            START_CONFIG: config.model_dump_json(by_alias=True, indent=1),
-            RESUME_CONFIG: resumed.model_dump_json(by_alias=True, indent=1),
+            START_CONFIG: _text(config),
+            RESUME_CONFIG: _text(resumed),
             DEFAULTS: defaults.model_dump_json(by_alias=True, indent=1),
         }
         digest = hashlib.sha256(identity.encode()).hexdigest()
@@ -71,6 +71,7 @@ class Pinned:
         try:
             config = RunConfig.model_validate_json(texts[START_CONFIG], extra="ignore")
             json.loads(texts[RESUME_CONFIG])
+            config = config.model_copy(update={"spec": _with_pods(config.spec, _said)})
             return cls(name, config, Defaults.model_validate_json(texts[DEFAULTS]), texts)
         except (KeyError, ValueError) as error:
             raise UnreadableConfig(f"ConfigMap {name}: {_words(error)}") from None
@@ -124,6 +125,32 @@ def defaults_of_0_1(pod: Mapping[str, Any]) -> Defaults:
         workspace_claim=volume.get("persistentVolumeClaim", {}).get("claimName"),
         torchrun="rlhf_trainer.roles.gang",
     )
+
+
+def _text(config: RunConfig) -> str:
+    """The configuration's file. Of pods it has what was said alone: a role's settings win over the job's where they
+    say something, which a default written down would do too."""
+    body = config.model_dump(mode="json", by_alias=True)
+    for section, said in (
+        (body["spec"], config.spec),
+        *((body["spec"][r.value], config.role(r)) for r in Role),
+    ):
+        section["pods"] = said.pods.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return json.dumps(body, indent=1, ensure_ascii=False)
+
+
+def _said(pods: PodSettings) -> PodSettings:
+    """Without the defaults that releases before this one wrote down."""
+    if len(pods.model_fields_set) < len(PodSettings.model_fields):
+        return pods
+    return PodSettings.model_validate(pods.model_dump(by_alias=True, exclude_defaults=True))
+
+
+def _with_pods(spec: Spec, change: Callable[[PodSettings], PodSettings]) -> Spec:
+    """The spec with its pods' settings, and each role's, changed."""
+    roles = {role.value: getattr(spec, role.value) for role in Role}
+    changed = {name: role.model_copy(update={"pods": change(role.pods)}) for name, role in roles.items()}
+    return spec.model_copy(update={"pods": change(spec.pods), **changed})
 
 
 def _words(error: KeyError | ValueError) -> str:
