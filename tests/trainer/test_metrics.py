@@ -27,7 +27,7 @@ def earlier(tmp_path):
     for row in PPO:
         metrics.step(row)
     for step in (0, 2, 4):
-        metrics.evaluation({"step": step, "mean": 0.5, "count": 10, "samples": []})
+        metrics.evaluation({"step": step, "set": "held_out", "mean": 0.5, "count": 10, "samples": []})
     return tmp_path
 
 

@@ -63,7 +63,7 @@ def run(folder: Path, *trackers: dict[str, Any], first: int = 0, steps: int = 3)
         metrics = Metrics(folder, first, feeds)
         for step in range(first + 1, steps + 1):
             metrics.step({"step": step, **STEP})
-        metrics.evaluation({"step": steps, "mean": 0.75, "name": "held-out"})
+        metrics.evaluation({"step": steps, "set": "sums", "mean": 0.75})
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_one_of_your_own_gets_figures_in_order_settings_and_the_manifest(tmp_pat
     run(tmp_path, {"kind": here("Told"), "project": "chats", "settings": {"colour": "red"}})
     (told,) = Told.made
     finite = {name: value for name, value in STEP.items() if name != "loss"}
-    assert told.lines == [*((step, finite) for step in (1, 2, 3)), (3, {"evaluation/mean": 0.75})]
+    assert told.lines == [*((step, finite) for step in (1, 2, 3)), (3, {"evaluation/sums/mean": 0.75})]
     assert (told.colour, told.end, told.run.project, told.run.job) == ("red", True, "chats", "job")
     assert told.run.manifest["algorithm"] == "ppo"
 
@@ -140,7 +140,7 @@ def test_tensorboard_shows_steps_that_are_trained_again_once(tmp_path):
     assert rewards == [[(step, 0.5) for step in (1, 2, 3, 4)], [(step, 0.5) for step in (3, 4, 5)]]
     purge = [e.step for e in after if e.session_log.status == e.session_log.START]
     assert purge == [3], "TensorBoard leaves out what was told before of steps from there on"
-    assert {v.tag for e in after for v in e.summary.value} == {*STEP, "evaluation/mean"} - {"loss"}
+    assert {v.tag for e in after for v in e.summary.value} == {*STEP, "evaluation/sums/mean"} - {"loss"}
 
 
 def events(file: Path) -> Any:
@@ -165,7 +165,7 @@ def test_weights_and_biases_writes_what_its_sync_sends(tmp_path, monkeypatch):
         if record.WhichOneof("record_type") == "history"
     ]
     assert [(line["_step"], line["reward_mean"]) for line in lines] == [(step, 0.5) for step in (1, 2, 3)]
-    assert lines[-1]["evaluation/mean"] == 0.75
+    assert lines[-1]["evaluation/sums/mean"] == 0.75
     (made,) = [r.run for r in records if r.WhichOneof("record_type") == "run"]
     assert (made.project, made.display_name, list(made.tags)) == ("chats", "job", ["a"])
     assert made.run_id == (tmp_path / tracking.ID).read_text()

@@ -31,7 +31,7 @@ class Metrics:
 
     def evaluation(self, values: Mapping[str, Any]) -> None:
         _append(self._evaluations, values)
-        self._tracking.log(values["step"], values, "evaluation/")
+        self._tracking.log(values["step"], values, f"evaluation/{values['set']}/")
 
     def draw(self, title: str) -> None:
         """Draws the reward (or loss) and KL of every step so far."""

@@ -29,7 +29,7 @@ class Tracker(Protocol):
     """Made as `kind(run, **settings)`. Used by one thread alone; may raise anything, and take as long as it takes."""
 
     def log(self, figures: Figures, step: int) -> None:
-        """Figures of a step, or of the evaluation after it, whose names begin with `evaluation/`."""
+        """Figures of a step, or of the evaluation after it, whose names begin with `evaluation/<set>/`."""
 
     def close(self, *, ok: bool) -> None:
         """The end of the run; not `ok` where it failed."""
