@@ -1,7 +1,8 @@
-"""The command line: `rlhf validate`, `render`, `run`, `graph`, `data`, and the verbs for jobs on a cluster."""
+"""The command line: `rlhf validate`, `render`, `schema`, `run`, `graph`, `data`, and verbs for jobs on a cluster."""
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from rlhf_api.json_schema import manifest_schema
 from rlhf_api.manifest import RLHFJob, composed, load, parse
 from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob
@@ -48,6 +50,9 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
         return ended(lambda: data.run(options))
     if options.command == "render":
         return ended(lambda: _render(options))
+    if options.command == "schema":
+        say(json.dumps(manifest_schema(), indent=1), sys.stdout)
+        return 0
     return ended(lambda: _validate_or_run(options, make))
 
 
@@ -82,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         "render", help="print a manifest as it is submitted: files included, variables and overrides in place"
     )
     add_manifest(render)
+    commands.add_parser("schema", help="print the JSON schema of a manifest's file, for editors")
     validate.add_argument(
         "--no-files", dest="files", action="store_false", help="do not look at data, models and modules"
     )
