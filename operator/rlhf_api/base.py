@@ -28,7 +28,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 # Written so that Rust's, Go's and Python's regular expressions agree: no \w and \d, which differ on letters like é.
-_IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
+IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 _SAMPLER = r"^(uniform|newest|prioritized|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
 _TRACKER = r"^(tensorboard|wandb|mlflow|trackio|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
 _WORD = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -43,7 +43,7 @@ _SUB_PATH = r"^\.?[A-Za-z0-9_-][^/:]*(/\.?[A-Za-z0-9_-][^/:]*)*$"
 REASON = r"^[A-Za-z][A-Za-z0-9._/-]*$"
 PATTERNS = {
     REASON: "must be a word of Kubernetes, such as OOMKilled or Evicted",
-    _IMPORT_PATH: "must name a Python object as package.module:name",
+    IMPORT_PATH: "must name a Python object as package.module:name",
     _TRACKER: "must be tensorboard, wandb, mlflow, trackio, or name a Python class as package.module:name",
     _SAMPLER: "must be uniform, newest, prioritized, or name a Python function as package.module:name",
     _WORD: "must be a word of letters, digits and _, with no digit first",
@@ -58,7 +58,7 @@ PATTERNS = {
 }
 """Requirements of the patterns, in words."""
 
-ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH, max_length=256)]
+ImportPath = Annotated[str, Field(pattern=IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""
 HttpUrl = Annotated[str, Field(pattern=_HTTP_URL, max_length=1024)]
 """A URL that is asked over HTTP."""

@@ -11,6 +11,7 @@ from .base import Frozen, JobName
 from .bounds import oversized
 from .checks import check
 from .document import documents, not_json
+from .experiments import experiment, is_experiment
 from .includes import read
 from .problems import InvalidJob, Problem, from_pydantic, in_text_map, show
 from .spec import Spec
@@ -95,7 +96,7 @@ def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
 
 
 def load(file: Path, overrides: Iterable[str] = ()) -> RLHFJob:
-    """A checked job from a YAML file, with what it includes and `path=value` overrides applied first.
+    """A checked job from a YAML file or an experiment, with what it includes and `path=value` overrides applied first.
 
     Raises:
         InvalidJob: a file cannot be read, is no YAML, or they hold no valid job.
@@ -104,12 +105,13 @@ def load(file: Path, overrides: Iterable[str] = ()) -> RLHFJob:
 
 
 def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
-    """The document of a YAML file as it is submitted: variables replaced, files included, overrides applied.
+    """The document of a YAML file as it is submitted: variables replaced, files included, overrides applied. Where
+    there is no such file, the one that the function `package.module:name` returns.
 
     Raises:
         InvalidJob: a file cannot be read or is no YAML, or an override names no place.
     """
-    document = read(file)
+    document = experiment(str(file)) if is_experiment(file) else read(file)
     for override in overrides:
         document = apply_override(document, override)
     return document

@@ -6,7 +6,12 @@ from pathlib import Path
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:
     """Adds them; the options have `file` and the overrides in their order, as `set`."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="the manifest, in YAML")
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="the manifest in YAML, or package.module:name, a function that returns it",
+    )
     parser.add_argument(
         "set",
         nargs="*",

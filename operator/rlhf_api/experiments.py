@@ -1,0 +1,33 @@
+"""Manifests that a user's own function makes, named `package.module:name` where a file's path would stand."""
+
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .base import IMPORT_PATH
+from .problems import InvalidJob, Problem, show
+
+
+def is_experiment(file: Path) -> bool:
+    """The path names a function, and no file that is there."""
+    return re.fullmatch(IMPORT_PATH, str(file)) is not None and not file.exists()
+
+
+def experiment(name: str) -> Any:
+    """The document that the function returns; modules are looked for in the current directory first.
+
+    Raises InvalidJob where it cannot be imported, raises an error itself, or returns no object.
+    """
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    module, _, function = name.partition(":")
+    try:
+        document = getattr(importlib.import_module(module), function)()
+    except Exception as error:
+        raise InvalidJob([Problem(name, f"makes no manifest: {type(error).__name__}: {error}")]) from error
+    if not isinstance(document, Mapping):
+        raise InvalidJob([Problem(name, f"must return a manifest as a dict; got {show(document)}")])
+    return document
