@@ -131,11 +131,9 @@ def _text(config: RunConfig) -> str:
     """The configuration's file. Of pods it has what was said alone: a role's settings win over the job's where they
     say something, which a default written down would do too."""
     body = config.model_dump(mode="json", by_alias=True)
-    for section, said in (
-        (body["spec"], config.spec),
-        *((body["spec"][r.value], config.role(r)) for r in Role),
-    ):
-        section["pods"] = said.pods.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    places = [(body["spec"], config.spec.pods), *((body["spec"][r.value], config.role(r).pods) for r in Role)]
+    for section, pods in places:
+        section["pods"] = pods.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return json.dumps(body, indent=1, ensure_ascii=False)
 
 
