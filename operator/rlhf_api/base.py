@@ -1,5 +1,7 @@
 """Base classes and field types of the contract's models."""
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -57,6 +59,12 @@ PATTERNS = {
     _SUB_PATH: "must be a relative path without .. and : and with no / at its end",
 }
 """Requirements of the patterns, in words."""
+
+
+def names_function(text: str) -> bool:
+    """It is `package.module:name`, and no file of that name is there."""
+    return re.fullmatch(IMPORT_PATH, text) is not None and not Path(text).exists()
+
 
 ImportPath = Annotated[str, Field(pattern=IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""

@@ -1,19 +1,12 @@
 """Manifests that a user's own function makes, named `package.module:name` where a file's path would stand."""
 
 import importlib
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .base import IMPORT_PATH
 from .problems import InvalidJob, Problem, show
-
-
-def is_experiment(file: Path) -> bool:
-    """The path names a function, and no file that is there."""
-    return re.fullmatch(IMPORT_PATH, str(file)) is not None and not file.exists()
 
 
 def experiment(name: str) -> Any:

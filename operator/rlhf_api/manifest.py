@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from .base import Frozen, JobName
+from .base import Frozen, JobName, names_function
 from .bounds import oversized
 from .checks import check
 from .document import documents, not_json
-from .experiments import experiment, is_experiment
+from .experiments import experiment
 from .includes import read
 from .problems import InvalidJob, Problem, from_pydantic, in_text_map, show
 from .spec import Spec
@@ -111,7 +111,7 @@ def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
     Raises:
         InvalidJob: a file cannot be read or is no YAML, or an override names no place.
     """
-    document = experiment(str(file)) if is_experiment(file) else read(file)
+    document = experiment(str(file)) if names_function(str(file)) else read(file)
     for override in overrides:
         document = apply_override(document, override)
     return document

@@ -14,7 +14,8 @@ class Source(Frozen):
     """A file of rows, with its share of the mixture."""
 
     path: str
-    """JSON, JSONL or Parquet: a path, or the URL of an object (`s3://`, `gs://`, `az://`)."""
+    """JSON, JSONL or Parquet: a path, or the URL of an object (`s3://`, `gs://`, `az://`). Or `package.module:name`, a
+    function of your own that returns a sequence of rows."""
     weight: PositiveFloat | None = None
     """Its share of an epoch's samples is this over the sum of all. Every source has one, or none: by rows then."""
     system_prompt: str | None = None

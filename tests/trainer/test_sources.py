@@ -214,3 +214,47 @@ def test_sources_in_the_manifest():
 def test_sources_that_do_not_go_together(override, message):
     (problem,) = check(unchecked(override))
     assert str(problem).startswith(message)
+
+
+class Counted:
+    """A sequence that makes its rows, and says when."""
+
+    asked: list[int] = []
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        Counted.asked.append(index)
+        return {"prompt": f"p{index}"} if index < 2 else {"answer": 2}
+
+
+def no_rows() -> None:
+    raise FileNotFoundError("corpus.bin")
+
+
+def test_rows_of_a_function_of_ones_own_are_read_when_they_are_needed():
+    path = f"{__name__}:Counted"
+    rows = open_dataset("spec.data.samplesPerEpoch", [Source(path=path, weight=2.0)], "prompts", 6)
+    assert (len(rows), Counted.asked) == (3, [])
+    assert isinstance(rows[1], PromptRow)
+    assert (rows[1].prompt, Counted.asked) == ("p1", [1, 1])
+    with pytest.raises(InvalidJob, match=rf"{path}\[2\]"):
+        rows.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_rows", "has no rows: FileNotFoundError: corpus.bin"),
+        ("missing", "cannot be imported"),
+        ("write", "has no rows: TypeError"),
+        ("dict", "has no rows"),
+        ("object", "must return a sequence of rows, with len() and [i]; got object"),
+    ],
+)
+def test_a_function_that_has_none(name: str, said: str):
+    path = f"{'builtins' if name in ('dict', 'object') else __name__}:{name}"
+    with pytest.raises(InvalidJob) as raised:
+        open_dataset("spec.data.samplesPerEpoch", [Source(path=path)], "prompts")
+    assert said in str(raised.value)

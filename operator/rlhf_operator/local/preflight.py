@@ -7,6 +7,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.base import names_function
 from rlhf_api.evaluation import evaluation_sets
 from rlhf_api.graph import RowKind
 from rlhf_api.model_files import matrices, model_sizes
@@ -41,6 +42,9 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
     """Of files that are here to be read; the trainer checks Parquet and what lies in a store."""
     for i, source in enumerate(sources):
         where, path = f"{field}[{i}]", source.path
+        if names_function(path):
+            yield from _module(where, path)
+            continue
         if "://" in path or (path.endswith(".parquet") and Path(path).is_file()):
             continue
         try:
@@ -121,7 +125,11 @@ def _functions(spec: Spec) -> Iterator[Problem]:
     if spec.replay.sampler_is_import:
         named.append((spec.replay.sampler_field, spec.replay.sampler))
     for where, name in named:
-        # Only found, never imported: that would run the user's code here.
-        top = name.partition(":")[0].partition(".")[0]
-        if PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
-            yield Problem(where, f"no module {top!r} in {Path.cwd()} or installed; got {name!r}")
+        yield from _module(where, name)
+
+
+def _module(where: str, name: str) -> Iterator[Problem]:
+    """Only found, never imported: that would run the user's code here."""
+    top = name.partition(":")[0].partition(".")[0]
+    if PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+        yield Problem(where, f"no module {top!r} in {Path.cwd()} or installed; got {name!r}")

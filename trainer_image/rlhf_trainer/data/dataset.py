@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.base import names_function
 from rlhf_api.evaluation import evaluation_sets
 from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob, Problem
@@ -16,6 +17,7 @@ from rlhf_api.sources import Source, training_sources
 from rlhf_api.spec import Spec
 
 from .copies import PARQUET, local_file
+from .imported import ImportedRows
 from .stream import Mixture, RowStream
 
 
@@ -23,7 +25,7 @@ from .stream import Mixture, RowStream
 class Dataset(Rows):
     """The rows of all sources, one after the other; `mixture` says how often a run sees them."""
 
-    files: tuple[RowFile, ...]
+    files: tuple[RowFile | ImportedRows, ...]
     system_prompts: tuple[str | None, ...]
     mixture: Mixture
 
@@ -69,11 +71,10 @@ def open_dataset(field: str, sources: Sequence[Source], kind: RowKind, samples: 
 
     Raises InvalidJob where files cannot be read.
     """
-    files, problems = list[RowFile](), list[Problem]()
+    files, problems = list[RowFile | ImportedRows](), list[Problem]()
     for source in sources:
         try:
-            by_number = source.path.endswith(PARQUET)
-            files.append(RowFile(local_file(source.path), kind, source.path, by_number=by_number))
+            files.append(_opened(source.path, kind))
         except InvalidJob as error:
             problems += error.problems
     if problems:
@@ -84,6 +85,12 @@ def open_dataset(field: str, sources: Sequence[Source], kind: RowKind, samples: 
     except ValueError as error:
         raise InvalidJob([Problem(field, str(error))]) from None
     return Dataset(tuple(files), tuple(source.system_prompt for source in sources), mixture)
+
+
+def _opened(path: str, kind: RowKind) -> RowFile | ImportedRows:
+    if names_function(path):
+        return ImportedRows(path, kind)
+    return RowFile(local_file(path), kind, path, by_number=path.endswith(PARQUET))
 
 
 def open_datasets(spec: Spec) -> tuple[Dataset, dict[str, Dataset], Dataset | None]:

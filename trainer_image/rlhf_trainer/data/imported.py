@@ -1,0 +1,50 @@
+"""Rows of a sequence that a user's own function returns, named in a manifest where a file's path would stand."""
+
+from typing import Any
+
+from rlhf_api.graph import RowKind
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.row_files import Rows
+from rlhf_api.rows import Row, checked_row
+
+from ..imports import import_function
+
+
+class ImportedRows(Rows):
+    """Each row is asked for, and checked, when it is needed; every rank calls the function once."""
+
+    def __init__(self, name: str, kind: RowKind) -> None:
+        """`name`: `package.module:name` of a function without arguments.
+
+        Raises InvalidJob where it cannot be imported or called, or returns nothing that has rows by number.
+        """
+        self.name, self._kind = name, kind
+        function = import_function(name, name)
+        try:
+            self._rows: Any = function()
+        except Exception as error:
+            raise InvalidJob([Problem(name, _failure("has no rows", error))]) from error
+        if not (hasattr(self._rows, "__len__") and hasattr(self._rows, "__getitem__")):
+            message = f"must return a sequence of rows, with len() and [i]; got {type(self._rows).__name__}"
+            raise InvalidJob([Problem(name, message)])
+        if not len(self):
+            raise InvalidJob([Problem(name, "has no rows")])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        try:
+            found = self._rows[index]
+        except Exception as error:
+            raise InvalidJob([Problem(self.where(index), _failure("cannot be read", error))]) from error
+        return checked_row(found, self._kind, lambda: self.where(index))
+
+    def where(self, index: int) -> str:
+        return f"{self.name}[{index}]"
+
+
+def _failure(what: str, error: Exception) -> str:
+    return f"{what}: {type(error).__name__}: {error}"
