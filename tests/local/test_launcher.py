@@ -297,9 +297,8 @@ def test_an_interrupt_before_the_trainer_is_up_does_not_wait(run: Run) -> None:
 def test_nothing_outlives_a_launcher_that_is_killed(run: Run) -> None:
     process = run.start(trainer="hold", generator="stubborn")
     run.wait_for_step(2)
-    assert (
-        len(run.alive()) == 1 + 5 * 4
-    )  # the launcher; for each role its reaper, itself, a grandchild and its child
+    # The launcher; for each role its reaper, itself, a grandchild and its child.
+    run.wait_for(lambda: len(run.alive()) == 1 + 5 * 4, "every process")
     process.kill()
     process.communicate(timeout=10)
     run.wait_for(lambda: run.alive() == [], "the end of every process", 5)

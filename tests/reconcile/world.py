@@ -12,6 +12,7 @@ from tests.api.manifests import document
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus, TrainerStatus
+from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.desired import active_config, wanted
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, ROLE, pod_name
@@ -67,7 +68,7 @@ class World:
     def look(self, **seen: Any) -> Plan:
         """As the reconciler does."""
         job = self.job
-        pods = [Pod.of(body) for body in self.pods.values()]
+        pods = [Pod.of(trimmed(body)) for body in self.pods.values()]
         if job.unreadable:
             return leave_alone(job.unreadable)
         try:
@@ -157,6 +158,8 @@ class World:
 
 def new_pod(role: Role, index: int, attempt: int, now: datetime.datetime) -> dict[str, Any]:
     return {
+        "apiVersion": "v1",
+        "kind": "Pod",
         "metadata": {
             "name": pod_name("job", role, index),
             "uid": f"uid-{next(_uids)}",

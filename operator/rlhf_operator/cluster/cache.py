@@ -140,6 +140,7 @@ _OF_METADATA = (
     "labels",
     "creationTimestamp",
     "deletionTimestamp",
+    "deletionGracePeriodSeconds",
     "ownerReferences",
 )
 _OF_STATUS = {
