@@ -130,6 +130,18 @@ def test_a_trainer_that_died_before_it_was_deleted_for_its_peers_sake_counts():
     assert ("PodFailed", "trainer-0") in [(reason, said.partition(" ")[0]) for reason, said in world.events]
 
 
+def test_a_deleted_trainer_that_nobody_found_any_more_is_not_the_first_that_failed():
+    """Its kubelet then tells an end without a time (`ContainerStatusUnknown`)."""
+    world = running("spec.trainer.replicas=2")
+    world.end("job-trainer-0", 1, "Connection closed by peer")
+    world.step(1)
+    world.end("job-trainer-1", 137)
+    end = world.pods["job-trainer-1"]["status"]["containerStatuses"][0]["state"]["terminated"]
+    end |= {"finishedAt": None, "reason": "ContainerStatusUnknown"}
+    world.settle()
+    assert world.status.restarts == 1
+
+
 @pytest.mark.parametrize(("ended", "disrupted"), [(2, False), (3, True), (9, True)])
 def test_an_end_is_a_disruption_where_the_pod_was_told_to_end_before(ended: int, disrupted: bool):
     world = running()

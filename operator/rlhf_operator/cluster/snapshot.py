@@ -148,8 +148,13 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
     end = container.get("state", {}).get("terminated")
     if status.get("phase") not in _OVER and end is None:
         return None
+    told = _told_to_end(meta)
+    # A deleted pod's container that its kubelet cannot find any more has an end without a time.
+    at = _time(end, "finishedAt") or told or (_time(status, "startTime") if end is None else None) or 0.0
     disrupted = (
-        _told_to_end(meta, end)
+        # One that failed and was deleted afterwards failed by itself: a peer's end may be reported before its own, and
+        # the whole gang is deleted then.
+        (told is not None and at >= told)
         or status.get("reason") in _DISRUPTED
         or str(status.get("reason")).startswith(_RACES)
         or conditions.get("DisruptionTarget", {}).get("status") == "True"
@@ -157,14 +162,13 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
     if end is None:  # evicted before it ran, or its node's kubelet lost sight of it
         said = f"{status.get('reason') or 'failed'}: {status.get('message') or 'no container was run'}"
         code, said = _failed_init(status) or (SIGTERMED, said)
-        at = seconds(status["startTime"]) if status.get("startTime") else 0.0
         return Ended(at, code, said, disrupted, status.get("reason") or "")
     code = end.get("exitCode", SIGTERMED)
     how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
     telling = telling_line(end.get("message") or "")
     why = f"{how}: {telling}" if telling else how
     return Ended(
-        seconds(end["finishedAt"]) if end.get("finishedAt") else 0.0,
+        at,
         code,
         f"{why}; see `kubectl logs {meta['name']}`",
         disrupted,
@@ -173,13 +177,15 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
     )
 
 
-def _told_to_end(meta: Body, end: Body | None) -> bool:
-    """It was being deleted, by whomever, when it ended. One that failed and was deleted afterwards failed by itself:
-    a peer's end may be reported before its own, and the whole gang is deleted then."""
+def _told_to_end(meta: Body) -> float | None:
+    """The time at which a pod that is being deleted, by whomever, was told to end."""
     if "deletionTimestamp" not in meta:
-        return False
-    told = seconds(meta["deletionTimestamp"]) - meta.get("deletionGracePeriodSeconds", 0)
-    return end is None or not end.get("finishedAt") or seconds(end["finishedAt"]) >= told
+        return None
+    return seconds(meta["deletionTimestamp"]) - float(meta.get("deletionGracePeriodSeconds", 0))
+
+
+def _time(body: Body | None, field: str) -> float | None:
+    return seconds(body[field]) if body and body.get(field) else None
 
 
 def _waiting_reason(status: Body, conditions: Mapping[str, Body]) -> str | None:
