@@ -47,9 +47,10 @@ def never(_run: Run) -> Told:
 
 
 class Hangs(Told):
-    released = threading.Event()
+    begun, released = threading.Event(), threading.Event()
 
     def log(self, *_told: Any) -> None:
+        Hangs.begun.set()
         Hangs.released.wait(60)
 
 
@@ -109,7 +110,12 @@ def test_one_that_hangs_holds_nobody_up(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(tracking, "WAITING", 2)
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.2)
     try:
-        run(tmp_path, {"kind": here("Hangs")}, steps=10)
+        with tracked(tmp_path, {"kind": here("Hangs")}) as feeds:
+            metrics = Metrics(tmp_path, 0, feeds)
+            metrics.step({"step": 1, **STEP})
+            assert Hangs.begun.wait(60), "it has the first line, and keeps it"
+            for step in range(2, 11):
+                metrics.step({"step": step, **STEP})
     finally:
         Hangs.released.set()
     said = " ".join(record.getMessage() for record in caplog.records)
@@ -118,7 +124,9 @@ def test_one_that_hangs_holds_nobody_up(tmp_path, caplog, monkeypatch):
 
 
 def test_what_is_not_there_is_said_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "PACKAGES", {**tracking.PACKAGES, "mlflow": "no_such_package"})
+    monkeypatch.setattr(
+        tracking, "TRACKER_PACKAGES", {**tracking.TRACKER_PACKAGES, "mlflow": "no_such_package"}
+    )
     with pytest.raises(InvalidJob) as raised:
         run(tmp_path, {"kind": "mlflow"}, {"kind": "tensorboard"}, {"kind": "no.such:Tracker"})
     first, second = map(str, raised.value.problems)
