@@ -30,9 +30,12 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 # Written so that Rust's, Go's and Python's regular expressions agree: no \w and \d, which differ on letters like é.
-IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
-_SAMPLER = r"^(uniform|newest|prioritized|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
-_TRACKER = r"^(tensorboard|wandb|mlflow|trackio|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$"
+OBJECT = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
+TRACKER_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+"""Built-in trackers, and the package of each one's client."""
+_IMPORT_PATH = rf"^{OBJECT}$"
+_SAMPLER = rf"^(uniform|newest|prioritized|{OBJECT})$"
+_TRACKER = rf"^({'|'.join(TRACKER_PACKAGES)}|{OBJECT})$"
 _WORD = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _HTTP_URL = r"^https?://[^/@ ]+(/[^ ]*)?$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
@@ -45,8 +48,8 @@ _SUB_PATH = r"^\.?[A-Za-z0-9_-][^/:]*(/\.?[A-Za-z0-9_-][^/:]*)*$"
 REASON = r"^[A-Za-z][A-Za-z0-9._/-]*$"
 PATTERNS = {
     REASON: "must be a word of Kubernetes, such as OOMKilled or Evicted",
-    IMPORT_PATH: "must name a Python object as package.module:name",
-    _TRACKER: "must be tensorboard, wandb, mlflow, trackio, or name a Python class as package.module:name",
+    _IMPORT_PATH: "must name a Python object as package.module:name",
+    _TRACKER: f"must be {', '.join(TRACKER_PACKAGES)}, or name a Python class as package.module:name",
     _SAMPLER: "must be uniform, newest, prioritized, or name a Python function as package.module:name",
     _WORD: "must be a word of letters, digits and _, with no digit first",
     _HTTP_URL: "must be a URL that begins with http:// or https:// and has no user, password or space",
@@ -63,10 +66,10 @@ PATTERNS = {
 
 def names_function(text: str) -> bool:
     """It is `package.module:name`, and no file of that name is there."""
-    return re.fullmatch(IMPORT_PATH, text) is not None and not Path(text).exists()
+    return re.fullmatch(OBJECT, text) is not None and not Path(text).exists()
 
 
-ImportPath = Annotated[str, Field(pattern=IMPORT_PATH, max_length=256)]
+ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""
 HttpUrl = Annotated[str, Field(pattern=_HTTP_URL, max_length=1024)]
 """A URL that is asked over HTTP."""

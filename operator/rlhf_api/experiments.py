@@ -1,11 +1,9 @@
 """Manifests that a user's own function makes, named `package.module:name` where a file's path would stand."""
 
-import importlib
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from .imports import look_here, named_object
 from .problems import InvalidJob, Problem, show
 
 
@@ -14,11 +12,9 @@ def experiment(name: str) -> Any:
 
     Raises InvalidJob where it cannot be imported, raises an error itself, or returns no object.
     """
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    module, _, function = name.partition(":")
+    look_here()
     try:
-        document = getattr(importlib.import_module(module), function)()
+        document = named_object(name)()
     except Exception as error:
         raise InvalidJob([Problem(name, f"makes no manifest: {type(error).__name__}: {error}")]) from error
     if not isinstance(document, Mapping):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, create_model
 
 from .algorithms import ALGORITHMS, CUSTOM
-from .base import DType, Frozen, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .base import OBJECT, DType, Frozen, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
 from .evaluation import Evaluation
 from .health import Health
 from .lora import Adapters
@@ -18,11 +18,9 @@ from .rollout import Rollout
 from .sources import Source
 from .trackers import Tracker
 
-_IMPORT_PATH = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
-
 
 def _known(name: str) -> str:
-    if name in ALGORITHMS or re.fullmatch(_IMPORT_PATH, name):
+    if name in ALGORITHMS or re.fullmatch(OBJECT, name):
         return name
     close = difflib.get_close_matches(name.lower(), ALGORITHMS, n=1)
     hint = f'; did you mean "{close[0]}"?' if close else ""
@@ -32,7 +30,7 @@ def _known(name: str) -> str:
 AlgorithmName = Annotated[
     str,
     AfterValidator(_known),
-    WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(ALGORITHMS)}|{_IMPORT_PATH})$"}),
+    WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(ALGORITHMS)}|{OBJECT})$"}),
 ]
 """An entry of `rlhf_api.algorithms.ALGORITHMS`, or an algorithm of one's own as `module:name`."""
 

@@ -4,9 +4,6 @@ from pydantic import Field, JsonValue
 
 from .base import Frozen, TrackerKind
 
-PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-"""Built-in trackers, and the package of each one's client."""
-
 
 class Tracker(Frozen):
     """A service or file format that gets every figure of `metrics.jsonl` and of evaluations, and the manifest."""

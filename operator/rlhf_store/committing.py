@@ -86,7 +86,7 @@ class Committer:
 
     @property
     def rollbacks(self) -> int:
-        """How often the run went back to a good snapshot."""
+        """Number of times that the run went back to a good snapshot."""
         return self._root.rollbacks
 
     def commit(
@@ -130,7 +130,7 @@ class Committer:
         self._replace(root)
         self._manifests[entry.key] = manifest
         self._reached("committed")
-        self._delete({snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in kept})
+        self._delete_but_those_kept(before)
         return Snapshot(self._store, entry, manifest)
 
     def roll_back(self) -> int:
@@ -144,7 +144,7 @@ class Committer:
         step = max((snapshot.step for snapshot in before.cuts if snapshot.good), default=0)
         kept = tuple(snapshot for snapshot in before.cuts if snapshot.step <= step)
         self._replace(before.model_copy(update={"cuts": kept, "rollbacks": before.rollbacks + 1}))
-        self._delete({snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in kept})
+        self._delete_but_those_kept(before)
         return step
 
     def _replace(self, root: Root) -> None:
@@ -154,8 +154,9 @@ class Committer:
             raise _fenced(self._store.url) from None
         self._root = root
 
-    def _delete(self, gone: set[str]) -> None:
-        """After LATEST has forgotten them; a crash in here leaves what the next trainer collects."""
+    def _delete_but_those_kept(self, before: Root) -> None:
+        """Snapshots that LATEST has forgotten since; a crash in here leaves what the next trainer collects."""
+        gone = {snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in self.cuts}
         old = [manifest for key in gone if (manifest := self._manifests.pop(key, None))]
         used = {segment.key for manifest in self._manifests.values() for segment in manifest.segments()}
         self._unwanted |= gone | {segment.key for manifest in old for segment in manifest.segments()}

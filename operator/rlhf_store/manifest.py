@@ -93,7 +93,7 @@ class Root(Report):
     owner: str = ""
     """A random name of the trainer with this epoch: no two trainers ever write the same root."""
     rollbacks: Count = 0
-    """How often the run went back to a good snapshot."""
+    """Number of times that the run went back to a good snapshot."""
     cuts: tuple[Entry, ...] = ()
 
 

@@ -1,9 +1,9 @@
 """Functions that a manifest names by import path. Imports no torch."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
+from rlhf_api.imports import named_object
 from rlhf_api.problems import InvalidJob, Problem
 
 Function = Callable[..., Any]
@@ -11,9 +11,8 @@ Function = Callable[..., Any]
 
 def import_function(path: str, where: str) -> Function:
     """The function `module:name`. Raises InvalidJob, naming the field `where`, if it cannot be imported."""
-    module, _, name = path.partition(":")
     try:
-        function = getattr(importlib.import_module(module), name)
+        function = named_object(path)
     except Exception as error:
         raise InvalidJob(
             [Problem(where, f"{path!r} cannot be imported: {type(error).__name__}: {error}")]

@@ -1,6 +1,5 @@
 """The job's algorithm with its settings and graph: from the table, or imported from the user's own module."""
 
-import importlib
 import json
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ from pydantic import ValidationError
 
 from ..base import Frozen
 from ..graph import Graph, GraphError
+from ..imports import named_object
 from ..problems import InvalidJob, Problem, from_pydantic
 from ..spec import Spec
 from . import CUSTOM, Algorithm, algorithm_of, graph_of, settings_of
@@ -66,9 +66,8 @@ def imported(spec: Spec) -> tuple[Algorithm, Graph, Frozen]:
 
 
 def _import(path: str) -> Algorithm:
-    module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = named_object(path)
     except Exception as error:  # a user's module may raise anything
         raise _wrong(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(found, Algorithm):

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.resolve import imported, resolve
+from rlhf_api.imports import look_here
 from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob, Problem, from_pydantic, suggestion
 from rlhf_api.spec import Spec
@@ -48,8 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _drawing(subject: str, overrides: list[str]) -> Drawing:
-    if (module := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, module)  # modules of one's own, as in `rlhf run`
+    look_here()
     file = Path(subject)
     if subject in ALGORITHMS:
         spec = usual(subject)

@@ -118,7 +118,7 @@ class Saver:
             pending.result()
 
     def rollbacks(self) -> int:
-        """How often the run went back to a good snapshot, as rank 0 knows; a collective."""
+        """Number of times that the run went back to a good snapshot, as rank 0 knows; a collective."""
         committer = self._committer
         _, told = self._ranks.share(lambda: ({}, {"rollbacks": committer.rollbacks if committer else 0}))
         return int(told["rollbacks"])

@@ -69,11 +69,15 @@ def reward_figure(
         )
     sets = dict.fromkeys(row.get("set") for row in judged)
     for name in sets:
-        rows = [row for row in judged if row.get("set") == name]
+        of_set = [row for row in judged if row.get("set") == name]
         label = f"evaluation: {name}" if len(sets) > 1 else "evaluation"
         color = "tab:green" if len(sets) == 1 else None
         right.plot(
-            [row["step"] for row in rows], [row["mean"] for row in rows], "o--", color=color, label=label
+            [row["step"] for row in of_set],
+            [row["mean"] for row in of_set],
+            "o--",
+            color=color,
+            label=label,
         )
     right.set_ylabel(", ".join(name for name, found in (("KL", with_kl), ("evaluation", judged)) if found))
     figure.legend(loc="outside lower center", ncols=3)

@@ -55,6 +55,7 @@ def joined(parts: Sequence[Episode]) -> Episode:
 
 
 def message(answers: Responses, places: Mapping[str, int]) -> Message:
+    """The responses as rank 0 tells the others of them; `places` as in `collected`."""
     rollouts, sequences = answers.rollouts, pack(answers.rollouts)
     dropped: dict[str, list[int]] = {}
     for prompt_id, reason in answers.refused.items():

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rlhf_api.base import TRACKER_PACKAGES
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.spec import Spec
-from rlhf_api.trackers import PACKAGES
 from rlhf_api.trackers import Tracker as Wanted
 
 from ..imports import import_function
@@ -133,7 +133,7 @@ class _Feed:
 def _makers(spec: Spec) -> list[Callable[..., Tracker]]:
     found, problems = list[Callable[..., Tracker]](), list[Problem]()
     for i, wanted in enumerate(spec.trackers):
-        where, package = f"spec.trackers[{i}].kind", PACKAGES.get(wanted.kind)
+        where, package = f"spec.trackers[{i}].kind", TRACKER_PACKAGES.get(wanted.kind)
         if package is None:
             try:
                 found.append(import_function(wanted.kind, where))
