@@ -39,8 +39,9 @@ FROM base AS trainer
 # CUDA.
 ARG ENGINE=cpu
 ARG PIP_EXTRA_INDEX_URL
-# vLLM's CPU build loads the NUMA library; Triton, which the GPU build needs, compiles its launchers.
-RUN packages=libnuma1; if [ "$ENGINE" = gpu ]; then packages="gcc libc6-dev"; fi; \
+# vLLM's CPU build loads the NUMA library; Triton, which the GPU build needs, compiles its launchers, and NCCL loads
+# libibverbs and its providers for RDMA.
+RUN packages=libnuma1; if [ "$ENGINE" = gpu ]; then packages="gcc libc6-dev libibverbs1 ibverbs-providers"; fi; \
     dpkg -s $packages >/dev/null 2>&1 || { apt-get update -qq \
     && apt-get install -qq -y --no-install-recommends $packages && rm -rf /var/lib/apt/lists/*; }
 COPY --from=requirements /requirements/contract.txt /requirements/trainer.txt /requirements/cpu.txt \

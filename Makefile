@@ -9,7 +9,8 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test units calm e2e runs heavy cluster cluster-parts modern-parts images cluster-down lint release clean
+.PHONY: install demo test units calm e2e runs heavy faults cluster cluster-parts modern-parts images cluster-down lint generated
+.PHONY: release clean
 
 install: $(STAMP)
 
@@ -81,6 +82,11 @@ heavy: install
 	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E) $(RUNS))
 	$(PASSED)
 
+# What dies and what follows, on real processes, in docs/faults.md; a part of it is in `make runs`. As root, for hours:
+# FAULTS='--minutes 30 --only "on-policy SIGKILL"' runs some of it.
+faults: install
+	$(BIN)/python -m tests.fault_matrix $(FAULTS)
+
 # A real Kubernetes with one node on this machine; then our images in it; then no trace of it.
 cluster: install
 	$(BIN)/python -m tests.cluster up
@@ -103,6 +109,16 @@ lint: install
 	@failed=; for linter in $(LINTERS); do echo "$$linter"; $(BIN)/$$linter || failed="$$failed, $$linter"; done; \
 	[ -z "$$failed" ] || { echo "error: failed: $${failed#, }" >&2; exit 1; }
 	@mkdir -p $(RESULTS) && touch $(RESULTS)/$@
+
+# Files made from the models and the chart's values: definitions with the chart's copies of them, and reference pages.
+generated: install
+	for kind in RLHFJob RLHFRuntime ClusterRLHFRuntime; do \
+	  file=$$(echo "$$kind" | tr A-Z a-z)s.rlhf.dev.yaml; \
+	  $(BIN)/python -m rlhf_api.crd "$$kind" > "crds/$$file" && cp "crds/$$file" charts/rlhf-operator/files/ || exit 1; \
+	done
+	$(BIN)/python docs/make_manifest_reference.py
+	$(BIN)/python docs/make_chart_reference.py
+	$(BIN)/python docs/make_algorithm_graphs.py
 
 # The wheel with the operator's extra alone, in an environment of its own: it must do without this clone and torch.
 $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -name '*.py')

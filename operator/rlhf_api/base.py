@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 
@@ -14,6 +14,10 @@ class Frozen(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=to_camel, use_attribute_docstrings=True
     )
+
+
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+"""Fields of spec.evaluation that others have among those of sampling."""
 
 
 class Report(Frozen):
@@ -90,7 +94,27 @@ JobName = Annotated[str, Field(pattern=_JOB_NAME, max_length=40)]
 StoreUrl = Annotated[str, Field(pattern=_STORE_URL, max_length=1024)]
 """A place in an object store."""
 Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=32)]
-"""A Kubernetes quantity in quotes, such as `"500m"` or `"16Gi"`."""
+"""A Kubernetes quantity, such as `500m` or `16Gi`."""
+
+
+def _digits(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+INT_OR_STRING = "x-kubernetes-int-or-string"
+Amount = Annotated[
+    Quantity,
+    BeforeValidator(_digits),
+    WithJsonSchema(
+        {
+            INT_OR_STRING: True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": _QUANTITY,
+            "maxLength": 32,
+        }
+    ),
+]
+"""A quantity that may be a whole number without quotes: `cpu: 8`."""
 Name = Annotated[str, Field(pattern=_NAME, max_length=253)]
 """The name of another object in the cluster."""
 AbsolutePath = Annotated[str, Field(pattern=_PATH, max_length=256)]

@@ -86,6 +86,12 @@ def _minibatch() -> Rule:
     )
 
 
+_ENVIRONMENT = (
+    Rule(
+        "!has(self.environment) || self.environment.all(name, !name.startsWith('RLHF_'))",
+        "spec.environment: names that begin with RLHF_ are the operator's",
+    ),
+)
 _SPEC = (
     Rule(
         _generating("!has(self.model.create)"),
@@ -119,15 +125,18 @@ _SPEC = (
     ),
     _precision("bf16", "bfloat16"),
     _precision("fp16", "float16"),
-    Rule(
-        "!has(self.environment) || self.environment.all(name, !name.startsWith('RLHF_'))",
-        "spec.environment: names that begin with RLHF_ are the operator's",
-    ),
+    *_ENVIRONMENT,
 )
 _SAMPLING = (
     Rule(
         f"!has(self.minNewTokens) || self.minNewTokens <= {_or_default(Sampling, 'max_new_tokens', '')}",
         "spec.sampling.minNewTokens must not exceed maxNewTokens",
+    ),
+)
+_AUTOSCALE = (
+    Rule(
+        "!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
+        "spec.generator.autoscale.minReplicas must not exceed maxReplicas",
     ),
 )
 _REPLAY = (
@@ -227,8 +236,10 @@ _JOB = (
 RULES: dict[str, tuple[Rule, ...]] = {
     "RLHFJob": _JOB,
     "Spec": _SPEC,
+    "RuntimeSpec": _ENVIRONMENT,
     "Model": _POLICY,
     "Sampling": _SAMPLING,
+    "Autoscale": _AUTOSCALE,
     "Replay": _REPLAY,
     "PodSettings": _POD_SETTINGS,
     "Volume": _VOLUME,

@@ -5,11 +5,21 @@ from collections.abc import Callable, Iterator
 
 from pydantic.alias_generators import to_camel
 
-from . import evaluation, health, lora, pod_checks, resources, rollout, sources
+from . import (
+    evaluation,
+    generator_checks,
+    health,
+    lora,
+    pod_checks,
+    resources,
+    rollout,
+    sources,
+    trainer_checks,
+)
 from .algorithms import ALGORITHMS, CUSTOM, algorithm_of, graph_of, settings_of
 from .problems import Problem, path, show
 from .roles import Role
-from .spec import Spec
+from .spec import MOST_KEPT, Spec
 
 Rule = Callable[[Spec], Iterator[Problem]]
 
@@ -60,11 +70,6 @@ def _reward(spec: Spec) -> Iterator[Problem]:
             message = f"two rewards are {entry.metric!r} in the metrics; give this one another name"
             yield Problem(f"spec.reward.functions[{i}].name", message)
         names.append(entry.metric)
-    if spec.reward.fine_grained and (spec.reward.functions or not scored_by_model):
-        yield Problem(
-            "spec.reward.fineGrained",
-            "needs spec.model.reward and no functions: a function gives one number for a whole response; got true",
-        )
     if spec.reward.fine_grained and spec.reward.bias:
         yield Problem(
             "spec.reward.bias",
@@ -78,31 +83,20 @@ def _reward(spec: Spec) -> Iterator[Problem]:
 
 def _sampling(spec: Spec) -> Iterator[Problem]:
     s = spec.sampling
-    truncated = s.top_p < 1 or s.top_k > 0 or s.min_new_tokens > 0
     compared = spec.replay.dynamic or spec.weights.every_steps > 1 or spec.rollout.max_staleness
-    if truncated and graph_of(spec).generates and (compared or spec.rollout.level != "none"):
+    if s.cut and graph_of(spec).generates and (compared or spec.rollout.level != "none"):
         yield Problem(
             "spec.sampling",
-            "topP, topK and minNewTokens leave out tokens, unknown to the trainer's log-probabilities; with "
+            "topP and minNewTokens leave out tokens, unknown to the trainer's log-probabilities; with "
             "replay.streamDataLoaderType dynamic, weights.everySteps above 1, rollout.maxStaleness or "
-            "rollout.importance they would be compared; switch them off",
+            f"rollout.importance they would be compared; set topK too, from 1 to {MOST_KEPT}, with which training "
+            f"replays what was left out, or switch them off; got topP {s.top_p:g}, topK {s.top_k}, minNewTokens "
+            f"{s.min_new_tokens}",
         )
     if s.min_new_tokens > s.max_new_tokens:
         yield Problem(
             "spec.sampling.minNewTokens",
             f"must not exceed maxNewTokens ({s.max_new_tokens}); got {s.min_new_tokens}",
-        )
-
-
-def _batches(spec: Spec) -> Iterator[Problem]:
-    if not graph_of(spec).generates:
-        return
-    longest = spec.data.max_prompt_length + spec.sampling.max_new_tokens
-    if spec.trainer.micro_batch_tokens < longest:
-        yield Problem(
-            "spec.trainer.microBatchTokens",
-            f"one answer can have {longest} tokens (data.maxPromptLength + sampling.maxNewTokens); "
-            f"use at least that; got {spec.trainer.micro_batch_tokens}",
         )
 
 
@@ -148,25 +142,8 @@ def _sampled(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"spec.{name}", message)
 
 
-def _weights(spec: Spec) -> Iterator[Problem]:
-    """Settings of generators in a job that has none."""
-    if Role.GENERATOR in graph_of(spec).roles and not spec.generator.shared_with_trainer:
-        return
-    if spec.weights != type(spec.weights)():
-        yield Problem("spec.weights", "is of weights that go to generators, and the job has none; remove it")
-    for name in ("replicas", "tensor_parallel_size"):
-        value = getattr(spec.generator, name)
-        if value > 1:
-            where = f"spec.generator.{to_camel(name)}"
-            yield Problem(where, f"is of generators, and the job has none; use 1; got {value}")
-
-
 def _evaluation(spec: Spec) -> Iterator[Problem]:
-    if spec.evaluation is not None and not graph_of(spec).generates:
-        message = f"is of responses to held-out prompts, and {spec.algorithm} samples none; remove it"
-        yield Problem("spec.evaluation", message)
-        return
-    yield from evaluation.problems(spec)
+    yield from evaluation.problems(spec, sampled=graph_of(spec).generates)
 
 
 def _checkpoint(spec: Spec) -> Iterator[Problem]:
@@ -175,54 +152,13 @@ def _checkpoint(spec: Spec) -> Iterator[Problem]:
             "spec.checkpoint.keepBest",
             f"nothing says which are best: set spec.evaluation, or 0; got {spec.checkpoint.keep_best}",
         )
-
-
-def _precision(spec: Spec) -> Iterator[Problem]:
-    dtype, deepspeed = spec.trainer.dtype or spec.model.dtype, spec.trainer.deepspeed
-    for key, wanted in (("bf16", "bfloat16"), ("fp16", "float16")):
-        section = getattr(deepspeed, key)
-        if section is not None and section.enabled and dtype != wanted:
-            yield Problem(
-                f"spec.trainer.deepspeed.{key}.enabled",
-                f"the trainer computes in {dtype}; set spec.trainer.dtype to {wanted} or drop this; got true",
-            )
-        if section is not None and not section.enabled and dtype == wanted:
-            yield Problem(
-                f"spec.trainer.deepspeed.{key}.enabled",
-                f"the optimizer of a {dtype} model would have no float32 weights; set spec.trainer.dtype to float32, "
-                "or drop this; got false",
-            )
-
-
-def _deepspeed(spec: Spec) -> Iterator[Problem]:
-    """Keys of DeepSpeed's that this trainer does not read."""
-    deepspeed = spec.trainer.deepspeed
-    for name, instead in (
-        ("steps_per_print", "metrics.jsonl has every step"),
-        ("activation_checkpointing", "the models here are not made with DeepSpeed's checkpoints"),
-    ):
-        if getattr(deepspeed, name) is not None:
-            yield Problem(f"spec.trainer.deepspeed.{name}", f"has no effect ({instead}); remove it")
-    if deepspeed.optimizer is not None and "lr" in deepspeed.optimizer.params:
-        where = "spec.trainer.deepspeed.optimizer.params.lr"
-        yield Problem(where, "is set by the job (spec.optimizer.learningRate); remove it")
-
-
-def _owned_arguments(spec: Spec) -> Iterator[Problem]:
-    for key in spec.generator.engine_arguments:
-        name = key.lstrip("-").replace("_", "-")
-        if key != name:
-            yield Problem(
-                f"spec.generator.engineArguments.{key}", f"spell it as vLLM does, without dashes: {name}"
-            )
-        if spec.generator.engine_arguments[key] is None:
-            where = f"spec.generator.engineArguments.{key}"
-            yield Problem(where, "null is no value; true switches a flag on, false off; got null")
-        if name in OWNED_ENGINE_ARGUMENTS:
-            yield Problem(
-                f"spec.generator.engineArguments.{key}",
-                f"is set by the job ({OWNED_ENGINE_ARGUMENTS[name]}); remove it",
-            )
+    origin = spec.checkpoint.start_from
+    if origin is not None and origin.step >= spec.steps:
+        message = f"must be below spec.steps ({spec.steps}), the steps of the whole run; got {origin.step}"
+        yield Problem("spec.checkpoint.startFrom.step", message)
+    if origin is not None and origin.store.rstrip("/") == (spec.checkpoint.store or "").rstrip("/"):
+        message = f"is this run's own spec.checkpoint.store; name another one there; got {show(origin.store)}"
+        yield Problem("spec.checkpoint.startFrom.store", message)
 
 
 def _trackers(spec: Spec) -> Iterator[Problem]:
@@ -246,29 +182,15 @@ def _environment(spec: Spec) -> Iterator[Problem]:
             yield Problem(where, f"is no name of an environment variable; got {show(value)}")
 
 
-OWNED_ENGINE_ARGUMENTS = {
-    "model": "spec.model.policy",
-    "tokenizer": "spec.model.tokenizer",
-    "dtype": "spec.generator.dtype",
-    "seed": "spec.seed",
-    "port": "the launcher",
-    "host": "the launcher",
-    "tensor-parallel-size": "spec.generator.tensorParallelSize",
-    "weight-transfer-config": "the weight broadcast",
-    "worker-extension-cls": "the weight broadcast",
-    "middleware": "the token check",
-    "served-model-name": "metadata.name",
-    "generation-config": "spec.sampling",
-    "logprobs-mode": "the trainer's log-probabilities",
-}
-
 RULES: tuple[Rule, ...] = (
-    *(_algorithm, _policy, _reward, _sampling, _batches, _replay),
-    *(_sampled, rollout.problems, lora.problems, _weights, _evaluation, _checkpoint, _precision, _deepspeed),
-    health.problems,
-    *(_owned_arguments, _trackers, _environment),
+    *(_algorithm, _policy, _reward, _sampling, trainer_checks.batches, trainer_checks.critic),
+    *(trainer_checks.sequence_parallel, _replay, _sampled, rollout.problems, lora.problems),
+    *(generator_checks.none, generator_checks.autoscale, _evaluation, _checkpoint),
+    *(trainer_checks.precision, trainer_checks.deepspeed, health.problems),
+    *(generator_checks.engine_arguments, _trackers, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
+"""In the order in which their problems are told."""
 
 
 def check(spec: Spec) -> list[Problem]:

@@ -1,6 +1,7 @@
-"""The CustomResourceDefinition of RLHFJob, made from the models.
+"""The CustomResourceDefinitions of RLHFJob and of the runtimes, made from the models.
 
 python -m rlhf_api.crd > crds/rlhfjobs.rlhf.dev.yaml
+python -m rlhf_api.crd RLHFRuntime > crds/rlhfruntimes.rlhf.dev.yaml
 
 The schema says what the models say, as far as a structural schema can. It sets no defaults, so that a stored
 object stays what its author wrote (a role's pods override the job's only where they say something) and a later
@@ -13,16 +14,20 @@ the file writes a subtree that stands in several places once, as a YAML anchor.
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from .manifest import API_VERSION, KIND, Metadata, RLHFJob
+from .runtime import Runtime, RuntimeSpec
 from .spec import Spec
 from .status import JobStatus
 from .structural import Schema, Structural, describe_once, rules_of
 
 PLURAL = "rlhfjobs"
+CLUSTER_RUNTIME = "ClusterRLHFRuntime"
+RUNTIMES = ("RLHFRuntime", CLUSTER_RUNTIME)
 GROUP, VERSION = API_VERSION.split("/")
 
 _COLUMNS = (
@@ -44,9 +49,15 @@ _COLUMNS = (
     ("Queue", "integer", ".status.queue", 1),
     ("Message", "string", ".status.message", 1),
 )
+_RUNTIME_COLUMNS = (
+    ("Image", "string", ".spec.pods.image", 0),
+    ("GPUs", "integer", ".spec.pods.gpu.count", 0),
+    ("Gang", "string", ".spec.scheduling.gang", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+)
 _SELECTABLE = (".spec.algorithm", ".spec.suspend", ".status.phase")
 """Fields that `kubectl get --field-selector` and watches can ask for."""
-_WIDTH = 200
+_WIDTH = 400
 _SHARED = 400
 """Subtrees of so many characters, as JSON, are written once."""
 
@@ -61,34 +72,55 @@ def crd(minor: int = 37) -> Schema:
         "statusReplicasPath": ".status.generatorReplicas",
         "labelSelectorPath": ".status.selector",
     }
+    version: Schema = {"subresources": {"status": {}, "scale": scale}}
+    if minor >= 30:
+        version["selectableFields"] = [{"jsonPath": at} for at in _SELECTABLE]
+    version["additionalPrinterColumns"] = [_column(*column) for column in _COLUMNS]
+    names = {"shortNames": ["rlhf"], "categories": ["all"]}
+    return _definition(KIND, "Namespaced", _root(cel=minor >= 25), version, names)
+
+
+def runtime_crd(kind: str, minor: int = 37) -> Schema:
+    """The object to install for RLHFRuntime or ClusterRLHFRuntime."""
+    spec = Structural(RuntimeSpec, cel=minor >= 25).root
+    root: Schema = {"type": "object", "description": (Runtime.__doc__, ""), "required": ["spec"]}
+    root["properties"] = {
+        "apiVersion": {"type": "string"},
+        "kind": {"type": "string"},
+        "metadata": {"type": "object"},
+        "spec": spec,
+    }
+    describe_once(root)
+    columns = {"additionalPrinterColumns": [_column(*column) for column in _RUNTIME_COLUMNS]}
+    return _definition(kind, "Cluster" if kind == CLUSTER_RUNTIME else "Namespaced", root, columns)
+
+
+def _definition(
+    kind: str, scope: str, root: Schema, version: Schema, names: Mapping[str, Any] | None = None
+) -> Schema:
+    """A definition of one version, with `root` as its schema; `version` and `names`: more of those sections."""
+    plural = f"{kind.lower()}s"
+    named = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()} | dict(
+        names or {}
+    )
+    served = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": root},
+        **version,
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
-        "spec": {
-            "group": GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["rlhf"],
-                "categories": ["all"],
-            },
-            "versions": [
-                {
-                    "name": VERSION,
-                    "served": True,
-                    "storage": True,
-                    "schema": {"openAPIV3Schema": _root(cel=minor >= 25)},
-                    "subresources": {"status": {}, "scale": scale},
-                    **({"selectableFields": [{"jsonPath": at} for at in _SELECTABLE]} if minor >= 30 else {}),
-                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
-                }
-            ],
-        },
+        "metadata": {"name": f"{plural}.{GROUP}"},
+        "spec": {"group": GROUP, "scope": scope, "names": named, "versions": [served]},
     }
+
+
+def definition(kind: str = KIND, minor: int = 37) -> Schema:
+    """The object to install for this kind on a server of Kubernetes 1.`minor`."""
+    return crd(minor) if kind == KIND else runtime_crd(kind, minor)
 
 
 def _column(name: str, kind: str, path: str, priority: int) -> Schema:
@@ -138,12 +170,13 @@ def _interned(node: Any, known: dict[str, Any]) -> Any:
     return [_interned(item, known) for item in node] if isinstance(node, list) else node
 
 
-def document(minor: int = 37) -> str:
+def document(minor: int = 37, kind: str = KIND) -> str:
     """The definition as YAML, with equal subtrees written once."""
-    head = "# Made by `python -m rlhf_api.crd`; a test keeps it in step with the models.\n"
-    tree = _interned(crd(minor), {})
+    command = "python -m rlhf_api.crd" + (f" {kind}" if kind != KIND else "")
+    head = f"# Made by `{command}`; a test keeps it in step with the models.\n"
+    tree = _interned(definition(kind, minor), {})
     return head + yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=2**31, default_flow_style=None)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(document())
+    sys.stdout.write(document(kind=sys.argv[1] if sys.argv[1:] else KIND))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .spec import Spec
 
 Action = Literal["warn", "pause", "rollback", "fail"]
-"""What a broken rule does, before the weights of its step are served or saved; see docs/health.md."""
+"""Action of a broken rule, before the weights of its step are served or saved; see docs/health.md."""
 Limit = Annotated[float, Field(allow_inf_nan=False)]
 Deviations = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -54,7 +54,10 @@ class Health(Frozen):
     """Rules on every step's metrics, decided before its weights are served or saved."""
 
     not_finite: Literal["pause", "rollback", "fail"] = "fail"
-    """What follows where a loss or the norm of a gradient is NaN or infinite."""
+    """Action where a loss or the norm of a gradient is NaN or infinite."""
+    logprob_difference: float = Field(0.3, ge=0, allow_inf_nan=False)
+    """The job fails where log-probabilities of trainer and generators differ by more in a step, with the same weights.
+    0 switches it off, as do topP and minNewTokens without a topK of up to 256."""
     rules: tuple[HealthRule, ...] = Field((), max_length=32)
     max_rollbacks: Positive = 3
     """The job fails where it would go back once more."""

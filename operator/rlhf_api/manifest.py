@@ -95,13 +95,19 @@ def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
     return parse(made)
 
 
-def load(file: Path, overrides: Iterable[str] = ()) -> RLHFJob:
+def load(file: Path, overrides: Iterable[str] = (), trial: str | None = None) -> RLHFJob:
     """A checked job from a YAML file or an experiment, with what it includes and `path=value` overrides applied first.
+    That of a `trial` is named `<name>-<trial>`.
 
     Raises:
         InvalidJob: a file cannot be read, is no YAML, or they hold no valid job.
     """
-    return parse(composed(file, overrides))
+    document = composed(file, overrides)
+    job = parse(document)
+    if trial is None:
+        return job
+    named = f"{job.metadata.name}-{trial}"
+    return parse({**document, "metadata": {**document["metadata"], "name": named}})
 
 
 def composed(file: Path, overrides: Iterable[str] = ()) -> Any:

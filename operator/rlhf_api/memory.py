@@ -1,9 +1,9 @@
-"""Lower bound of the memory of one GPU of a role, by formulae that docs/memory.md explains; pure.
+"""Memory of one GPU of a role, by formulae that docs/memory.md explains; pure.
 
-Activations, the KV cache, and what CUDA and its libraries keep come on top.
+The KV cache, and what CUDA and its libraries keep, come on top.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .algorithms import graph_of
@@ -13,7 +13,8 @@ from .spec import Spec
 BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _BUCKET = 500_000_000
 _GROUP = 1_000_000_000
-"""DeepSpeed's `reduce_bucket_size` and `sub_group_size` unless given, in elements."""
+_LIVE = 1_000_000_000
+"""DeepSpeed's `reduce_bucket_size`, `sub_group_size` and `stage3_max_live_parameters` unless given, in elements."""
 
 Part = tuple[int, str]
 """Bytes of each parameter, and what they are."""
@@ -52,10 +53,8 @@ class Zero:
     def of(cls, spec: Spec) -> "Zero":
         """From the manifest, completed as the trainer completes it."""
         config, dtype = spec.trainer.deepspeed, spec.trainer.dtype or spec.model.dtype
-        graph, lora = graph_of(spec), spec.model.lora
-        adapted = [
-            i for i, m in enumerate(graph.trained) if lora is not None and lora.of(m.field) is not None
-        ]
+        graph = graph_of(spec)
+        adapted = [i for i, m in enumerate(graph.trained) if spec.model.adapter(m.field)]
         zero, bf16, fp16 = config.zero_optimization, config.bf16, config.fp16
         light = (bf16 and bf16.bf16_master_weights_and_grads) or (fp16 and fp16.fp16_master_weights_and_grads)
         away = [o is not None and o.device != "none" for o in (zero.offload_optimizer, zero.offload_param)]
@@ -64,7 +63,7 @@ class Zero:
             dtype=dtype,
             # Mixed precision is stage 1 at least: the trainer makes it so.
             stage=zero.stage if dtype == "float32" else max(1, zero.stage),
-            ranks=spec.trainer.replicas * spec.trainer.processes_per_replica,
+            ranks=spec.trainer.ranks,
             optimizer_away=away[0],
             weights_away=away[1] and zero.stage == 3,
             master=master,
@@ -144,9 +143,21 @@ def updating(zero: Zero) -> Share:
     return max(backward, step, key=lambda share: share.bytes(zero.ranks))
 
 
-def trainer(zero: Zero, models: Sequence[float]) -> Need:
-    """A rank that trains `models`, given by their numbers of parameters; those of adapters are not counted."""
-    found = [_training(zero, models)]
+def backward(zero: Zero) -> Share:
+    """Memory beside the activations of the model whose backward pass runs: gradients, and weights of stage 3."""
+    if zero.stage == 3:
+        return Share()
+    if zero.dtype == "bfloat16" and zero.stage == 1 and not zero.optimizer_away:
+        return Share(whole=((2, "bfloat16 gradients"),))
+    gradients = ((zero.gradients, "gradients"),)
+    return Share(divided=gradients) if zero.stage == 2 else Share(whole=gradients)
+
+
+def trainer(zero: Zero, models: Sequence[float], activations: float | None = None) -> Need:
+    """A rank that trains `models`, given by their numbers of parameters; those of adapters are not counted.
+    `activations`: bytes at the peak of a backward pass, where they are known.
+    """
+    found = [_training(zero, models, activations)]
     if zero.stage == 3 and zero.gathers:
         found.append(_generating(zero, models))
     return max(found, key=lambda need: need.total)
@@ -171,25 +182,36 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:.0f}" if 1e11 <= size < 1e15 else f"{size / 1e9:.3g}"
 
 
-def _training(zero: Zero, models: Sequence[float]) -> Need:
+def _training(zero: Zero, models: Sequence[float], activations: float | None) -> Need:
     base, models = _frozen(zero, models), [size for i, size in enumerate(models) if i not in zero.frozen]
-    if not models:
-        return base
-    always, busy, at_once = kept(zero), updating(zero), max(models)
-    buckets = 0
-    if zero.stage == 3:
+    parts = []
+    if models:
+        always = kept(zero).bytes(zero.ranks)
+        parts.append(Need(sum(models) * always, f"{_parameters(models)} x {kept(zero).words(zero.ranks)}"))
+    parts.append(max(_phases(zero, models, activations), key=lambda need: need.total))
+    if models and zero.stage == 3:
         buckets = len(models) * zero.bucket * zero.weights
-        # A rank updates its part group by group.
-        at_once = min(at_once, zero.group * zero.ranks)
-    total = sum(models) * always.bytes(zero.ranks) + at_once * busy.bytes(zero.ranks) + buckets
-    words = [f"{_parameters(models)} x {always.words(zero.ranks)}"] if always.bytes(zero.ranks) else []
-    if busy.bytes(zero.ranks):
-        words.append(f"{count(at_once)} x {busy.words(zero.ranks)} in an update")
-    if buckets:
-        words.append(f"{gigabytes(buckets)} GB of reduce buckets")
-    if base.total:
-        words.append(base.words)
-    return Need(total + base.total, " + ".join(words))
+        parts.append(Need(buckets, f"{gigabytes(buckets)} GB of reduce buckets"))
+    parts = [part for part in (*parts, base) if part.total]
+    return Need(sum(part.total for part in parts), " + ".join(part.words for part in parts) or base.words)
+
+
+def _phases(zero: Zero, models: Sequence[float], activations: float | None) -> Iterator[Need]:
+    """Memory on top of what is kept: in an optimizer step, and in a backward pass."""
+    largest = max(models, default=0)
+    # At stage 3 a rank updates its part group by group.
+    at_once = min(largest, zero.group * zero.ranks) if zero.stage == 3 else largest
+    busy, beside = updating(zero), backward(zero)
+    yield Need(at_once * busy.bytes(zero.ranks), f"{count(at_once)} x {busy.words(zero.ranks)} in an update")
+    if activations is not None:
+        size = largest * beside.bytes(zero.ranks)
+        words = f"{count(largest)} x {beside.words(zero.ranks)} and " if size else ""
+        if zero.stage == 3:
+            live = min(largest, _LIVE) * zero.weights
+            size, words = size + live, f"{gigabytes(live)} GB of gathered weights and "
+        yield Need(
+            size + activations, f"{words}{gigabytes(activations)} GB of activations in the backward pass"
+        )
 
 
 def _generating(zero: Zero, models: Sequence[float]) -> Need:

@@ -1,12 +1,12 @@
-"""Parameter counts of models in local directories, from file headers and configurations, without loading them."""
+"""Sizes of models in local directories, from file headers and configurations, without loading them."""
 
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from .parameters import count_parameters
-from .sizes import LOADED
+from .parameters import Shape, count_parameters, shape_of
+from .sizes import LOADED, Size
 from .spec import Spec
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -14,14 +14,14 @@ _LONGEST_HEADER = 100 << 20
 """The format allows no longer one."""
 
 
-def model_sizes(spec: Spec) -> dict[str, int]:
+def model_sizes(spec: Spec) -> dict[str, Size]:
     """By the field of `spec.model` that names the directory; without those that cannot be read."""
     found = {}
     for field in LOADED:
         name: str | None = getattr(spec.model, field)
         parameters = _parameters(Path(name)) if name is not None else None
-        if parameters is not None:
-            found[field] = parameters
+        if name is not None and parameters is not None:
+            found[field] = Size(parameters, _shape(Path(name)))
     return found
 
 
@@ -32,6 +32,16 @@ def matrices(directory: Path) -> list[str]:
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return []
     return [n.removesuffix(".weight") for n, s in shapes.items() if n.endswith(".weight") and len(s) == 2]
+
+
+def tensor_entries(file: BinaryIO) -> dict[str, Any]:
+    """`dtype`, `shape` and `data_offsets` of each tensor in a safetensors file, which is left where its data begins: 8
+    bytes of length, a header in JSON, the tensors. Raises ValueError for a file of another format."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"no safetensors file: its header would have {length} bytes")
+    header = json.loads(file.read(length))
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
 def _parameters(directory: Path) -> int | None:
@@ -46,6 +56,13 @@ def _parameters(directory: Path) -> int | None:
     return None
 
 
+def _shape(directory: Path) -> Shape | None:
+    try:
+        return shape_of(_read(directory / "config.json"))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
 def _in_files(directory: Path) -> int:
     return sum(math.prod(shape) for file in _files(directory) for shape in _shapes(file).values())
 
@@ -57,13 +74,8 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _shapes(file: Path) -> dict[str, list[int]]:
-    """Of all tensors in a safetensors file, by its header."""
     with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if length > _LONGEST_HEADER:
-            raise ValueError(f"{file} is no safetensors file")
-        header = json.loads(opened.read(length))
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+        return {name: entry["shape"] for name, entry in tensor_entries(opened).items()}
 
 
 def _by_configuration(directory: Path) -> int | None:

@@ -1,6 +1,7 @@
 """Out-of-memory kills, as the kernel counts them: a process that ends by SIGKILL cannot say why itself."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 
 class OomKills:
@@ -13,20 +14,30 @@ class OomKills:
     def words(self) -> str:
         """To follow the words of a death by SIGKILL; empty where no such kill was counted."""
         now = count(self._root)
-        if self._before is None or now is None or now <= self._before:
+        if self._before is None or now is None or now.kills <= self._before.kills:
             return ""
-        return f" for lack of memory (the kernel's count of out-of-memory kills rose by {now - self._before})"
+        maybe, whose = ("", "kernel") if now.own else (" maybe", "machine")
+        rose = now.kills - self._before.kills
+        return f"{maybe} for lack of memory (the {whose}'s count of out-of-memory kills rose by {rose})"
 
 
-def count(root: Path = Path("/")) -> int | None:
-    """Out-of-memory kills so far in this process's control group and those below it. Where the kernel keeps no such
-    count (the root group, version 1), those of the whole machine; None where that cannot be read either."""
+class Count(NamedTuple):
+    """Out-of-memory kills so far, in this process's `own` control group and those below it, or else on the machine."""
+
+    kills: int
+    own: bool
+
+
+def count(root: Path = Path("/")) -> Count | None:
+    """The count of this process's control group. Where the kernel keeps none (the root group, version 1), that of the
+    whole machine; None where that cannot be read either."""
     group = next((line[3:] for line in _lines(root / "proc/self/cgroup") if line.startswith("0::")), "/")
-    for file in (root / "sys/fs/cgroup" / group.strip("/") / "memory.events", root / "proc/vmstat"):
+    files = {root / "sys/fs/cgroup" / group.strip("/") / "memory.events": True, root / "proc/vmstat": False}
+    for file, own in files.items():
         for line in _lines(file):
             name, _, number = line.partition(" ")
             if name == "oom_kill" and number.isdecimal():
-                return int(number)
+                return Count(int(number), own)
     return None
 
 

@@ -1,6 +1,7 @@
-"""Parameter count of a model by its Hugging Face configuration."""
+"""Parameter count and widths of a model by its Hugging Face configuration."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 Config = Mapping[str, Any]
@@ -60,6 +61,41 @@ _ALL_BIASES = ("llama", "qwen3", "gemma", "gemma2", "gemma3_text")
 _HEAD_NORMS = ("qwen3", "gemma3_text")
 _FOUR_NORMS = ("gemma2", "gemma3_text")
 _LARGEST = 10**15
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Widths of a decoder whose layers are gated: of hidden states, of all heads' queries and keys, within a layer."""
+
+    layers: int
+    hidden: int
+    queries: int
+    keys: int
+    inner: int
+    vocabulary: int
+    norms: int = 2
+    """Norms of a layer, those of single heads aside."""
+    head_norms: bool = False
+
+
+def shape_of(config: Config) -> Shape | None:
+    """None for a type that is not known here or not of this kind, or a configuration that does not make sense."""
+    kind = config.get("model_type")
+    if kind == "gpt2" or count_parameters(config) is None:
+        return None
+    assert isinstance(kind, str)
+    full = {key: config.get(key, default) for key, default in _DEFAULTS[kind].items()}
+    head = full["head_dim"] or full["hidden_size"] // full["num_attention_heads"]
+    return Shape(
+        layers=full["num_hidden_layers"],
+        hidden=full["hidden_size"],
+        queries=full["num_attention_heads"] * head,
+        keys=(full["num_key_value_heads"] or full["num_attention_heads"]) * head,
+        inner=full["intermediate_size"],
+        vocabulary=full["vocab_size"],
+        norms=4 if kind in _FOUR_NORMS else 2,
+        head_norms=kind in _HEAD_NORMS,
+    )
 
 
 def count_parameters(config: Config) -> int | None:

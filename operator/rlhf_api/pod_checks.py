@@ -25,6 +25,7 @@ def pods(spec: Spec) -> Iterator[Problem]:
         section: RoleSpec = getattr(spec, role.value)
         where = f"spec.{role.value}.pods"
         yield from _settings(where, section.pods)
+        yield from _model_cache(spec, where, section.pods)
         if section.pods.model_fields_set & {"gpu", "resources"}:
             yield from _gpu_resource(where, combine(spec.pods, section.pods))
 
@@ -60,6 +61,20 @@ def _volume(where: str, volume: Volume) -> Iterator[Problem]:
         yield Problem(f"{where}.mountPath", f"the operator mounts its own there; got {show(path)}")
     elif path in NOT_OVER:
         yield Problem(f"{where}.mountPath", f"would hide what every container needs; got {show(path)}")
+
+
+def _model_cache(spec: Spec, where: str, own: PodSettings) -> Iterator[Problem]:
+    """Of each role, since volume and cache may be said in different places; a runtime may bring the volume."""
+    settings = combine(spec.pods, own)
+    cache = settings.model_cache
+    if cache is None or spec.runtime is not None:
+        return
+    writable = ["/workspace", *(v.mount_path for v in settings.volumes if not v.read_only)]
+    if not any(f"{cache}/".startswith(f"{mounted.rstrip('/')}/") for mounted in writable):
+        said = where if own.model_cache is not None else "spec.pods"
+        mounts = ", ".join(writable)
+        message = f"must lie on a volume that can be written ({mounts}), or each pod would fill its own"
+        yield Problem(f"{said}.modelCache", f"{message}; got {show(cache)}")
 
 
 def _twice(where: str, volumes: tuple[Volume, ...]) -> Iterator[Problem]:

@@ -1,11 +1,11 @@
 """Pod settings of a manifest, for a cluster; one machine takes no notice of them."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue
 
-from .base import AbsolutePath, Frozen, Label, Name, Positive, PositiveFloat, Quantity, SubPath
+from .base import AbsolutePath, Amount, Frozen, Label, Name, Positive, PositiveFloat, Quantity, SubPath
 
 _DECIMAL = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3} | {"kMGTPE"[i]: 1000.0 ** (i + 1) for i in range(6)}
 
@@ -23,8 +23,8 @@ class Gpu(Frozen):
 class Resources(Frozen):
     """CPU, memory and other resources, as Kubernetes counts them; GPUs stand in `gpu`."""
 
-    requests: dict[str, Quantity] = Field({}, max_length=32)
-    limits: dict[str, Quantity] = Field({}, max_length=32)
+    requests: dict[str, Amount] = Field({}, max_length=32)
+    limits: dict[str, Amount] = Field({}, max_length=32)
 
 
 class Toleration(Frozen):
@@ -69,6 +69,9 @@ class PodSettings(Frozen):
     secrets: tuple[Name, ...] = Field((), max_length=32)
     """Secrets whose keys become environment variables: credentials of stores, hubs and trackers."""
     volumes: tuple[Volume, ...] = Field((), max_length=32)
+    model_cache: AbsolutePath | None = None
+    """A directory on a volume, or in /workspace: models of the hub are put there once before roles start, and loaded
+    from there."""
     shared_memory: Quantity = "1Gi"
     """The bound of /dev/shm, which NCCL and vLLM use; it counts as memory of the pod."""
     template: dict[str, JsonValue] = {}
@@ -84,6 +87,17 @@ class Workspace(Frozen):
     sub_path: SubPath | None = None
 
 
+RuntimeKind = Literal["RLHFRuntime", "ClusterRLHFRuntime"]
+
+
+class RuntimeReference(Frozen):
+    """An administrator's pod settings, which the job's own are added to and win over (docs/runtimes.md)."""
+
+    name: Name
+    kind: RuntimeKind = "ClusterRLHFRuntime"
+    """`RLHFRuntime`: one of the job's namespace."""
+
+
 class Scheduling(Frozen):
     """Scheduler of the pods. A `kueue.x-k8s.io/queue-name` label on the job makes it wait for Kueue's admission."""
 
@@ -94,6 +108,9 @@ class Scheduling(Frozen):
     pre_running_deadline_seconds: Positive | None = None
     """The job fails, and frees what it holds, when its trainer has not begun to train so long after its pods were
     made."""
+
+
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def amount(quantity: Quantity) -> float:
@@ -111,7 +128,12 @@ def combine(job: PodSettings, role: PodSettings) -> PodSettings:
     Maps are merged key by key, down to the bottom. Lists are joined, the role's last; a volume of the job's gives
     way to one of the same name or mount path. Anything else is the role's where the role sets it at all.
     """
-    combined: PodSettings = _over(job, role)
+    return over(job, role)
+
+
+def over(under: Settings, above: Settings) -> Settings:
+    """Settings with others of their kind over them, by the rules of `combine`."""
+    combined: Settings = _over(under, above)
     return combined
 
 

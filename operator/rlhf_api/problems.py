@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from .base import PATTERNS
+from .base import PATTERNS, PENALTIES
 from .deepspeed import OWNED
 
 
@@ -114,6 +114,9 @@ def _describe(error: ErrorDetails, model: type[BaseModel]) -> Problem:
         key = str(location[-1])
         if key in OWNED and "deepspeed" in location:
             return Problem(where, f"is set by the job; use {OWNED[key]} instead (value {show(value)})")
+        if location[:-1] == ("spec", "sampling") and _plain(key) in map(_plain, PENALTIES):
+            message = "is for evaluation, and stands in spec.evaluation: training's log-probabilities do not know of it"
+            return Problem(where, f"{message}; remove it here (value {show(value)})")
         keys = _keys_at(model, location[:-1])
         return Problem(where, f"unknown field (value {show(value)}); {suggestion(key, keys)}")
     if error["type"] == "missing":

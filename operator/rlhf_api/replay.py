@@ -15,9 +15,8 @@ Offset = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Replay(Frozen):
-    """Earlier answers that are trained on again. An episode is the answers to one step's prompts; episodes count from
-    1, as steps do. The fields with `relay` are other spellings of those with `replay`.
-    """
+    """Earlier answers that are trained on again. An episode is the answers to one step's prompts, counted from 1.
+    Fields with `relay` are other spellings."""
 
     stream_data_loader_type: Literal["fixed", "dynamic"] = "fixed"
     """`fixed` trains when all answers of the step are there, `dynamic` on each minibatch of answers as it comes."""

@@ -1,15 +1,17 @@
 """The plan of a job: the pods, GPUs and memory that each role wants, known before any pod starts; pure."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import get_args
 
+from .activations import Pass, backward_bytes
 from .algorithms import graph_of
 from .graph import CRITIC
-from .memory import Need, Zero, count, gigabytes, trainer, weights
+from .memory import BYTES, Need, Zero, count, gigabytes, trainer, weights
 from .pods import Gpu, combine
 from .problems import Problem
-from .roles import Role, RoleSpec
+from .roles import GradientCheckpointing, Role, RoleSpec
 from .run import replicas, roles_of
 from .serving import Serving, gpus
 from .sizes import NOTHING, Found, Sizes
@@ -18,6 +20,8 @@ from .status import RolePlan
 
 _MOST_PODS = 1000
 """`replicas` takes no more."""
+_CERTAIN = 0.9
+"""A job is refused where it does not fit with this share of its activations: their formula is right within a tenth."""
 
 
 def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
@@ -59,7 +63,8 @@ def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None
     memory = gpu.memory_gigabytes if gpu else None
     generates = role.row.work == "generate"
     on_top = "the KV cache" if generates else "activations"
-    words = f"{gigabytes(need.total)}{f' of {memory:g}' if memory else ''} GB without {on_top}: {need.words}"
+    without = "" if role.row.work == "train" and _activations(spec, sizes) else f" without {on_top}"
+    words = f"{gigabytes(need.total)}{f' of {memory:g}' if memory else ''} GB{without}: {need.words}"
     if generates:
         serving = Serving.of(spec, sizes)
         left = serving.left(memory * 1e9) if serving and memory else None
@@ -80,10 +85,11 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
             return weights(size.parameters, _section(spec, role).dtype or spec.model.dtype) if size else None
 
 
-def _training(spec: Spec, sizes: Sizes) -> Need:
-    """A rank of the trainer, with the moving averages that it keeps beside the trained models."""
-    zero = Zero.of(spec)
-    need = trainer(zero, _trained(spec, sizes))
+def _training(spec: Spec, sizes: Sizes, share: float = 1.0) -> Need:
+    """A rank of the trainer, with this share of its activations, and with the moving averages that it keeps beside the
+    trained models."""
+    zero, activations = Zero.of(spec), _activations(spec, sizes)
+    need = trainer(zero, _trained(spec, sizes), activations and share * activations)
     averaged = [size.parameters for model in graph_of(spec).averages if (size := getattr(sizes, model.field))]
     if not averaged:
         return need
@@ -95,6 +101,22 @@ def _training(spec: Spec, sizes: Sizes) -> Need:
 def _trained(spec: Spec, sizes: Sizes) -> list[float]:
     models = [getattr(sizes, model.field) for model in graph_of(spec).trained]
     return [size.parameters for size in models if size]
+
+
+def _activations(spec: Spec, sizes: Sizes) -> float | None:
+    """Of the trained model that has most of them; None where a model's widths are not known."""
+    section = spec.trainer
+    dtype = section.dtype or spec.model.dtype
+    found = []
+    for model in graph_of(spec).trained:
+        size = getattr(sizes, model.field)
+        if size is None or size.shape is None:
+            return None
+        tokens = section.micro_batch(model.field)
+        run = Pass(tokens, BYTES[dtype], section.gradient_checkpointing, section.kernels != "torch")
+        own_head = model.head == "causal" and spec.model.adapter(model.field) is None
+        found.append(backward_bytes(size.shape, run, head=own_head))
+    return max(found, default=None)
 
 
 def _guessed(spec: Spec, role: Role, sizes: Sizes) -> str | None:
@@ -139,16 +161,26 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
         return
     remedy = "use larger GPUs or a smaller model"
     if role.row.work == "train":
-        remedy = _remedy(Zero.of(spec), _trained(spec, sizes), memory, spec.trainer.processes_per_replica)
+        if _training(spec, sizes, _CERTAIN).total <= memory:
+            return
+        remedy = _remedy(spec, sizes, memory)
     seen = f"one GPU must hold {gigabytes(need.total)} GB: {need.words}; it has {memory / 1e9:g} GB"
     yield Problem(f"spec.{role.value}", f"{seen}; {remedy}")
 
 
-def _remedy(zero: Zero, models: Sequence[float], memory: float, per_pod: int) -> str:
-    """The fewest ranks, for each stage that needs fewer than those before it; or the optimizer on the CPU."""
-    found, fewest = list[str](), _MOST_PODS * per_pod + 1
+def _remedy(spec: Spec, sizes: Sizes, memory: float) -> str:
+    """Fewer activations; the fewest ranks, for each stage that needs fewer than those before it; or the optimizer on
+    the CPU."""
+    zero, models, per_pod = Zero.of(spec), _trained(spec, sizes), spec.trainer.processes_per_replica
+    activations = _activations(spec, sizes)
+    certain = activations and _CERTAIN * activations
+
+    def total(changed: Zero) -> float:
+        return trainer(changed, models, certain).total
+
+    found, fewest = list(_fewer_activations(spec, sizes, memory)), _MOST_PODS * per_pod + 1
     for stage in range(zero.stage, 4):
-        ranks = _ranks(replace(zero, stage=stage), models, memory, per_pod)
+        ranks = _ranks(replace(zero, stage=stage), lambda changed: total(changed) <= memory, per_pod)
         if ranks is not None and ranks < fewest:
             fewest = ranks
             more = f"at least {ranks} ranks" if ranks > zero.ranks else ""
@@ -156,18 +188,42 @@ def _remedy(zero: Zero, models: Sequence[float], memory: float, per_pod: int) ->
             found.append(" with ".join(part for part in (more, other) if part))
     for stage in range(max(1, zero.stage), 4):
         away = replace(zero, stage=stage, optimizer_away=True)
-        if fewest > zero.ranks and not zero.optimizer_away and trainer(away, models).total <= memory:
+        if fewest > zero.ranks and not zero.optimizer_away and total(away) <= memory:
             other = f"zero_optimization.stage {stage} with " if stage > zero.stage else ""
             found.append(f"{other}offload_optimizer.device cpu")
             break
     if found:
         return f"use {', or '.join(found)} (ranks are spec.trainer.replicas x processesPerReplica)"
-    least = trainer(replace(zero, stage=3, ranks=_MOST_PODS * per_pod, optimizer_away=True), models).total
+    least = total(replace(zero, stage=3, ranks=_MOST_PODS * per_pod, optimizer_away=True))
     return f"no number of ranks is enough: use GPUs of at least {gigabytes(least)} GB or a smaller model"
 
 
-def _ranks(zero: Zero, models: Sequence[float], memory: float, per_pod: int) -> int | None:
+def _fewer_activations(spec: Spec, sizes: Sizes, memory: float) -> Iterator[str]:
+    """Changes of the trainer's section with which the job fits, the first of each field."""
+    section = spec.trainer
+
+    def fits(field: str, value: object) -> bool:
+        changed = spec.model_copy(update={"trainer": section.model_copy(update={field: value})})
+        return _training(changed, sizes, _CERTAIN).total <= memory
+
+    if _activations(spec, sizes) is None:
+        return
+    kinds = get_args(GradientCheckpointing)
+    for kind in kinds[kinds.index(section.gradient_checkpointing) + 1 :]:
+        if fits("gradient_checkpointing", kind):
+            yield f"trainer.gradientCheckpointing {kind}"
+            break
+    longest = spec.data.max_prompt_length + spec.sampling.max_new_tokens
+    tokens = section.micro_batch_tokens // 2
+    while tokens * section.sequence_parallel_size >= longest:
+        if fits("micro_batch_tokens", tokens):
+            yield f"trainer.microBatchTokens {tokens}"
+            break
+        tokens //= 2
+
+
+def _ranks(zero: Zero, fits: Callable[[Zero], bool], per_pod: int) -> int | None:
     """The fewest ranks, in whole pods and no fewer than there are, of which each can hold its part."""
     choices = range(zero.ranks, _MOST_PODS * per_pod + 1, per_pod)
-    at = bisect_left(choices, True, key=lambda n: trainer(replace(zero, ranks=n), models).total <= memory)
+    at = bisect_left(choices, True, key=lambda n: fits(replace(zero, ranks=n)))
     return choices[at] if at < len(choices) else None

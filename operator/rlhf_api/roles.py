@@ -1,6 +1,5 @@
 """The roles of a job: what the manifest says of each (`RoleSpec`), and what a host knows of it (`Role`)."""
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -11,12 +10,7 @@ from .base import (
     REASON,
     DType,
     Frozen,
-    HttpUrl,
-    ImportPath,
-    NonNegativeFloat,
     Positive,
-    RewardName,
-    Variable,
 )
 from .deepspeed import DeepSpeedConfig
 from .pods import PodSettings
@@ -33,7 +27,8 @@ class FailureRule(Frozen):
     exit_codes: tuple[ExitCode, ...] = Field((), max_length=64)
     """From 129 on, 128 plus a signal."""
     reasons: tuple[Reason, ...] = Field((), max_length=16)
-    """On a cluster: those of the container or the pod, such as `OOMKilled`, `Error` or `Evicted`."""
+    """Types of failures: `CudaOutOfMemory`, `HostOutOfMemory`, `DiskFull`, `NcclError`, `NcclTimeout`, `EngineDead`,
+    `Hung`, `NoProgress`; on a cluster also those of containers and pods, such as `OOMKilled`."""
 
     @model_validator(mode="after")
     def _fits_something(self) -> "FailureRule":
@@ -49,8 +44,8 @@ class RoleSpec(Frozen):
     dtype: DType | None = None
     """The job's `model.dtype` unless given."""
     backoff_limit: int = Field(3, ge=0)
-    """Most restarts of this role's processes, all together, within `backoffWindowSeconds`. After that the job fails,
-    unless others of the role still serve: then one that fails waits for up to five minutes each time."""
+    """Most restarts of this role's processes, all together, within `backoffWindowSeconds`. Then the job fails, unless
+    others of the role serve: then one that fails waits for up to five minutes each time."""
     backoff_window_seconds: Positive = 3600
     """From the first restart on; later ones begin a new window, with the whole of `backoffLimit`."""
     failure_rules: tuple[FailureRule, ...] = Field((), max_length=16)
@@ -72,25 +67,52 @@ class Trainer(RoleSpec):
 
     processes_per_replica: Positive = 1
     progress_deadline_seconds: Positive | None = None
-    """On a cluster: a trainer that makes no step for so long is started again, and that is counted. For the budget to
-    be used up by it, `backoffWindowSeconds` has to be several times as long."""
+    """On a cluster: a trainer that makes no step for so long is started again, which counts; `backoffWindowSeconds` has
+    to be several times as long for the budget to be used up by it."""
     micro_batch_tokens: Positive = 16384
     """Upper bound of the tokens, with their padding, that one rank forwards at once."""
+    critic_micro_batch_tokens: Positive | None = None
+    """The same of the critic; `microBatchTokens` unless given."""
     attention: Attention = "auto"
-    """`packed`: sequences of different lengths end to end, without padding, where a trial at the start shows that the
-    model computes the same; `padded`: each filled up to the longest beside it. `auto`: packed on GPUs where that holds,
-    else padded. Reference and reward models by token follow it too."""
+    """`packed`: sequences end to end, without padding, where a trial at the start shows that the model computes the
+    same; `padded`: each filled up to the longest beside it. `auto`: packed on GPUs where that holds, else padded.
+    Reference and reward models by token follow it too."""
+    sequence_parallel_size: Positive = 1
+    """Neighbouring ranks that share each packed micro-batch, a slice of its tokens each: they forward so many times
+    `microBatchTokens` at once. Divides the ranks and the policy's attention heads."""
     kernels: Kernels = "auto"
     """`liger`: fused norms, rotary embedding and SwiGLU; `torch`: the model's own. `auto`: Liger's on GPUs, where it is
     installed and knows the model."""
     gradient_checkpointing: GradientCheckpointing = "none"
-    """Activations that the backward pass computes again, to save memory: of no layer, `selective` all but the outputs
+    """Activations that the backward pass computes again: of no layer, `selective` all but the outputs
     of matrix products and attention, or `full`, all."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+
+    def micro_batch(self, model: str) -> int:
+        """Tokens that a rank forwards at once through the trained model of this field of `spec.model`."""
+        own = self.critic_micro_batch_tokens if model == "critic" else None
+        return own or self.micro_batch_tokens
+
+    @property
+    def ranks(self) -> int:
+        """Of all nodes."""
+        return self.replicas * self.processes_per_replica
+
+
+class Autoscale(Frozen):
+    """Bounds of the number of generators, and how long the trainer may wait for them."""
+
+    min_replicas: int = Field(1, ge=1, le=1000)
+    max_replicas: int = Field(ge=1, le=1000)
+    trainer_idle: float = Field(0.2, gt=0, lt=1)
+    """Share of a step that the trainer may wait for responses: as few generators as keep to it."""
 
 
 class Generator(RoleSpec):
     """vLLM servers."""
+
+    autoscale: Autoscale | None = None
+    """On a cluster: the operator sets `replicas` by what the last steps measured."""
 
     shared_with_trainer: bool = False
     """Generate in the trainer; no generator process is started."""
@@ -107,97 +129,13 @@ class ModelServerSpec(RoleSpec):
     """A server of forward passes, asked by the trainer for chunks of responses."""
 
     timeout_seconds: Positive = 120
-    """Deadline of one chunk of responses, of at most `trainer.microBatchTokens`; three tries."""
+    """Deadline of one chunk of responses, of at most `microBatchTokens`; three tries."""
+    micro_batch_tokens: Positive | None = None
+    """Tokens of one chunk and of one forward pass, at most; the trainer's unless given."""
 
-
-RESERVED_HEADERS = (
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "content-type",
-    "host",
-    "transfer-encoding",
-)
-"""Headers that say how a request is sent."""
-
-
-class RewardProgram(Frozen):
-    """A command that reads a response on stdin, in a sandbox without network; exit code 0 scores 1, any other 0."""
-
-    command: tuple[str, ...] = Field(min_length=1, max_length=64)
-    """The program and its arguments. It sees the job's directory as `/job`, and the dataset's row as `row.json`."""
-    memory_megabytes: Positive = 512
-    """Address space of each of its processes, of which there may be 32."""
-    cpu_seconds: Positive = 10
-    """Of each of its processes; more is the response's own doing, and `timeoutSeconds` without it a failure."""
-
-
-class RewardFunction(Frozen):
-    """A score of each response by a Python function, in processes of its own, by an HTTP service, or by a program."""
-
-    name: RewardName | None = None
-    """Its name in the metrics; the Python function's unless given."""
-    function: ImportPath | None = None
-    """`(prompts, responses, rows) -> list of float`."""
-    url: HttpUrl | None = None
-    """Address that responses are posted to, many at once; docs/rewards.md has the messages."""
-    secret_headers: dict[str, Variable] = Field({}, max_length=16)
-    """Headers of each request to `url`, such as Authorization: for each the environment variable of the reward role
-    that holds its value, which no manifest and no log does."""
-    program: RewardProgram | None = None
-    weight: float = 1.0
-    timeout_seconds: Positive = 30
-    """Time limit of one call. One for several responses that fails is made again for each of them alone."""
-    retries: int = Field(2, ge=0, le=100)
-    """Tries of a response that failed, after the first, before it is left out of training."""
-    concurrency: int = Field(4, ge=1, le=256)
-    """Calls at once; of a Python function, in as many processes."""
-
-    @model_validator(mode="after")
-    def _scores_in_one_way(self) -> "RewardFunction":
-        ways = [name for name in ("function", "url", "program") if getattr(self, name) is not None]
-        if len(ways) != 1:
-            seen = " and ".join(ways) or "none"
-            raise ValueError(f"needs exactly one of function, url and program; got {seen}")
-        if self.function is None and self.name is None:
-            raise ValueError("needs a name, under which its scores stand in the metrics")
-        return self
-
-    @model_validator(mode="after")
-    def _sends_what_it_may(self) -> "RewardFunction":
-        if self.secret_headers and self.url is None:
-            raise ValueError("secretHeaders are of requests to url, which is not given")
-        for header, variable in self.secret_headers.items():
-            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,127}", header):
-                raise ValueError(f"secretHeaders: must be words of letters, digits and -; got {header!r}")
-            if header.lower() in RESERVED_HEADERS:
-                raise ValueError(f"secretHeaders: {header} is the request's own; use another name")
-            if variable.startswith("RLHF_"):
-                raise ValueError(f"secretHeaders.{header}: {variable} is the operator's own and stays here")
-        return self
-
-    @property
-    def metric(self) -> str:
-        """Its name in the metrics."""
-        return self.name or (self.function or "").partition(":")[2]
-
-
-class Reward(ModelServerSpec):
-    """The score of an answer: `modelWeight` x the reward model, plus the weighted functions."""
-
-    model_weight: NonNegativeFloat = 1.0
-    functions: tuple[RewardFunction, ...] = ()
-    fine_grained: bool = False
-    """The reward model has one output for each token (token classification), and each token gets its own reward."""
-    bias: float = 0.0
-    """Added to the total."""
-    scale: float = 1.0
-    """Factor of the total with its bias."""
-    clip: tuple[float, float] | None = None
-    """Bounds of the scaled total."""
-    max_failed_share: float = Field(0.25, ge=0, lt=1)
-    """Responses that could not be scored are left out of training. Where they are more than this share of those that
-    are scored together, the job is paused and they are tried again; `startupTimeoutSeconds` without progress end it."""
+    def micro_batch(self, trainer: Trainer) -> int:
+        """Tokens of one chunk and of one forward pass."""
+        return self.micro_batch_tokens or trainer.micro_batch_tokens
 
 
 class Reference(ModelServerSpec):

@@ -1,26 +1,30 @@
-"""Parameter counts of a job's models, as far as they are known before anything is loaded; pure."""
+"""Sizes of a job's models, as far as they are known before anything is loaded; pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from .parameters import count_parameters
+from .parameters import Shape, count_parameters, shape_of
 from .roles import Role
 from .spec import Model, Spec
 
 LOADED = ("policy", "critic", *(role.row.model for role in Role if role.row.model))
 """The fields of `spec.model` that name a model which some role loads."""
-Found = Mapping[str, float]
-"""Numbers of parameters that a host found in files, under the fields of `spec.model` that name them."""
-NOTHING: Found = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Size:
-    """Parameters of a model; `guessed` where nobody knows, and it is taken to be as large as the policy."""
+    """Parameters of a model, and its widths where they are known; `guessed` where nobody knows, and it is taken to be
+    as large as the policy."""
 
     parameters: float
+    shape: Shape | None = None
     guessed: bool = False
+
+
+Found = Mapping[str, Size]
+"""Sizes that a host found in files, under the fields of `spec.model` that name them."""
+NOTHING: Found = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,14 @@ class Sizes:
     def of(cls, spec: Spec, found: Found) -> "Sizes":
         """From what was found in files, else from what the manifest says."""
         model = spec.model
-        parameters = found.get("policy") or model.parameters or _created(model)
-        policy = Size(parameters) if parameters else None
+        policy = found.get("policy") or (Size(model.parameters) if model.parameters else _created(model))
 
         def size(field: str) -> Size | None:
             if getattr(model, field) is None:
                 return policy
             if field in found:
-                return Size(found[field])
-            return Size(policy.parameters, guessed=True) if policy else None
+                return found[field]
+            return replace(policy, guessed=True) if policy else None
 
         frozen = {role: size(role.row.model) for role in Role if role.row.model and _held(spec, role)}
         return cls(policy, size("critic" if model.critic is not None else "reward"), frozen)
@@ -69,8 +72,10 @@ def _certain(size: Size | None) -> Size | None:
     return None if size and size.guessed else size
 
 
-def _created(model: Model) -> int | None:
+def _created(model: Model) -> Size | None:
     if model.create is None:
         return None
     fields = {"vocab_size": model.create.tokenizer.vocab_size, **model.create.config}
-    return count_parameters({**fields, "model_type": model.create.model_type})
+    config = {**fields, "model_type": model.create.model_type}
+    parameters = count_parameters(config)
+    return Size(parameters, shape_of(config)) if parameters else None

@@ -10,10 +10,11 @@ from .algorithms import ALGORITHMS, CUSTOM
 from .base import OBJECT, DType, Frozen, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
 from .evaluation import Evaluation
 from .health import Health
-from .lora import Adapters
-from .pods import PodSettings, Scheduling, Workspace
+from .lora import Adapters, Lora
+from .pods import PodSettings, RuntimeReference, Scheduling, Workspace
 from .replay import Replay
-from .roles import Generator, Reference, Reward, Trainer
+from .rewards import Reward
+from .roles import Generator, Reference, Trainer
 from .rollout import Rollout
 from .sources import Source
 from .trackers import Tracker
@@ -72,6 +73,10 @@ class Model(Frozen):
     dtype: DType = "bfloat16"
     """The compute dtype of every role that does not set its own; optimizer states are always float32."""
 
+    def adapter(self, field: str) -> Lora | None:
+        """The adapter of the model in this field, `policy` or `critic`, where that alone is trained."""
+        return self.lora.of(field) if self.lora else None
+
 
 class Data(Frozen):
     """Files of rows: `{prompt, answer}` or `{messages}` for `sft`, `{prompt, chosen, rejected}` or
@@ -95,21 +100,40 @@ class Data(Frozen):
     """Rows drawn for each training step."""
 
 
+MOST_KEPT = 256
+"""The highest `topK` whose sampling mask is replayed."""
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class Sampling(Frozen):
     """Sampling of answers."""
 
     temperature: PositiveFloat = 1.0
     """Log-probabilities of policy and reference are taken at it too."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; 1 switches it off."""
+    """Nucleus sampling; 1 switches it off. Replayed in training beside a topK."""
     top_k: int = Field(-1, ge=-1)
-    """-1 or 0 switches it off."""
+    """-1 or 0 switches it off. Up to 256 training replays it: log-probabilities are over the tokens that were left."""
     min_new_tokens: int = Field(0, ge=0)
-    """Above 0 the end token is banned until then, which the trainer's log-probabilities know nothing of."""
+    """Above 0 the end token is banned until then, which the trainer's log-probabilities know of beside a topK alone."""
     max_new_tokens: Positive = 256
     answer_end_id: int | None = Field(None, ge=0)
     """A token that ends a response too, beside those of the tokenizer and of the policy's generation_config.json."""
+    stop: tuple[StopString, ...] = Field((), max_length=16)
+    """Strings that end a response too: its last token is the one that completes one, its text ends before it."""
     answers_per_prompt: Positive = 1
+
+    @property
+    def kept(self) -> int:
+        """Tokens that each one is sampled from, at most, where training replays them; else 0."""
+        return self.top_k if 0 < self.top_k <= MOST_KEPT else 0
+
+    @property
+    def cut(self) -> bool:
+        """Tokens are left out, or the end token is banned, where training does not replay that."""
+        return not self.kept and (self.top_p < 1 or self.top_k > 0 or self.min_new_tokens > 0)
 
 
 class Pretraining(Frozen):
@@ -149,6 +173,14 @@ class Weights(Frozen):
     """Tensors travel in pieces of this size; twice as much of the first trainer GPU's memory holds them."""
 
 
+class Origin(Frozen):
+    """A checkpoint of another run, to start from; `rlhf clone` writes this."""
+
+    store: StoreUrl
+    """The other run's, readable with this run's credentials."""
+    step: Positive
+
+
 class Checkpoint(Frozen):
     """Checkpoints of the run: their store, how often, and which stay."""
 
@@ -157,12 +189,15 @@ class Checkpoint(Frozen):
     every_steps: Positive = 10
     resume: bool = False
     """Go on from what an earlier run left in the store; where that is nothing, start anew."""
+    start_from: Origin | None = None
+    """Begin at a step of another run, with a copy of its checkpoint, where this run has none of its own."""
     keep_last: Positive = 2
     """So many of the newest stay; older ones are deleted, but for those that `keepEvery` and `keepBest` name."""
     keep_every: int = Field(0, ge=0)
     """Those of every so many steps stay too; 0 names none."""
     keep_best: int = Field(0, ge=0)
-    """So many of those with the highest evaluation at their step stay too: of several sets, the mean of their means."""
+    """So many of those with the best evaluation at their step stay too: the highest mean, or the lowest loss of
+    algorithms that train on given responses; of several sets, their mean."""
     timeout_seconds: Positive = 600
     """Patience with a store that does not answer; training goes on meanwhile until the next checkpoint."""
 
@@ -202,7 +237,7 @@ class Spec(Sections):
     checkpoint: Checkpoint = Checkpoint()
     health: Health = Health()
     trackers: tuple[Tracker, ...] = Field((Tracker(kind="tensorboard"),), max_length=8)
-    """Where the figures go besides `metrics.jsonl`; `[]` for nowhere."""
+    """Targets of the figures besides `metrics.jsonl`; `[]` for none."""
     environment: dict[str, str] = {}
     """Environment variables of every role; no place for secrets."""
     suspend: bool = False
@@ -211,6 +246,7 @@ class Spec(Sections):
     """On a cluster: the job fails when it has run for so long, suspended time not counted."""
     ttl_seconds_after_finished: int | None = Field(None, ge=0)
     """On a cluster: the job is deleted so long after its end."""
+    runtime: RuntimeReference | None = None
     pods: PodSettings = PodSettings()
     """On a cluster: how the pods of every role look."""
     workspace: Workspace = Workspace()

@@ -48,11 +48,11 @@ class LedgerStatus(Report):
     requeued: Count
     """Asked again, because whoever had them failed."""
     filtered: Count = 0
-    """Answered, and left out by dynamic sampling: all their responses have one score."""
+    """Left out by dynamic sampling: all their responses have one score."""
     dropped: Count
     """Given up for a reason that the log names, in the whole run."""
     lost: Count
-    """Issued in the whole run, and neither trained on nor filtered nor dropped nor being worked on: 0."""
+    """Of the whole run; neither trained on, filtered, dropped nor being worked on: 0."""
 
 
 class HealthStatus(Report):
@@ -62,7 +62,7 @@ class HealthStatus(Report):
     since: Count
     """The first of the steps up to this one that broke it one after the other."""
     reason: Word
-    """`NotFinite`, `MetricAbove`, `MetricBelow`, `MetricRose` or `MetricFell`."""
+    """`NotFinite`, `OtherPolicy`, `OtherWeights`, `MetricAbove`, `MetricBelow`, `MetricRose` or `MetricFell`."""
     action: Word
     message: Text
     rollbacks: Count = 0
@@ -96,6 +96,8 @@ class TrainerStatus(Report):
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
     health: HealthStatus | None = None
+    over_tcp: Text | None = None
+    """Reason why NCCL goes over TCP, on rank 0's node, where the job asks for RDMA."""
     members: tuple[MemberStatus, ...] = Field((), max_length=3000)
 
 
@@ -116,7 +118,7 @@ class RoleStatus(Report):
     desired: int
     ready: int
     restarts: int = 0
-    """Starts that count against `backoffLimit`; those after a disruption, such as a drained node, do not."""
+    """Starts that count against `backoffLimit`, unlike those after a disruption."""
 
 
 class RolePlan(Report):
@@ -126,6 +128,14 @@ class RolePlan(Report):
     gpus: int = 0
     memory: str | None = None
     """Least memory of one GPU, with the arithmetic; null where the job does not say enough."""
+
+
+class RuntimeStatus(Report):
+    """The runtime that the job's pods run with, as it was when they began."""
+
+    kind: Word
+    name: Word
+    generation: Count
 
 
 class RestartWindow(Report):
@@ -139,11 +149,21 @@ class RestartWindow(Report):
     last: Word
 
 
+class ScalingStatus(Report):
+    """Measured steps since the generators last changed."""
+
+    replicas: Count
+    step: Count
+    """The last one that was looked at."""
+    wanted: tuple[Count, ...] = Field((), max_length=8)
+    """Generators that each of the last ones would have taken."""
+
+
 class ClusterStatus(Report):
     """State of the operator about a job on a cluster, kept across its own restarts."""
 
     attempt: int = 0
-    """Starts of the trainer gang; its pods carry this number as a label. 0: never started."""
+    """Starts of the trainer gang, a label of its pods."""
     config: str | None = None
     """The ConfigMap with the configuration that the pods run."""
     counted: tuple[str, ...] = ()
@@ -152,11 +172,12 @@ class ClusterStatus(Report):
     provisioning_since: str | None = None
     """Since when pods are there and the trainer does not train yet."""
     progress_time: str | None = None
-    """Time at which the trainer was last started or reported another step."""
+    """Last start of the trainer, or report of another step."""
+    scaling: ScalingStatus | None = None
     suspend_requested: str | None = None
     """Time at which the trainer was first to be asked for a checkpoint and its end."""
     checkpoint_requested: str | None = None
-    """The last request for a checkpoint (the job's `rlhf.dev/checkpoint` annotation) that the trainer took."""
+    """The last value of the annotation `rlhf.dev/checkpoint` that the trainer took."""
 
 
 class JobStatus(Report):
@@ -187,6 +208,11 @@ class JobStatus(Report):
     """Of all roles."""
     gpus: Count = 0
     """GPUs of the job's pods that have a node now."""
+    gpu_hours: float | None = None
+    """Used so far, by `usage_time`."""
+    cost: float | None = None
+    cost_per_hour: float | None = None
+    usage_time: Word | None = None
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
     health: HealthStatus | None = None
@@ -199,5 +225,6 @@ class JobStatus(Report):
     """Labels of the generator pods, for autoscalers."""
     generators: tuple[MemberStatus, ...] = Field((), max_length=128)
     plan: dict[Role, RolePlan] = {}
+    runtime: RuntimeStatus | None = None
     cluster: ClusterStatus | None = None
     conditions: tuple[Condition, ...] = ()

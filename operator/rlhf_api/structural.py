@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from . import bounds
+from .base import INT_OR_STRING
 from .cel import RULES
 
 Schema = dict[str, Any]
@@ -80,6 +81,8 @@ class Structural:
     def _convert(self, node: Schema, key: str = "") -> Schema:
         if "$ref" in node:
             return self._reference(node, key)
+        if INT_OR_STRING in node:
+            return dict(node)
         if "anyOf" in node:
             return self._optional(node, key)
         made: Schema = {"description": self._description(node)}

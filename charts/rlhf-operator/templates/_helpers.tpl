@@ -50,3 +50,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "rlhf-operator.webhookSecret" -}}
 {{- include "rlhf-operator.fullname" . -}}-webhook-{{ ternary "issued" "certificate" .Values.webhook.certManager.enabled }}
 {{- end }}
+
+{{/* Of a list of names. */}}
+{{- define "rlhf-operator.namespaceSelector" -}}
+matchExpressions:
+  - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson . }}}
+{{- end }}

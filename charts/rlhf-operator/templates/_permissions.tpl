@@ -1,13 +1,16 @@
 {{/* What the operator may do, and nothing else: tests/kube/test_rbac.py compares it with what the operator does. */}}
 
-{{/* Where jobs are: in all namespaces, or in `watchNamespace`. Server-side apply of a new object needs create and patch. */}}
+{{/* Where jobs are: in all namespaces, or in each of `watchNamespaces`. Server-side apply of a new object needs create and patch. */}}
 {{- define "rlhf-operator.jobRules" -}}
 - apiGroups: [rlhf.dev]
   resources: [rlhfjobs]
   verbs: [list, watch, delete]
 - apiGroups: [rlhf.dev]
-  resources: [rlhfjobs/status]
+  resources: [rlhfjobs/status, rlhfjobs/scale]
   verbs: [patch]
+- apiGroups: [rlhf.dev]
+  resources: [rlhfruntimes]
+  verbs: [get]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
@@ -38,6 +41,16 @@
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads/status]
   verbs: [patch]
+{{- end }}
+
+{{/* Of the whole cluster; with `watchNamespaces` there are no rights beyond those, and jobs name runtimes of theirs. */}}
+{{- define "rlhf-operator.clusterRules" -}}
+- apiGroups: [rlhf.dev]
+  resources: [clusterrlhfruntimes]
+  verbs: [get]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [resourceflavors, workloadpriorityclasses]
+  verbs: [get]
 {{- end }}
 
 {{/* In the operator's own namespace: its Lease. A name cannot limit `create`. */}}

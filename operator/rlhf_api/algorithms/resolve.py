@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from ..base import Frozen
-from ..graph import Graph, GraphError
+from ..graph import Graph, GraphError, Score
 from ..imports import named_object
-from ..problems import InvalidJob, Problem, from_pydantic
+from ..problems import InvalidJob, Problem, from_pydantic, show
 from ..spec import Spec
 from . import CUSTOM, Algorithm, algorithm_of, graph_of, settings_of
 from .custom import Custom
@@ -27,8 +27,9 @@ class Resolved:
 def resolve(spec: Spec) -> Resolved:
     """The graph and the settings of a job.
 
-    Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run, or
-    the graph has other roles and models than `spec.custom` says, by which the job's processes were planned.
+    Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run or
+    reads other scores than `spec.reward.fineGrained` makes, or the graph has other roles and models than `spec.custom`
+    says, by which the job's processes were planned.
     """
     if algorithm_of(spec) is not CUSTOM:
         return Resolved(graph_of(spec), settings_of(spec))
@@ -46,6 +47,11 @@ def resolve(spec: Spec) -> Resolved:
         )
         message = f"the graph of {spec.algorithm!r} has {has}; set scores, reference and critic accordingly"
         raise InvalidJob([Problem("spec.custom", message)])
+    fine_grained = spec.reward.fine_grained
+    if any(isinstance(node, Score) and node.per_token is not fine_grained for node in graph.nodes):
+        reads = "whole responses" if fine_grained else "each token (Score(per_token=True))"
+        message = f"the graph of {spec.algorithm!r} reads scores of {reads}; got {show(fine_grained)}"
+        raise InvalidJob([Problem("spec.reward.fineGrained", message)])
     if algorithm.rules and (problems := list(algorithm.rules(spec, "spec.custom.settings", settings))):
         raise InvalidJob(problems)
     return Resolved(graph, settings)

@@ -1,0 +1,174 @@
+"""Seconds of a training step, predicted from its work and a machine's rates; pure.
+
+Work is counted as docs/duration.md explains: operations of matrices in parameters, none of attention's own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from .algorithms import graph_of, settings_of
+from .graph import Dataset, Graph, Infer, Score, Train
+from .memory import BYTES
+from .problems import InvalidJob, Problem
+from .roles import Role
+from .run import replicas
+from .sizes import Found, Sizes
+from .spec import Spec
+
+PHASES = ("generate", "score", "train", "broadcast")
+"""In their order; `metrics.jsonl` has each as `<phase>_seconds`."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates that are reached, not those of data sheets; None where nobody knows.
+
+    `flops`: floating-point operations a second of one GPU, or of one process without any. `memory`: bytes a second at
+    which one that generates reads its weights. `link`: bytes a second of a broadcast.
+    """
+
+    flops: float | None = None
+    memory: float | None = None
+    link: float | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of one step: `count`, of `tokens` each on average; the longest response has `longest`."""
+
+    count: int
+    tokens: float
+    longest: int
+
+    @classmethod
+    def of(cls, spec: Spec, filled: float = 1.0) -> "Batch":
+        """`filled`: the share that sequences have, on average, of the tokens that they may have."""
+        data, source = spec.data, graph_of(spec).source
+        if isinstance(source, Dataset):
+            longest, each = data.max_answer_length, source.group
+        else:
+            longest, each = spec.sampling.max_new_tokens, spec.sampling.answers_per_prompt
+        return cls(data.prompts_per_step * each, filled * (data.max_prompt_length + longest), longest)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of one step, for the process that has the most of each phase. Operations: `generating`, `score`, `train`.
+    Bytes: `generate`, weights read once for every token of the longest responses, and `broadcast`."""
+
+    generate: float
+    generating: float
+    score: float
+    train: float
+    broadcast: float
+
+    @classmethod
+    def of(cls, spec: Spec, found: Found, batch: Batch) -> "Work":
+        """Raises InvalidJob where the size of a model is not known."""
+        sizes, graph = _Sizes(Sizes.of(spec, found)), graph_of(spec)
+        generate, generating = _generation(spec, sizes, batch) if graph.generates else (0.0, 0.0)
+        ranks = spec.trainer.ranks
+        tokens = batch.count * batch.tokens
+        sent = graph.generates and not spec.generator.shared_with_trainer
+        return cls(
+            generate=generate,
+            generating=generating,
+            score=_scoring(spec, sizes, graph, ranks) * tokens,
+            train=sum(_update(spec, sizes, node) for node in graph.train) * tokens / ranks,
+            broadcast=sizes.of("policy") * BYTES[spec.trainer.dtype or spec.model.dtype] if sent else 0.0,
+        )
+
+
+def predicted(work: Work, machine: Machine) -> dict[str, float | None]:
+    """Seconds of each phase that there is work for; None where its rate is not known."""
+    read, computed = _over(work.generate, machine.memory), _over(work.generating, machine.flops)
+    found = {
+        "generate": None if read is None or computed is None else max(read, computed),
+        "score": _over(work.score, machine.flops),
+        "train": _over(work.train, machine.flops),
+        "broadcast": _over(work.broadcast, machine.link),
+    }
+    return {phase: seconds for phase, seconds in found.items() if getattr(work, phase)}
+
+
+def of_step(spec: Spec, seconds: Mapping[str, float | None]) -> float | None:
+    """Seconds of a step of these phases: one after the other, or generation beside the others where it runs ahead or
+    responses are trained on as they come. None where that of a phase is not known."""
+    known = {phase: found for phase, found in seconds.items() if found is not None}
+    if len(known) < len(seconds):
+        return None
+    generate = known.pop("generate", 0.0)
+    beside = spec.rollout.max_staleness > 0 or spec.replay.dynamic
+    return max(generate, sum(known.values())) if beside else generate + sum(known.values())
+
+
+def rates(work: Work, seconds: Mapping[str, float]) -> Machine:
+    """The rates at which a run did its work in so many seconds of each phase."""
+    return Machine(
+        flops=_over(work.train, seconds.get("train")),
+        memory=_over(work.generate, seconds.get("generate")),
+        link=_over(work.broadcast, seconds.get("broadcast")),
+    )
+
+
+class _Sizes:
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+
+    def of(self, field: str) -> float:
+        role = next((role for role in self._sizes.frozen if role.row.model == field), None)
+        size = self._sizes.frozen[role] if role is not None else getattr(self._sizes, field, None)
+        if size is None:
+            message = (
+                f"the size of the {field} is not known; set it, such as 7.6e9, or have the model's files here"
+            )
+            raise InvalidJob([Problem("spec.model.parameters", message)])
+        return float(size.parameters)
+
+    def scores(self) -> bool:
+        """The reward role holds a model; functions take what time they take."""
+        return Role.REWARD in self._sizes.frozen
+
+
+def _over(work: float, rate: float | None) -> float | None:
+    return work / rate if work and rate else None
+
+
+def _generation(spec: Spec, sizes: _Sizes, batch: Batch) -> tuple[float, float]:
+    """Bytes that a server reads, and operations that one of its GPUs does."""
+    section, trainer = spec.generator, spec.trainer
+    if section.shared_with_trainer:
+        servers, gpus = trainer.ranks, 1
+        at_once = max(1, trainer.micro_batch_tokens // (spec.data.max_prompt_length + batch.longest))
+    else:
+        servers, gpus, at_once = section.replicas, section.tensor_parallel_size, section.concurrent_requests
+    requests, parameters = ceil(batch.count / servers), sizes.of("policy")
+    dtype = (trainer if section.shared_with_trainer else section).dtype or spec.model.dtype
+    read = ceil(requests / at_once) * batch.longest * parameters * BYTES[dtype] / gpus
+    return read, 2 * parameters * requests * batch.tokens / gpus
+
+
+def _scoring(spec: Spec, sizes: _Sizes, graph: Graph, ranks: int) -> float:
+    """Operations for each token: of the trainer's own passes, or of the role that has more."""
+    each: dict[Role, float] = {Role.TRAINER: 0.0}
+    for node in graph.prepare:
+        role = graph.remote(node)
+        if isinstance(node, Score) and sizes.scores():
+            each[Role.REWARD] = 2 * sizes.of("reward") / replicas(spec, Role.REWARD)
+        elif isinstance(node, Infer) and role is not None:
+            each[role] = each.get(role, 0.0) + 2 * sizes.of(node.model.field) / replicas(spec, role)
+        elif isinstance(node, Infer):
+            each[Role.TRAINER] += 2 * sizes.of(node.model.field) / ranks
+    return max(each.values())
+
+
+def _update(spec: Spec, sizes: _Sizes, node: Train) -> float:
+    """Operations of all ranks for each token: 2 a parameter forward, 2 for the gradient of activations, 2 for that of
+    weights, which an adapter's base has none of; 2 more where activations are computed again."""
+    field = node.model.field
+    operations = 6 if spec.model.adapter(field) is None else 4
+    if spec.trainer.gradient_checkpointing == "full":
+        operations += 2
+    epochs: int = getattr(settings_of(spec), "epochs", 1)
+    return epochs * operations * sizes.of(field)

@@ -1,0 +1,66 @@
+"""Rules of `spec.generator` and `spec.weights`: generators that are not there, their number, vLLM's options."""
+
+from collections.abc import Iterator
+
+from pydantic.alias_generators import to_camel
+
+from .algorithms import graph_of
+from .problems import Problem
+from .roles import Role
+from .spec import Spec
+
+OWNED_ENGINE_ARGUMENTS = {
+    "model": "spec.model.policy",
+    "tokenizer": "spec.model.tokenizer",
+    "dtype": "spec.generator.dtype",
+    "seed": "spec.seed",
+    "port": "the launcher",
+    "host": "the launcher",
+    "tensor-parallel-size": "spec.generator.tensorParallelSize",
+    "weight-transfer-config": "the weight broadcast",
+    "worker-extension-cls": "the weight broadcast",
+    "middleware": "the token check",
+    "served-model-name": "metadata.name",
+    "generation-config": "spec.sampling",
+    "max-logprobs": "spec.sampling.topK",
+    "logprobs-mode": "the trainer's log-probabilities",
+}
+"""Options of vLLM that follow from another field, or from how a job works."""
+
+
+def none(spec: Spec) -> Iterator[Problem]:
+    """Settings of generators in a job that has none."""
+    if Role.GENERATOR in graph_of(spec).roles and not spec.generator.shared_with_trainer:
+        return
+    if spec.weights != type(spec.weights)():
+        yield Problem("spec.weights", "is of weights that go to generators, and the job has none; remove it")
+    for name in ("replicas", "tensor_parallel_size"):
+        value = getattr(spec.generator, name)
+        if value > 1:
+            where = f"spec.generator.{to_camel(name)}"
+            yield Problem(where, f"is of generators, and the job has none; use 1; got {value}")
+    if spec.generator.autoscale is not None:
+        yield Problem("spec.generator.autoscale", "is of generators, and the job has none; remove it")
+
+
+def autoscale(spec: Spec) -> Iterator[Problem]:
+    scale = spec.generator.autoscale
+    if scale is not None and scale.min_replicas > scale.max_replicas:
+        yield Problem(
+            "spec.generator.autoscale.minReplicas",
+            f"must not exceed maxReplicas {scale.max_replicas}; got {scale.min_replicas}",
+        )
+
+
+def engine_arguments(spec: Spec) -> Iterator[Problem]:
+    for key, value in spec.generator.engine_arguments.items():
+        where, name = f"spec.generator.engineArguments.{key}", key.lstrip("-").replace("_", "-")
+        if key != name:
+            yield Problem(where, f"spell it as vLLM does, without dashes: {name}")
+        if value is None:
+            yield Problem(where, "null is no value; true switches a flag on, false off; got null")
+        if name in OWNED_ENGINE_ARGUMENTS:
+            yield Problem(where, f"is set by the job ({OWNED_ENGINE_ARGUMENTS[name]}); remove it")
+        if name == "enable-eplb" and value is not False:
+            message = "moves experts between GPUs while they serve, and what is served is compared with what arrived"
+            yield Problem(where, f"{message}; remove it")

@@ -1,0 +1,136 @@
+"""RLHFRuntime and ClusterRLHFRuntime: pod settings of an administrator, which jobs refer to by `spec.runtime`.
+
+The outcome is `merged`: the runtime's settings with the job's over them, by the rules by which a role's pods win over
+those of all roles (`pods.combine`).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from .base import Frozen, Name, Report
+from .bounds import oversized
+from .checks import check
+from .document import not_json
+from .includes import read
+from .pods import PodSettings, RuntimeKind, Scheduling, Workspace, combine, over
+from .problems import InvalidJob, Problem, from_pydantic, show
+from .roles import Role
+from .spec import Spec
+
+
+class RuntimeRole(Frozen):
+    """Settings of one role's pods."""
+
+    pods: PodSettings = PodSettings()
+    """Added to the runtime's `spec.pods`."""
+
+
+class RuntimeSpec(Frozen):
+    """Settings of the pods of jobs that name this runtime; what a job says itself wins."""
+
+    environment: dict[str, str] = {}
+    """Environment variables of every role; no place for secrets."""
+    pods: PodSettings = PodSettings()
+    workspace: Workspace = Workspace()
+    scheduling: Scheduling = Scheduling()
+    trainer: RuntimeRole = RuntimeRole()
+    generator: RuntimeRole = RuntimeRole()
+    reward: RuntimeRole = RuntimeRole()
+    reference: RuntimeRole = RuntimeRole()
+
+
+class RuntimeMetadata(Frozen):
+    """The metadata that this contract reads."""
+
+    name: Name
+    namespace: str | None = None
+    generation: int = 0
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class Runtime(Frozen):
+    """Pod settings of an administrator, for all jobs that name them."""
+
+    api_version: Literal["rlhf.dev/v1alpha1"]
+    kind: RuntimeKind
+    metadata: RuntimeMetadata
+    spec: RuntimeSpec
+
+
+class NamedRuntime(Report):
+    """A runtime as a job began with it."""
+
+    kind: RuntimeKind
+    name: str
+    generation: int
+    spec: RuntimeSpec
+
+
+def parse_runtime(body: Any) -> NamedRuntime:
+    """A runtime from its manifest, or as an API server returns it.
+
+    Raises:
+        InvalidJob: with every problem found, each naming its field.
+    """
+    if not isinstance(body, Mapping) or not isinstance(body.get("metadata", {}), Mapping):
+        raise InvalidJob([Problem("runtime", f"must be one ClusterRLHFRuntime object; got {show(body)}")])
+    if problems := list(not_json(body)):
+        raise InvalidJob(problems)
+    known = {field.alias or name for name, field in RuntimeMetadata.model_fields.items()}
+    metadata = {key: value for key, value in body.get("metadata", {}).items() if key in known}
+    try:
+        runtime = Runtime.model_validate_json(json.dumps({**body, "metadata": metadata}))
+    except ValidationError as error:
+        raise from_pydantic(error, Runtime) from None
+    if problems := list(oversized(runtime.spec, "spec")):
+        raise InvalidJob(problems)
+    meta = runtime.metadata
+    return NamedRuntime(kind=runtime.kind, name=meta.name, generation=meta.generation, spec=runtime.spec)
+
+
+def load_runtime(file: Path) -> NamedRuntime:
+    """A runtime from a YAML file. Raises InvalidJob where it holds none."""
+    try:
+        return parse_runtime(read(file))
+    except InvalidJob as error:
+        raise InvalidJob([Problem(f"{file}: {p.where}", p.message) for p in error.problems]) from None
+
+
+def merged(spec: Spec, runtime: RuntimeSpec) -> Spec:
+    """The job's spec over the runtime's.
+
+    The layers of a role's pods, from the lowest: the runtime's for all roles, the runtime's for this one, the job's for
+    all roles, the job's for this one.
+    """
+    roles = {}
+    for role in Role:
+        section, own = getattr(spec, role.value), getattr(runtime, role.value).pods
+        if own.model_fields_set:
+            layers = combine(combine(runtime.pods, own), combine(spec.pods, section.pods))
+            roles[role.value] = section.model_copy(update={"pods": layers})
+    return spec.model_copy(
+        update={
+            "environment": runtime.environment | spec.environment,
+            "pods": combine(runtime.pods, spec.pods),
+            "workspace": over(runtime.workspace, spec.workspace),
+            "scheduling": over(runtime.scheduling, spec.scheduling),
+            **roles,
+        }
+    )
+
+
+def with_runtime(spec: Spec, runtime: NamedRuntime) -> Spec:
+    """The checked outcome.
+
+    Raises:
+        InvalidJob: job and runtime do not go together.
+    """
+    outcome = merged(spec, runtime.spec)
+    if problems := [*oversized(outcome, "spec"), *check(outcome)]:
+        raise InvalidJob(problems)
+    return outcome
