@@ -1,4 +1,4 @@
-"""The command line: `rlhf validate`, `render`, `schema`, `run`, `graph`, `data`, and verbs for jobs on a cluster."""
+"""The command line: `rlhf validate`, `plan`, `render`, `schema`, `run`, `selftest`, `graph`, `data`, cluster verbs."""
 
 import argparse
 import asyncio
@@ -17,18 +17,21 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig, command, replicas, roles_of
 from rlhf_api.status import JobStatus
 
+from . import plan_command
 from .archive import open_store, replay
 from .exit_reasons import missing_words
-from .exits import FAILED, INTERRUPTED, ended, say
+from .exits import FAILED, INTERRUPTED, Misuse, ended, say
 from .graph import command as graph
 from .local import data, gpus, workdir
 from .local.host import Host
+from .local.metrics_server import check_port
 from .local.ports import place
-from .local.preflight import check_files
+from .local.preflight import check_files, of_a_cluster
 from .local.processes import Command
 from .local.progress import display
-from .manifest_arguments import add_manifest
+from .manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
 from .plan_table import plan_lines
+from .selftest import command as selftest
 from .verbs.arguments import VERBS, add_verbs
 
 EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
@@ -46,6 +49,10 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
         return ended(lambda: open_store.run(options))
     if options.command == "graph":
         return ended(lambda: graph.run(options))
+    if options.command == "plan":
+        return ended(lambda: plan_command.run(options))
+    if options.command == "selftest":
+        return ended(lambda: selftest.run(options, make))
     if options.command == "data":
         return ended(lambda: data.run(options))
     if options.command == "render":
@@ -53,6 +60,8 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
     if options.command == "schema":
         say(json.dumps(manifest_schema(), indent=1), sys.stdout)
         return 0
+    if options.command == "run" and options.mode == "kubernetes":
+        return ended(lambda: _submit(options))
     return ended(lambda: _validate_or_run(options, make))
 
 
@@ -63,8 +72,20 @@ def _render(options: argparse.Namespace) -> int:
     return 0
 
 
+def _submit(options: argparse.Namespace) -> int:
+    """`rlhf run --mode kubernetes`: hands the manifest to the cluster of the current context."""
+    for name in ("runtime", "workdir", "resume", "overwrite", "base_port", "metrics_port"):
+        if getattr(options, name):
+            raise Misuse(f"--{name.replace('_', '-')} is of --mode local; leave it out")
+    sets = [part for override in options.set for part in ("--set", override)]
+    trial = [] if options.trial is None else ["--trial", options.trial]
+    return main(["submit", str(options.file), *sets, *trial])
+
+
 def _validate_or_run(options: argparse.Namespace, make: Command) -> int:
-    job = load(options.file, options.set)
+    job = with_runtime_of(
+        load(options.file, options.set, options.trial), options.runtime, needed=options.command == "run"
+    )
     if options.files and (problems := check_files(job.spec)):
         raise InvalidJob(problems)
     if options.command == "run":
@@ -83,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     for each in (validate, run):
         add_manifest(each)
         each.set_defaults(files=True)
+        add_runtime(each)
     render = commands.add_parser(
         "render", help="print a manifest as it is submitted: files included, variables and overrides in place"
     )
@@ -90,6 +112,14 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("schema", help="print the JSON schema of a manifest's file, for editors")
     validate.add_argument(
         "--no-files", dest="files", action="store_false", help="do not look at data, models and modules"
+    )
+    validate.set_defaults(trial=None)
+    add_trial(run)
+    run.add_argument(
+        "--mode",
+        choices=["local", "kubernetes"],
+        default="local",
+        help="this machine, or the cluster of the current context, as `rlhf submit` does",
     )
     run.add_argument("--workdir", type=Path, metavar="DIR", help="where the run goes; runs/<name> by default")
     earlier = run.add_mutually_exclusive_group()
@@ -102,10 +132,18 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--base-port", type=int, metavar="N", help="use ports N, N+1 ... instead of any free ones"
     )
+    run.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="N",
+        help="serve Prometheus metrics there instead of on any free port",
+    )
     add_verbs(commands, parser.prog)
     replay.add_replay(commands)
     graph.add_graph(commands)
     data.add_data(commands)
+    plan_command.add_plan(commands)
+    selftest.add_selftest(commands)
     return parser
 
 
@@ -125,14 +163,17 @@ def _run(job: RLHFJob, options: argparse.Namespace, make: Command) -> int:
     gpus.check(job.spec, gpus.present({**os.environ, **job.spec.environment}))
     with workdir.locked(folder):
         places = place(config, options.base_port)
+        check_port(options.metrics_port, places)
         before = workdir.prepare(folder, job.spec, resume=options.resume, overwrite=options.overwrite)
         if before is not None and before.phase == "Succeeded" and before.step >= job.spec.steps:
             say(f"{folder} already has all {job.spec.steps} steps; raise spec.steps to go on", sys.stdout)
             return 0
         shown = display(job.metadata.name, job.spec.steps)
-        host = Host(config, shown, places, before=before, make=make)
+        host = Host(config, shown, places, before=before, make=make, metrics_port=options.metrics_port)
         resumed = "resuming " if before is not None else ""
         shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
+        if unheeded := of_a_cluster(job.spec):
+            shown.event(f"without effect here, as on a cluster alone they act: {', '.join(unheeded)}")
         try:
             status = asyncio.run(host.run())
         finally:

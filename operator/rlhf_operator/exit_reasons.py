@@ -16,6 +16,24 @@ _FOLLOWING = re.compile(
     "|Engine core initialization failed|Executor failed"
 )
 """Errors that only follow from another process's."""
+_NATIVE = re.compile(
+    r"(?P<line>Watchdog caught collective operation timeout: .*|Fatal Python error: .*|(?<=what\(\): ).*)"
+)
+"""Last words of libraries that end their process without a Python exception."""
+_TYPES = {
+    "CudaOutOfMemory": "CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
+    "DiskFull": "No space left on device|os error 28|Disk quota exceeded",
+    "HostOutOfMemory": r"\bMemoryError\b|can't allocate memory|Cannot allocate memory|std::bad_alloc"
+    r"|(?<!maybe )for lack of memory|\(OOMKilled\)",
+    "NcclTimeout": "Watchdog caught collective operation timeout|NCCL.*(?:timeout|timed out)",
+    "NcclError": "NCCL [Ee]rror|nccl(?:System|Internal|Remote|UnhandledCuda)Error|NCCL communicator was aborted",
+    "Hung": "gave no sign of life",
+    "NoProgress": "made no step for",
+    "EngineDead": r"vLLM's process .* (?:was ended|exited)|vLLM's engine is dead|^exited with code 70\b",
+}
+"""Types of failures, the deepest cause first, by the words in which it is told."""
+_ROOTS = re.compile("|".join(list(_TYPES.values())[:3]))
+"""Causes from which whatever else a log tells may follow."""
 
 
 def exit_words(code: int) -> str:
@@ -28,16 +46,23 @@ def exit_words(code: int) -> str:
     return f"exited with code {code}"
 
 
+def failure_type(words: str) -> str:
+    """Type of a failure by the words that tell of it, such as `DiskFull`; empty where they name none."""
+    return next((name for name, pattern in _TYPES.items() if re.search(pattern, words)), "")
+
+
 def telling_line(text: str) -> str:
-    """The line of a log that says most about its end: the last exception that does not follow from another process's
-    end, or else the last line."""
+    """The line of a log that says most about its end: the first error about memory or a disk that ran out, or else the
+    last that does not follow from another process's end, or else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (_exceptions(lines) or lines or [""])[-1][:300]
+    errors = _exceptions(lines)
+    roots = [line for line in errors if _ROOTS.search(line)]
+    return (roots[:1] or errors or lines or [""])[-1][:300]
 
 
 def cause(message: str, log: str, *, silent: bool) -> str:
     """Cause of a process's end: its termination message, or the telling line of its log where there is none or where it
-    only follows from another process's end. A `silent` death, by SIGKILL, left nothing in either."""
+    only follows from another process's end. A `silent` one, by SIGKILL or with exit code 0, left none in either."""
     message, lines = message.strip(), log.splitlines()
     if message and not _FOLLOWING.search(message):
         return message
@@ -47,7 +72,8 @@ def cause(message: str, log: str, *, silent: bool) -> str:
 
 
 def _exceptions(lines: Iterable[str]) -> list[str]:
-    found = [match["line"] for line in lines if (match := _EXCEPTION.match(line.strip()))]
+    matches = (_EXCEPTION.match(line.strip()) or _NATIVE.search(line) for line in lines)
+    found = [match["line"].strip() for match in matches if match]
     return [line for line in found if not _FOLLOWING.search(line)]
 
 

@@ -66,7 +66,10 @@ def job_status(
     return status.model_copy(update={"progress": f"{status.step}/{status.total_steps}"})
 
 
-_VOLATILE = {"activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"}
+_VOLATILE = {
+    *("activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"),
+    *("cost", "gpuHours", "usageTime"),
+}
 """Fields that change within a step, and that no decision is made on."""
 _REFRESH_SECONDS = 30.0
 
@@ -189,6 +192,12 @@ def new_breach(newest: HealthStatus, before: HealthStatus | None) -> bool:
 def is_true(status: JobStatus, kind: str) -> bool:
     """The condition of this type holds."""
     return any(c.type == kind and c.status == "True" for c in status.conditions)
+
+
+def observed(status: JobStatus, generation: int) -> JobStatus:
+    """The same of a later generation of the job: nothing in it changes what the status says."""
+    conditions = tuple(c.model_copy(update={"observed_generation": generation}) for c in status.conditions)
+    return status.model_copy(update={"observed_generation": generation, "conditions": conditions})
 
 
 def with_times(now: Sequence[Condition], before: Sequence[Condition]) -> tuple[Condition, ...]:

@@ -1,7 +1,11 @@
-"""FILE, `path=value` and `--set` of every command that reads a manifest. Imports nothing heavy."""
+"""FILE, `path=value`, `--set` and `--runtime` of every command that reads a manifest. Imports nothing heavy."""
 
 import argparse
 from pathlib import Path
+
+from rlhf_api.manifest import RLHFJob
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.runtime import load_runtime, with_runtime
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +28,15 @@ def add_manifest(parser: argparse.ArgumentParser) -> None:
     add_set(parser)
 
 
+def add_trial(parser: argparse.ArgumentParser) -> None:
+    """Adds `--trial`, of commands that start a run."""
+    parser.add_argument(
+        "--trial",
+        metavar="NAME",
+        help="a run of its own beside others of the manifest: the job is <name>-NAME",
+    )
+
+
 def add_set(parser: argparse.ArgumentParser) -> None:
     """Adds `--set` alone."""
     parser.add_argument(
@@ -33,6 +46,35 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         metavar="path=value",
         help="override a field, such as ppo.klCoefficient=0.1; may be repeated",
     )
+
+
+def add_runtime(parser: argparse.ArgumentParser) -> None:
+    """Adds `--runtime`, of commands that look at a whole job."""
+    parser.add_argument(
+        "--runtime", type=Path, metavar="FILE", help="the manifest of the runtime that spec.runtime names"
+    )
+
+
+def with_runtime_of(job: RLHFJob, file: Path | None, *, needed: bool) -> RLHFJob:
+    """The job with the settings of the runtime that it names, from the file that was given for it.
+
+    Raises:
+        InvalidJob: it holds another runtime, or there is none and one is `needed`.
+    """
+    named = job.spec.runtime
+    if file is not None:
+        runtime = load_runtime(file)
+        if named is None or (named.kind, named.name) != (runtime.kind, runtime.name):
+            asked = f"{named.kind} {named.name}" if named else "none"
+            message = f"has {runtime.kind} {runtime.name}; spec.runtime names {asked}"
+            raise InvalidJob([Problem(str(file), message)])
+        return job.model_copy(update={"spec": with_runtime(job.spec, runtime)})
+    if named is not None and needed:
+        message = (
+            f"{named.kind} {named.name} is in a cluster; give its manifest with --runtime FILE, or remove it"
+        )
+        raise InvalidJob([Problem("spec.runtime", message)])
+    return job
 
 
 def _override(text: str) -> str:

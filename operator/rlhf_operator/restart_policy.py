@@ -9,6 +9,7 @@ from rlhf_api.spec import Spec
 from rlhf_api.status import Phase
 
 from .budget import Restarts, budget, left
+from .exit_reasons import failure_type
 
 _FOR_GOOD = {EXIT_INVALID: "InvalidConfiguration", EXIT_UNHEALTHY: "HealthRule"}
 """Exit codes after which starting again would not help."""
@@ -29,6 +30,11 @@ class Ended:
     """Not its own fault: its node was drained, lost or wanted by others. Such ends use up no budget."""
     cause: str = ""
     """Kubernetes' word for it, of the container or the pod, such as `OOMKilled`."""
+
+    @property
+    def type(self) -> str:
+        """Type of the failure, such as `EngineDead`; empty where nothing tells."""
+        return failure_type(self.reason)
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ def _judged(spec: Spec, process: ProcessState) -> ProcessState | _Verdict:
         return process
     section: RoleSpec = getattr(spec, process.role.value)
     for i, rule in enumerate(section.failure_rules):
-        if ended.code not in rule.exit_codes and ended.cause not in rule.reasons:
+        if ended.code not in rule.exit_codes and not {ended.cause, ended.type} & set(rule.reasons):
             continue
         if rule.action == "FailJob":
             message = f"{process.name} {ended.reason} (spec.{process.role.value}.failureRules[{i}])"
@@ -148,7 +154,7 @@ def _trainer_outcome(trainers: Sequence[ProcessState], now: float) -> Finish | N
     if first is not None and first.code == 0:
         return Finish("Succeeded", "Completed", "")
     if any(e.code == EXIT_SUSPENDED for e in ended):
-        return Finish("Suspended", "StoppedOnRequest", "")
+        return Finish("Suspended", "StoppedOnRequest", "the trainer was told to stop, by a signal or its API")
     return None
 
 
@@ -166,7 +172,8 @@ def _exhausted(spec: Spec, process: ProcessState, ended: Ended, restarts: Restar
     tried = (
         f"started again {restarts.failures} of {limit} times within {window} s" if limit else f"{field} is 0"
     )
-    return Finish("Failed", "BackoffLimitExceeded", f"{process.name} {ended.reason} ({tried})")
+    kind = f"{ended.type}; " if ended.type else ""
+    return Finish("Failed", "BackoffLimitExceeded", f"{process.name} {ended.reason} ({kind}{tried})")
 
 
 def _gang(spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:

@@ -22,6 +22,7 @@ Key = tuple[str, str]
 """Namespace and name of a job."""
 
 KINDS = {
+    "ClusterRLHFRuntime": ("rlhf.dev/v1alpha1", "clusterrlhfruntimes"),
     "ConfigMap": ("v1", "configmaps"),
     "Event": ("v1", "events"),
     "Lease": ("coordination.k8s.io/v1", "leases"),
@@ -31,9 +32,12 @@ KINDS = {
     "PodGroup.scheduling.volcano.sh": ("scheduling.volcano.sh/v1beta1", "podgroups"),
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io/v1alpha1", "podgroups"),
     "RLHFJob": ("rlhf.dev/v1alpha1", "rlhfjobs"),
+    "ResourceFlavor": ("kueue.x-k8s.io/v1beta1", "resourceflavors"),
+    "RLHFRuntime": ("rlhf.dev/v1alpha1", "rlhfruntimes"),
     "Secret": ("v1", "secrets"),
     "Service": ("v1", "services"),
     "Workload": ("kueue.x-k8s.io/v1beta1", "workloads"),
+    "WorkloadPriorityClass": ("kueue.x-k8s.io/v1beta1", "workloadpriorityclasses"),
 }
 """Every kind that the operator knows: its apiVersion and its name in URLs; with its group where two share a kind."""
 
@@ -99,7 +103,7 @@ class Api:
     async def close(self) -> None:
         await self._client.close()
 
-    async def get(self, kind: str, namespace: str, name: str) -> Body:
+    async def get(self, kind: str, namespace: str | None, name: str) -> Body:
         return await self._call("get", "GET", kind, _path(kind, namespace, name))
 
     async def create(self, body: Body) -> Body:
@@ -114,10 +118,12 @@ class Api:
 
     async def merge_status(self, kind: str, namespace: str, name: str, patch: Body) -> Body:
         """A merge patch (RFC 7386) of the status; 409 where somebody wrote after its `metadata.resourceVersion`."""
-        self._check_fence()
-        path = f"{_path(kind, namespace, name)}/status"
-        query = {"fieldManager": FIELD_MANAGER}
-        return await self._call("merge_status", "PATCH", kind, path, query=query, body=patch, content=_MERGE)
+        return await self._merge("merge_status", kind, f"{_path(kind, namespace, name)}/status", patch)
+
+    async def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
+        """Through the scale subresource, as `kubectl scale` does."""
+        patch = {"spec": {"replicas": replicas}}
+        await self._merge("scale", kind, f"{_path(kind, namespace, name)}/scale", patch)
 
     async def replace(self, body: Body) -> Body:
         """Put the body in place of the same `metadata.resourceVersion`; 409 where somebody else was first."""
@@ -177,6 +183,11 @@ class Api:
         content = _APPLY if method == "PATCH" else _JSON
         path = _body_path(body, tail)
         return await self._call(verb, method, body["kind"], path, query=query, body=body, content=content)
+
+    async def _merge(self, verb: str, kind: str, path: str, patch: Body) -> Body:
+        self._check_fence()
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._call(verb, "PATCH", kind, path, query=query, body=patch, content=_MERGE)
 
     def _check_fence(self) -> None:
         if not self.fence():

@@ -56,8 +56,22 @@ class Cache:
             del self._seen[body["kind"]][key]
         return key
 
-    def uids(self, kind: str) -> set[str]:
-        return {seen.uid for same in self._seen[kind].values() for seen in same.values()}
+    def uids(self, kind: str, namespace: str | None = None) -> set[str]:
+        """Of one namespace, or of all."""
+        return {
+            seen.uid
+            for key, same in self._seen[kind].items()
+            if namespace in (None, key[0])
+            for seen in same.values()
+        }
+
+    def leave(self, namespace: str) -> set[Key]:
+        """Forget all of a namespace, which may be seen again; its jobs."""
+        left = {key for same in self._seen.values() for key in same if key[0] == namespace}
+        for same in self._seen.values():
+            for key in left:
+                same.pop(key, None)
+        return left
 
     def drop_uids(self, kind: str, uids: Iterable[str]) -> set[Key]:
         """Forget those; the jobs that they belonged to."""
@@ -88,6 +102,14 @@ class Cache:
         """An object of the job is there, as far as is known."""
         return name in self._seen[kind].get(key, {})
 
+    def knows(self, body: Mapping[str, Any]) -> bool:
+        """This version of an object was seen, or a later one, or its deletion. True of one that belongs to no job."""
+        meta, key = body["metadata"], job_of(body)
+        if key is None or meta["uid"] in self._dropped:
+            return True
+        seen = self._seen[body["kind"]].get(key, {}).get(meta["name"])
+        return seen is not None and seen.version >= int(meta["resourceVersion"])
+
     def workload(self, key: Key) -> Body | None:
         return next(iter(self._read("Workload", key)), None)
 
@@ -114,6 +136,8 @@ def trimmed(body: Mapping[str, Any]) -> Body:
     if body["kind"] != "Pod":
         metadata = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
         return {**body, "metadata": metadata}
+    spec: Mapping[str, Any] = body.get("spec", {})
+    containers = spec.get("containers", ())
     status = _only(body.get("status", {}), "phase", "podIP", "startTime", "reason", "message")
     for field, kept in _OF_STATUS.items():
         if entries := body.get("status", {}).get(field):
@@ -121,7 +145,7 @@ def trimmed(body: Mapping[str, Any]) -> Body:
     return {
         **_only(body, "apiVersion", "kind"),
         "metadata": _only(body["metadata"], *_OF_METADATA),
-        "spec": _only(body.get("spec", {}), "nodeName"),
+        "spec": {**_only(spec, "nodeName"), "containers": [_only(c, "name", "ports") for c in containers]},
         "status": status,
     }
 

@@ -1,6 +1,7 @@
 """A job's status and events from what was seen and decided; pure."""
 
 import datetime
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -8,14 +9,16 @@ from typing import Literal
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
-from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, RolePlan
+from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, RuntimeStatus
 
-from ..job_status import condition, job_status, new_breach, time_text, with_times
+from ..job_status import condition, is_true, job_status, new_breach, time_text, with_times
 from ..restart_policy import Finish, ProcessState
 from .names import role_labels, selector
 from .observed import Observed
+from .pod import MODEL_CACHE
 from .pod_groups import lost
 from .snapshot import Pod
+from .usage import cost_per_hour, held, used
 
 SILENT_SECONDS = 30.0
 """A trainer that does not answer for so long is told of."""
@@ -56,6 +59,12 @@ class Look:
     def resumed(self) -> bool:
         return self.before.phase == "Suspended" and self.finish is None and not self.suspending
 
+    @property
+    def over_tcp(self) -> str | None:
+        """Reason why NCCL of the trainer that runs goes over TCP, where the job asks for RDMA."""
+        trainer = self.observed.trainer
+        return trainer.over_tcp if trainer is not None and self.finish is None else None
+
 
 def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
     """The status now, and the events that tell of what changed since the one before."""
@@ -66,9 +75,14 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
         spec, look.processes, look.restarts, observed.trainer, before=before, now=look.now, finish=finish
     )
     reason = _waiting_reason(pods, observed.refused)
-    message = "suspending: waits for a checkpoint" if look.suspending else _join(status.message, reason)
+    message = (
+        "suspending: waits for a checkpoint"
+        if look.suspending
+        else _join(status.message, reason, _filling(pods))
+    )
     generators = 0 if finish else sum(pod.role is Role.GENERATOR and pod.ended is None for pod in pods)
-    has_generators, resources = Role.GENERATOR in roles_of(spec), resource_plan(spec)
+    has_generators = Role.GENERATOR in roles_of(spec)
+    gpus = Counter[str]() if finish else held(pods, spec)
     phase = finish.phase if finish else _phase(status.phase, look)
     status = status.model_copy(
         update={
@@ -77,19 +91,23 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
             "observed_generation": job.generation,
             "generator_replicas": generators,
             "selector": selector(role_labels(job.name, Role.GENERATOR)) if has_generators else "",
-            "plan": resources,
-            "gpus": 0 if finish else _gpus(pods, resources),
+            "plan": resource_plan(spec),
+            "gpus": gpus.total(),
+            "cost_per_hour": cost_per_hour(gpus, observed.prices),
+            **(used(before, look.now) if gpus or before.gpus else {}),
             "cluster": look.cluster,
+            "runtime": before.runtime if finish else _runtime(observed),
             "conditions": with_times(_conditions(status, phase, look), before.conditions),
         }
     )
     return status, tuple(_events(status, reason, look))
 
 
-def _gpus(pods: Sequence[Pod], resources: Mapping[Role, RolePlan]) -> int:
-    """GPUs of pods that have a node, until all their containers have ended."""
-    holding = [resources[pod.role] for pod in pods if pod.node and not pod.over and pod.role in resources]
-    return sum(role.gpus // role.pods for role in holding)
+def _runtime(observed: Observed) -> RuntimeStatus | None:
+    runtime = observed.wanted.pinned.defaults.runtime
+    if runtime is None:
+        return None
+    return RuntimeStatus(kind=runtime.kind, name=runtime.name, generation=runtime.generation)
 
 
 def _conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
@@ -102,6 +120,7 @@ def _conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
         failed_for_good(look.finish.reason, look.finish.message, stamp)
         if look.finish and look.finish.phase == "Failed"
         else _stalled(look.pods, observed.refused, silent_since, stamp, now),
+        *([condition("SlowNetwork", "True", "NcclOverTcp", look.over_tcp, stamp)] if look.over_tcp else ()),
         *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
     ]
     found.append(_ready(phase, look.finish, found, stamp))
@@ -138,6 +157,15 @@ def _waiting_reason(pods: Sequence[Pod], refused: Finish | str | None) -> str:
     ]
     more = f" (and {len(troubled) - 1} more)" if len(troubled) > 1 else ""
     return troubled[0] + more if troubled else ""
+
+
+def _filling(pods: Sequence[Pod]) -> str:
+    """Pods whose models are on their way into the cache."""
+    found = [pod.name for pod in pods if pod.initializing == MODEL_CACHE and pod.ended is None]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return (
+        f"{found[0]}{more} fills the model cache: `kubectl logs {found[0]} -c {MODEL_CACHE}`" if found else ""
+    )
 
 
 def _join(*parts: str) -> str:
@@ -201,6 +229,8 @@ def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
     found, before, finish, ignored = list[Event](), look.before, look.finish, look.observed.wanted.ignored
     if ignored:
         found.append(Event("Warning", "SpecChangeIgnored", ignored))
+    if look.over_tcp and not is_true(before, "SlowNetwork"):
+        found.append(Event("Warning", "NcclOverTcp", look.over_tcp))
     if waiting_reason:
         found.append(Event("Warning", "PodsWaiting", waiting_reason))
     for process in look.processes:

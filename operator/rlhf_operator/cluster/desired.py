@@ -5,6 +5,7 @@ from typing import Any
 
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
+from rlhf_api.runtime import NamedRuntime, merged, with_runtime
 from rlhf_api.spec import Spec
 
 from .limit_checks import check
@@ -12,6 +13,14 @@ from .limits import Limits
 from .pinned import Pinned, with_generators
 from .settings import Defaults
 from .snapshot import Job
+
+
+@dataclass(frozen=True)
+class RuntimeWait:
+    """Reason, in a word and in a sentence, why a job cannot have the runtime that it names now."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,8 @@ class Desired:
     """With what may change while the pods run: suspend, generator.replicas, deadlines."""
     ignored: str | None = None
     """Reason why the spec as it stands is not what runs."""
+    waits: RuntimeWait | None = None
+    """The job starts when its runtime is there and goes together with it; until then it has no pods."""
 
 
 def active_config(job: Job) -> str | None:
@@ -33,9 +44,15 @@ def active_config(job: Job) -> str | None:
     return status.cluster.config
 
 
-def wanted(job: Job, running: Pinned | None, defaults: Defaults, limits: Limits | None = None) -> Desired:
-    """`running`: the content of `active_config`, where the job has one; `defaults` and `limits`: the operator's now.
-    What runs began within the limits of its time, and keeps them until it is suspended.
+def wanted(
+    job: Job,
+    running: Pinned | None,
+    defaults: Defaults,
+    limits: Limits | None = None,
+    runtime: NamedRuntime | RuntimeWait | None = None,
+) -> Desired:
+    """`running`: the content of `active_config`, where the job has one; `defaults` and `limits`: the operator's now;
+    `runtime`: the one that the job names. What runs began with those of its time, and keeps them until it is suspended.
 
     Raises:
         InvalidJob: the spec can't run, and nothing runs yet.
@@ -49,9 +66,13 @@ def wanted(job: Job, running: Pinned | None, defaults: Defaults, limits: Limits 
         spec = running.config.spec.model_copy(update={"suspend": suspend})
         return Desired(running, spec, f"the spec is not valid and the job goes on as it was: {error}")
     if running is None:
-        pinned = Pinned.make(job.name, spec, defaults)
-        check(limits, pinned, job.queue)
-        return Desired(pinned, spec)
+        own = Pinned.make(job.name, spec, defaults)
+        check(limits, own, job.queue)
+        if isinstance(runtime, NamedRuntime):
+            return _joined(job, spec, runtime, own, limits)
+        return Desired(own, spec, waits=runtime)
+    if running.defaults.runtime is not None and spec.runtime is not None:
+        spec = merged(spec, running.defaults.runtime.spec)
     running = running.scaled(spec.generator.replicas)
     kept = with_generators(running.config.spec, spec.generator.replicas).model_copy(
         update={
@@ -63,6 +84,20 @@ def wanted(job: Job, running: Pinned | None, defaults: Defaults, limits: Limits 
     changed = ", ".join(_changed(kept, spec))
     reason = f"{changed} changed while the job runs; suspend and resume it to have that applied"
     return Desired(running, kept, reason if changed else None)
+
+
+def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Limits | None) -> Desired:
+    """The outcome, for which the limits hold too: a runtime widens nothing. Where it is refused, the job itself was
+    not: it waits for a change of either."""
+    try:
+        outcome = with_runtime(spec, runtime)
+        pinned = Pinned.make(job.name, outcome, own.defaults.model_copy(update={"runtime": runtime}))
+        check(limits, pinned, job.queue)
+    except InvalidJob as error:
+        said = "; ".join(map(str, error.problems))
+        message = f"{runtime.kind} {runtime.name} and this job do not go together: {said}"
+        return Desired(own, spec, waits=RuntimeWait("RuntimeRefused", message))
+    return Desired(pinned, outcome)
 
 
 def _changed(running: Spec, spec: Spec) -> list[str]:

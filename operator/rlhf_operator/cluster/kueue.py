@@ -2,18 +2,20 @@
 
 The Workload stands for the whole job, so that its quota is granted at once and taken back at once. It is kept through
 an eviction, with its priority and its count of requeues, and made anew where the admitted one is too small for the job.
-Node labels of resource flavors are not put on the pods: use flavors without them, or name the nodes in `spec.pods`.
+What an admission says of the pods is put on them by `placement`.
 """
 
 import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from rlhf_api.roles import Role
 from rlhf_api.run import replicas, roles_of
 from rlhf_api.spec import Spec
 
-from .names import common_labels
+from .names import CONFIG, common_labels
 from .pinned import Pinned
+from .placement import topology_request
 from .pod import build_pod
 from .snapshot import Job
 
@@ -23,20 +25,22 @@ Quota = Literal[
     "none", "left", "absent", "outdated", "waiting", "deactivated", "admitted", "outgrown", "evicted"
 ]
 """`none`: the job is in no queue; `left`: but was in one. `absent`: it has no Workload yet; `outdated`: its Workload
-waits in another queue or size than the job's; `outgrown`: was admitted so; `evicted`: is to give its quota back."""
+waits in another queue or size than the job's, or for pods of
+an earlier configuration; `outgrown`: was admitted so; `evicted`: is to give its quota back."""
 _REQUEUED = ("Preempted", "AdmissionCheck")
 """Reasons of evictions after which the integration lets a Workload line up again; after others Kueue does."""
 
 
-def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None) -> Quota:
-    """State of the job's Workload in its queue."""
+def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str) -> Quota:
+    """State of the job's Workload in its queue; `config` names the configuration that the job would start with."""
     if workload is None:
         return "none" if job.queue is None else "absent"
     if job.queue is None:
         return "left"
     held = _held(workload)
     if not held & {"QuotaReserved", "Admitted"}:
-        if _counts(workload) != _wanted(spec) or workload["spec"].get("queueName") != job.queue:
+        asked = _counts(workload), workload["spec"].get("queueName"), _config(workload)
+        if asked != (_wanted(spec), job.queue, config):
             return "outdated"
         return "waiting" if workload["spec"].get("active", True) else "deactivated"
     if "Evicted" in held:
@@ -48,9 +52,10 @@ def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None) -> Quota:
     return "admitted" if "Admitted" in held else "waiting"
 
 
-def workload(job: Job, pinned: Pinned) -> Body:
-    """The Workload that Kueue admits: a pod set for each role, with its pods as they would be."""
-    config = pinned.config
+def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None) -> Body:
+    """The Workload that Kueue admits: a pod set for each role, with its pods as they would be. `priority`: the
+    WorkloadPriorityClass that the job names."""
+    config, counts = pinned.config, _wanted(pinned.config.spec)
     template = functools.partial(
         build_pod,
         config,
@@ -58,24 +63,36 @@ def workload(job: Job, pinned: Pinned) -> Body:
         attempt=0,
         resume=False,
         config_name="",
-        token_secret="",
+        uid=job.uid,
         defaults=pinned.defaults,
     )
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta1",
         "kind": "Workload",
-        "metadata": {"name": job.name, "labels": common_labels(job.name)},
+        "metadata": {
+            "name": job.name,
+            "labels": common_labels(job.name),
+            "annotations": {CONFIG: pinned.name},
+        },
         "spec": {
             "queueName": job.queue,
-            "podSets": [
-                {
-                    "name": role.value,
-                    "count": replicas(config.spec, role),
-                    "template": {"spec": template(role)["spec"]},
-                }
-                for role in roles_of(config.spec)
-            ],
+            **(_priority(priority) if priority else {}),
+            "podSets": [_pod_set(role, counts[role.value], template(role)) for role in roles_of(config.spec)],
         },
+    }
+
+
+def _pod_set(role: Role, count: int, pod: Body) -> Body:
+    pod_set = {"name": role.value, "count": count, "template": {"spec": pod["spec"]}}
+    request = topology_request(pod["metadata"].get("annotations", {}))
+    return {**pod_set, "topologyRequest": request} if request else pod_set
+
+
+def _priority(named: Mapping[str, Any]) -> Body:
+    return {
+        "priorityClassName": named["metadata"]["name"],
+        "priorityClassSource": "kueue.x-k8s.io/workloadpriorityclass",
+        "priority": named["value"],
     }
 
 
@@ -107,6 +124,11 @@ def report(workload: Mapping[str, Any], spec: Spec, *, ready: bool, stamp: str) 
     return _status(workload, stamp, changes, {"reclaimablePods": reclaimable} if reclaimable else {})
 
 
+def _config(workload: Mapping[str, Any]) -> str | None:
+    name: str | None = workload["metadata"].get("annotations", {}).get(CONFIG)
+    return name
+
+
 def _held(workload: Mapping[str, Any]) -> set[str]:
     return {c["type"] for c in workload.get("status", {}).get("conditions", ()) if c["status"] == "True"}
 
@@ -116,7 +138,12 @@ def _counts(workload: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _wanted(spec: Spec) -> dict[str, int]:
-    return {role.value: replicas(spec, role) for role in roles_of(spec)}
+    """Pods of each role that quota is held for; where generators come and go by themselves, for all that may come."""
+    counts: dict[str, int] = {role.value: replicas(spec, role) for role in roles_of(spec)}
+    scale, generator = spec.generator.autoscale, Role.GENERATOR.value
+    if scale is not None and generator in counts:
+        counts[generator] = max(counts[generator], scale.max_replicas)
+    return counts
 
 
 def _reclaimed(workload: Mapping[str, Any]) -> dict[str, int]:

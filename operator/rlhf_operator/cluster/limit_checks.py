@@ -33,7 +33,7 @@ def check(limits: Limits | None, pinned: Pinned, queue: str | None) -> None:
             attempt=1,
             resume=False,
             config_name=pinned.name,
-            token_secret="",
+            uid="",
             defaults=pinned.defaults,
         )
         found += _pod(limits, f"the {role.value}'s pod: spec", body["spec"], pinned.defaults.image)

@@ -6,7 +6,7 @@ import logging
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from . import resync
 from .api import Api, ApiError, Body, Key
@@ -15,6 +15,7 @@ from .cache import Cache
 from .lease import Lease
 from .logs import about
 from .queue import Queue
+from .scope import Scope
 from .settings import Settings
 from .telemetry import Telemetry
 from .watch import Watch, kinds_served
@@ -40,7 +41,7 @@ class Process:
     def __init__(
         self, settings: Settings, api: Api, cache: Cache, telemetry: Telemetry, reconcile: Reconcile
     ) -> None:
-        self._namespace = settings.namespace
+        self._scope = Scope(settings.namespaces)
         self._api, self._cache, self._telemetry, self._reconcile = api, cache, telemetry, reconcile
         self._lease_api = Api(api.configuration, telemetry.api_call)
         self._lease = Lease(self._lease_api, settings.own_namespace, settings.identity)
@@ -48,14 +49,18 @@ class Process:
         self._stopping = asyncio.Event()
         self._leading = self._filled = False
         self._busy: dict[Key, float] = {}
+        self._unseen: Mapping[str, Body] = {}
+        self._overdue: list[str] = []
 
     def ready(self) -> bool:
         """It leads and knows all jobs, or it stands by and sees who leads."""
         return not self._stopping.is_set() and (self._filled if self._leading else self._lease.known)
 
     def alive(self) -> bool:
-        """No reconcile is stuck far beyond its deadline."""
-        return all(time.monotonic() < since + _STUCK_SECONDS for since in self._busy.values())
+        """No reconcile is stuck far beyond its deadline, and watches tell what listings show."""
+        return not self._overdue and all(
+            time.monotonic() < since + _STUCK_SECONDS for since in self._busy.values()
+        )
 
     async def run(self) -> None:
         """Until SIGTERM; raises an ExceptionGroup with whatever else it ends of."""
@@ -83,8 +88,7 @@ class Process:
         self._leading = True
         self._telemetry.leading(True)
         kinds = await self._fill()
-        group.create_task(self._watch(await Watch.start(self._api, self._namespace, kinds, self._see)))
-        self._listen_to_signals()  # kopf has taken them
+        group.create_task(self._watch(kinds))
         self._filled = True
         logger.info("watches %s; %d jobs", ", ".join(kinds), len(self._cache.keys()))
         group.create_task(self._resync(kinds))
@@ -95,19 +99,33 @@ class Process:
         while True:
             try:
                 kinds = await kinds_served(self._api)
-                await resync.fill(self._api, self._namespace, kinds, self._see)
+                await self._list(kinds, first=True)
                 return kinds
             except ApiError as error:
                 logger.warning("could not list jobs and pods, trying on: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _watch(self, watching: Watch) -> None:
-        try:
-            await watching.failed()
-        finally:
-            await watching.stop()
+    async def _watch(self, kinds: Collection[str]) -> None:
+        """Until a watch fails; begins anew where other namespaces can be served."""
+        while True:
+            served = self._scope.open
+            watching = await Watch.start(self._api, served, kinds, self._see)
+            self._listen_to_signals()  # kopf has taken them
+            ends = [asyncio.create_task(end) for end in (watching.failed(), self._scope.other_than(served))]
+            try:
+                for end in (await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    end.result()
+            finally:
+                for end in ends:
+                    end.cancel()
+                await watching.stop()
 
     def _see(self, body: Body, deleted: bool) -> None:
+        # The watch of a namespace that was closed just now may still tell of a job, of which the pods are unknown.
+        if body["metadata"]["namespace"] not in self._scope.closed:
+            self._know(body, deleted)
+
+    def _know(self, body: Body, deleted: bool) -> None:
         key = self._cache.drop(body) if deleted else self._cache.put(body)
         if key is None:
             return
@@ -121,15 +139,37 @@ class Process:
             await asyncio.sleep(wait)
             wait = _RESYNC_SECONDS
             try:
-                touched = await resync.sweep(self._api, self._namespace, kinds, self._cache)
+                swept = await self._list(kinds, first=False)
             except ApiError as error:
                 logger.warning("could not list what there is, trying again in %g s: %s", wait, error)
                 continue
-            for key in touched:
+            self._overdue = resync.overdue(self._unseen, swept.unseen, self._cache)
+            self._unseen = swept.unseen
+            if self._overdue:
+                logger.error("a watch is stuck: for %g s it has not told of %s", wait, self._overdue[0])
+            for key in swept.touched:
                 self._queue.add(key)
             everything = self._cache.keys()
             for key in everything:
                 self._queue.add(key, after=random.uniform(0, wait / 2))
+
+    async def _list(self, kinds: Collection[str], *, first: bool) -> resync.Swept:
+        """Lists each namespace. At first, and where one can be listed again, all in it is seen; where it can't be any
+        more, it is forgotten.
+        """
+        all_swept = resync.Swept()
+
+        async def look(namespace: str | None) -> None:
+            if not first:
+                swept = await resync.sweep(self._api, namespace, kinds, self._cache)
+                all_swept.touched.update(swept.touched)
+                all_swept.unseen.update(swept.unseen)
+            if first or namespace in self._scope.closed:
+                await resync.fill(self._api, namespace, kinds, self._know)
+
+        for namespace in await self._scope.each(look):
+            all_swept.touched.update(self._cache.leave(namespace))
+        return all_swept
 
     async def _work(self) -> None:
         while True:

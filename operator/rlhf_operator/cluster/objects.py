@@ -2,12 +2,13 @@
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from typing import Any
 
 from .gangs import GANGS
 from .names import OPERATOR, common_labels, service_name, token_name
 from .pinned import Pinned
-from .pod import PORT
+from .ports import PORT
 from .snapshot import Job
 
 Body = dict[str, Any]
@@ -28,14 +29,15 @@ def token_secret(key: bytes, job: Job) -> Body:
     }
 
 
-def companions(pinned: Pinned, operator_namespace: str) -> list[Body]:
-    """Everything that can be applied again at any time."""
+def companions(pinned: Pinned, operator_namespace: str, metrics_from: Sequence[Body] = ()) -> list[Body]:
+    """Everything that can be applied again at any time. `metrics_from`: NetworkPolicy peers that may scrape the job's
+    pods."""
     config = pinned.config
     group = GANGS[config.spec.scheduling.gang].group(config)
     return [
         pinned.config_map(),
         _service(config.job),
-        _policy(config.job, operator_namespace),
+        _policy(config.job, operator_namespace, metrics_from),
         *([group] if group else []),
     ]
 
@@ -55,8 +57,8 @@ def _service(job: str) -> Body:
     }
 
 
-def _policy(job: str, operator_namespace: str) -> Body:
-    """Only the job's own pods reach each other, and the operator their HTTP port."""
+def _policy(job: str, operator_namespace: str, metrics_from: Sequence[Body]) -> Body:
+    """Only the job's own pods reach each other, and the operator and `metrics_from` their HTTP port."""
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": OPERATOR}},
@@ -70,7 +72,7 @@ def _policy(job: str, operator_namespace: str) -> Body:
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [{"podSelector": {"matchLabels": common_labels(job)}}]},
-                {"from": [operator], "ports": [{"port": PORT, "protocol": "TCP"}]},
+                {"from": [operator, *metrics_from], "ports": [{"port": PORT, "protocol": "TCP"}]},
             ],
         },
     }

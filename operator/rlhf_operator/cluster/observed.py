@@ -1,7 +1,7 @@
 """Everything that decisions about a job are made on, of one moment."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rlhf_api.status import TrainerStatus
 
@@ -25,3 +25,5 @@ class Observed:
     refused: Finish | str | None = None
     """Refusal by the API server of the pods that were to be made last."""
     quota: Quota = "none"
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Of a GPU for an hour, by resource name."""

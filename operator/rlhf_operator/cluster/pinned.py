@@ -50,11 +50,12 @@ class Pinned:
         )
         resumed = config.model_copy(update={"resume": True})
         any_number = config.model_copy(update={"spec": with_generators(config.spec, 1)})
-        identity = any_number.model_dump_json(by_alias=True) + defaults.model_dump_json(by_alias=True)
+        kept = _defaults_text(defaults)
+        identity = any_number.model_dump_json(by_alias=True) + kept
         texts = {
             START_CONFIG: _text(config),
             RESUME_CONFIG: _text(resumed),
-            DEFAULTS: defaults.model_dump_json(by_alias=True, indent=1),
+            DEFAULTS: kept,
         }
         digest = hashlib.sha256(identity.encode()).hexdigest()
         return cls(f"{job}-config-{digest[:10]}", config, defaults, texts)
@@ -72,7 +73,7 @@ class Pinned:
             config = RunConfig.model_validate_json(texts[START_CONFIG], extra="ignore")
             json.loads(texts[RESUME_CONFIG])
             config = config.model_copy(update={"spec": _with_pods(config.spec, _said)})
-            return cls(name, config, Defaults.model_validate_json(texts[DEFAULTS]), texts)
+            return cls(name, config, _defaults(texts[DEFAULTS]), texts)
         except (KeyError, ValueError) as error:
             raise UnreadableConfig(f"ConfigMap {name}: {_words(error)}") from None
 
@@ -125,6 +126,21 @@ def defaults_of_0_1(pod: Mapping[str, Any]) -> Defaults:
         workspace_claim=volume.get("persistentVolumeClaim", {}).get("claimName"),
         torchrun="rlhf_trainer.roles.gang",
     )
+
+
+def _defaults_text(defaults: Defaults) -> str:
+    body = defaults.model_dump(mode="json", by_alias=True)
+    if defaults.runtime is None:
+        del body["runtime"]
+    else:
+        body["runtime"]["spec"] = defaults.runtime.spec.model_dump(
+            mode="json", by_alias=True, exclude_unset=True
+        )
+    return json.dumps(body, indent=1, ensure_ascii=False)
+
+
+def _defaults(text: str) -> Defaults:
+    return Defaults.model_validate_json(text, extra="ignore")
 
 
 def _text(config: RunConfig) -> str:

@@ -9,39 +9,24 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Membership
 from rlhf_api.status import ClusterStatus, JobStatus
 
-from ..budget import Restarts, one_more, totals
-from ..job_status import first_status, time_text
-from ..restart_policy import Finish, Kill, ProcessState, Start, decide
-from . import deadlines, windows
+from ..budget import Restarts, totals
+from ..job_status import first_status
+from ..job_status import observed as seen_at
+from ..restart_policy import Finish, ProcessState, decide
+from . import autoscale, deadlines, windows
 from .conditions import Event, Look, describe
+from .consequences import Deletion, NewPod, carried_out, deletion
 from .observed import Observed
 from .pod_groups import PodGroups, lost, membership, seen, sort, stuck
-from .snapshot import Pod
 
 POLL_SECONDS = 5.0
 """Between two looks at a running job."""
+RUNTIME_SECONDS = 15.0
+"""Between two looks of a job at whether the runtime that it names has come."""
 SUSPEND_SECONDS = 600.0
 """Deadline of a trainer's last checkpoint before its pods are taken away."""
-KILL_SECONDS = 5
-"""Grace of a trainer whose peer has failed: it has nothing left to save."""
 SIDECAR_SECONDS = 30.0
 """Grace of a pod's other containers at the end of a job, after the role's has ended: say to send its log away."""
-
-
-@dataclass(frozen=True)
-class NewPod:
-    role: Role
-    index: int
-    attempt: int
-    resume: bool
-
-
-@dataclass(frozen=True)
-class Deletion:
-    name: str
-    uid: str
-    grace: int | None = None
-    """Seconds; the pod's own unless given."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +46,8 @@ class Plan:
     events: tuple[Event, ...] = ()
     queue: Literal["enter", "leave", "release"] | None = None
     """Ask Kueue for the job's quota, give it back, or give it back and stay in the queue."""
+    generators: int | None = None
+    """Scale the job to so many."""
     expire: bool = False
     """Delete the job: its time to live is over."""
     again: float | None = POLL_SECONDS
@@ -75,7 +62,8 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         return _after_the_end(observed, before, now)
     cluster = before.cluster or ClusterStatus()
     sight = sort(spec, cluster, observed.pods)
-    suspend = spec.suspend or observed.quota not in ("none", "left", "admitted")
+    waits = observed.wanted.waits is not None
+    suspend = spec.suspend or waits or observed.quota not in ("none", "left", "admitted")
     # Pods that the API server refused were never there, whatever the status says that it was about to make.
     refused = observed.refused is not None and not sight.of(Role.TRAINER)
     begun = before.phase in ("Provisioning", "Running") and cluster.attempt > 0 and not refused
@@ -97,38 +85,27 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     )
     cluster = cluster.model_copy(update={"suspend_requested": None, "config": observed.wanted.pinned.name})
 
-    create, counted, delete = list[NewPod](), set[str](), list[Deletion]()
-    for action in actions:
-        if isinstance(action, Finish):
-            finish = action
-        elif isinstance(action, Kill):
-            delete += [_end(pod, KILL_SECONDS) for pod in sight.of(action.role) if pod.index == action.index]
-        elif occupied := _occupying(sight, action):
-            counted |= {pod.uid for pod in occupied}
-            restarts = one_more(spec, restarts, action.role, now.timestamp(), counts=action.counts)
-        else:
-            if action.again and not waited:  # its pods vanished, and nobody has counted that yet
-                restarts = one_more(spec, restarts, action.role, now.timestamp(), counts=action.counts)
-            if action.role is Role.TRAINER and not refused:
-                cluster = cluster.model_copy(
-                    update={"attempt": cluster.attempt + 1, "progress_time": time_text(now)}
-                )
-            resume = cluster.attempt > 1 or spec.checkpoint.resume
-            create += [NewPod(action.role, index, cluster.attempt, resume) for index in action.indices]
-
+    made = carried_out(actions, spec, sight, cluster, restarts, now, waited=waited, refused=refused)
+    finish = made.finish
     there = {pod.uid for pod in sight.pods}
-    counted |= set(cluster.counted)
-    cluster = cluster.model_copy(
-        update={"counted": tuple(sorted(counted & there)), "restarts": windows.written(restarts)}
+    counted = {*cluster.counted, *made.counted}
+    cluster = made.cluster.model_copy(
+        update={"counted": tuple(sorted(counted & there)), "restarts": windows.written(made.restarts)}
     )
+    create, delete = made.create, made.delete
     if finish is not None:
-        create, delete = [], [_end(pod) for pod in sight.pods if pod.ended is None]
-    delete += [_end(pod) for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
+        create, delete = [], [deletion(pod) for pod in sight.pods if pod.ended is None]
+    delete = [*delete, *(deletion(pod) for pod in sight.pods if pod.uid in counted or pod in sight.surplus)]
+    generators = None
+    if finish is None and observed.trainer is not None:
+        scaling = autoscale.looked(spec, observed.trainer, cluster.scaling, processes)
+        cluster = cluster.model_copy(update={"scaling": scaling})
+        generators = autoscale.decided(spec, scaling) if scaling else None
     found = Look(
         observed=observed,
         before=before,
         processes=processes,
-        restarts=totals(restarts),
+        restarts=totals(made.restarts),
         cluster=cluster,
         pods=sight.pods,
         now=now,
@@ -136,6 +113,8 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         creating=bool(create),
     )
     status, events = describe(found)
+    if generators is not None:
+        events = (*events, autoscale.told(status, spec.generator.replicas, generators))
     return Plan(
         status=status,
         companions=finish is None,
@@ -143,16 +122,10 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         delete=_deletions(delete, sight, now),
         members=membership(sight),
         events=events,
+        generators=generators,
         queue="leave" if observed.quota == "left" else None,
         again=POLL_SECONDS,
     )
-
-
-def _occupying(sight: PodGroups, start: Start) -> list[Pod]:
-    """The pods that are in the way of new ones: their names are taken. Trainers start all together or not at all."""
-    if start.role is Role.TRAINER:
-        return sight.of(Role.TRAINER)
-    return [pod for pod in sight.of(start.role) if pod.index in start.indices]
 
 
 def _suspend(
@@ -176,7 +149,7 @@ def _suspend(
         and waited < SUSPEND_SECONDS
     )
     living = [pod for pod in sight.pods if pod.ended is None]
-    finish = None
+    finish, waits = None, observed.wanted.waits is not None and not observed.wanted.spec.suspend
     if done:
         finish = Finish("Succeeded", "Completed", "")
     elif not saving and not living:
@@ -203,18 +176,23 @@ def _suspend(
     )
     status, events = describe(found)
     leaving = () if saving else sight.pods
+    queue = _queue(observed, idle=finish is not None and not living)
+    # The answer to our own write of the Workload is no news, and what follows from it is still to be done.
+    soon = not finish or sight.pods or queue is not None
     return Plan(
         status=status,
-        delete=_deletions([_end(pod) for pod in leaving], sight, now),
+        delete=_deletions([deletion(pod) for pod in leaving], sight, now),
         members=membership(sight),
         stop=saving,
-        queue=_queue(observed, idle=finish is not None and not living),
+        queue=queue,
         events=events,
-        again=None if finish and not sight.pods else 1.0,
+        again=1.0 if soon else RUNTIME_SECONDS if waits else None,
     )
 
 
 def _waiting(observed: Observed) -> tuple[str, str]:
+    if (waits := observed.wanted.waits) is not None:
+        return waits.reason, waits.message
     if observed.quota == "deactivated":
         return "Deactivated", f"Workload {observed.job.name} is deactivated (spec.active: false)"
     return "WaitingForQuota", f"waits in queue {observed.job.queue}"
@@ -223,7 +201,7 @@ def _waiting(observed: Observed) -> tuple[str, str]:
 def _queue(observed: Observed, *, idle: bool) -> Literal["enter", "leave", "release"] | None:
     """Quota is asked for once, and given back where none of the job's pods is left. An evicted job keeps its place's
     history; one that outgrew its quota lines up anew."""
-    suspended, quota = observed.wanted.spec.suspend, observed.quota
+    suspended, quota = observed.wanted.spec.suspend or observed.wanted.waits is not None, observed.quota
     if quota in ("absent", "outdated") and not suspended:
         return "enter"
     if not idle or quota in ("none", "absent"):
@@ -238,7 +216,9 @@ def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime
     sight = sort(observed.wanted.spec, before.cluster or ClusterStatus(), observed.pods)
     holding = [pod for pod in sight.pods if not pod.over]
     ending = [
-        _end(pod) for pod in holding if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
+        deletion(pod)
+        for pod in holding
+        if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
     ]
     left = None
     lifetime = observed.wanted.spec.ttl_seconds_after_finished
@@ -247,7 +227,7 @@ def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime
         left = (ended + datetime.timedelta(seconds=lifetime) - now).total_seconds()
     expire = left is not None and left <= 0
     return Plan(
-        status=before,
+        status=seen_at(before, observed.job.generation),
         delete=_deletions(ending, sight, now),
         queue="leave" if observed.quota not in ("none", "absent") and not holding else None,
         expire=expire,
@@ -255,13 +235,9 @@ def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime
     )
 
 
-def _end(pod: Pod, grace: int | None = None) -> Deletion:
-    return Deletion(pod.name, pod.uid, grace)
-
-
 def _deletions(wanted: Sequence[Deletion], sight: PodGroups, now: datetime.datetime) -> tuple[Deletion, ...]:
     """Deletions not under way already, and those of pods that are given up."""
     going = {pod.uid: pod.deletion_deadline for pod in sight.pods if pod.deletion_deadline is not None}
-    new = {deletion.uid: deletion for deletion in wanted if deletion.uid not in going}
-    given_up = [Deletion(pod.name, pod.uid, 0) for pod in sight.pods if lost(pod, now.timestamp())]
+    new = {each.uid: each for each in wanted if each.uid not in going}
+    given_up = [deletion(pod, 0) for pod in sight.pods if lost(pod, now.timestamp())]
     return (*new.values(), *given_up)

@@ -9,18 +9,21 @@ from rlhf_api.run import Process, RunConfig, command, environment
 
 from .gangs import GANGS
 from .merge import merge
-from .names import ATTEMPT, INDEX, pod_name, role_labels, service_name
+from .names import ATTEMPT, INDEX, pod_name, role_labels, service_name, token_name
+from .ports import MASTER_PORT, PORT, http_port, master_port
 from .settings import Defaults
 
 Body = dict[str, Any]
 
-PORT = 8000
-MASTER_PORT = 29500
 WORKSPACE = "/workspace"
 CONFIG_DIRECTORY = "/etc/rlhf"
 START_CONFIG, RESUME_CONFIG = "start.json", "resume.json"
 """The two files of a job's ConfigMap: the same run, begun or gone on with."""
 USER = 65532
+KEEP = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+"""Annotations of trainers: a node that could be saved is worth less than the steps since the last checkpoint."""
+MODEL_CACHE = "models"
+"""The init container that fills the model cache."""
 
 
 def build_pod(
@@ -31,22 +34,44 @@ def build_pod(
     attempt: int,
     resume: bool,
     config_name: str,
-    token_secret: str,
+    uid: str,
     defaults: Defaults,
 ) -> Body:
-    """The pod's body, without namespace and owner; `attempt` is the trainer gang's, `token_secret` a Secret's name."""
+    """The pod's body, without namespace and owner; `attempt` is the trainer gang's, `uid` the job's."""
     section, name = config.role(role), pod_name(config.job, role, index)
     pods = combine(config.spec.pods, section.pods)
-    process = _process(config, role, index)
+    on_node = shares_node_network(pods)
+    process = _node_network(config, role, index, uid) if on_node else _own_network(config, role, index)
     gang = GANGS[config.spec.scheduling.gang]
+    container = {
+        "name": "role",
+        "image": pods.image or defaults.image,
+        **_pull(pods, defaults),
+        "workingDir": WORKSPACE,
+        "env": _environment(config, process, pods, token_name(config.job, uid), resume=resume),
+        "envFrom": [{"secretRef": {"name": secret}} for secret in pods.secrets],
+        "resources": _resources(pods),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": _mounts(config, pods),
+    }
     labels = {**role_labels(config.job, role), INDEX: str(index), ATTEMPT: str(attempt)}
     body: Body = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {
+            "name": name,
+            "labels": labels,
+            **({"annotations": KEEP} if role is Role.TRAINER else {}),
+        },
         "spec": {
             "hostname": name,
             "subdomain": service_name(config.job),
+            **({"dnsPolicy": "ClusterFirstWithHostNet"} if on_node else {}),
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": role.row.grace_seconds,
             "automountServiceAccountToken": False,
@@ -56,26 +81,16 @@ def build_pod(
                 "runAsUser": USER,
                 "runAsGroup": USER,
                 "fsGroup": USER,
+                # Else every start changes the owner of every file of a volume, for hours where it is large.
+                "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
+            **({"initContainers": [_model_cache(container, pods)]} if pods.model_cache else {}),
             "containers": [
                 {
-                    "name": "role",
-                    "image": pods.image or defaults.image,
-                    **_pull(pods, defaults),
+                    **container,
                     "command": command(config, process, torchrun=defaults.torchrun),
-                    "workingDir": WORKSPACE,
-                    "env": _environment(config, process, pods, token_secret, resume=resume),
-                    "envFrom": [{"secretRef": {"name": secret}} for secret in pods.secrets],
-                    "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
-                    "resources": _resources(pods),
-                    "terminationMessagePolicy": "FallbackToLogsOnError",
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                    "volumeMounts": _mounts(config, pods),
+                    "ports": _ports(process, on_node),
                     **_probes(role, index, section),
                     **_lifecycle(role),
                 }
@@ -88,17 +103,56 @@ def build_pod(
     return merged
 
 
+def _model_cache(role: Body, pods: PodSettings) -> Body:
+    """The init container that puts the role's models into the cache; it has what the role's container has but GPUs."""
+    hub = {"HF_HUB_CACHE": pods.model_cache, "HF_HUB_OFFLINE": "0"}
+    env = [each for each in role["env"] if each["name"] not in hub]
+    gpu = {pods.gpu.resource} if pods.gpu is not None else set()
+    resources = {
+        kind: {name: amount for name, amount in found.items() if name not in gpu}
+        for kind, found in role["resources"].items()
+    }
+    return {
+        **role,
+        "name": MODEL_CACHE,
+        "command": ["python3", "-m", "rlhf_trainer.model_cache"],
+        "env": [*env, *({"name": name, "value": value} for name, value in hub.items())],
+        "resources": resources,
+    }
+
+
 def _pull(pods: PodSettings, defaults: Defaults) -> Body:
     policy = pods.image_pull_policy or defaults.image_pull_policy
     return {"imagePullPolicy": policy} if policy else {}
 
 
-def _process(config: RunConfig, role: Role, index: int) -> Process:
+def shares_node_network(pods: PodSettings) -> bool:
+    """The template asks for `hostNetwork`."""
+    spec = pods.template.get("spec")
+    return isinstance(spec, dict) and spec.get("hostNetwork") is True
+
+
+def _own_network(config: RunConfig, role: Role, index: int) -> Process:
     """Pods find each other by their names in the headless service; the first trainer knows itself by its hostname,
     before the service has heard of it."""
     first = pod_name(config.job, Role.TRAINER, 0)
     master = first if (role, index) == (Role.TRAINER, 0) else f"{first}.{service_name(config.job)}"
     return Process(role, index, PORT, "0.0.0.0", f"{master}:{MASTER_PORT}")
+
+
+def _node_network(config: RunConfig, role: Role, index: int, uid: str) -> Process:
+    """The hostname is the node's there, and the first trainer knows itself by its address, which the kubelet puts into
+    its command."""
+    first = f"{pod_name(config.job, Role.TRAINER, 0)}.{service_name(config.job)}"
+    master = "$(RLHF_HOST)" if (role, index) == (Role.TRAINER, 0) else first
+    return Process(role, index, http_port(uid, role, index), "0.0.0.0", f"{master}:{master_port(uid)}")
+
+
+def _ports(process: Process, on_node: bool) -> list[Body]:
+    named = {"http": process.port}
+    if on_node and (process.role, process.index) == (Role.TRAINER, 0):
+        named["rendezvous"] = int(process.master.rpartition(":")[2])
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in named.items()]
 
 
 def _environment(
@@ -111,7 +165,16 @@ def _environment(
         config_file=f"{CONFIG_DIRECTORY}/{file}",
         termination_log="/dev/termination-log",
     )
-    fixed = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1", "PYTHONPATH": WORKSPACE, **_threads(pods), **variables}
+    # What was put into the cache is taken as it is: the same revision for all roles, and at every restart.
+    hub = {"HF_HUB_CACHE": pods.model_cache, "HF_HUB_OFFLINE": "1"} if pods.model_cache else {}
+    fixed = {
+        "HOME": "/tmp",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": WORKSPACE,
+        **hub,
+        **_threads(pods),
+        **variables,
+    }
     del fixed["RLHF_HOST"]
     return [
         *({"name": name, "value": value} for name, value in fixed.items()),

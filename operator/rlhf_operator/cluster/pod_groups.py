@@ -9,7 +9,6 @@ from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
 from ..restart_policy import Ended, ProcessState
-from .pod import PORT
 from .snapshot import SIGTERMED, Pod, seconds
 
 LOST_SECONDS = 30.0
@@ -123,9 +122,7 @@ def membership(sight: PodGroups) -> Membership:
             role=pod.role,
             name=f"{pod.role.value}-{pod.index}",
             uid=pod.uid,
-            address=f"http://[{pod.address}]:{PORT}"
-            if ":" in (pod.address or "")
-            else f"http://{pod.address}:{PORT}",
+            address=pod.url,
             draining=pod.deletion_deadline is not None or pod not in staying,
         )
         for pod in sight.pods

@@ -1,11 +1,10 @@
 """HTTP endpoints of one operator process: readiness, liveness and metrics."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from prometheus_client.exposition import choose_encoder
 
+from ..job_metrics import metrics_route
 from .settings import Settings
 from .telemetry import Telemetry
 
@@ -21,14 +20,8 @@ async def serve(
     its workers and watches make progress; the kubelet starts an operator again that is not.
     """
 
-    async def metrics(request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        # In a thread: a thousand jobs are a megabyte of text, and reconciles go on meanwhile.
-        body = await asyncio.to_thread(encode, telemetry.registry)
-        return web.Response(body=body, headers={"Content-Type": content_type})
-
     app = web.Application()
-    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/metrics", metrics_route(telemetry.registry))
     app.router.add_get("/readyz", _probe(ready, "not ready: still starting, or about to end"))
     app.router.add_get("/healthz", _probe(alive, "no progress: a worker or a watch is stuck"))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_SECONDS)

@@ -3,36 +3,34 @@
 import asyncio
 import datetime
 import json
-import logging
 import time
 from collections.abc import Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.status import JobStatus
 
-from ..job_status import is_true, time_text, worth_writing
+from ..job_status import worth_writing
 from ..restart_policy import Finish
-from .api import Api, ApiError, Body, Key
+from .api import Api, ApiError, Key
 from .cache import COMPANIONS, Cache
-from .conditions import Event
-from .desired import Desired, active_config, wanted
-from .kueue import quota, released, report, workload
-from .names import pod_name, token_name
+from .desired import Desired
+from .desired_reader import DesiredReader
+from .kueue import quota
+from .kueue_client import KueueClient
 from .objects import companions, owned, token_secret
 from .observed import Observed
-from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of_0_1, shows_defaults
-from .plan import POLL_SECONDS, NewPod, Plan, plan
-from .pod import build_pod
+from .pinned import Pinned, UnreadableConfig
+from .plan import POLL_SECONDS, Plan, plan
+from .pod_client import PodClient, owned_by
 from .recorder import Recorder
-from .refusal import leave_alone, refuse, reopened
+from .refusal import by_server, leave_alone, refuse, reopened
 from .settings import Settings
-from .snapshot import Job, Pod
+from .snapshot import Job, Pod, is_marked
 from .telemetry import Telemetry
 from .trainer_client import TrainerClient
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
@@ -50,7 +48,8 @@ class Reconciler:
         self._settings, self._api, self._cache = settings, api, cache
         self._recorder, self._telemetry = recorder, telemetry
         self._trainers = TrainerClient(*settings.token_keys)
-        self._kept: dict[Key, tuple[tuple[str, int, str | None], Desired]] = {}
+        self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
+        self._pods = PodClient(api, cache, recorder)
         self._applied: dict[Key, tuple[Pinned, list[tuple[str, Key, str]]]] = {}
         self._refused: dict[Key, Finish | str] = {}
         self._written: dict[Key, float] = {}
@@ -69,12 +68,13 @@ class Reconciler:
             self._forget(key)  # what it owns, the API server deletes
             return None
         job = Job.of(body)
-        pods = [Pod.of(pod) for pod in self._cache.pods(key) if _owned_by(pod, job)]
+        bodies = [pod for pod in self._cache.pods(key) if owned_by(pod, job)]
+        pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
         now = datetime.datetime.now(datetime.UTC)
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
         try:
-            want = await self._wanted(key, job, pods)
+            want = await self._desired.read(key, job, pods)
         except UnreadableConfig as error:
             return await self._give_up(key, job, leave_alone(str(error)))
         except InvalidJob as error:
@@ -88,9 +88,11 @@ class Reconciler:
             trainer,
             self._trainers.silent_since(job),
             self._refused.get(key),
-            quota(job, want.spec, self._cache.workload(key)),
+            quota(job, want.spec, self._cache.workload(key), want.pinned.name),
+            self._settings.gpu_prices,
         )
         todo = plan(seen, now)
+        await _all(self._pods.replace(job, pod) for pod in bodies if not is_marked(pod, job.name))
         told = await self._carry_out(key, job, want, pods, todo)
         if todo.again != POLL_SECONDS:
             return todo.again
@@ -114,12 +116,16 @@ class Reconciler:
                 await self._apply_companions(key, job, want.pinned)
             if todo.create:
                 await self._create_token(job)
-            await self._line_up(key, job, want, todo)
-            await _all(self._create_pod(job, want, pod) for pod in todo.create)
+            await self._kueue.line_up(key, job, want, todo)
+            admitted = self._cache.workload(key) if todo.create and job.queue else None
+            known = await self._kueue.flavors(job, admitted) if admitted else {}
+            await _all(self._pods.create(job, want.pinned, pod, admitted, known) for pod in todo.create)
         if todo.create:
             self._refused.pop(key, None)
+        if todo.generators is not None:
+            await self._api.scale("RLHFJob", job.namespace, job.name, todo.generators)
         for event in todo.events:
-            await self._record(job, event)
+            await self._recorder.record(job.body, event)
         if todo.expire:
             await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
         return told
@@ -130,46 +136,8 @@ class Reconciler:
             await self._write(key, job, todo.status)
         await self._delete_pods(job, todo)
         for event in todo.events:
-            await self._record(job, event)
+            await self._recorder.record(job.body, event)
         return todo.again
-
-    async def _wanted(self, key: Key, job: Job, pods: list[Pod]) -> Desired:
-        """Worked out once for each change of the spec: checking one takes longer than all else that is decided."""
-        basis = (job.uid, job.generation, active_config(job))
-        kept = self._kept.get(key)
-        if kept is None or kept[0] != basis:
-            running = await self._running(job, pods)
-            kept = self._kept[key] = (
-                basis,
-                wanted(job, running, self._settings.defaults, self._settings.limits),
-            )
-        return kept[1]
-
-    async def _running(self, job: Job, pods: list[Pod]) -> Pinned | None:
-        """The configuration that the job's pods run: the spec's with today's defaults, or else its ConfigMap's."""
-        name, defaults = active_config(job), self._settings.defaults
-        if name is None:
-            return None
-        with suppress(InvalidJob):
-            now = wanted(job, None, defaults).pinned
-            if now.name == name:
-                return now
-        if (found := await self._get("ConfigMap", job, name)) is None:
-            return None
-        pinned = Pinned.read(found, defaults)
-        if DEFAULTS in found["data"]:
-            return pinned
-        like = next((pod for pod in pods if shows_defaults(pinned.config.spec, pod.role)), None)
-        body = await self._get("Pod", job, like.name) if like else None
-        return Pinned.read(found, defaults_of_0_1(body)) if body else pinned
-
-    async def _get(self, kind: str, job: Job, name: str) -> Body | None:
-        try:
-            return await self._api.get(kind, job.namespace, name)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return None
 
     async def _delete_pods(self, job: Job, todo: Plan) -> None:
         await _all(
@@ -213,8 +181,8 @@ class Reconciler:
         known = self._applied.get(key)
         if known is not None and known[0] == pinned and all(self._cache.has(*each) for each in known[1]):
             return
-        bodies = [owned(body, job) for body in companions(pinned, self._settings.own_namespace)]
-        made = await _all(self._api.apply(body) for body in bodies)
+        bodies = companions(pinned, self._settings.own_namespace, self._settings.metrics_from)
+        made = await _all(self._api.apply(owned(body, job)) for body in bodies)
         listed = [body for body in made if body["kind"] in COMPANIONS]
         for body in listed:
             self._cache.put(body)
@@ -227,75 +195,23 @@ class Reconciler:
             if error.status != 409:  # there already, and the same for ever
                 raise
 
-    async def _line_up(self, key: Key, job: Job, want: Desired, todo: Plan) -> None:
-        found, stamp = self._cache.workload(key), time_text(datetime.datetime.now(datetime.UTC))
-        if todo.queue is None and found is not None and quota(job, want.spec, found) == "admitted":
-            status = todo.status or job.status
-            ready = status is not None and is_true(status, "RolesReady")
-            if (patch := report(found, want.spec, ready=ready, stamp=stamp)) is not None:
-                self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
-        elif todo.queue == "release" and found is not None:
-            patch = released(found, stamp)
-            self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
-        elif todo.queue == "leave":
-            await self._api.delete("Workload", job.namespace, job.name)
-        elif todo.queue == "enter":
-            self._cache.put(await self._api.apply(owned(workload(job, want.pinned), job)))
-
     @contextmanager
     def _refusing(self, key: Key) -> Iterator[None]:
         """Keeps a refusal of the job's objects by the API server for the next look."""
         try:
             yield
         except ApiError as error:
-            if error.status == 422:
-                message = (
-                    f"the API server takes no pod like this; see spec.pods and its template: {error.message}"
-                )
-                self._refused[key] = Finish("Failed", "InvalidPod", message)
-            else:
-                self._refused[key] = f"pods are not made: {error}"
+            self._refused[key] = by_server(error.status, f"{error.reason}: {error.message}")
             raise
-
-    async def _create_pod(self, job: Job, want: Desired, new: NewPod) -> None:
-        pinned = want.pinned
-        body = build_pod(
-            pinned.config,
-            new.role,
-            new.index,
-            attempt=new.attempt,
-            resume=new.resume,
-            config_name=pinned.name,
-            token_secret=token_name(job.name, job.uid),
-            defaults=pinned.defaults,
-        )
-        try:
-            self._cache.put(await self._api.create(owned(body, job)))
-        except ApiError as error:
-            if error.status != 409:
-                raise
-            # One of this name is there, that we have not seen yet.
-            found = await self._api.get("Pod", job.namespace, pod_name(job.name, new.role, new.index))
-            if not _owned_by(found, job):
-                raise
-            self._cache.put(found)
-
-    async def _record(self, job: Job, event: Event) -> None:
-        log.info("%s: %s", event.reason, event.message)
-        await self._recorder.record(dict(job.body), event.type, event.reason, event.message)
 
     def _forget(self, key: Key) -> None:
         body = self._cache.job(key)
         if body is not None:
             self._trainers.forget(body["metadata"]["uid"])
         self._telemetry.job(key, None)
-        for kept in (self._kept, self._applied, self._refused, self._written):
+        self._desired.forget(key)
+        for kept in (self._applied, self._refused, self._written):
             kept.pop(key, None)
-
-
-def _owned_by(pod: dict[str, Any], job: Job) -> bool:
-    """A pod of this very job, not of an earlier one of its name."""
-    return any(owner.get("uid") == job.uid for owner in pod["metadata"].get("ownerReferences", ()))
 
 
 async def _all(calls: "Iterable[Coroutine[Any, Any, T]]") -> list[T]:

@@ -6,10 +6,12 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from .api import Api, ApiError, Body
+from .conditions import Event
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +23,7 @@ _REMEMBERED = 2048
 _DEADLINE_SECONDS = 2.0
 _LONGEST = 1024  # the API server refuses more
 
-_Identity = tuple[str, str, str, str]
+_Identity = tuple[str, Event]
 
 
 @dataclass
@@ -40,20 +42,22 @@ class Recorder:
         self._api = api
         self._told: OrderedDict[_Identity, _Told] = OrderedDict()
 
-    async def record(self, job: Body, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        message = message if len(message) <= _LONGEST else message[: _LONGEST - 1] + "…"
-        told = self._counted(job, (job["metadata"]["uid"], kind, reason, message))
+    async def record(self, job: Mapping[str, Any], event: Event) -> None:
+        logger.info("%s: %s", event.reason, event.message)
+        if len(event.message) > _LONGEST:
+            event = replace(event, message=event.message[: _LONGEST - 1] + "…")
+        told = self._counted(job, (job["metadata"]["uid"], event))
         if told.last - told.written < _QUIET_SECONDS:
             return
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
-                await self._api.apply(_event(job, kind, reason, message, told))
+                await self._api.apply(_event(job, event, told))
         except (ApiError, TimeoutError) as error:
-            logger.warning("could not record the event %s: %s", reason, error)
+            logger.warning("could not record the event %s: %s", event.reason, error)
         else:
             told.written = told.last
 
-    def _counted(self, job: Body, identity: _Identity) -> _Told:
+    def _counted(self, job: Mapping[str, Any], identity: _Identity) -> _Told:
         now, told = time.monotonic(), self._told.get(identity)
         if told is None or now - told.last > _SAME_SECONDS:
             name = f"{job['metadata']['name']}.{secrets.token_hex(8)}"
@@ -65,7 +69,7 @@ class Recorder:
         return told
 
 
-def _event(job: Body, kind: str, reason: str, message: str, told: _Told) -> Body:
+def _event(job: Mapping[str, Any], event: Event, told: _Told) -> Body:
     meta = job["metadata"]
     return {
         "apiVersion": "v1",
@@ -79,9 +83,9 @@ def _event(job: Body, kind: str, reason: str, message: str, told: _Told) -> Body
             "uid": meta["uid"],
             "resourceVersion": meta["resourceVersion"],
         },
-        "type": kind,
-        "reason": reason,
-        "message": message,
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message,
         "source": {"component": "rlhf-operator"},
         "firstTimestamp": told.first,
         "lastTimestamp": _now(),

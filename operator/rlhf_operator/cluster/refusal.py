@@ -4,6 +4,7 @@ What the status says of the run so far stays: the run goes on from there once th
 """
 
 import datetime
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,12 +12,27 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
 from rlhf_api.status import JobStatus
 
-from ..job_status import condition, time_text, with_times
+from ..job_status import condition, observed, time_text, with_times
+from ..restart_policy import Finish
 from .conditions import LONGEST, Event, failed_for_good
-from .plan import POLL_SECONDS, Deletion, Plan
+from .consequences import deletion
+from .plan import POLL_SECONDS, Plan
 from .snapshot import Job, Pod
+from .usage import used
 
 _REFUSED = "ValidationFailed"
+_DENIED = re.compile(r"denied (the )?request")
+"""In what admission says: `admission webhook "x" denied the request: ...`, `ValidatingAdmissionPolicy 'x' with binding
+'y' denied request: ...`."""
+
+
+def by_server(status: int, message: str) -> Finish | str:
+    """A refusal of the job's objects by the API server: the end of the job where they can never be taken; a policy or a
+    webhook may be another one tomorrow, and says the same with the same code."""
+    if status == 422 and not _DENIED.search(message):
+        said = f"the API server takes no pod like this; see spec.pods and its template: {message}"
+        return Finish("Failed", "InvalidPod", said)
+    return f"pods are not made: {status or 'no answer'} {message}"
 
 
 def leave_alone(why: str) -> Plan:
@@ -34,12 +50,14 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
         message = "; ".join(map(str, error.problems))[:LONGEST]
         if len(error.problems) > 1:
             message = f"{len(error.problems)} problems: {message}"[:LONGEST]
-        before = _failed(before or JobStatus(phase="Pending", total_steps=0), job, message, time_text(now))
+        before = _failed(before or JobStatus(phase="Pending", total_steps=0), job, message, now)
         events = (Event("Warning", _REFUSED, message),)
+    else:
+        before = observed(before, job.generation)
     living = [pod for pod in pods if not pod.over]
     return Plan(
         status=before,
-        delete=tuple(Deletion(pod.name, pod.uid) for pod in living if pod.deletion_deadline is None),
+        delete=tuple(deletion(pod) for pod in living if pod.deletion_deadline is None),
         events=events,
         again=POLL_SECONDS if living else None,
     )
@@ -66,7 +84,8 @@ def reopened(job: Job, spec: Spec) -> Job:
     return replace(job, status=status.model_copy(update=changes))
 
 
-def _failed(before: JobStatus, job: Job, message: str, stamp: str) -> JobStatus:
+def _failed(before: JobStatus, job: Job, message: str, now: datetime.datetime) -> JobStatus:
+    stamp = time_text(now)
     made = (
         condition("Failed", "True", _REFUSED, message, stamp),
         condition("Ready", "False", _REFUSED, message, stamp),
@@ -77,7 +96,9 @@ def _failed(before: JobStatus, job: Job, message: str, stamp: str) -> JobStatus:
     return before.model_copy(
         update={
             "phase": "Failed",
+            **(used(before, now) if before.gpus else {}),
             "gpus": 0,
+            "cost_per_hour": None,
             "message": message,
             "observed_generation": job.generation,
             "completion_time": stamp,

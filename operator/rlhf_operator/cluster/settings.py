@@ -2,17 +2,22 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import ip_network
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rlhf_api.base import Report
 from rlhf_api.problems import from_pydantic
 from rlhf_api.run import TORCHRUN
+from rlhf_api.runtime import NamedRuntime
 
 from .limits import Limits
 
 FIELD_MANAGER = "rlhf-operator"
+_PEERS = TypeAdapter(list[dict[str, Any]])
+_PRICES = TypeAdapter(dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]])
 
 
 class Defaults(Report):
@@ -23,6 +28,9 @@ class Defaults(Report):
     workspace_claim: str | None = None
     torchrun: str = TORCHRUN
     """The module of the image that starts a trainer's ranks."""
+    runtime: NamedRuntime | None = None
+    """The administrator's settings that the job names; they are part of its spec already, and stay here to tell changes
+    of the job's own by."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,8 @@ class Settings:
     """Each job's token is derived from this and the job's uid; the same for all replicas of the operator."""
     previous_token_key: bytes | None = None
     """That of jobs whose tokens were made before it was changed."""
-    namespace: str | None = None
-    """The one namespace to serve; all unless given."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to serve; all unless given."""
     own_namespace: str = "default"
     """Namespace of the operator and of its Lease."""
     identity: str = "operator"
@@ -50,6 +58,10 @@ class Settings:
     """The admission webhook's; none unless given."""
     webhook_certificates: str = "/etc/rlhf/webhook"
     """The directory of its tls.crt and tls.key."""
+    metrics_from: tuple[dict[str, Any], ...] = ()
+    """NetworkPolicy peers that may reach the HTTP port of jobs' pods, to scrape vLLM's metrics."""
+    gpu_prices: Mapping[str, float] = field(default_factory=dict)
+    """Of a GPU for an hour, by resource name."""
     limits: Limits | None = None
     """Allow-lists for jobs; none unless given."""
     log_format: str = "json"
@@ -96,7 +108,7 @@ class Settings:
             trainer_image=required("RLHF_TRAINER_IMAGE"),
             token_key=key.encode(),
             previous_token_key=previous.encode() or None,
-            namespace=environ.get("RLHF_NAMESPACE") or None,
+            namespaces=tuple(filter(None, environ.get("RLHF_NAMESPACES", "").split(","))),
             own_namespace=environ.get("POD_NAMESPACE") or "default",
             identity=environ.get("POD_NAME") or f"operator-{os.getpid()}",
             workspace_claim=environ.get("RLHF_WORKSPACE_CLAIM") or None,
@@ -104,9 +116,33 @@ class Settings:
             metrics_port=port("RLHF_METRICS_PORT") or 8080,
             webhook_port=port("RLHF_WEBHOOK_PORT"),
             webhook_certificates=environ.get("RLHF_WEBHOOK_CERTIFICATES") or "/etc/rlhf/webhook",
+            metrics_from=_peers(environ.get("RLHF_METRICS_FROM")),
+            gpu_prices=_prices(environ.get("RLHF_GPU_PRICES")),
             limits=_limits(environ.get("RLHF_LIMITS")),
             log_format=log_format,
         )
+
+
+def _peers(text: str | None) -> tuple[dict[str, Any], ...]:
+    """The API server refuses policies with any other block of addresses, and with them every job's pods."""
+    try:
+        peers = _PEERS.validate_json(text or "[]")
+        for block in (peer["ipBlock"] for peer in peers if "ipBlock" in peer):
+            for network in (block["cidr"], *block.get("except", ())):
+                ip_network(network)
+    except (ValidationError, ValueError, LookupError, TypeError, AttributeError) as error:
+        why = "" if isinstance(error, ValidationError) else f" ({error})"
+        message = f"RLHF_METRICS_FROM must be a JSON list of NetworkPolicy peers{why}; got {text!r}"
+        raise ValueError(message) from None
+    return tuple(peers)
+
+
+def _prices(text: str | None) -> dict[str, float]:
+    try:
+        return _PRICES.validate_json(text or "{}")
+    except ValidationError:
+        wanted = 'JSON like {"nvidia.com/gpu": 2.5}, with no price below 0'
+        raise ValueError(f"RLHF_GPU_PRICES must be {wanted}; got {text!r}") from None
 
 
 def _limits(text: str | None) -> Limits | None:

@@ -13,7 +13,8 @@ from rlhf_api.status import JobStatus
 
 from ..exit_reasons import exit_words, telling_line
 from ..restart_policy import Ended
-from .names import ATTEMPT, CHECKPOINT, INDEX, QUEUE, ROLE
+from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, ROLE, pod_name
+from .ports import PORT
 
 Body = Mapping[str, Any]
 
@@ -95,10 +96,20 @@ class Pod:
     scheduled: bool = True
     """Nobody says that no node was found for it."""
     node: str | None = None
+    initializing: str | None = None
+    """The init container that runs."""
+    port: int = PORT
+    """Of its HTTP."""
 
     @property
     def serving(self) -> bool:
         return self.address is not None and self.ended is None
+
+    @property
+    def url(self) -> str:
+        """Address and port at which it answers; for a pod that has an address."""
+        host = f"[{self.address}]" if ":" in (self.address or "") else self.address
+        return f"http://{host}:{self.port}"
 
     @classmethod
     def of(cls, body: Body) -> "Pod":
@@ -126,7 +137,26 @@ class Pod:
             waiting_reason=_waiting_reason(status, conditions),
             scheduled=scheduled,
             node=body.get("spec", {}).get("nodeName"),
+            initializing=_initializing(status),
+            port=_port(body.get("spec", {})),
         )
+
+
+def is_marked(body: Body, job: str) -> bool:
+    """The pod has the labels of the job and of the role and index in its name."""
+    meta = body["metadata"]
+    labels: Mapping[str, str] = meta.get("labels") or {}
+    role, index = labels.get(ROLE, ""), labels.get(INDEX, "")
+    if labels.get(JOB) != job or role not in list(Role) or not labels.get(ATTEMPT, "").isdecimal():
+        return False
+    return index.isdecimal() and bool(meta["name"] == pod_name(job, Role(role), int(index)))
+
+
+def _port(spec: Body) -> int:
+    """As the pod was made, by whichever release."""
+    containers: Sequence[Body] = spec.get("containers", ())
+    ports: Sequence[Body] = next((c.get("ports", ()) for c in containers if c["name"] == "role"), ())
+    return next((port["containerPort"] for port in ports if port.get("name") == "http"), PORT)
 
 
 def seconds(text: str) -> float:
@@ -200,6 +230,13 @@ def _waiting_reason(status: Body, conditions: Mapping[str, Body]) -> str | None:
         if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return f"{waiting['reason']}: {waiting.get('message', '')}"
     return None
+
+
+def _initializing(status: Body) -> str | None:
+    running = (
+        c["name"] for c in status.get("initContainerStatuses", ()) if c.get("state", {}).get("running")
+    )
+    return next(running, None)
 
 
 def _failed_init(status: Body) -> tuple[int, str] | None:

@@ -13,7 +13,6 @@ from rlhf_api.status import TrainerStatus
 
 from ..control import ControlClient, Unreadable, WrongToken
 from .objects import token
-from .pod import PORT
 from .snapshot import Job, Pod
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ class TrainerClient:
     async def _ask(self, job: Job, first: Pod, known: _Known) -> None:
         try:
             async with self._pool, ControlClient(self._token(job, known), self._reports) as control:
-                status, complaint = await control.status(_address(first)), ""
+                status, complaint = await control.status(first.url), ""
         except WrongToken as error:
             status, complaint = None, str(error)
             known.key = (known.key + 1) % len(self._keys)
@@ -121,7 +120,7 @@ class TrainerClient:
         if first is None or known is None or known.told == members:
             return True
         async with self._control(job) as control:
-            if not await control.members(_address(first), members):
+            if not await control.members(first.url, members):
                 return False
         known.told = members
         return True
@@ -130,14 +129,14 @@ class TrainerClient:
         """Asks for a checkpoint and the trainer's end."""
         if (first := self._listening(job, pods)) is not None:
             async with self._control(job) as control:
-                await control.stop(_address(first))
+                await control.stop(first.url)
 
     async def checkpoint(self, job: Job, pods: list[Pod]) -> bool:
         """Asks for a checkpoint now; whether the trainer took the request."""
         if (first := self._listening(job, pods)) is None:
             return False
         async with self._control(job) as control:
-            return await control.checkpoint(_address(first))
+            return await control.checkpoint(first.url)
 
     def _listening(self, job: Job, pods: list[Pod]) -> Pod | None:
         """The first trainer, where it answered the last time that it was asked."""
@@ -157,8 +156,3 @@ def _first(pods: list[Pod]) -> Pod | None:
     """The pod of the newest attempt's rank 0."""
     trainers = [pod for pod in pods if pod.role is Role.TRAINER and pod.index == 0]
     return max(trainers, key=lambda pod: pod.attempt, default=None)
-
-
-def _address(pod: Pod) -> str:
-    host = f"[{pod.address}]" if ":" in (pod.address or "") else pod.address
-    return f"http://{host}:{PORT}"

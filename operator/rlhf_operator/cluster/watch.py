@@ -48,8 +48,11 @@ class Watch:
         self._kinds, self._tasks, self._discovered = kinds, tasks, discovered
 
     @classmethod
-    async def start(cls, api: Api, namespace: str | None, kinds: Collection[str], see: See) -> Self:
-        """kopf takes over SIGTERM and SIGINT here: listen to them again afterwards."""
+    async def start(cls, api: Api, namespaces: Collection[str], kinds: Collection[str], see: See) -> Self:
+        """In these namespaces, or in all where there is none.
+
+        kopf takes over SIGTERM and SIGINT here: listen to them again afterwards.
+        """
         registry, settings, discovered = kopf.OperatorRegistry(), _settings(), Discovered()
 
         async def login(**_: Any) -> kopf.ConnectionInfo:
@@ -65,7 +68,7 @@ class Watch:
             kopf.on.event(group, version, plural, registry=registry)(seen)
             if SELECTORS[kind]:
                 settings.watching.label_selectors[group, version, plural] = SELECTORS[kind]
-        where: dict[str, Any] = {"namespaces": [namespace]} if namespace else {"clusterwide": True}
+        where: dict[str, Any] = {"namespaces": [*namespaces]} if namespaces else {"clusterwide": True}
         tasks = await kopf.spawn_tasks(
             registry=registry, settings=settings, insights=discovered.insights, standalone=True, **where
         )

@@ -26,6 +26,7 @@ from ..restart_policy import Finish, Kill, Start, decide
 from . import workdir
 from .liveness import end_the_hung
 from .metrics import Metrics
+from .metrics_server import MetricsServer
 from .processes import Command, Supervised
 from .progress import Display
 from .reaper import become_subreaper
@@ -50,8 +51,10 @@ class Host:
         *,
         before: JobStatus | None = None,
         make: Command = command,
+        metrics_port: int | None = None,
     ) -> None:
-        """`places` has the trainers first; `before` is the status of the run to go on from."""
+        """`places` has the trainers first; `before` is the status of the run to go on from; `metrics_port` None:
+        any that is free."""
         self.config, self.display, self.make = config, display, make
         self.folder = Path(config.workdir)
         self.processes = [Supervised(place, self.folder / workdir.LOGS) for place in places]
@@ -59,14 +62,27 @@ class Host:
         self.trainer = Trainer(self.processes[0], display, self.status.last_checkpoint)
         self.outcome = ""
         self.restarts: dict[Role, Restarts] = {}
+        self.stops = 0
+        """Number of times that the run was asked to stop."""
         self._token = secrets.token_hex(32)
-        self._stops = 0
         self._wake = asyncio.Event()
         self._written = 0.0
         self._metrics = Metrics(self.folder / workdir.METRICS)
+        self._server = MetricsServer(config.job, metrics_port)
 
     async def run(self) -> JobStatus:
-        """Run the job to its end and return the last status; no process of it is left then."""
+        """Run the job to its end and return the last status; no process of it is left then. Raises InvalidJob, before
+        anything is started, where the metrics have no port."""
+        async with self._server.serving() as url:
+            self.display.event(f"metrics on {url}")
+            return await self._run()
+
+    def stop(self) -> None:
+        """Ask for a checkpoint and the end; the second time, to end at once. As Ctrl-C does, in the loop's thread."""
+        self.stops += 1
+        self._wake.set()
+
+    async def _run(self) -> JobStatus:
         become_subreaper()
         self._listen_to_signals()
         workdir.write(self.folder / workdir.CONFIG, self.config)
@@ -79,14 +95,14 @@ class Host:
                 finally:
                     watching.cancel()
         finally:
-            await stop_all(self.processes, impatient=lambda: self._stops > 1)
+            await stop_all(self.processes, impatient=lambda: self.stops > 1)
             self.outcome = finish.message
             self._show_steps()
             self._tell(finish)
         return self.status
 
     async def _loop(self, control: ControlClient) -> Finish:
-        while not self._stops:
+        while not self.stops:
             await self._observe(control)
             if message := remaining(self.processes):
                 return Finish("Failed", "ProcessesRemain", message)
@@ -146,7 +162,7 @@ class Host:
             status = self.trainer.status
             per_step = status.seconds_per_step or 0.0 if status else 0.0
             deadline = time.monotonic() + min(GRACE_SECONDS + 2 * per_step, _GRACE_LIMIT)
-            while self.trainer.process.running and time.monotonic() < deadline and self._stops < 2:
+            while self.trainer.process.running and time.monotonic() < deadline and self.stops < 2:
                 await self._observe(control)
                 self._tell()
                 await self._pause(TICK_SECONDS / 5)  # to see its last checkpoint before it ends
@@ -176,6 +192,7 @@ class Host:
         if finish or time.monotonic() >= self._written + STATUS_SECONDS:
             workdir.write(self.folder / workdir.STATUS, self.status)
             self._written = time.monotonic()
+        self._server.put(self.status)
         self.display.show(self.status)
 
     async def _pause(self, seconds: float = TICK_SECONDS) -> None:
@@ -184,14 +201,10 @@ class Host:
         self._wake.clear()
 
     def _listen_to_signals(self) -> None:
-        def stop() -> None:
-            self._stops += 1
-            self._wake.set()
-
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Ignored by whoever started us (nohup, a shell's background job): stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                asyncio.get_running_loop().add_signal_handler(number, stop)
+                asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
 
 def _as_it_should(process: Supervised) -> bool:

@@ -5,18 +5,27 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.base import names_function
+from rlhf_api.checks import CHANGEABLE
 from rlhf_api.evaluation import evaluation_sets
 from rlhf_api.graph import RowKind
 from rlhf_api.model_files import matrices, model_sizes
+from rlhf_api.pods import PodSettings
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import problems
 from rlhf_api.row_files import RowFile
+from rlhf_api.run import roles_of
 from rlhf_api.sizes import LOADED
 from rlhf_api.sources import Source, training_sources
 from rlhf_api.spec import Spec
+
+_OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "progress_deadline_seconds", "autoscale"}
 
 
 def check_files(spec: Spec) -> list[Problem]:
@@ -26,16 +35,33 @@ def check_files(spec: Spec) -> list[Problem]:
     return [*_data(spec), *_models(spec), *_layers(spec), *_functions(spec), *problems(spec, sizes)]
 
 
+def of_a_cluster(spec: Spec) -> list[str]:
+    """Fields that the job sets and that act on a cluster alone. Of the pods' settings, the GPUs act everywhere."""
+    sections: dict[str, BaseModel] = {"spec": spec}
+    sections |= {f"spec.{role.value}": getattr(spec, role.value) for role in roles_of(spec)}
+    return [
+        f"{where}.{to_camel(name)}"
+        for where, section in sections.items()
+        for name in sorted(_OF_A_CLUSTER & type(section).model_fields.keys())
+        if _without_gpu(getattr(section, name)) != type(section).model_fields[name].get_default()
+    ]
+
+
+def _without_gpu(value: Any) -> Any:
+    return value.model_copy(update={"gpu": None}) if isinstance(value, PodSettings) else value
+
+
 def _data(spec: Spec) -> Iterator[Problem]:
     files, field = training_sources(spec), "train" if spec.data.train is not None else "sources"
-    yield from _rows(spec, f"spec.data.{field}", files, graph_of(spec).rows)
+    kind = graph_of(spec).rows
+    yield from _rows(spec, f"spec.data.{field}", files, kind)
     if spec.pretraining is not None:
         text = [Source(path=path) for path in spec.pretraining.data]
         yield from _rows(spec, "spec.pretraining.data", text, "responses")
     if spec.evaluation is not None:
         for i, held_out in enumerate(evaluation_sets(spec)):
             where = f"spec.evaluation.sets[{i}].data" if spec.evaluation.sets else "spec.evaluation.data"
-            yield from _rows(spec, where, [Source(path=path) for path in held_out.data], "prompts")
+            yield from _rows(spec, where, [Source(path=path) for path in held_out.data], kind)
 
 
 def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> Iterator[Problem]:
@@ -103,7 +129,7 @@ def _layers(spec: Spec) -> Iterator[Problem]:
     model = spec.model
     starts = {"policy": model.policy, "critic": model.critic or model.reward or model.policy}
     for field, name in starts.items():
-        lora = model.lora.of(field) if model.lora else None
+        lora = model.adapter(field)
         known = matrices(Path(name)) if name is not None and lora is not None else []
         for i, target in enumerate((lora.target_modules if lora else None) or ()):
             if known and not any(f".{layer}".endswith(f".{target}") for layer in known):
@@ -120,7 +146,7 @@ def _functions(spec: Spec) -> Iterator[Problem]:
     ]
     if ":" in spec.algorithm:
         named.append(("spec.algorithm", spec.algorithm))
-    if spec.evaluation is not None:
+    if spec.evaluation is not None and spec.evaluation.function is not None:
         named.append(("spec.evaluation.function", spec.evaluation.function))
     if spec.replay.sampler_is_import:
         named.append((spec.replay.sampler_field, spec.replay.sampler))

@@ -106,7 +106,7 @@ class Supervised:
         code = raw if raw >= 0 else 128 - raw
         words = exit_words(code) + (self._oom_kills.words() if code == 128 + signal.SIGKILL else "")
         how = self._killed_because or (f"lost its supervising process, which {words}" if raw < 0 else words)
-        silent = bool(self._killed_because) or code == 128 + signal.SIGKILL
+        silent = bool(self._killed_because) or code in (0, 128 + signal.SIGKILL)
         telling = cause(text, self._tail(), silent=silent)
         reason = f"{how}: {telling}" if telling else how
         self.ended = Ended(now, code, f"{reason}; see {_short(self.log)}")

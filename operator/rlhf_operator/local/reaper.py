@@ -31,18 +31,24 @@ def become_subreaper() -> None:
 
 
 def descendants(pid: int, besides: Collection[int] = ()) -> set[int]:
-    """Every process below `pid` that has not ended, but for `besides` and those below them."""
+    """Every process below `pid` that has not ended, but for `besides` and those below them.
+
+    One whose first thread has ended looks like a zombie, and keeps its children until its other threads have ended too.
+    """
     children: dict[int, list[int]] = {}
+    zombies: set[int] = set()
     for child, state, parent in _processes():
-        if state != "Z" and child not in besides:
+        if child not in besides:
             children.setdefault(parent, []).append(child)
+        if state == "Z":
+            zombies.add(child)
     found: set[int] = set()
     todo = [pid]
     while todo:
         new = children.get(todo.pop(), [])
         found.update(new)
         todo += new
-    return found
+    return found - zombies
 
 
 def _processes() -> Iterator[tuple[int, str, int]]:

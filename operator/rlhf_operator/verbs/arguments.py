@@ -2,16 +2,18 @@
 
 import argparse
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_api.base import names_function
 from rlhf_api.roles import Role
 
-from ..manifest_arguments import add_manifest
+from ..manifest_arguments import add_manifest, add_set, add_trial
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-VERBS = ("status", "logs", "checkpoint", "suspend", "resume", "scale", "submit")
+VERBS = ("status", "logs", "checkpoint", "suspend", "resume", "scale", "submit", "clone")
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -77,9 +79,28 @@ def add_verbs(commands: "Commands", program: str) -> None:
 
     submit = verb("submit", "check a manifest and hand it to the cluster")
     add_manifest(submit)
+    add_trial(submit)
     submit.add_argument(
         "--force-conflicts", action="store_true", help="take fields over that others have changed"
     )
+
+    clone = verb("clone", "print a manifest for a new run that begins at a checkpoint of another one")
+    clone.add_argument(
+        "run",
+        type=_run,
+        metavar="NAME|FILE",
+        help="the job on the cluster; or the manifest (.yaml, .json, package.module:name) of a run of this machine",
+    )
+    clone.add_argument(
+        "--from-step", type=_step, required=True, metavar="N", help="the step of that run's checkpoint"
+    )
+    clone.add_argument(
+        "--name", type=_object_name, metavar="NEW", help="of the new run; NAME-from-N unless given"
+    )
+    clone.add_argument(
+        "--workdir", type=Path, metavar="DIR", help="where the run of FILE is; runs/<name> unless given"
+    )
+    add_set(clone)
 
 
 def duration(text: str) -> float:
@@ -128,6 +149,18 @@ def _object_name(text: str) -> str:
 def _count(text: str) -> int:
     if not re.fullmatch(r"\d+", text):
         raise argparse.ArgumentTypeError(f"must be a number from 0 on; got {text!r}")
+    return int(text)
+
+
+def _run(text: str) -> str | Path:
+    """A manifest's path, or the name of a job."""
+    is_file = Path(text).suffix in (".yaml", ".yml", ".json") or names_function(text)
+    return Path(text) if is_file else _object_name(text)
+
+
+def _step(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9]\d{0,8}", text):
+        raise argparse.ArgumentTypeError(f"must be a number from 1 on; got {text!r}")
     return int(text)
 
 

@@ -35,7 +35,10 @@ async def logs(session: Session, options: argparse.Namespace) -> int:
         return 0
     pods = [pod for pod in await _pods(session, options) if _begun(pod)]
     if not pods:
-        raise Failure(_none(options, state(status_of(body))))
+        gone = (
+            f"logs of pods that are gone are where the cluster keeps them, by the label {JOB}={options.name}"
+        )
+        raise Failure(f"{_none(options, state(status_of(body)))}; {gone}")
     for pod in pods:
         await _Log(session, pod, options.tail).read(follow=False)
     return 0

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from rlhf_api.manifest import load
 
@@ -13,6 +14,7 @@ from .api_errors import explain
 from .arguments import add_verbs
 from .checkpoint import checkpoint
 from .client import Session
+from .clone import clone, clone_file
 from .kubeconfig import locate
 from .logs import logs
 from .scale import scale
@@ -28,6 +30,7 @@ _VERBS: dict[str, Callable[[Session, argparse.Namespace], Awaitable[int]]] = {
     "resume": resume,
     "scale": scale,
     "submit": submit,
+    "clone": clone,
 }
 
 
@@ -43,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     """Returns the exit code."""
     if checkpoints.meant(options):
         return ended(lambda: checkpoints.run(options))
+    if options.command == "clone" and isinstance(options.run, Path):
+        return ended(lambda: clone_file(options))
     return ended(lambda: asyncio.run(_run(options)))
 
 
@@ -51,7 +56,7 @@ async def _run(options: argparse.Namespace) -> int:
     if verb is status and options.watch and options.name is None:
         raise Misuse("--watch needs the NAME of a job; `kubectl get rlhfjobs --watch` follows them all")
     if verb is submit:
-        options.job = load(options.file, options.set)
+        options.job = load(options.file, options.set, options.trial)
     target = await locate(options.kubeconfig, options.context, options.namespace)
     try:
         session = Session(target)

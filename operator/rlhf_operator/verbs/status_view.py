@@ -82,6 +82,9 @@ def _progress(status: JobStatus, now: datetime.datetime) -> Text:
     if status.last_checkpoint:
         words = one_line(checkpoint_words(status.last_checkpoint, now))
         lines.append(Text.assemble(("checkpoint ", "dim"), words))
+    if status.gpu_hours is not None:
+        cost = f", cost {status.cost:,.2f}" if status.cost is not None else ""
+        lines.append(Text.assemble(("used ", "dim"), f"{status.gpu_hours:,.1f} GPU-hours{cost}"))
     if status.ledger:
         lines.append(
             Text.assemble(

@@ -1,0 +1,97 @@
+"""Consequences of the restart policy's actions: pods to make and to delete, restarts counted, the trainer's attempt;
+pure."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlhf_api.roles import Role
+from rlhf_api.spec import Spec
+from rlhf_api.status import ClusterStatus
+
+from ..budget import Restarts, one_more
+from ..job_status import time_text
+from ..restart_policy import Action, Finish, Kill, Start
+from .pod_groups import PodGroups
+from .snapshot import Pod
+
+KILL_SECONDS = 5
+"""Grace of a trainer whose peer has failed: it has nothing left to save."""
+
+
+@dataclass(frozen=True)
+class NewPod:
+    role: Role
+    index: int
+    attempt: int
+    resume: bool
+
+
+@dataclass(frozen=True)
+class Deletion:
+    name: str
+    uid: str
+    grace: int | None = None
+    """Seconds; the pod's own unless given."""
+
+
+@dataclass
+class Consequences:
+    """Changes of a job's pods, of its budgets, and of the attempt in its status."""
+
+    restarts: Mapping[Role, Restarts]
+    cluster: ClusterStatus
+    finish: Finish | None = None
+    create: list[NewPod] = field(default_factory=list)
+    delete: list[Deletion] = field(default_factory=list)
+    counted: set[str] = field(default_factory=set)
+    """Uids of pods whose names are wanted again: their ends have been counted, and they are to go."""
+
+
+def carried_out(
+    actions: Sequence[Action],
+    spec: Spec,
+    sight: PodGroups,
+    cluster: ClusterStatus,
+    restarts: Mapping[Role, Restarts],
+    now: datetime.datetime,
+    *,
+    waited: bool,
+    refused: bool,
+) -> Consequences:
+    """Each action's part, in order: a start whose name is taken waits until the pod has gone, any other makes pods.
+    `waited`: what had to go before these starts was counted at an earlier look; `refused`: the API server made none
+    of the pods of the attempt that the status tells of."""
+    made = Consequences(restarts, cluster)
+    for action in actions:
+        if isinstance(action, Finish):
+            made.finish = action
+            continue
+        if isinstance(action, Kill):
+            doomed = [pod for pod in sight.of(action.role) if pod.index == action.index]
+            made.delete += [deletion(pod, KILL_SECONDS) for pod in doomed]
+            continue
+        occupied = _occupying(sight, action)
+        # Pods that vanished before this look have not been counted by anybody.
+        if occupied or (action.again and not waited):
+            made.restarts = one_more(spec, made.restarts, action.role, now.timestamp(), counts=action.counts)
+        if occupied:
+            made.counted |= {pod.uid for pod in occupied}
+            continue
+        if action.role is Role.TRAINER and not refused:
+            attempt = {"attempt": made.cluster.attempt + 1, "progress_time": time_text(now)}
+            made.cluster = made.cluster.model_copy(update=attempt)
+        resume = made.cluster.attempt > 1 or spec.checkpoint.resume
+        made.create += [NewPod(action.role, index, made.cluster.attempt, resume) for index in action.indices]
+    return made
+
+
+def deletion(pod: Pod, grace: int | None = None) -> Deletion:
+    return Deletion(pod.name, pod.uid, grace)
+
+
+def _occupying(sight: PodGroups, start: Start) -> list[Pod]:
+    """The pods that are in the way of new ones: their names are taken. Trainers start all together or not at all."""
+    if start.role is Role.TRAINER:
+        return sight.of(Role.TRAINER)
+    return [pod for pod in sight.of(start.role) if pod.index in start.indices]

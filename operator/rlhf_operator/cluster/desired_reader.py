@@ -1,0 +1,97 @@
+"""Works out what each job is to run, with what only the API server has: the runtime that the spec names, and the
+ConfigMap that the job's pods run."""
+
+from contextlib import suppress
+
+from rlhf_api.manifest import from_cluster
+from rlhf_api.problems import InvalidJob
+from rlhf_api.runtime import NamedRuntime, parse_runtime
+
+from .api import Api, ApiError, Body, Key
+from .desired import Desired, RuntimeWait, active_config, wanted
+from .pinned import DEFAULTS, Pinned, defaults_of_0_1, shows_defaults
+from .refusal import refused
+from .settings import Settings
+from .snapshot import Job, Pod
+
+
+class DesiredReader:
+    """Reads a configuration once for each change of the spec: checking one takes longer than all else that is
+    decided."""
+
+    def __init__(self, settings: Settings, api: Api) -> None:
+        self._settings, self._api = settings, api
+        self._kept: dict[Key, tuple[tuple[str, int, str | None], Desired]] = {}
+
+    async def read(self, key: Key, job: Job, pods: list[Pod]) -> Desired:
+        """The configuration that `job` is to run; `pods`: those that it has.
+
+        Raises:
+            InvalidJob: the spec can't run, and nothing runs yet.
+            UnreadableConfig: what runs cannot be read.
+            ApiError: the API server did not say.
+        """
+        basis = (job.uid, job.generation, active_config(job))
+        kept = self._kept.get(key)
+        if kept is None or kept[0] != basis:
+            runtime = await self._runtime(job)
+            running = await self._running(job, pods, runtime)
+            want = wanted(job, running, self._settings.defaults, self._settings.limits, runtime)
+            if runtime is not None and running is None:
+                return want  # the runtime of the moment at which the job starts
+            kept = self._kept[key] = basis, want
+        return kept[1]
+
+    def forget(self, key: Key) -> None:
+        self._kept.pop(key, None)
+
+    async def _runtime(self, job: Job) -> NamedRuntime | RuntimeWait | None:
+        """The runtime that the job names, where it may still come to use it."""
+        status = job.status
+        if status is not None and status.phase in ("Succeeded", "Failed") and not refused(status):
+            return None
+        try:
+            named = from_cluster(job.body).spec.runtime
+        except InvalidJob:
+            return None
+        if named is None:
+            return None
+        where = job.namespace if named.kind == "RLHFRuntime" else None
+        what = f"{named.kind} {named.name}"
+        try:
+            return parse_runtime(await self._api.get(named.kind, where, named.name))
+        except InvalidJob as error:
+            return RuntimeWait("RuntimeInvalid", f"{what}: {'; '.join(map(str, error.problems))}")
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            reason = "RuntimeNotFound" if error.status == 404 else "RuntimeForbidden"
+            return RuntimeWait(reason, f"waits for {what}: {error.message}")
+
+    async def _running(
+        self, job: Job, pods: list[Pod], runtime: NamedRuntime | RuntimeWait | None
+    ) -> Pinned | None:
+        """The configuration that the job's pods run: the spec's with today's defaults, or else its ConfigMap's."""
+        name, defaults = active_config(job), self._settings.defaults
+        if name is None:
+            return None
+        with suppress(InvalidJob):
+            now = wanted(job, None, defaults, runtime=runtime).pinned
+            if now.name == name:
+                return now
+        if (found := await self._get("ConfigMap", job, name)) is None:
+            return None
+        pinned = Pinned.read(found, defaults)
+        if DEFAULTS in found["data"]:
+            return pinned
+        like = next((pod for pod in pods if shows_defaults(pinned.config.spec, pod.role)), None)
+        body = await self._get("Pod", job, like.name) if like else None
+        return Pinned.read(found, defaults_of_0_1(body)) if body else pinned
+
+    async def _get(self, kind: str, job: Job, name: str) -> Body | None:
+        try:
+            return await self._api.get(kind, job.namespace, name)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None

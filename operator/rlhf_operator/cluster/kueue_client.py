@@ -1,0 +1,61 @@
+"""Keeps a job's Workload in Kueue's queue as it was planned, and reads what Kueue has for the whole cluster."""
+
+import datetime
+
+from ..job_status import is_true, time_text
+from .api import Api, ApiError, Body, Key
+from .cache import Cache
+from .conditions import Event
+from .desired import Desired
+from .kueue import quota, released, report, workload
+from .names import PRIORITY
+from .objects import owned
+from .placement import flavors
+from .plan import Plan
+from .recorder import Recorder
+from .snapshot import Job
+
+
+class KueueClient:
+    """Writes Workloads; reads WorkloadPriorityClasses and ResourceFlavors."""
+
+    def __init__(self, api: Api, cache: Cache, recorder: Recorder) -> None:
+        self._api, self._cache, self._recorder = api, cache, recorder
+
+    async def line_up(self, key: Key, job: Job, want: Desired, todo: Plan) -> None:
+        """Does what the plan says of the queue; of an admitted Workload, reports how its pods are."""
+        found, stamp = self._cache.workload(key), time_text(datetime.datetime.now(datetime.UTC))
+        if (
+            todo.queue is None
+            and found is not None
+            and quota(job, want.spec, found, want.pinned.name) == "admitted"
+        ):
+            status = todo.status or job.status
+            ready = status is not None and is_true(status, "RolesReady")
+            if (patch := report(found, want.spec, ready=ready, stamp=stamp)) is not None:
+                self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
+        elif todo.queue == "release" and found is not None:
+            patch = released(found, stamp)
+            self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
+        elif todo.queue == "leave":
+            await self._api.delete("Workload", job.namespace, job.name)
+        elif todo.queue == "enter":
+            name = job.body["metadata"].get("labels", {}).get(PRIORITY)
+            priority = await self._read(job, "WorkloadPriorityClass", name) if name else None
+            self._cache.put(await self._api.apply(owned(workload(job, want.pinned, priority), job)))
+
+    async def flavors(self, job: Job, admitted: Body) -> dict[str, Body]:
+        """The ResourceFlavors that the job's Workload was given, by name."""
+        found = {name: await self._read(job, "ResourceFlavor", name) for name in sorted(flavors(admitted))}
+        return {name: body for name, body in found.items() if body is not None}
+
+    async def _read(self, job: Job, kind: str, name: str) -> Body | None:
+        """An object of the whole cluster; None, with an event, where the operator has rights in namespaces alone."""
+        try:
+            return await self._api.get(kind, None, name)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            message = f"goes on without {kind} {name}, which the operator may not read: {error.message}"
+            await self._recorder.record(job.body, Event("Warning", "NotRead", message))
+            return None

@@ -1,0 +1,65 @@
+"""Makes a job's pods, each once whoever made it first, and replaces those that no longer show whose they are."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .api import Api, ApiError, Body
+from .cache import Cache
+from .conditions import Event
+from .consequences import NewPod
+from .names import pod_name
+from .objects import owned
+from .pinned import Pinned
+from .placement import placed
+from .pod import build_pod
+from .recorder import Recorder
+from .snapshot import Job, is_marked
+
+
+class PodClient:
+    """Creates pods, and deletes those that have lost their labels."""
+
+    def __init__(self, api: Api, cache: Cache, recorder: Recorder) -> None:
+        self._api, self._cache, self._recorder = api, cache, recorder
+
+    async def create(
+        self, job: Job, pinned: Pinned, new: NewPod, admitted: Body | None, flavors: dict[str, Body]
+    ) -> None:
+        """Makes the pod where its job's Workload was admitted, if it has one. `flavors`: ResourceFlavors by name."""
+        body = build_pod(
+            pinned.config,
+            new.role,
+            new.index,
+            attempt=new.attempt,
+            resume=new.resume,
+            config_name=pinned.name,
+            uid=job.uid,
+            defaults=pinned.defaults,
+        )
+        if admitted is not None:
+            body = placed(body, new.role, admitted, flavors)
+        try:
+            self._cache.put(await self._api.create(owned(body, job)))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            # One of this name is there, that we have not seen yet.
+            found = await self._api.get("Pod", job.namespace, pod_name(job.name, new.role, new.index))
+            if not owned_by(found, job):
+                raise
+            if not is_marked(found, job.name):
+                await self.replace(job, found)
+            self._cache.put(found)
+
+    async def replace(self, job: Job, pod: Body) -> None:
+        """Deletes a pod of the job's whose labels somebody changed: nobody finds it by them, and its name is needed."""
+        name = pod["metadata"]["name"]
+        if "deletionTimestamp" not in pod["metadata"]:
+            message = f"{name} has lost the labels that it was made with, and is replaced"
+            await self._recorder.record(job.body, Event("Warning", "Relabelled", message))
+            await self._api.delete("Pod", job.namespace, name, uid=pod["metadata"]["uid"])
+
+
+def owned_by(pod: Mapping[str, Any], job: Job) -> bool:
+    """A pod of this very job, not of an earlier one of its name."""
+    return any(owner.get("uid") == job.uid for owner in pod["metadata"].get("ownerReferences", ()))

@@ -1,0 +1,55 @@
+"""Namespaces that the operator serves: all of the cluster, or a list, of which some may be closed to it for a while."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+
+from .api import ApiError
+
+logger = logging.getLogger(__name__)
+
+
+class Scope:
+    """The list of namespaces, and which of them are closed: the API server refuses to list them, as where a namespace
+    was deleted and its RoleBinding with it. Closed ones are left out until they can be listed again, so that nobody
+    else's jobs wait for them.
+    """
+
+    def __init__(self, namespaces: Collection[str]) -> None:
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+        self._moved = asyncio.Event()
+        self.closed: frozenset[str] = frozenset()
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """Namespaces to watch; none of them means the whole cluster."""
+        return tuple(name for name in self._namespaces if name is not None and name not in self.closed)
+
+    async def each(self, act: Callable[[str | None], Awaitable[None]]) -> frozenset[str]:
+        """Acts on one namespace after the other (None: on all at once), and closes those whose listing is refused with
+        403; returns those that were open before.
+
+        Raises:
+            ApiError: another refusal, or every namespace answers with 403; nothing is closed or opened then.
+        """
+        refusals: dict[str | None, ApiError] = {}
+        for namespace in self._namespaces:
+            try:
+                await act(namespace)
+            except ApiError as error:
+                refusals[namespace] = error
+                if error.status != 403 or len(refusals) == len(self._namespaces):
+                    raise
+        before, self.closed = self.closed, frozenset(name for name in refusals if name is not None)
+        for name in self.closed - before:
+            logger.warning("leaves namespace %s out until it may be listed: %s", name, refusals[name])
+        for name in before - self.closed:
+            logger.info("serves namespace %s again", name)
+        self._moved.set()
+        return self.closed - before
+
+    async def other_than(self, served: tuple[str, ...]) -> None:
+        """Waits until others than these are open."""
+        while self.open == served:
+            self._moved.clear()
+            await self._moved.wait()

@@ -1,0 +1,57 @@
+"""`/metrics` of a run for Prometheus: the series that the operator has of a job on a cluster."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.run import Process
+from rlhf_api.status import JobStatus
+
+from ..job_metrics import JobMetrics, metrics_route
+from .ports import HOST, is_free
+
+NAMESPACE = "local"
+"""Label of the series, in place of a namespace of Kubernetes."""
+OPTION = "--metrics-port"
+
+
+def check_port(port: int | None, places: Sequence[Process]) -> None:
+    """Raises InvalidJob where a port that was asked for cannot be had; None is any."""
+    if port is None:
+        return
+    if not 1 <= port <= 65535:
+        raise InvalidJob([Problem(OPTION, f"must be 1 to 65535; got {port}")])
+    if any(port == process.port for process in places) or not is_free(port):
+        raise InvalidJob([Problem(OPTION, f"port {port} is taken; choose another or leave it out")])
+
+
+class MetricsServer:
+    """Serves one job's newest status as metrics, on the loopback interface alone."""
+
+    def __init__(self, job: str, port: int | None) -> None:
+        """`port` None: any that is free."""
+        self._key, self._port, self._jobs = (NAMESPACE, job), port or 0, JobMetrics()
+
+    def put(self, status: JobStatus) -> None:
+        self._jobs.put(self._key, status.model_dump(mode="json", by_alias=True))
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Serves within the context, whose value is the URL. Raises InvalidJob where the port is taken by now."""
+        registry = CollectorRegistry()
+        registry.register(self._jobs)
+        app = web.Application()
+        app.router.add_get("/metrics", metrics_route(registry))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, HOST, self._port).start()
+            except OSError as error:
+                raise InvalidJob([Problem(OPTION, f"{HOST}:{self._port}: {error.strerror}")]) from error
+            yield f"http://{HOST}:{runner.addresses[0][1]}/metrics"
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,149 @@
+"""Judgements of a selftest: what was seen, against what must hold; pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from statistics import fmean
+from typing import Any
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.roles import Role
+from rlhf_api.spec import Spec
+
+from .derived import RAISED, has_canary
+from .kills import Kill
+from .trial import Parameters, Seen, victims
+
+ERRORS = 3.0
+"""Standard errors by which the canary's reward must rise."""
+ENDS = 4
+"""Steps at either end of the canary's, whose means are compared."""
+_DEADLINES = {
+    Role.TRAINER: "trainer.backoffLimit, and the checkpoint that it was to go on from",
+    Role.GENERATOR: "generator.startupTimeoutSeconds and generator.timeoutSeconds",
+    Role.REWARD: "reward.startupTimeoutSeconds and reward.timeoutSeconds",
+    Role.REFERENCE: "reference.startupTimeoutSeconds and reference.timeoutSeconds",
+}
+"""Settings to look at, beside its log, where a role did not come back."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A line of the table. `passed` None: it does not apply to this job, for the reason in `seen`; `look`: where the
+    cause of a failure is to be found, empty where the run ended before."""
+
+    name: str
+    passed: bool | None
+    seen: str
+    look: str = ""
+
+
+def judged(spec: Spec, seen: Seen, per_step: int, answers: int) -> list[Check]:
+    """Every check of a job's selftest; steps were of `per_step` prompts with `answers` responses each."""
+    limit = spec.health.logprob_difference if graph_of(spec).generates else None
+    found = [drift(seen.still), agreement(seen.lines, limit)]
+    found += [kill(role, seen.kills.get(role)) for role in victims(spec)]
+    found += [resume(seen.stopped, seen.ended, seen.wanted), ledger(seen.state, seen.ended, per_step)]
+    if has_canary(spec):
+        found.append(canary(seen.lines, seen.stopped, per_step * answers))
+    else:
+        found.append(Check("canary", None, "no responses are sampled and scored, so no reward can rise"))
+    return found
+
+
+def drift(still: Sequence[Parameters]) -> Check:
+    """Learning rate 0 changes no parameter between the first snapshot and the last, through every kill between them."""
+    if len(still) < 2 or still[-1][0] - still[0][0] < 2:
+        return _not_reached("drift")
+    (begin, before), (end, after) = still[0], still[-1]
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    seen = f"{len(changed)} of {len(before)} parameters changed from step {begin} to {end} at learning rate 0"
+    look = f"the optimizer (trainer.deepspeed), and what was restored after a kill: {', '.join(changed[:3])}"
+    return Check("drift", bool(before) and not changed, seen, look)
+
+
+def agreement(lines: Sequence[Mapping[str, Any]], limit: float | None) -> Check:
+    """Trainer and generators give the sampled tokens the same log-probabilities, in the mean over a step's tokens. The
+    `limit` is None where nothing is sampled, 0 where the job sets none."""
+    if limit is None:
+        return Check("agreement", None, "no responses are sampled, so there is one engine alone")
+    if not limit:
+        return Check("agreement", None, "health.logprobDifference is 0: the job sets no limit")
+    found = {
+        int(line["step"]): float(line["logprob_difference"]) for line in lines if "logprob_difference" in line
+    }
+    if not lines:
+        return _not_reached("agreement")
+    if not found:
+        return Check("agreement", None, "the algorithm's loss measures no logprob_difference")
+    step, worst = max(found.items(), key=lambda item: item[1] if isfinite(item[1]) else float("inf"))
+    seen = f"log-probabilities differ by {worst:.2g} at most, in step {step} of {len(found)}; the limit is {limit:g}"
+    look = "docs/health.md: weights that the engine did not load as they are, quantisation, dtype, engineArguments"
+    return Check("agreement", worst <= limit, seen, look)
+
+
+def kill(role: Role, found: Kill | None) -> Check:
+    """A role that got SIGKILL was started again, and a further step was done."""
+    name, look = f"kill {role.value}", f"{role.value}-0.log; {_DEADLINES[role]}"
+    if found is None:
+        return _not_reached(name)
+    if found.seconds is None:
+        return Check(name, False, f"after step {found.step}, and no further step was done", look)
+    seen = f"after step {found.step}; started again, and a further step done {found.seconds:.0f} s later"
+    return Check(name, True, seen)
+
+
+def ledger(state: Mapping[str, Any] | None, steps: int, per_step: int) -> Check:
+    """Every prompt that was issued was trained on exactly once, in steps of `per_step`. `state` is that of the last
+    snapshot; given rows have a position alone."""
+    if state is None:
+        return _not_reached("ledger")
+    wanted = steps * per_step
+    if "ledger" not in state:
+        drawn = int(state["position"])
+        return Check("ledger", drawn == wanted, f"{drawn} of {wanted} rows drawn, each once", "trainer-0.log")
+    found = state["ledger"]
+    issued, trained, filtered = (_count(found[name]) for name in ("issued", "trained", "filtered"))
+    dropped = sum(map(_count, found["dropped"].values()))
+    lost, twice = issued - trained - filtered - dropped, max(0, wanted - trained - filtered - dropped)
+    seen = f"lost {lost}, trained twice {twice}, of {issued} prompts in {steps} steps"
+    if dropped:
+        seen += f"; dropped {dropped}: {'; '.join(found['dropped'])}"
+    return Check("ledger", lost == twice == dropped == 0, seen, "ledger in status.json, and trainer-0.log")
+
+
+def canary(lines: Sequence[Mapping[str, Any]], after: int | None, responses: int) -> Check:
+    """The canary's reward rises after step `after`, from its first steps to its last ones, by more than ERRORS standard
+    errors of that difference. `responses`: those of a step.
+
+    The first step after a resume may train on responses that were scored before it, and does not count.
+    """
+    if after is None:
+        return _not_reached("canary")
+    rows = [line for line in lines if int(line["step"]) > after + 1 and "reward_mean" in line]
+    look = f"optimizer.learningRate, of which this took {RAISED:g} times as much, and the losses in metrics.jsonl"
+    if len(rows) < 2 * ENDS:
+        return Check("canary", False, f"only {len(rows)} steps were made on its reward", look)
+    ends = rows[:ENDS], rows[-ENDS:]
+    begin, end = (fmean(float(row["reward_mean"]) for row in part) for part in ends)
+    variances = [float(row["reward_std"]) ** 2 / responses for part in ends for row in part]
+    least = ERRORS * sqrt(sum(variances)) / ENDS
+    seen = f"reward from {begin:.3f} to {end:.3f} in {len(rows)} steps; it must rise by {least:.3f}"
+    return Check("canary", end - begin > least, seen, look)
+
+
+def resume(stopped: int | None, ended: int, wanted: int | None) -> Check:
+    """A run that was stopped after one step goes on to its last."""
+    if stopped is None or wanted is None:
+        return _not_reached("resume")
+    seen = f"stopped after step {stopped}, ended with {ended} of {wanted}"
+    return Check("resume", ended == wanted, seen, "trainer-0.log, and checkpoints of the run")
+
+
+def _not_reached(name: str) -> Check:
+    return Check(name, False, "not reached: the run ended before")
+
+
+def _count(runs: Iterable[Sequence[int]]) -> int:
+    """Positions in runs [start, end)."""
+    return sum(end - start for start, end in runs)

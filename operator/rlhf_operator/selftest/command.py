@@ -1,0 +1,102 @@
+"""`rlhf selftest`: one short run of a job's own models and settings, and a table of what it proves."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_api.manifest import RLHFJob, load
+from rlhf_api.problems import InvalidJob
+
+from ..exits import FAILED, INTERRUPTED, Failure, Misuse, say
+from ..local import gpus, workdir
+from ..local.preflight import check_files
+from ..local.processes import Command
+from ..local.progress import Lines
+from ..manifest_arguments import add_manifest, add_runtime, with_runtime_of
+from ..verbs.format import columns
+from .checks import Check, judged
+from .derived import Overrides, as_arguments, first_half
+from .trial import Interrupted, carry_out
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_RESULTS = {True: "pass", False: "FAIL", None: "-"}
+_BULKY = ("checkpoints", workdir.POLICY, f"{workdir.POLICY}-adapter", "critic", "critic-adapter", "initial")
+"""Not kept of a temporary folder whose run failed."""
+
+
+def add_selftest(commands: "Commands") -> None:
+    """Adds the command's parser."""
+    parser = commands.add_parser(
+        "selftest",
+        help="prove within minutes that a job's models agree, learn, and survive kills on this machine",
+    )
+    add_manifest(parser)
+    add_runtime(parser)
+    parser.add_argument(
+        "--workdir",
+        type=Path,
+        metavar="DIR",
+        help="an empty folder for its run, to be kept; a temporary one by default",
+    )
+
+
+def run(options: argparse.Namespace, make: Command) -> int:
+    """Returns the exit code: 0 where every check that applies has passed."""
+
+    def derive(overrides: Overrides) -> RLHFJob:
+        job = load(options.file, [*options.set, *as_arguments(overrides)])
+        return with_runtime_of(job, options.runtime, needed=True)
+
+    spec = derive({}).spec
+    small = derive(first_half(spec)).spec
+    if problems := check_files(spec):
+        raise InvalidJob(problems)
+    gpus.check(spec, gpus.present({**os.environ, **spec.environment}))
+    with _folder(options.workdir) as (folder, keep), workdir.locked(folder):
+        if (folder / workdir.CONFIG).exists():
+            raise Misuse(f"--workdir {folder}: a run is in it; give an empty or a new folder")
+        try:
+            seen = carry_out(spec, derive, folder, Lines(sys.stdout, 0), make)
+        except Interrupted:
+            say("interrupted", sys.stderr)
+            return INTERRUPTED
+        except RuntimeError as error:  # of the store: a snapshot that cannot be read
+            raise Failure(str(error)) from error
+        found = judged(spec, seen, small.data.prompts_per_step, small.sampling.answers_per_prompt)
+        _show(found, seen.cause)
+        if not seen.cause and all(check.passed is not False for check in found):
+            return 0
+        for name in _BULKY if options.workdir is None else ():
+            shutil.rmtree(folder / name, ignore_errors=True)
+        say(f"logs and figures of the run: {folder}", sys.stderr)
+        keep()
+        return FAILED
+
+
+def _show(found: Sequence[Check], cause: str) -> None:
+    """The table; then why the run ended as it should not have, and each failure that is not merely its consequence."""
+    rows = [("CHECK", "RESULT", "SEEN"), *((c.name, _RESULTS[c.passed], c.seen) for c in found)]
+    say("\n".join(columns(rows)), sys.stdout)
+    if cause:
+        say(f"error: the run: {cause}", sys.stderr)
+    for check in found:
+        if check.passed is False and check.look:
+            say(f"error: {check.name}: {check.seen}; look at {check.look}", sys.stderr)
+
+
+@contextmanager
+def _folder(given: Path | None) -> Iterator[tuple[Path, Callable[[], object]]]:
+    """The work directory, and what is called to keep it: a temporary one is removed afterwards otherwise."""
+    with ExitStack() as removed:
+        if given is None:
+            temporary = Path(tempfile.mkdtemp(prefix="rlhf-selftest-"))
+            removed.callback(shutil.rmtree, temporary)
+        yield given or temporary, removed.pop_all

@@ -1,0 +1,120 @@
+"""The two halves of a selftest's run, as overrides of the job's own manifest; pure.
+
+The first trains with learning rate 0, so that whatever dies and comes back must leave every parameter as it is; the
+second goes on from its last checkpoint, with a raised learning rate, on a reward that any language model can raise.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from rlhf_api.algorithms import CUSTOM, algorithm_of, graph_of, settings_of
+from rlhf_api.roles import Role
+from rlhf_api.run import roles_of
+from rlhf_api.spec import Optimizer, Spec
+
+CANARY = "rlhf_trainer.scoring.canary:even_share"
+RESPONSES, TOKENS = 64, 32
+"""Most responses of a step, and most tokens of a response."""
+BASELINE = 2
+"""Step of the first snapshot that stays: its parameters are the baseline, so nothing is killed before."""
+RAISED = 10.0
+"""Factor of the learning rate in the second half."""
+UNBOUNDED = 1_000_000
+"""Steps of the first half, which is stopped once every role was killed and has come back."""
+
+Overrides = dict[str, Any]
+"""Values of a manifest by their paths, such as `optimizer.learningRate`."""
+
+
+def first_half(spec: Spec) -> Overrides:
+    """Small steps of the job with learning rate 0 and a checkpoint after each."""
+    still = _optimizer(0.0, 0.0)
+    return {**_small(spec), **_survivable(spec), **_to_itself(), **still, "steps": UNBOUNDED}
+
+
+def second_half(spec: Spec, steps: int) -> Overrides:
+    """The same on the canary's reward, until the run has made so many steps; the last one has a checkpoint."""
+    rate = (spec.optimizer.learning_rate or Optimizer().learning_rate) * RAISED
+    critic = spec.optimizer.critic_learning_rate
+    raised = _optimizer(rate, critic if critic is None else critic * RAISED)
+    learning = raised | _canary() if has_canary(spec) else {}
+    return {**first_half(spec), **learning, "steps": steps, "checkpoint": {"everySteps": steps}}
+
+
+def has_canary(spec: Spec) -> bool:
+    """Responses are sampled and scored, so that a reward may rise."""
+    return graph_of(spec).generates and Role.REWARD in roles_of(spec)
+
+
+def as_arguments(overrides: Mapping[str, Any]) -> Iterable[str]:
+    """The same as `path=value` of the command line."""
+    return [f"{path}={json.dumps(value)}" for path, value in overrides.items()]
+
+
+def _small(spec: Spec) -> Overrides:
+    """Few and short responses of the present weights, one pass over them, none left out."""
+    sampling, prompts = spec.sampling, spec.data.prompts_per_step
+    generates = graph_of(spec).generates
+    if algorithm_of(spec) is not CUSTOM:  # whose own settings may count on the size of a step
+        prompts = min(prompts, max(1, RESPONSES // (sampling.answers_per_prompt if generates else 1)))
+    if not generates:
+        return {"data.promptsPerStep": prompts}
+    uncut = {"sampling.topP": 1.0, "sampling.topK": -1} if sampling.cut else {}
+    return {
+        "data.promptsPerStep": prompts,
+        "sampling.maxNewTokens": min(sampling.max_new_tokens, TOKENS),
+        "sampling.minNewTokens": 0,
+        **uncut,
+        "replay": {},
+        "rollout": {},
+        "weights.everySteps": 1,
+        **_settings(spec, prompts * sampling.answers_per_prompt),
+    }
+
+
+def _settings(spec: Spec, responses: int) -> Overrides:
+    """Settings of the algorithm that fit so many responses, most of which their length will cut off."""
+    section, settings = to_camel(algorithm_of(spec).name), settings_of(spec)
+    most = {"minibatch_size": responses, "value_minibatch_size": responses}
+    off = {"dynamic_sampling": 0, "overlong_filter": False, "overlong_buffer": 0, "critic_warmup_steps": 0}
+    wanted = {name: min(own, size) for name, size in most.items() if (own := getattr(settings, name, None))}
+    wanted |= {name: value for name, value in off.items() if getattr(settings, name, value) != value}
+    return {f"{section}.{to_camel(name)}": value for name, value in wanted.items()}
+
+
+def _survivable(spec: Spec) -> Overrides:
+    """Every role may be started again once, however it ended."""
+    found: Overrides = {}
+    for role in roles_of(spec):
+        found[f"{role.value}.backoffLimit"] = max(1, getattr(spec, role.value).backoff_limit)
+        found[f"{role.value}.failureRules"] = []
+    return found
+
+
+def _to_itself() -> Overrides:
+    """Nothing goes anywhere else, and no rule on the run's health ends it: what they watch is judged here."""
+    return {
+        "checkpoint": {"everySteps": 1, "keepEvery": BASELINE},
+        "evaluation": None,
+        "trackers": [],
+        "health": {"logprobDifference": 0},
+    }
+
+
+def _optimizer(rate: float, critic: float | None) -> Overrides:
+    constant: Overrides = {"optimizer.schedule": "constant", "optimizer.warmupSteps": 0}
+    return {**constant, "optimizer.learningRate": rate, "optimizer.criticLearningRate": critic}
+
+
+def _canary() -> Overrides:
+    """The canary alone, as it is."""
+    return {
+        "reward.functions": [{"function": CANARY}],
+        "reward.modelWeight": 0.0,
+        "reward.bias": 0.0,
+        "reward.scale": 1.0,
+        "reward.clip": None,
+    }

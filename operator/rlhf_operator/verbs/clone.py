@@ -1,0 +1,91 @@
+"""`rlhf clone`: a manifest for a new run, which begins at a step of another one."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from rlhf_api.manifest import API_VERSION, KIND, apply_override, composed, parse
+from rlhf_api.problems import InvalidJob
+from rlhf_api.spec import Origin
+
+from ..archive.open_store import package
+from ..exits import Failure, Misuse, say
+from .client import Session
+from .jobs import find, status_of
+
+
+def clone_file(options: argparse.Namespace) -> int:
+    """Of a run of `rlhf run`, whose checkpoints lie in its work directory unless the manifest names a store."""
+    document = composed(options.run)
+    parse(document)
+    spec, name = document["spec"], document["metadata"]["name"]
+    folder: Path = options.workdir or Path("runs", name)
+    store = (spec.get("checkpoint") or {}).get("store") or (folder / "checkpoints").resolve().as_uri()
+    origin = Origin(store=store, step=options.from_step)
+    package("rlhf_store.copying").find(origin)
+    return _print(document, origin, options)
+
+
+async def clone(session: Session, options: argparse.Namespace) -> int:
+    """Of a job on the cluster, whose checkpoints are where its status says."""
+    if options.workdir is not None:
+        raise Misuse("--workdir is of a run on this machine, which its manifest names: `rlhf clone FILE`")
+    body = await find(session, options.run)
+    status = status_of(body)
+    newest = status.last_checkpoint if status else None
+    if newest is None or newest.uri is None:
+        raise Failure(f"{options.run} has no checkpoint yet; `rlhf checkpoint {options.run}` makes one")
+    if options.from_step > newest.step:
+        raise Failure(
+            f"{options.run} has no checkpoint of step {options.from_step}; its newest is of {newest.step}"
+        )
+    origin = Origin(store=newest.uri, step=options.from_step)
+    if urlsplit(origin.store).scheme != "file":  # which lies in the pods' workspace
+        try:
+            package("rlhf_store.copying").find(origin)
+        except InvalidJob as error:
+            if any(problem.where.endswith(".step") for problem in error.problems):
+                raise
+            say(f"warning: not looked for here, the trainer will: {error}", sys.stderr)
+    metadata = {
+        key: body["metadata"][key] for key in ("name", "namespace", "labels") if key in body["metadata"]
+    }
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": body["spec"]}
+    return _print(document, origin, options)
+
+
+def cloned(document: Mapping[str, Any], name: str, origin: Origin) -> dict[str, Any]:
+    """The document under another name, with a store of its own beside the other run's, and none of what that run did:
+    suspension and resumption."""
+    spec = {key: value for key, value in document["spec"].items() if key != "suspend"}
+    checkpoint = {k: v for k, v in (spec.get("checkpoint") or {}).items() if k != "resume"}
+    if checkpoint.get("store"):
+        checkpoint["store"] = beside(checkpoint["store"], name)
+    checkpoint["startFrom"] = origin.model_dump(mode="json", by_alias=True)
+    return {
+        **document,
+        "metadata": {**document["metadata"], "name": name},
+        "spec": {**spec, "checkpoint": checkpoint},
+    }
+
+
+def beside(store: str, name: str) -> str:
+    """The last part of a store's URL replaced; below a bucket of its own, where there is no such part."""
+    scheme, _, rest = store.rstrip("/").partition("://")
+    parent, _, last = rest.rpartition("/")
+    return f"{scheme}://{parent or last}/{name}"
+
+
+def _print(document: Mapping[str, Any], origin: Origin, options: argparse.Namespace) -> int:
+    name = options.name or f"{document['metadata']['name']}-from-{origin.step}"
+    made: Any = cloned(document, name, origin)
+    for override in options.set:
+        made = apply_override(made, override)
+    parse(made)
+    say(yaml.safe_dump(made, sort_keys=False, allow_unicode=True, width=110).rstrip("\n"), sys.stdout)
+    return 0
