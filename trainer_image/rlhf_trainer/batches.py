@@ -68,6 +68,7 @@ class MicroBatch:
     `response_column` and `targets` [A_mb], the place in [n, T] of every response token, and the token, end to end in
     the order of the rows. `longest` is the length of the longest row. On the CPU, to index packed arrays: int64 `rows`
     [n], and `response_index` [A_mb], the place of the same tokens in response-aligned arrays of all the sequences.
+    `kept`, int64 [A_mb, K] on the device: the tokens that each one was sampled from, see `Kept.with_own`; None for all.
     `pad_token_id` is no row's last token, so that a sequence-classification head, which pools at the last token that is
     not padding, pools at the right one.
 
@@ -85,6 +86,7 @@ class MicroBatch:
     response_index: Tensor
     longest: int
     pad_token_id: int
+    kept: Tensor | None = None
 
     @classmethod
     def build(
@@ -117,6 +119,7 @@ class MicroBatch:
             input_ids = torch.full(real.shape, pad, dtype=torch.int64)
             input_ids[real] = tokens
             mask, positions = real.to(torch.int64), columns.expand(real.shape)
+        targets = input_ids[row, column]
         return cls(
             rows=index,
             input_ids=input_ids.to(device),
@@ -124,10 +127,11 @@ class MicroBatch:
             position_ids=positions.to(device),
             response_row=row.to(device),
             response_column=column.to(device),
-            targets=input_ids[row, column].to(device),
+            targets=targets.to(device),
             response_index=sequences.response_index(index),
             longest=int(lengths.max()),
             pad_token_id=pad,
+            kept=None if picked.kept is None else picked.kept.with_own(targets).to(device),
         )
 
     @property
@@ -145,8 +149,9 @@ all ranks are the loss and the statistics."""
 @dataclass(frozen=True)
 class ResponseLogprobs:
     """Reads the log-probability in nats of every response token, log softmax(logits / temperature) at the column
-    before it; with `entropy`, beside each the entropy in nats of the distribution that its token was drawn from, which
-    has a gradient only where `differentiable`.
+    before it, over the tokens that it was sampled from where the batch has a sampling mask; with `entropy`, beside each
+    the entropy in nats of the distribution that its token was drawn from, which has a gradient only where
+    `differentiable`.
     """
 
     temperature: float = 1.0
@@ -160,16 +165,17 @@ class ResponseLogprobs:
         # One indexing for all chunks: its backward pass writes a gradient of the size of the logits only once.
         selected = logits[micro.response_row, micro.response_column - 1]
         rows = max(1, CHUNK_ELEMENTS[logits.device.type] // logits.shape[-1])
-        chunks = list(zip(selected.split(rows), micro.targets.split(rows), strict=True))
+        parts = selected.split(rows)
+        kept = [None] * len(parts) if micro.kept is None else list(micro.kept.split(rows))
+        chunks = list(zip(parts, micro.targets.split(rows), kept, strict=True))
         if len(chunks) == 1:
             return self._of(*chunks[0])
         again = partial(checkpoint, self._of, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([(again if selected.requires_grad else self._of)(*chunk) for chunk in chunks])
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return self.columns(
-            token_logprobs(logits, targets, self.temperature, self.entropy, self.differentiable)
-        )
+    def _of(self, logits: Tensor, targets: Tensor, kept: Tensor | None) -> Tensor:
+        found = token_logprobs(logits, targets, self.temperature, self.entropy, self.differentiable, kept)
+        return self.columns(found)
 
     def columns(self, found: Tensor) -> Tensor:
         """[A, 1] -> [A]; [A, 2] with entropies as it is."""

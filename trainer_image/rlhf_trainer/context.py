@@ -36,7 +36,7 @@ class TrainerContext:
     tokenizer: PreTrainedTokenizerBase
     services: Services | None
     stop: threading.Event
-    """Set when this rank is to end: by the host, or by SIGTERM to this rank's node."""
+    """Set when the run is to end: by the host, or by SIGTERM to a rank's node; see `Ranks.watch_for_stop`."""
 
     def report(self, **changes: object) -> None:
         """Tells the host; see `rlhf_api.status.TrainerStatus`."""

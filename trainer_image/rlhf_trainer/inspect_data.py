@@ -91,9 +91,10 @@ def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour:
 
 def _named(spec: Spec) -> Iterator[tuple[str, RowKind, Dataset]]:
     rows, held_out, text = open_datasets(spec)
-    yield "spec.data", graph_of(spec).rows, rows
+    kind = graph_of(spec).rows
+    yield "spec.data", kind, rows
     for name, dataset in held_out.items():
-        yield f"spec.evaluation, {name}", "prompts", dataset
+        yield f"spec.evaluation, {name}", kind, dataset
     if text:
         yield "spec.pretraining.data", "responses", text
 

@@ -19,6 +19,8 @@ def main(arguments: list[str]) -> int:
     """
     # Before the seconds that importing takes: the first process of a container has no handlers but its own.
     pass_on_sigterm()
+    if (name := interface(os.environ.get("RLHF_HOST", ""))) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -28,6 +30,13 @@ def main(arguments: list[str]) -> int:
         _, failure = error.get_first_failure()
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     return 0
+
+
+def interface(address: str) -> str | None:
+    """The network interface that has an address. Gloo would look the host name up, which on a node's network may be the
+    loopback's."""
+    found = psutil.net_if_addrs().items()
+    return next((name for name, own in found for each in own if each.address.split("%")[0] == address), None)
 
 
 def pass_on_sigterm() -> None:

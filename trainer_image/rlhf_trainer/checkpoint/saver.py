@@ -80,7 +80,7 @@ class Saver:
         step: int,
         state: Mapping[str, Any],
         groups: Mapping[str, Group],
-        blobs: Mapping[str, bytes],
+        blobs: Mapping[str, Callable[[], bytes]],
         reward: float | None = None,
         *,
         good: bool = True,
@@ -97,7 +97,7 @@ class Saver:
         for number, group, batch in list(copied(groups, self._ranks.rank, self._ranks.world)):
             saving.segments[number] = group, self._uploads.submit(self._send_tensors, number, batch)
         if self._ranks.first:
-            saving.blobs = {name: self._uploads.submit(self._send, data, ()) for name, data in blobs.items()}
+            saving.blobs = {name: self._uploads.submit(self._send_blob, make) for name, make in blobs.items()}
         self._pending = self._thread.submit(self._conclude, saving)
         log.info("copied the state of step %d in %.3f s", step, time.perf_counter() - began)
 
@@ -142,13 +142,14 @@ class Saver:
         """Beside training, on all ranks: when each has sent its share, rank 0 commits."""
         wait(saving.uploads())
         failures = [e for upload in saving.uploads() if (e := upload.exception()) is not None]
-        shares = self._shares(saving, failed=bool(failures))
-        if failures or None in shares:
-            raise (
-                failures[0] if failures else StoreError("another rank could not save its share; see its log")
-            )
+        shares = self._shares(saving, str(failures[0]) if failures else None)
+        if failures:
+            raise failures[0]
+        for rank, share in enumerate(shares):
+            if share["failed"] is not None:
+                raise StoreError(f"rank {rank} could not save its share: {share['failed']}")
         groups: dict[str, tuple[Segment, ...]] = {}
-        for _, group, fields in sorted(row for share in shares for row in share):
+        for _, group, fields in sorted(row for share in shares for row in share["segments"]):
             groups[group] = (*groups.get(group, ()), Segment.model_validate_json(json.dumps(fields)))
         blobs = {name: upload.result() for name, upload in saving.blobs.items()}
         if self._committer is not None:
@@ -161,13 +162,13 @@ class Saver:
         sent = [*(segment for segments in groups.values() for segment in segments), *blobs.values()]
         self._known = {segment.digest for segment in sent}
 
-    def _shares(self, saving: _Saving, *, failed: bool) -> list[Any]:
-        """Segments that each rank has sent, as (number, group, segment); None of one that failed."""
-        mine = [
+    def _shares(self, saving: _Saving, failed: str | None) -> list[dict[str, Any]]:
+        """Of each rank the `segments` that it has sent, as (number, group, segment), and why it `failed`, if it did."""
+        sent = [
             (number, group, upload.result().model_dump(mode="json", by_alias=True))
             for number, (group, upload) in (() if failed else saving.segments.items())
         ]
-        text = json.dumps(None if failed else mine).encode()
+        text = json.dumps({"segments": sent, "failed": failed}).encode()
         arrays = {"json": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
         return [json.loads(bytes(a["json"].numpy())) for a in self._ranks.gather(arrays, self._beside)]
 
@@ -177,6 +178,9 @@ class Saver:
         batch.clear()  # the copies are not needed any more
         self._reached(f"segment:{number}")
         return self._send(data, names)
+
+    def _send_blob(self, make: Callable[[], bytes]) -> Segment:
+        return self._send(make(), ())
 
     def _send(self, data: bytes, names: tuple[str, ...]) -> Segment:
         segment = Segment(digest=digest_of(data), size=len(data), names=names)

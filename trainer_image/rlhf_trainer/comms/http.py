@@ -94,11 +94,11 @@ class Background(EventLoop):
                 await _check(url, response)
                 return await response.read()
 
-    async def events(
+    async def stream(
         self, url: str, body: Any, began: Callable[[Mapping[str, str]], None] = lambda _headers: None
     ) -> AsyncGenerator[bytes, None]:
-        """POST JSON; the data of each server-sent event of the reply as it comes, for as long as it takes. `began` is
-        called with the headers of the reply.
+        """POST JSON; the bytes of the reply as they come, for as long as it takes. `began` is called with the headers
+        of the reply.
 
         Raises HttpError and aiohttp.ClientError as `json` does. To be closed by who stops early: that ends the
         connection, and with it the server's work.
@@ -107,12 +107,8 @@ class Background(EventLoop):
             async with self._streams.post(url, json=body) as response:
                 await _check(url, response)
                 began(response.headers)
-                line = b""
                 async for part in response.content.iter_any():
-                    *whole, line = (line + part).split(b"\n")
-                    for event in whole:
-                        if event.startswith(b"data:"):
-                            yield event[len(b"data:") :].strip()
+                    yield part
 
     async def listens(self, address: str) -> bool:
         """False only where a connection is refused: who is busy may reply late."""

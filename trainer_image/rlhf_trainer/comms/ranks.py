@@ -1,6 +1,9 @@
 """Collectives of the trainer's ranks: rank 0's messages to all, flags and small arrays of each."""
 
+import json
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +16,8 @@ from torch import Tensor
 
 from .wire import decode, encode
 
+log = logging.getLogger(__name__)
+
 Message = tuple[dict[str, Tensor], dict[str, Any]]
 SideGroup = dist.ProcessGroup
 
@@ -20,8 +25,15 @@ GANG_TIMEOUT = timedelta(hours=2)
 """Deadline of a collective for a rank that hangs; one that ended is noticed by its connections at once."""
 HEARTBEAT_SECONDS = 30.0
 """Interval at which rank 0 tells the others that it still works on what they wait for; well below `GANG_TIMEOUT`."""
+STOP_SECONDS = 1.0
+"""Interval at which the ranks tell each other that one of them is to stop; well below any host's grace."""
 HEARTBEAT = -1
 """Sent in place of a message's size."""
+_DTYPES = {
+    str(dtype): dtype
+    for dtype in (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.bool)
+}
+"""Of arrays that are shared."""
 GLOO = "gloo/transport"
 """In each of gloo's messages about a lost connection, which have no type of their own."""
 
@@ -67,15 +79,23 @@ class Ranks:
             ) from error
 
     def share(self, make: Callable[[], Message]) -> Message:
-        """Broadcast of what `make` returns on rank 0, where alone it runs, for as long as it takes."""
+        """Broadcast of what `make` returns on rank 0, where alone it runs, for as long as it takes; on the CPU."""
         if self.world == 1:
             return make()
         if self.first:
             with self._heartbeat():
-                message = make()
-            self._broadcast(encode(*message))
-            return message
-        return decode(self._broadcast(None))
+                arrays, header = make()
+            # No copy of what may be gigabytes: each array goes out from where it lies.
+            whole = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}
+            said = [[name, str(array.dtype), list(array.shape)] for name, array in whole.items()]
+            self._broadcast_text(json.dumps([header, said]))
+        else:
+            header, said = json.loads(self._broadcast_text(None))
+            whole = {name: torch.empty(shape, dtype=_DTYPES[dtype]) for name, dtype, shape in said}
+        for array in whole.values():
+            if array.numel():
+                dist.broadcast(array.view(-1).view(torch.uint8), src=0)
+        return whole, header
 
     def agree(self, flag: Callable[[], bool]) -> bool:
         """Broadcast of rank 0's flag."""
@@ -92,6 +112,30 @@ class Ranks:
     def side_group(self) -> SideGroup | None:
         """Process group of the ranks' background threads; None for one rank. A collective."""
         return dist.new_group(backend="gloo", timeout=GANG_TIMEOUT) if self.world > 1 else None
+
+    def watch_for_stop(self, stop: threading.Event) -> None:
+        """Sets `stop` on every rank soon after it was set on one, whatever their main threads do; a collective.
+
+        Where the ranks go on from together is for them to agree on: it is not set on all in one moment of the run.
+        """
+        group = self.side_group()
+        if group is None:
+            return
+
+        def watch() -> None:
+            asked = False
+            try:
+                while not asked:
+                    time.sleep(STOP_SECONDS)
+                    flag = torch.tensor([int(stop.is_set())])
+                    dist.all_reduce(flag, dist.ReduceOp.MAX, group)
+                    asked = bool(flag)
+            except RuntimeError as error:  # at the end, or the next collective of the main thread says so too
+                log.debug("stops of other ranks are not heard of any more: %s", error)
+            else:
+                stop.set()
+
+        threading.Thread(target=watch, name="stop-watch", daemon=True).start()
 
     def gather(
         self, arrays: Mapping[str, Tensor], beside: SideGroup | None = None
@@ -113,7 +157,7 @@ class Ranks:
     def _heartbeat(self) -> Iterator[None]:
         """Broadcasts `HEARTBEAT` from a thread while rank 0 works alone, so that nobody's wait for it times out.
 
-        All others are in `_broadcast` then: the order of collectives stays the same on every rank. Raises what the
+        All others are in `_broadcast_text` then: the order of collectives stays the same on every rank. Raises what the
         thread met, such as the loss of a rank.
         """
         over, met = threading.Event(), list[RuntimeError]()
@@ -135,15 +179,12 @@ class Ranks:
         if met:
             raise met[0]
 
-    def _broadcast(self, data: bytes | None) -> bytes:
+    def _broadcast_text(self, text: str | None) -> str:
+        data = text.encode() if text is not None else None
         size = torch.tensor([len(data) if data is not None else HEARTBEAT])
         dist.broadcast(size, src=0)
         while int(size) == HEARTBEAT:
             dist.broadcast(size, src=0)
-        buffer = (
-            torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            if data
-            else torch.empty(int(size), dtype=torch.uint8)
-        )
-        dist.broadcast(buffer, src=0)
-        return data if data is not None else bytes(buffer.numpy())
+        buffer = bytearray(data if data is not None else int(size))
+        dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), src=0)
+        return buffer.decode()

@@ -96,12 +96,12 @@ def _opened(path: str, kind: RowKind) -> RowFile | ImportedRows:
 def open_datasets(spec: Spec) -> tuple[Dataset, dict[str, Dataset], Dataset | None]:
     """Training rows, those of each evaluation set by its name, and pretraining text. Raises InvalidJob where files
     cannot be read."""
-    data, field = spec.data, "spec.data.samplesPerEpoch"
-    rows = open_dataset(field, training_sources(spec), graph_of(spec).rows, data.samples_per_epoch)
+    data, field, kind = spec.data, "spec.data.samplesPerEpoch", graph_of(spec).rows
+    rows = open_dataset(field, training_sources(spec), kind, data.samples_per_epoch)
     held_out, text = dict[str, Dataset](), None
     for found in evaluation_sets(spec):
         sources = [Source(path=path, systemPrompt=data.system_prompt) for path in found.data]
-        held_out[found.name] = open_dataset("spec.evaluation", sources, "prompts")
+        held_out[found.name] = open_dataset("spec.evaluation", sources, kind)
     if spec.pretraining:
         sources = [Source(path=path) for path in spec.pretraining.data]
         text = open_dataset("spec.pretraining.data", sources, "responses")

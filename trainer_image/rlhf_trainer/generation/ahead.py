@@ -10,11 +10,14 @@ response. Taking episodes in order costs nothing: under this bound every prompt 
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
 
 from ..comms import wire
 from ..comms.roster import Stopped, Unavailable
 from ..context import TrainerContext
-from ..records import Prompt, flat_floats, flat_ints
+from ..records import Prompt, filled, flat_floats, flat_int32s, flat_ints
 from .fleet import Fleet
 from .requests import Requests, Responses
 from .work import Response, Work, rollouts
@@ -84,14 +87,14 @@ class RolloutsAhead:
             "responses_continued": float(self._told[1] - continued),
         }
 
-    def blob(self) -> bytes:
-        """The episodes' responses so far, as of one moment; on rank 0."""
+    def blob(self) -> Callable[[], bytes]:
+        """The episodes' responses so far, as of one moment, to be encoded later; on rank 0."""
         assert self._ctx.services is not None
 
-        async def frozen() -> bytes:  # on the thread that adds to them
-            return encode([*self._requests.works, *self._restored.values()])
+        async def frozen() -> list[Work]:  # on the thread that adds to them
+            return [work.frozen() for work in (*self._requests.works, *self._restored.values())]
 
-        return bytes(self._ctx.services.http.run(frozen()))
+        return partial(encode, self._ctx.services.http.run(frozen()))
 
     def restore(self, data: bytes | None) -> None:
         """Responses of a snapshot, whose prompts are added again. Raises ValueError for anything else."""
@@ -136,7 +139,8 @@ class RolloutsAhead:
 
 
 def encode(works: Iterable[Work]) -> bytes:
-    """Responses by the ids of their prompts: int64 `tokens`, `versions` and float32 `logprobs`, end to end."""
+    """Responses by the ids of their prompts: int64 `tokens`, `versions` and float32 `logprobs`, end to end; int32
+    `kept_counts` and `kept` where tokens have sampling masks."""
     works = list(works)
     responses = [response for work in works for response in work.responses]
     arrays = {
@@ -144,6 +148,11 @@ def encode(works: Iterable[Work]) -> bytes:
         "logprobs": flat_floats(r.logprobs for r in responses),
         "versions": flat_ints(r.versions for r in responses),
     }
+    if any(r.kept_counts for r in responses):
+        arrays |= {
+            "kept_counts": flat_int32s(filled(r.kept_counts, len(r.tokens)) for r in responses),
+            "kept": flat_int32s(r.kept for r in responses),
+        }
     said = [[work.prompt.id, [[len(r.tokens), r.end] for r in work.responses]] for work in works]
     return wire.encode(arrays, {"works": said})
 
@@ -151,7 +160,8 @@ def encode(works: Iterable[Work]) -> bytes:
 def decode(data: bytes) -> list[Work]:
     """The inverse; prompts have their ids alone. Raises ValueError where it is none."""
     arrays, header = wire.decode(data)
-    at, works = 0, list[Work]()
+    at, kept_at, works = 0, 0, list[Work]()
+    counts, kept = (arrays.get(name, torch.zeros(0)).tolist() for name in ("kept_counts", "kept"))
     for prompt_id, responses in header["works"]:
         work = Work(Prompt(prompt_id, (), {}), [])
         for length, end in responses:
@@ -159,7 +169,10 @@ def decode(data: bytes) -> list[Work]:
                 array(kind, arrays[name][at : at + length].tolist())
                 for name, kind in (("tokens", "i"), ("logprobs", "f"), ("versions", "i"))
             )
-            work.responses.append(Response(tokens, logprobs, versions, end))
-            at += length
+            own = array("i", counts[at : at + length])
+            size = sum(count for count in own if count > 0)
+            masks = array("i", kept[kept_at : kept_at + size])
+            work.responses.append(Response(tokens, logprobs, versions, end, own, masks))
+            at, kept_at = at + length, kept_at + size
         works.append(work)
     return works

@@ -8,11 +8,13 @@ from datetime import UTC, datetime
 
 from torch import Tensor
 
+from rlhf_api.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_api.status import MemberStatus
 
+from .. import faults
 from ..comms.dispatch import Switches
 from ..comms.roster import Stopped, Unavailable
 from ..context import TrainerContext
@@ -39,6 +41,8 @@ class Fleet:
     ) -> None:
         """`sync` and `client` on rank 0 only."""
         self._ctx, self._policy, self._sync, self._client = ctx, policy, sync, client
+        self._members: list[Member] = []
+        self._failures: Counter[str] = Counter()  # to take the newest weights, by uid
         self._holders: dict[str, Member] = {}
         self._version = self._current = -1
         self.ahead = Requests(self._start, self._left_out, ctx.stop)
@@ -52,20 +56,12 @@ class Fleet:
             Unavailable: no generator took the weights within its start-up time.
             Stopped: the run is to stop, on every rank.
         """
-        if self._ctx.services is not None:
-            end = "done"
-            try:
-                self._send(version)
-            except Stopped:
-                end = "stop"
-            self.say(end)
-        else:
-            while (end := self.say("")) == "gather":
-                for _ in self._policy.named_tensors():  # gathering the weights is a collective
-                    pass
-        if end == "stop":
-            raise Stopped("stopped while waiting for the generators")
-        self._version = self._current = version
+        self._failures.clear()
+        while self.say(self._wait_for_members) != "stop":
+            if self._sent(version):
+                self._version = self._current = version
+                return
+        raise Stopped("stopped while waiting for the generators")
 
     @property
     def version(self) -> int:
@@ -81,13 +77,23 @@ class Fleet:
         """The policy has `version` now; the generators keep theirs until `publish`, or until a new one joins."""
         self._current = version
 
-    def answer(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> Responses:
+    def changed(self) -> str:
+        """Which generators serve other weights than they were given, and which; empty for none."""
+        return self.say(lambda: self._sync.changed(list(self._holders.values())) if self._sync else "")
+
+    def answer(
+        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, penalties: Penalties = NO_PENALTIES
+    ) -> Responses:
         """The responses to all prompts, in their order; see `stream`."""
-        (responses,) = self.stream(prompts, None, sampling)
+        (responses,) = self.stream(prompts, None, sampling, penalties)
         return responses
 
     def stream(
-        self, prompts: Sequence[Prompt], size: int | None, sampling: Sampling | None = None
+        self,
+        prompts: Sequence[Prompt],
+        size: int | None,
+        sampling: Sampling | None = None,
+        penalties: Penalties = NO_PENALTIES,
     ) -> Iterator[Responses]:
         """The responses to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
         at once for None. `sampling` says how many to each and at which temperature; the job's unless given.
@@ -101,7 +107,11 @@ class Fleet:
         """
         if self._ctx.ranks.agree(self._someone_is_new):
             self.publish(self._current)
-        batches = iter(()) if self._client is None else self._batches(self.fresh(prompts, sampling), size)
+        batches = (
+            iter(())
+            if self._client is None
+            else self._batches(self.fresh(prompts, sampling, penalties), size)
+        )
         while True:
             found: Responses | None = None
 
@@ -125,10 +135,13 @@ class Fleet:
                 case _:
                     yield found or Responses()
 
-    def fresh(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> list[Work]:
+    def fresh(
+        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, penalties: Penalties = NO_PENALTIES
+    ) -> list[Work]:
         """Prompts without any response yet."""
         found = sampling or self._ctx.spec.sampling
-        return [Work.begin(prompt, found.answers_per_prompt, found.temperature) for prompt in prompts]
+        asked = found.answers_per_prompt, found.temperature, penalties
+        return [Work.begin(prompt, *asked) for prompt in prompts]
 
     def _batches(self, works: Sequence[Work], size: int | None) -> Iterator[Responses | None]:
         """On rank 0. None: nobody is left to ask; weights must go out before the next batch is asked for."""
@@ -164,7 +177,7 @@ class Fleet:
         assert self._ctx.services is not None
         assert self._client is not None
         role = self._ctx.spec.generator
-        return start_round(
+        started = start_round(
             self._ctx.services.http,
             self._client,
             works,
@@ -176,6 +189,8 @@ class Fleet:
             arrived=arrived,
             switches=switches,
         )
+        faults.point(f"generating:{len(works)}")
+        return started
 
     def _left_out(self, failed: Mapping[str, str]) -> None:
         """Generators that failed in a round hold nothing until they take weights again."""
@@ -196,30 +211,47 @@ class Fleet:
         assert self._ctx.services is not None
         return self._ctx.services.control.present(Role.GENERATOR)
 
-    def _send(self, version: int) -> None:
+    def _wait_for_members(self) -> str:
+        """On rank 0, for as long as the generators take to start."""
         assert self._ctx.services is not None
-        assert self._sync is not None
         role, roster = self._ctx.spec.generator, self._ctx.services.roster
         wanted = role.replicas if self._version < 0 else 1
-        failures: Counter[str] = Counter()
-        while True:
-            members = roster.wait(Role.GENERATOR, wanted, role.startup_timeout_seconds)
-            report = self._sync.send(members, self._announced, version, self.ahead.close)
-            for target, reason in report.lost.items():
-                log.warning("%s did not take weight version %d: %s", target.name, version, reason)
-            if report.holders:
-                break
+        try:
+            self._members = roster.wait(Role.GENERATOR, wanted, role.startup_timeout_seconds)
+        except Stopped:
+            return "stop"
+        return "send"
+
+    def _sent(self, version: int) -> bool:
+        """True if a generator has taken the weights, on every rank."""
+        if self._ctx.services is not None:
+            return self.say("sent" if self._send(version) else "again") == "sent"
+        while (said := self.say("")) == "gather":
+            for _ in self._policy.named_tensors():  # gathering the weights is a collective
+                pass
+        return said == "sent"
+
+    def _send(self, version: int) -> bool:
+        """On rank 0, to the members that it has waited for."""
+        assert self._sync is not None
+        members = self._members
+        report = self._sync.send(members, self._announced, version, self.ahead.close)
+        for target, reason in report.lost.items():
+            log.warning("%s did not take weight version %d: %s", target.name, version, reason)
+        if not report.holders:
             # Whoever died is being replaced and may try again; whoever lives and refuses does so three times.
-            failures.update(target.uid for target in report.lost)
-            if all(failures[member.uid] >= REFUSALS for member in members):
+            self._failures.update(target.uid for target in report.lost)
+            if all(self._failures[member.uid] >= REFUSALS for member in members):
                 why = "; ".join(f"{target.name}: {reason}" for target, reason in report.lost.items())
                 raise Unavailable(f"no generator took weight version {version}: {why}")
+            return False
         held = {target.uid for target in report.holders}
         for target in report.holders:
             if target.uid not in self._holders:
                 log.info("%s joined with weight version %d", target.name, version)
         self._holders = {member.uid: member for member in members if member.uid in held}
         self._tell(report)
+        return True
 
     def _announced(self) -> Iterator[tuple[str, Tensor]]:
         """The weights, after telling the other ranks to gather them too."""

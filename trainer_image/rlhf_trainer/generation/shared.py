@@ -1,9 +1,10 @@
 """Responses generated in the trainer itself, by Hugging Face's `generate`, spread over the ranks."""
 
+import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,20 +13,34 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
+from rlhf_api.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.spec import Sampling
 
 from ..comms.ranks import Ranks
+from ..comms.roster import Stopped
 from ..data.encode import end_tokens
+from ..data.stop_strings import StopStrings
 from ..models.trained_model import TrainedModel
-from ..records import Prompt, Rollout
+from ..records import ROUNDING, Prompt, Rollout
 
-Tokens = tuple[Tensor, Tensor]
-"""A response: its tokens int64 [R] and their log-probabilities float32 [R]."""
+
+class Sampled(NamedTuple):
+    """A response: its tokens int64 [R], their log-probabilities float32 [R], and as `Kept` has them the int32 `counts`
+    [R] of their sampling mask and the `kept` tokens, both empty where none is replayed. `finished`: an end token or a
+    stop string ended it."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    counts: Tensor
+    kept: Tensor
+    finished: bool
 
 
 def generate_shared(
@@ -35,11 +50,15 @@ def generate_shared(
     prompts: Sequence[Prompt],
     sampling: Sampling,
     version: int,
+    stop: threading.Event,
+    penalties: Penalties = NO_PENALTIES,
 ) -> list[Rollout]:
     """`sampling.answers_per_prompt` responses to each prompt, in the order of the prompts, on every rank; at
     temperature 0 of the likeliest tokens.
 
     A collective. Draws from torch's global random generator of each rank.
+
+    Raises Stopped, on every rank, where `stop` was set meanwhile on one.
     """
     repeated = [prompt for prompt in prompts for _ in range(sampling.answers_per_prompt)]
     mine = range(ranks.rank, len(repeated), ranks.world)
@@ -47,17 +66,29 @@ def generate_shared(
     order = sorted(mine, key=lambda i: len(repeated[i].tokens))
     longest = len(repeated[order[-1]].tokens) + sampling.max_new_tokens if order else 1
     size = max(1, engine.micro_batch_tokens // longest)
-    responses: dict[int, Tokens] = {}
+    responses: dict[int, Sampled] = {}
     with engine.gathered() as model, _sampling_of_the_job_alone(model) as own, torch.no_grad():
-        ends = end_tokens(tokenizer, own, sampling)
+        ends, stops = end_tokens(tokenizer, own, sampling), StopStrings(tokenizer, sampling.stop)
         model.eval()
         for at in range(0, len(order), size):
+            if stop.is_set():
+                break
             rows = order[at : at + size]
             batch = _generate(
-                model, [repeated[i] for i in rows], sampling, ends, tokenizer.pad_token_id, engine.device
+                model,
+                [repeated[i] for i in rows],
+                sampling,
+                penalties,
+                ends,
+                stops,
+                tokenizer.pad_token_id,
+                engine.device,
+                stop,
             )
             responses |= dict(zip(rows, batch, strict=True))
-    return _rollouts(ranks.gather(_packed(responses)), repeated, ends, version)
+    if ranks.any(stop.is_set()):
+        raise Stopped("stopped while the trainer generated")
+    return _rollouts(ranks.gather(_packed(responses)), repeated, version)
 
 
 @contextmanager
@@ -75,11 +106,14 @@ def _generate(
     model: Any,
     prompts: list[Prompt],
     sampling: Sampling,
+    penalties: Penalties,
     ends: Sequence[int],
+    stops: StopStrings,
     pad: int,
     device: torch.device,
-) -> list[Tokens]:
-    """One response to each prompt, the end token included."""
+    stop: threading.Event,
+) -> list[Sampled]:
+    """One response to each prompt, with the token that ends it; as far as they were when `stop` was set."""
     width = max(len(p.tokens) for p in prompts)
     ids = torch.tensor([[pad] * (width - len(p.tokens)) + list(p.tokens) for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p.tokens)) + [1] * len(p.tokens) for p in prompts], device=device)
@@ -93,14 +127,33 @@ def _generate(
         eos_token_id=list(ends),
         pad_token_id=pad,
     )
-    recorder = _Recorder()
-    processors = LogitsProcessorList([*_warpers(sampling), recorder])
-    out = model.generate(ids, attention_mask=mask, generation_config=config, logits_processor=processors)
+    recorder, stopped = _Recorder(sampling.kept), _Stopped(stops, width, sampling.min_new_tokens)
+    penalty = [] if penalties == NO_PENALTIES else [Penalized(penalties, ids, mask)]
+    processors = LogitsProcessorList([*penalty, *_warpers(sampling), recorder])
+    out = model.generate(
+        ids,
+        attention_mask=mask,
+        generation_config=config,
+        logits_processor=processors,
+        stopping_criteria=StoppingCriteriaList([_Stop(stop), stopped]),
+    )
     tokens = out[:, width:].cpu()
-    logprobs = recorder.logprobs(out)
+    logprobs, mask = recorder.found(out)
     ended = torch.isin(tokens, torch.tensor(ends))
+    for row, length in stopped.lengths.items():
+        ended[row, length - 1] = True
     lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1])
-    return [(t[:n], p[:n]) for t, p, n in zip(tokens, logprobs, lengths.tolist(), strict=True)]
+    return [
+        Sampled(t[:n], p[:n], *_packed_mask(m[:n]), finished=bool(e[n - 1]))
+        for t, p, m, e, n in zip(tokens, logprobs, mask, ended, lengths.tolist(), strict=True)
+    ]
+
+
+def _packed_mask(padded: Tensor) -> tuple[Tensor, Tensor]:
+    """[R, K] filled up with -1 -> counts and tokens, both empty for K = 0."""
+    real = padded >= 0
+    counts = real.sum(1) if padded.shape[1] else real.new_zeros(0)
+    return counts.int(), padded[real].int()
 
 
 def _warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
@@ -114,12 +167,66 @@ def _warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
         yield TopPLogitsWarper(sampling.top_p)
 
 
-class _Recorder(LogitsProcessor):
-    """Log-probabilities of the sampled tokens, taken as generation goes on: one step's logits are held, never all."""
+class Penalized(LogitsProcessor):
+    """Logits after penalties, in vLLM's order and with its numbers; Hugging Face's own would count padding."""
 
-    def __init__(self) -> None:
+    def __init__(self, penalties: Penalties, prompts: Tensor, mask: Tensor) -> None:
+        """`prompts` int64 [n, P] with padding where the `mask`, int64 of that shape, is 0."""
+        self._penalties, self._prompts, self._mask = penalties, prompts, mask
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """`scores` float [n, V], given the tokens so far, int64 [n, T]."""
+        response = input_ids[:, self._prompts.shape[1] :]
+        counts = torch.zeros_like(scores).scatter_add_(
+            1, response, torch.ones_like(response, dtype=scores.dtype)
+        )
+        prompted = torch.zeros_like(scores).scatter_add_(1, self._prompts, self._mask.to(scores.dtype))
+        repetition, presence, frequency = self._penalties
+        lower = torch.where(scores > 0, scores / repetition, scores * repetition)
+        scores = torch.where(counts + prompted > 0, lower, scores)
+        return scores - frequency * counts - presence * (counts > 0)
+
+
+class _Stop(StoppingCriteria):
+    """Ends all responses once the run is to stop."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:  # noqa: ARG002
+        """int64 [n, T] -> bool [n]."""
+        return torch.full((len(input_ids),), self._stop.is_set(), device=input_ids.device)
+
+
+class _Stopped(StoppingCriteria):
+    """Ends each response at the token that completes a stop string, the first `least` ones apart; `lengths`: the tokens
+    of those that it ended, by row."""
+
+    def __init__(self, stops: StopStrings, width: int, least: int) -> None:
+        """Prompts have `width` tokens."""
+        self._stops, self._width, self._least = stops, width, least
+        self.lengths: dict[int, int] = {}
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:  # noqa: ARG002
+        """int64 [n, T] -> bool [n]."""
+        length = input_ids.shape[1] - self._width
+        if self._stops.strings and length > self._least:
+            tails = input_ids[:, max(self._width, input_ids.shape[1] - self._stops.window) :].tolist()
+            for row, tail in enumerate(tails):
+                if row not in self.lengths and self._stops.ending(tail) is not None:
+                    self.lengths[row] = length
+        return torch.tensor([row in self.lengths for row in range(len(input_ids))], device=input_ids.device)
+
+
+class _Recorder(LogitsProcessor):
+    """Log-probabilities of the sampled tokens, and up to `most` tokens that each was sampled from, taken as generation
+    goes on: one step's logits are held, never all."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._last: Tensor | None = None
         self._found: list[Tensor] = []
+        self._kept: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """`scores` float [n, V], processed as they will be sampled from, given the tokens so far, int64 [n, T]."""
@@ -127,29 +234,46 @@ class _Recorder(LogitsProcessor):
         self._last = scores.float().log_softmax(-1)
         return scores
 
-    def logprobs(self, sequences: Tensor) -> Tensor:
-        """Of each new token of the whole `sequences`: float32 [n, new tokens] on the CPU."""
+    def found(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each new token of the whole `sequences`: its log-probability, float32 [n, new tokens], and the others that
+        it was sampled from, int64 [n, new tokens, most] filled up with -1; on the CPU."""
         self._take(sequences)
-        return torch.stack(self._found, dim=1).cpu()
+        return torch.stack(self._found, dim=1).cpu(), torch.stack(self._kept, dim=1).cpu()
 
     def _take(self, input_ids: Tensor) -> None:
-        if self._last is not None:
-            self._found.append(self._last.gather(-1, input_ids[:, -1:]).squeeze(-1))
+        if self._last is None:
+            return
+        own = input_ids[:, -1:]
+        chosen = self._last.gather(-1, own)
+        values, tokens = self._last.topk(min(self._most, self._last.shape[-1]), dim=-1)
+        other = (tokens != own) & values.isfinite()
+        if self._most:
+            # More than the likeliest are kept only where some tie with the last of them: see `sampled_from` of vLLM's.
+            total = torch.cat([chosen, values.masked_fill(~other, -torch.inf)], dim=-1).logsumexp(
+                -1, keepdim=True
+            )
+            chosen = torch.where(total < -ROUNDING, chosen - total, chosen)
+        self._found.append(chosen.squeeze(-1))
+        self._kept.append(tokens.masked_fill(~other, -1))
 
 
-def _packed(responses: dict[int, Tokens]) -> dict[str, Tensor]:
-    tokens, logprobs = [t for t, _ in responses.values()], [p for _, p in responses.values()]
+def _packed(responses: dict[int, Sampled]) -> dict[str, Tensor]:
+    found = list(responses.values())
+    tokens, logprobs = [r.tokens for r in found], [r.logprobs for r in found]
+    none = torch.zeros(0, dtype=torch.int32)
     return {
         "rows": torch.tensor(list(responses), dtype=torch.int64),
         "lengths": torch.tensor([len(t) for t in tokens], dtype=torch.int64),
         "tokens": torch.cat(tokens) if tokens else torch.zeros(0, dtype=torch.int64),
         "logprobs": torch.cat(logprobs) if logprobs else torch.zeros(0),
+        "counts": torch.cat([none, *(r.counts for r in found)]),
+        "kept": torch.cat([none, *(r.kept for r in found)]),
+        "finished": torch.tensor([r.finished for r in found], dtype=torch.bool),
+        "sizes": torch.tensor([[len(r.counts), len(r.kept)] for r in found], dtype=torch.int64).view(-1, 2),
     }
 
 
-def _rollouts(
-    everyone: list[dict[str, Tensor]], prompts: list[Prompt], ends: Sequence[int], version: int
-) -> list[Rollout]:
+def _rollouts(everyone: list[dict[str, Tensor]], prompts: list[Prompt], version: int) -> list[Rollout]:
     found: dict[int, Rollout] = {}
     for arrays in everyone:
         lengths = arrays["lengths"].tolist()
@@ -157,15 +281,20 @@ def _rollouts(
             arrays["rows"].tolist(),
             arrays["tokens"].split(lengths),
             arrays["logprobs"].split(lengths),
+            arrays["counts"].split(arrays["sizes"][:, 0].tolist()),
+            arrays["kept"].split(arrays["sizes"][:, 1].tolist()),
+            arrays["finished"].tolist(),
             strict=True,
         )
-        for row, tokens, logprobs in parts:
+        for row, tokens, logprobs, counts, kept, finished in parts:
             response = array("i", tokens.tolist())
             found[row] = Rollout(
                 prompt=prompts[row],
                 tokens=response,
                 logprobs=array("f", logprobs.tolist()),
                 versions=array("i", [version]) * len(response),
-                finished=response[-1] in ends,
+                finished=finished,
+                kept_counts=array("i", counts.tolist()),
+                kept=array("i", kept.tolist()),
             )
     return [found[i] for i in range(len(prompts))]

@@ -5,25 +5,21 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
-
-from pydantic import BaseModel
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 
 from ..comms.dispatch import Interrupted, Refused
+from ..comms.frames import GENERATE, Asked, Frame, FrameReader, Kind, RequestFailed
 from ..comms.http import Background, HttpError
+from ..data.stop_strings import StopStrings
 from ..weights.members import VERSION_HEADER
-from .work import Work
+from .work import Response, Work
 
 REFUSALS = (400, 413, 422)
-"""HTTP codes by which vLLM says that it is the prompt that it cannot respond to."""
-STREAM_INTERVAL = 32
-"""Tokens of a response between two signs of progress."""
-END = b"[DONE]"
-ABORTED = "abort"
-"""vLLM's reason for a response that it was told to stop working on."""
+"""HTTP codes by which a server says that it is the prompt that it cannot respond to."""
+STREAM_INTERVAL = 64
+"""Tokens of a response between two signs of progress: what a frame costs rank 0 is shared by so many."""
 
 
 def request_seed(seed: int, prompt_id: str) -> int:
@@ -32,56 +28,32 @@ def request_seed(seed: int, prompt_id: str) -> int:
     return int.from_bytes(digest[:4], "little") >> 1
 
 
-class Logprobs(BaseModel):
-    """Of the tokens of a `Choice`, in nats."""
-
-    token_logprobs: list[float]
-
-
-class Choice(BaseModel):
-    """New tokens of one response, and with the last of them why it ends."""
-
-    index: int
-    token_ids: list[int]
-    logprobs: Logprobs
-    finish_reason: str | None = None
-
-
-class Problem(BaseModel):
-    """An error after the reply has begun."""
-
-    message: str
-    code: int = 500
-
-
-class Chunk(BaseModel):
-    """An event of the stream."""
-
-    choices: list[Choice] = []
-    error: Problem | None = None
-
-
 class VllmClient:
-    """Generates with vLLM's completion API. Implements `EngineClient`."""
+    """Generates by the path that our extension adds to vLLM, see `comms.frames`. Implements `EngineClient`."""
 
     def __init__(
-        self, http: Background, *, model: str, sampling: Sampling, seed: int, ends: Sequence[int]
+        self,
+        http: Background,
+        *,
+        sampling: Sampling,
+        seed: int,
+        ends: Sequence[int],
+        stops: StopStrings | None = None,
     ) -> None:
-        """`ends`: the tokens that end a response, see `data.encode.end_tokens`."""
-        self._http, self._seed = http, seed
-        self._body: dict[str, Any] = {
-            "model": model,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_tokens": sampling.min_new_tokens,
-            "max_tokens": sampling.max_new_tokens,
-            "stop_token_ids": list(ends),
-            "logprobs": 0,
-            "return_token_ids": True,
-            "stream": True,
-            "stream_interval": STREAM_INTERVAL,
-        }
+        """`ends`: the tokens that end a response, see `data.encode.end_tokens`; `stops`: the strings that do."""
+        self._http, self._seed, self._stops = http, seed, stops
+        self._asked = Asked(
+            prompt=(),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_tokens=sampling.min_new_tokens,
+            max_tokens=sampling.max_new_tokens,
+            stop_token_ids=ends,
+            stop=stops.strings if stops else (),
+            stream_interval=STREAM_INTERVAL,
+            kept=sampling.kept,
+        )
 
     async def ask(self, member: Member, work: Work, progress: Callable[[], None]) -> Work:
         """Adds to the responses until they are whole: to all of a fresh prompt by one request, else to each of those
@@ -89,8 +61,9 @@ class VllmClient:
         if work.begun:
             parts = [self._continue(member, work, index, progress) for index in work.unfinished]
         else:
-            body = self._body | {"seed": request_seed(self._seed, work.prompt.id), "n": len(work.responses)}
-            parts = [self._stream(member, work, range(len(work.responses)), body, progress)]
+            told = {"seed": request_seed(self._seed, work.prompt.id), "n": len(work.responses)}
+            asked = self._asked.model_copy(update=told)
+            parts = [self._stream(member, work, range(len(work.responses)), asked, progress)]
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             await asyncio.gather(*tasks)
@@ -101,58 +74,84 @@ class VllmClient:
         return work
 
     async def _continue(self, member: Member, work: Work, index: int, progress: Callable[[], None]) -> None:
+        if work.penalties.presence or work.penalties.frequency:
+            # They count what is in a response, and to the server all that there was would be the prompt.
+            work.responses[index] = Response()
         response = work.responses[index]
         so_far = len(response.tokens)
-        if so_far >= self._body["max_tokens"]:  # all of it came, and not the reason
+        if so_far >= self._asked.max_tokens:  # all of it came, and not the reason
             response.finish("length")
             return
-        body = self._body | {
+        told = {
             "seed": request_seed(self._seed, f"{work.prompt.id}/{index}/{so_far}"),
-            "n": 1,
-            "max_tokens": self._body["max_tokens"] - so_far,
-            "min_tokens": max(0, self._body["min_tokens"] - so_far),
+            "max_tokens": self._asked.max_tokens - so_far,
+            "min_tokens": max(0, self._asked.min_tokens - so_far),
         }
-        await self._stream(member, work, [index], body, progress)
+        await self._stream(member, work, [index], self._asked.model_copy(update=told), progress)
 
     async def _stream(
         self,
         member: Member,
         work: Work,
         indices: Sequence[int],
-        body: Mapping[str, Any],
+        asked: Asked,
         progress: Callable[[], None],
     ) -> None:
-        """One request, whose choice k is the response `indices[k]`; they have the same tokens so far."""
-        url, prompt_id = f"{member.address}/v1/completions", work.prompt.id
+        """One request, whose response k is the response `indices[k]`; they have the same tokens so far."""
+        url, prompt_id = member.address + GENERATE, work.prompt.id
+        begun = len(work.responses[indices[0]].tokens)
+        told: dict[str, object] = {"prompt": (*work.prompt.tokens, *work.responses[indices[0]].tokens)}
         if work.temperature is not None:
-            body = {**body, "temperature": work.temperature}
-        prompt = [*work.prompt.tokens, *work.responses[indices[0]].tokens]
-        version, aborted, ended = _Version(url), False, False
+            told["temperature"] = work.temperature
+        told |= {f"{name}_penalty": value for name, value in work.penalties._asdict().items()}
+        if work.temperature == 0:  # nothing is sampled
+            told["kept"] = 0
+        asked = asked.model_copy(update=told)
+        body = asked.model_dump()
+        version, reader = _Version(url), FrameReader()
         try:
-            async with aclosing(self._http.events(url, {**body, "prompt": prompt}, version.read)) as events:
-                async for event in events:
-                    if event == END:
-                        ended = True
-                        continue
+            async with aclosing(self._http.stream(url, body, version.read)) as parts:
+                async for part in parts:
                     progress()
-                    for choice in _choices(url, event):
-                        response = work.responses[indices[choice.index]]
-                        response.add(choice.token_ids, choice.logprobs.token_logprobs, version.value)
-                        if choice.finish_reason == ABORTED:
-                            aborted = True
-                        elif choice.finish_reason:
-                            response.finish(choice.finish_reason)
-        except HttpError as error:
-            if error.status in REFUSALS:
-                raise Refused(f"HTTP {error.status}: {error.body}") from None
-            raise
+                    for frame in reader.feed(part):
+                        response = work.responses[indices[frame.response]]
+                        last = self._completing(response, frame, begun)
+                        self._add(response, last or frame, version.value, masked=asked.kept > 0)
+                        if last:
+                            return  # while the server, which has only its own part of the stop string, goes on
+            reader.close()
+        except (RequestFailed, HttpError) as error:
+            failed = error if isinstance(error, HttpError) else HttpError(url, error.code, str(error))
+            if failed.status in REFUSALS:
+                raise Refused(f"HTTP {failed.status}: {failed.body}") from None
+            raise failed from None
         except (ValueError, IndexError) as error:
-            raise ValueError(f"vLLM's reply to prompt {prompt_id} is not understood: {error}") from error
-        unfinished = any(work.responses[index].end is None for index in indices)
-        if aborted or (ended and unfinished):  # without a word where the engine had not begun with it
+            raise ValueError(f"the reply to prompt {prompt_id} is not understood: {error}") from error
+        if any(work.responses[index].end is None for index in indices):
             raise Interrupted
-        if unfinished:
-            raise ValueError(f"vLLM did not finish its response to prompt {prompt_id}")
+
+    def _completing(self, response: Response, frame: Frame, begun: int) -> Frame | None:
+        """The part of a frame that ends a response, of which `begun` tokens were there before this request, with a stop
+        string across them; None where none does."""
+        if self._stops is None or not begun:
+            return None
+        there, window = len(response.tokens), self._stops.window
+        for count in range(1, min(len(frame.tokens), begun + window - there) + 1):
+            tokens = [*response.tokens[-window:], *frame.tokens[:count]]
+            if there + count > self._asked.min_tokens and self._stops.ending(tokens) is not None:
+                return frame.ending(count)
+        return None
+
+    def _add(self, response: Response, frame: Frame, version: int, *, masked: bool) -> None:
+        """Raises ValueError for more than was asked for, or less."""
+        count, most = len(response.tokens) + len(frame.tokens), self._asked.max_tokens
+        if response.end is not None or count > most:
+            raise ValueError(f"{count} tokens of a response that had ended, or of at most {most}")
+        if len(frame.counts) != (len(frame.tokens) if masked else 0):
+            raise ValueError(f"{len(frame.tokens)} tokens with {len(frame.counts)} sampling masks")
+        response.add(frame.tokens, frame.logprobs, version, frame.counts, frame.kept)
+        if frame.kind in (Kind.STOP, Kind.LENGTH):
+            response.finish(frame.kind.name.lower())
 
     async def listens(self, member: Member) -> bool:
         return await self._http.listens(member.address)
@@ -170,11 +169,3 @@ class _Version:
         if not said.isdecimal():
             raise ValueError(f"{self._url} names no weight version in {VERSION_HEADER}: {said!r}")
         self.value = int(said)
-
-
-def _choices(url: str, event: bytes) -> list[Choice]:
-    """Raises HttpError where vLLM gave up in the middle, ValidationError for anything that is no event of its."""
-    chunk = Chunk.model_validate_json(event)
-    if chunk.error is not None:
-        raise HttpError(url, chunk.error.code, chunk.error.message)
-    return chunk.choices

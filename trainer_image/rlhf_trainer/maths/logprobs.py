@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-CHUNK_ELEMENTS = {"cpu": 256 * 152_000, "cuda": 2048 * 152_000}
+from rlhf_api.activations import HEAD_ELEMENTS
+
+CHUNK_ELEMENTS = {"cpu": 256 * 152_000, "cuda": HEAD_ELEMENTS}
 """Logits whose log-softmax is computed at once: 256 or 2,048 tokens of a vocabulary of 152,000. In float32 they take
 156 MB or 1.2 GB; compiled, as on GPUs, they are never held in float32."""
+
+
+LEFT_OUT = -1e30
+"""Logit of a token that a sampling mask leaves out: its probability is exactly 0, and p log p a number."""
 
 
 def entropy(logprobs: Tensor) -> Tensor:
@@ -28,14 +34,18 @@ def token_logprobs(
     temperature: float,
     with_entropy: bool,
     differentiable_entropy: bool = True,
+    kept: Tensor | None = None,
 ) -> Tensor:
     """log p(target) of each row, p = softmax(logits / temperature), and beside it the entropy of p where wanted, which
-    has a gradient only where `differentiable_entropy`.
+    has a gradient only where `differentiable_entropy`. With `kept`, p is that of these tokens alone, renormalised:
+    p_i = exp(z_i) / sum_{j kept} exp(z_j) with z = logits / temperature, 0 for all others.
 
-    Shapes: `logits` float [n, V], `targets` int64 [n] -> [n, 1] or [n, 2] in nats, float64 for float64 and float32 for
-    all other dtypes. The caller bounds memory, n V at its peak, by the size of its chunks.
+    Shapes: `logits` float [n, V], `targets` int64 [n], `kept` int64 [n, K], K tokens with the target among them, some
+    perhaps more than once, or -1 K times for all of the vocabulary -> [n, 1] or [n, 2] in nats, float64 for float64 and
+    float32 for all other dtypes. The caller bounds memory, n V at its peak, by the size of its chunks.
+    Source of the mask's replay: DeepSeek-AI 2025 (DeepSeek-V3.2, arXiv:2512.02556), section 3.1, "Keep Sampling Mask".
     """
-    logprobs = torch.log_softmax(_wide(logits) / temperature, dim=-1)
+    logprobs = torch.log_softmax(_scaled(logits, temperature, kept), dim=-1)
     chosen = logprobs.gather(-1, targets[:, None])
     if not with_entropy:
         return chosen
@@ -52,15 +62,17 @@ def linear_logprobs(
     *,
     with_entropy: bool = False,
     differentiable_entropy: bool = False,
+    kept: Tensor | None = None,
 ) -> Tensor:
     """`token_logprobs` of the logits hidden @ weight.T + bias. The logits of one chunk at a time are held, in the dtype
     of `hidden`, and computed again for the backward pass where there are several.
 
-    Shapes: `hidden` float [A, H], `weight` [V, H], `bias` [V], `targets` int64 [A] -> [A, 1] or [A, 2], as there.
+    Shapes: `hidden` float [A, H], `weight` [V, H], `bias` [V], `targets` int64 [A], `kept` int64 [A, K] -> [A, 1] or
+    [A, 2], as there.
     The entropy has a gradient only where `differentiable_entropy`.
     """
     found: Tensor = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature, with_entropy, differentiable_entropy
+        hidden, weight, bias, targets, kept, temperature, with_entropy, differentiable_entropy
     )
     return found
 
@@ -73,6 +85,7 @@ class _LinearLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        kept: Tensor | None,
         temperature: float,
         with_entropy: bool,
         differentiable_entropy: bool,
@@ -80,16 +93,17 @@ class _LinearLogprobs(torch.autograd.Function):
         rows, logits, parts = _kernel(token_logprobs, hidden.device.type), None, []
         for part in _chunks(hidden, weight):
             logits = linear(hidden[part], weight, bias)
-            parts.append(rows(logits, targets[part], temperature, with_entropy))
+            mask = None if kept is None else kept[part]
+            parts.append(rows(logits, targets[part], temperature, with_entropy, kept=mask))
         output = torch.cat(parts)
-        ctx.save_for_backward(hidden, weight, bias, targets, output)
+        ctx.save_for_backward(hidden, weight, bias, targets, kept, output)
         ctx.logits = logits if len(parts) == 1 else None
         ctx.temperature, ctx.differentiable_entropy = temperature, with_entropy and differentiable_entropy
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, output = ctx.saved_tensors
+        hidden, weight, bias, targets, kept, output = ctx.saved_tensors
         (upstream,), wanted = gradients, ctx.needs_input_grad
         to_hidden = torch.empty_like(hidden) if wanted[0] else None
         # Sums over chunks are in float32: bfloat16 would lose what later chunks add.
@@ -101,6 +115,7 @@ class _LinearLogprobs(torch.autograd.Function):
             to_logits = rows(
                 logits,
                 targets[part],
+                None if kept is None else kept[part],
                 ctx.temperature,
                 output[part],
                 upstream[part],
@@ -116,18 +131,24 @@ class _LinearLogprobs(torch.autograd.Function):
             None if sums is None else sums.to(like.dtype)
             for sums, like in ((to_weight, weight), (to_bias, bias))
         ]
-        return to_hidden, *narrow, None, None, None, None
+        return to_hidden, *narrow, None, None, None, None, None
 
 
 def _logits_gradient(
-    logits: Tensor, targets: Tensor, temperature: float, output: Tensor, upstream: Tensor, of_entropy: bool
+    logits: Tensor,
+    targets: Tensor,
+    kept: Tensor | None,
+    temperature: float,
+    output: Tensor,
+    upstream: Tensor,
+    of_entropy: bool,
 ) -> Tensor:
     """[n, V] in the dtype of `logits`: with z the logits and p = softmax(z / T), d log p(t) / dz = (1[t] - p) / T, and
     d H / dz = -p (log p + H) / T.
 
     `output` is what `token_logprobs` gave, `upstream` the gradient of it.
     """
-    logprobs = torch.log_softmax(_wide(logits) / temperature, dim=-1)
+    logprobs = torch.log_softmax(_scaled(logits, temperature, kept), dim=-1)
     probabilities = logprobs.exp()
     columns = torch.arange(logits.shape[-1], device=logits.device)
     hit = (columns == targets[:, None]).to(probabilities.dtype)
@@ -135,6 +156,15 @@ def _logits_gradient(
     if of_entropy:
         gradient = gradient - probabilities * (logprobs + output[:, 1:]) * upstream[:, 1:]
     return (gradient / temperature).to(logits.dtype)
+
+
+def _scaled(logits: Tensor, temperature: float, kept: Tensor | None) -> Tensor:
+    """logits / temperature in float32 or float64, LEFT_OUT for what is not `kept`."""
+    scaled = _wide(logits) / temperature
+    if kept is None:
+        return scaled
+    left_out = torch.ones_like(scaled, dtype=torch.bool).scatter_(-1, kept.clamp(min=0), False)
+    return scaled.masked_fill(left_out & (kept[:, :1] >= 0), LEFT_OUT)
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -16,6 +16,7 @@ from ..records import Sequences, ragged_index
 from .efficiency import fuse
 from .packing import PACKED, can_pack, packs_exactly
 from .response_head import install, response_head
+from .sequence_parallel import SequenceGroup, check_heads, heads_of
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class Forward:
     """Forward passes of one model over at most `token_budget` tokens at a time, through `engine` (DeepSpeed's, around
     the model) where there is one.
 
-    Log-probabilities are read by the model's `ResponseHead` where it has one, so without the logits of prompts.
+    Log-probabilities are read by the model's `ResponseHead` where it has one, so without the logits of prompts. The
+    ranks of a `sequence_group` call it together with the same packed micro-batches, and each has what all read.
     """
 
     model: PreTrainedModel
@@ -33,6 +35,7 @@ class Forward:
     pad_token_id: int
     engine: Any = None
     packed: bool = False
+    sequence_group: SequenceGroup | None = None
 
     @classmethod
     def choose(
@@ -42,23 +45,28 @@ class Forward:
         pad_token_id: int,
         attention: Attention,
         engine: Any = None,
+        sequence_group: SequenceGroup | None = None,
     ) -> Self:
         """Packed where `attention` wants it (`auto`: on GPUs) and a trial shows that the model computes the same as
-        padded. Raises ValueError for `packed` where the model cannot.
+        padded. Raises ValueError for `packed`, or a `sequence_group`, where the model cannot.
         """
         padded = cls(model, token_budget, pad_token_id, engine)
+        if sequence_group is not None:
+            check_heads(*heads_of(model), sequence_group.size)
+            attention = "packed"
         if attention == "padded" or (attention == "auto" and padded.device.type == "cpu"):
             return padded
         if can_pack(model):
             own, model.config._attn_implementation = model.config._attn_implementation, PACKED
             with torch.no_grad():
                 if packs_exactly(padded.logits, model.dtype, padded.device):
-                    return cls(model, token_budget, pad_token_id, engine, packed=True)
+                    return replace(padded, packed=True, sequence_group=sequence_group)
             model.config._attn_implementation = own
         if attention == "packed":
+            field = "attention is packed" if sequence_group is None else "sequenceParallelSize is above 1"
             raise ValueError(
-                f"spec.trainer.attention is packed, but the outputs of {type(model).__name__} in {model.dtype} change "
-                f"with what is packed beside them on {padded.device.type}; use auto"
+                f"spec.trainer.{field}, but the outputs of {type(model).__name__} in {model.dtype} change "
+                f"with what is packed beside them on {padded.device.type}; leave it out"
             )
         log.info("%s in %s runs on padded sequences: it cannot pack", type(model).__name__, model.dtype)
         return padded
@@ -68,14 +76,21 @@ class Forward:
         return torch.device(self.model.device if self.engine is None else self.engine.device)
 
     def plan(self, sequences: Sequences, ranks: int = 1, group: int = 1) -> list[list[list[int]]]:
-        """The micro-batches of every rank; see `batches.plan`."""
-        return plan(sequences.lengths.tolist(), ranks, self.token_budget, group, packed=self.packed)
+        """The micro-batches of every rank, or of every sequence group; see `batches.plan`."""
+        together = self.sequence_group.size if self.sequence_group else 1
+        lengths, budget = sequences.lengths.tolist(), self.token_budget * together
+        return plan(lengths, ranks // together, budget, group, packed=self.packed)
 
     def build(self, sequences: Sequences, rows: Sequence[int]) -> MicroBatch:
         return MicroBatch.build(sequences, rows, self.pad_token_id, self.device, packed=self.packed)
 
     def __call__(self, micro: MicroBatch, read: OutputFn) -> Tensor:
         """Values that `read` gives for one micro-batch."""
+        if self.sequence_group is not None:
+            return self.sequence_group.read(micro, lambda part: self._read(part, read))
+        return self._read(micro, read)
+
+    def _read(self, micro: MicroBatch, read: OutputFn) -> Tensor:
         head = response_head(self.model)
         if head is not None and head.fits and isinstance(read, ResponseLogprobs):
             with head.reading(read, micro):
@@ -91,14 +106,16 @@ class Forward:
         text = self.model.config.get_text_config()
         # A sequence-classification head pools before the padding token that its configuration names.
         kept, text.pad_token_id = text.pad_token_id, micro.pad_token_id
-        lengths = {"max_length_q": micro.longest} if micro.packed else {}
+        options: dict[str, Any] = {"max_length_q": micro.longest} if micro.packed else {}
+        if self.sequence_group is not None:
+            options["sequence_group"] = self.sequence_group
         try:
             logits: Tensor = (self.engine or self.model)(
                 input_ids=micro.input_ids,
                 attention_mask=micro.attention_mask,
                 position_ids=micro.position_ids,
                 use_cache=False,
-                **lengths,
+                **options,
             ).logits
             return logits
         finally:
@@ -130,8 +147,8 @@ def infer(forward: Forward, sequences: Sequences, read: OutputFn, sizes: Tensor)
     return forward.infer(sequences, read, sizes, batches).cpu()
 
 
-def served(model: PreTrainedModel, trainer: Trainer, pad_token_id: int) -> Forward:
+def served(model: PreTrainedModel, trainer: Trainer, token_budget: int, pad_token_id: int) -> Forward:
     """A model that only infers, as fast as the trainer's own: its kernels, its attention, its output layer."""
     fuse(model, trainer.kernels)
     install(model)
-    return Forward.choose(model, trainer.micro_batch_tokens, pad_token_id, trainer.attention)
+    return Forward.choose(model, token_budget, pad_token_id, trainer.attention)

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,9 @@ from transformers.masking_utils import sdpa_mask
 
 from ..batches import MicroBatch
 from ..records import Sequences
+from .sequence_parallel import SequenceGroup
+
+log = logging.getLogger(__name__)
 
 PACKED = "rlhf_packed"
 """The name of `packed_attention` in Transformers' registry."""
@@ -33,14 +37,16 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     max_length_q: int | None = None,
+    sequence_group: SequenceGroup | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention within each sequence of a packed row; ordinary attention where the mask is an ordinary one.
 
     Shapes: `query` [1, heads, T, D], `key` and `value` [1, key heads, T, D], `attention_mask` int32 [1, 1, 1, n + 1],
     where each sequence begins and the last one ends (`MicroBatch.attention_mask`) -> [1, T, heads, D]. On a GPU
-    FlashAttention over the lengths; on a CPU one call for each sequence. Raises NotImplementedError for attention that
-    caps its scores or has sinks.
+    FlashAttention over the lengths; on a CPU one call for each sequence. With a `sequence_group` T is this rank's part
+    of the row, and the mask is that of the whole row. Raises NotImplementedError for attention that caps its scores or
+    has sinks.
     """
     if attention_mask is None or attention_mask.dtype != torch.int32:
         return sdpa_attention_forward(
@@ -57,9 +63,25 @@ def packed_attention(
     if unknown:
         raise NotImplementedError(f"packed attention does not know {', '.join(unknown)}")
     starts = attention_mask.flatten()
+    if sequence_group is not None:
+        query, key, value = sequence_group.to_heads(query, key, value)
+    longest = int(starts.diff().max()) if max_length_q is None else max_length_q
+    output = _within(starts, longest, query, key, value, scaling, sliding_window)
+    return (output if sequence_group is None else sequence_group.to_tokens(output)), None
+
+
+def _within(
+    starts: Tensor,
+    longest: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    """Causal attention within the sequences that begin at `starts`: [1, heads, T, D] -> [1, T, heads, D]."""
     grouped = query.shape[1] != key.shape[1]
     if query.is_cuda:
-        longest = int(starts.diff().max()) if max_length_q is None else max_length_q
         left = -1 if sliding_window is None else sliding_window - 1
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         # Before torch 2.12 it takes groups of heads without asking.
@@ -68,7 +90,7 @@ def packed_attention(
             q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(left, 0), **options
         )
         assert isinstance(out, Tensor)
-        return out[None], None
+        return out[None]
     parts = []
     for start, end in itertools.pairwise(starts.tolist()):
         q, k, v = (x[:, :, start:end] for x in (query, key, value))
@@ -80,7 +102,7 @@ def packed_attention(
                 q, k, v, attn_mask=near, is_causal=near is None, scale=scaling, enable_gqa=grouped
             )
         )
-    return torch.cat(parts, dim=2).transpose(1, 2), None
+    return torch.cat(parts, dim=2).transpose(1, 2)
 
 
 AttentionInterface.register(PACKED, packed_attention)
@@ -110,7 +132,8 @@ def packs_exactly(forward: Callable[[MicroBatch], Tensor], dtype: torch.dtype, d
     try:
         first, second = logits(one, last, packed=True), logits(other, last, packed=True)
         alone = logits(last, packed=False)
-    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        log.info("packed attention failed: %s", error)
         return False
     scale = float(alone.abs().max())
     return torch.equal(first, second) and float((first - alone).abs().max()) <= EXACT.get(dtype, 1e-4) * scale

@@ -48,6 +48,7 @@ class ResponseHead(nn.Module):
             read.temperature,
             with_entropy=read.entropy,
             differentiable_entropy=read.differentiable,
+            kept=micro.kept,
         )
         self._output = found[None]
         return self._output

@@ -19,6 +19,7 @@ from .efficiency import fuse, recompute
 from .inference import Forward
 from .initialize import initialize
 from .response_head import install
+from .sequence_parallel import SequenceGroup
 from .zero import deepspeed
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class TrainedModel:
     drop or router noise, however its class names them. `deepspeed` is the user's own
     DeepSpeed configuration. AdamW from torch unless that names Adam or AdamW of DeepSpeed's; `gradient_clip`
     0 switches clipping off; biases and norms are not decayed. Of a model with an `adapter` only that is trained, and
-    its head, if it is not a language model's. Raises ValueError for settings that contradict
-    it.
+    its head, if it is not a language model's. With `sequence_parallel` n, each n neighbouring ranks share their
+    micro-batches, which may be n times as large. Raises ValueError for settings that contradict it.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class TrainedModel:
         attention: Attention = "auto",
         kernels: Kernels = "auto",
         gradient_checkpointing: GradientCheckpointing = "none",
+        sequence_parallel: int = 1,
         adapter: "Adapter | None" = None,
     ) -> None:
         adam = {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": weight_decay}
@@ -68,7 +70,11 @@ class TrainedModel:
         recompute(model, gradient_checkpointing)
         install(model)
         self.deepspeed = initialize(model.eval(), settings, adam)
-        self._forward = Forward.choose(model, micro_batch_tokens, pad_token_id, attention, self.deepspeed)
+        self._together = sequence_parallel
+        group = SequenceGroup.of(sequence_parallel) if sequence_parallel > 1 else None
+        self._forward = Forward.choose(
+            model, micro_batch_tokens, pad_token_id, attention, self.deepspeed, group
+        )
         self.stage = int(self.deepspeed.zero_optimization_stage())
 
     @property
@@ -95,8 +101,10 @@ class TrainedModel:
         `sizes` int64 [N]: values per row (the answer lengths, or ones) -> float32 [sum(sizes)] on the CPU of
         every rank. Without gradients.
         """
-        batches = self._forward.plan(sequences, self.world_size)[self.rank]
+        batches = self._forward.plan(sequences, self.world_size)[self.rank // self._together]
         packed = self._forward.infer(sequences, read, sizes, batches)
+        if self.rank % self._together:
+            packed.zero_()  # its group's first rank has the same
         distributed.all_reduce(packed)
         return packed.cpu()
 
@@ -118,7 +126,7 @@ class TrainedModel:
         for parameters in engine.optimizer.param_groups:
             parameters["lr"] = learning_rate
         totals: dict[str, Tensor] = {}
-        batches = self._forward.plan(sequences, self.world_size, group)[self.rank]
+        batches = self._forward.plan(sequences, self.world_size, group)[self.rank // self._together]
         for i, rows in enumerate(batches):
             # The number of micro-batches varies from update to update, which a fixed
             # gradient_accumulation_steps cannot express, so the boundary is set by hand.
@@ -128,23 +136,40 @@ class TrainedModel:
             micro = self._forward.build(sequences, rows)
             output = self._forward(micro, read)
             value, statistics = loss(output, micro)
-            for name, scalar in {"loss": value, **statistics}.items():
-                totals[name] = totals.get(name, 0.0) + scalar.detach().to(self.device, torch.float64)
+            self._add(totals, value, statistics)
             # DeepSpeed averages over the ranks; we want the sum. `output.sum() * 0` keeps an empty
             # micro-batch, or a loss that ignores its output, connected to every weight that the other ranks
             # reduce.
             engine.backward((value + output.sum() * 0) * self.world_size, scale_wrt_gas=False)
         norm, scale = self._gradient_norm_before_step(), getattr(engine.optimizer, "cur_scale", 1.0)
         engine.step()
-        summed = torch.stack(list(totals.values()))
-        distributed.all_reduce(summed)
+        told = self._summed(totals)
         norm = engine.get_global_grad_norm() if norm is None else norm
-        told: dict[str, float] = dict(zip(totals, summed.tolist(), strict=True))
         if not engine.fp16_enabled():
             return told | {"grad_norm": float(norm)}
         skipped = bool(engine.optimizer.overflow)
         norms = {"grad_norm": 0.0 if skipped else float(norm), "overflow": float(skipped)}
         return told | norms | {"loss_scale": float(scale)}
+
+    @torch.no_grad()
+    def measure(self, sequences: Sequences, read: OutputFn, loss: Loss, group: int = 1) -> dict[str, float]:
+        """The `loss` and statistics of `update`, without a gradient or a step."""
+        totals: dict[str, Tensor] = {}
+        for rows in self._forward.plan(sequences, self.world_size, group)[self.rank // self._together]:
+            micro = self._forward.build(sequences, rows)
+            self._add(totals, *loss(self._forward(micro, read), micro))
+        return self._summed(totals)
+
+    def _add(self, totals: dict[str, Tensor], loss: Tensor, statistics: Mapping[str, Tensor]) -> None:
+        """Adds a micro-batch's part to the sums of this rank."""
+        for name, scalar in {"loss": loss, **statistics}.items():
+            totals[name] = totals.get(name, 0.0) + scalar.detach().to(self.device, torch.float64)
+
+    def _summed(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        """The sums over all ranks."""
+        summed = torch.stack(list(totals.values())) / self._together
+        distributed.all_reduce(summed)
+        return dict(zip(totals, summed.tolist(), strict=True))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The whole weights in the compute dtype, under their state-dict names, tied weights once, in a fixed

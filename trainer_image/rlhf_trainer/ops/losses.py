@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from ..batches import Loss, MicroBatch
-from ..maths.agreement import mean_abs_difference, ratio_outside
+from ..maths.agreement import comparable, mean_abs_difference, ratio_outside
 from ..maths.kl import kl_estimate, token_kl_k3
 from ..maths.losses import (
     clipped_surrogate,
@@ -110,6 +110,9 @@ def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
     high = low if settings.clip_ratio_high is None else settings.clip_ratio_high
     penalised = settings.kl_in == "loss" and "reference_logprobs" in columns
     tokens = max(1, int(columns.lengths.sum()))
+    # Where a step is one update, the policy before it is the policy in it, and is compared with the sampler here.
+    keep = ctx.spec.rollout.in_flight == "keep"
+    compared = None if "logprobs" in columns else comparable(columns["versions"], ctx.step, keep=keep)
 
     def loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         index, device = micro.response_index, output.device
@@ -124,8 +127,7 @@ def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
             return columns[name][index].to(device)
 
         new = logprobs.detach()
-        # Where a step is one update, the policy before it is the policy in it.
-        old = column("logprobs") if "logprobs" in columns else new
+        old = column("logprobs") if compared is None else new
         mask = None if columns.mask is None else columns.mask[index].to(device)
         lengths = columns.lengths[micro.rows].to(device)
         r = sequence_ratio(logprobs, old, lengths, mask) if sequences else ratio(logprobs, old)
@@ -141,8 +143,11 @@ def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
             total = total + kl_coefficient(ctx) * (weight * kl).sum()
         if settings.entropy_coefficient:
             total = total - settings.entropy_coefficient * (weight * entropy).sum()
-        if "logprobs" not in columns:
-            statistics |= _against_sampler(new, column("sampled_logprobs"), tokens)
+        if compared is not None:
+            same = compared[index]
+            if bool(compared.any()):
+                pair = new[same.to(device)], columns["sampled_logprobs"][index[same]].to(device)
+                statistics |= _against_sampler(*pair, int(compared.sum()))
             if "reference_logprobs" in columns:
                 statistics["kl_mean"] = (new - column("reference_logprobs")).sum() / tokens
         return total, statistics

@@ -1,6 +1,6 @@
 """The episodes that a run keeps: to be replayed, to be resumed from, and for people to read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -60,9 +60,8 @@ class EpisodeReplayBuffer:
             )
         return samples
 
-    @property
     def blob(self) -> bytes:
-        """The episode's table, as a checkpoint holds it."""
+        """The episode's table, as a checkpoint holds it; may be called on another thread."""
         if self._data is None:
             self._data = encode(self.episode, self._texts)
         return self._data
@@ -94,8 +93,8 @@ class ReplayBuffer:
         order = sorted(range(len(picks)), key=lambda at: picks[at][0])
         return Columns.join([parts[n] for n in numbers]).select(torch.tensor(order).argsort())
 
-    def blobs(self, pending: Episode | None) -> dict[str, bytes]:
-        """The tables of all episodes by their names in a checkpoint; `pending` was not trained on yet."""
+    def blobs(self, pending: Episode | None) -> dict[str, Callable[[], bytes]]:
+        """Encoders of all episodes' tables, by their names in a checkpoint; `pending` was not trained on yet."""
         more = [] if pending is None else [EpisodeReplayBuffer(pending, self._texts)]
         return {f"{EPISODES}{kept.episode_id:08d}.parquet": kept.blob for kept in (*self._kept, *more)}
 

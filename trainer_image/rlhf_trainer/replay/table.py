@@ -1,7 +1,7 @@
 """An episode as a Parquet table: one row an answer, for people to read, and bit for bit what was trained on."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..maths.kl import token_kl
-from ..records import Columns, Sequences, ragged_index
+from ..records import Columns, Kept, Sequences, ragged_index
 
 FORMAT = b"1"
 _ORDER = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")
@@ -48,10 +49,11 @@ _FIXED = (
 """Columns of every episode. `kl` is the mean of logprobs - reference_logprobs, in nats, null without a reference;
 `weight_version` the newest one that sampled the response; `finished` is false where the length limit cut it off;
 `trained` is the step that trained on it, null before; `position` is the prompt's place in the order in which the run
-takes prompts. Then come the algorithm's own columns: lists with one float a token, and floats; `weight_versions` is the
-last."""
+takes prompts. Then come the algorithm's own columns: lists with one float a token, and floats; `kept_counts` and
+`kept_tokens` where tokens have a sampling mask, see `records.Kept`; `weight_versions` is the last."""
 _VERSIONS = _column("weight_versions", _list(pa.int64()))
 _FLOATS = _list(pa.float32())
+_KEPT = (_column("kept_counts", _list(pa.int32())), _column("kept_tokens", _list(pa.int32())))
 
 
 @dataclass(frozen=True)
@@ -84,38 +86,41 @@ def encode(episode: Episode, texts: Texts) -> bytes:
     columns, sequences = episode.columns, episode.columns.sequences
     prompts, responses = texts(sequences)
     lengths, starts = sequences.response_lengths, sequences.starts
-    asked = ragged_index(starts, sequences.prompt_lengths)
-    answered = ragged_index(starts + sequences.prompt_lengths, lengths)
+    asked = sequences.tokens[ragged_index(starts, sequences.prompt_lengths)].int()
+    answered = sequences.tokens[ragged_index(starts + sequences.prompt_lengths, lengths)].int()
     count, versions = len(episode), columns["versions"]
     fixed = [
         pa.array([episode.number] * count, pa.int64()),
         pa.array(episode.prompt_ids, pa.string()),
-        pa.array(prompts, pa.string()),
-        pa.array(responses, pa.string()),
+        _strings(prompts),
+        _strings(responses),
         pa.array(_numpy(columns["scores"])) if "scores" in columns else pa.nulls(count, pa.float32()),
         pa.array(_kl(columns)) if "reference_logprobs" in columns else pa.nulls(count, pa.float32()),
         pa.array([int(v.max()) for v in versions.split(lengths.tolist())], pa.int64()),
         pa.array(_numpy(columns["finished"])),
         pa.array([episode.trained] * count, pa.int64()),
         pa.array(_numpy(columns["position"])),
-        _ragged(sequences.tokens[asked].int(), sequences.prompt_lengths),
-        _ragged(sequences.tokens[answered].int(), lengths),
+        _ragged(asked, sequences.prompt_lengths),
+        _ragged(answered, lengths),
     ]
     tokens = {name: _ragged(columns[name].float(), lengths) for name in token_columns(columns)}
     if columns.mask is not None:
         tokens["mask"] = _ragged(columns.mask.float(), lengths)
     rows = {name: pa.array(_numpy(columns[name].float())) for name in columns.rows if name not in _OWN_ROWS}
+    masks = _kept_columns(sequences)
     fields = [
         *_FIXED,
         *(_column(n, _FLOATS) for n in tokens),
         *(_column(n, pa.float32()) for n in rows),
+        *(_KEPT if masks else ()),
         _VERSIONS,
     ]
     schema = pa.schema(fields, metadata={b"rlhf_episode": FORMAT})
-    arrays = [*fixed, *tokens.values(), *rows.values(), _ragged(versions, lengths)]
-    out = io.BytesIO()
+    arrays = [*fixed, *tokens.values(), *rows.values(), *masks, _ragged(versions, lengths)]
+    out = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), out, compression="zstd", use_dictionary=False)
-    return out.getvalue()
+    data: bytes = out.getvalue().to_pybytes()
+    return data
 
 
 def decode(data: bytes) -> Episode:
@@ -133,12 +138,14 @@ def decode(data: bytes) -> Episode:
     columns = {name: table.column(name).chunk(0) for name in table.schema.names}
     prompt_tokens, prompt_lengths = _packed(columns["prompt_tokens"])
     response_tokens, response_lengths = _packed(columns["response_tokens"])
-    own = [field for field in table.schema if field.name not in {f.name for f in (*_FIXED, _VERSIONS)}]
+    known = {f.name for f in (*_FIXED, *_KEPT, _VERSIONS)}
+    own = [field for field in table.schema if field.name not in known]
     aligned = {f.name: _packed(columns[f.name]) for f in (*own, _VERSIONS) if pa.types.is_list(f.type)}
     if any(not torch.equal(lengths, response_lengths) for _, lengths in aligned.values()):
         raise ValueError(
             "each array of an answer has one entry for each of its tokens; this table's have not"
         )
+    kept = _kept_of(columns, response_lengths)
     lengths = prompt_lengths + response_lengths
     starts = lengths.cumsum(0) - lengths
     tokens = torch.empty(int(lengths.sum()), dtype=torch.int64)
@@ -155,18 +162,39 @@ def decode(data: bytes) -> Episode:
     return Episode(
         number=columns["episode"][0].as_py(),
         prompt_ids=tuple(columns["prompt_id"].to_pylist()),
-        columns=Columns(Sequences(tokens, lengths, prompt_lengths), token_values, row_values),
+        columns=Columns(Sequences(tokens, lengths, prompt_lengths, kept), token_values, row_values),
         trained=columns["trained"][0].as_py(),
     )
 
 
 def _known(schema: pa.Schema) -> bool:
-    """True if the fixed columns are there with their types, and all others are floats."""
-    fixed = (*_FIXED, _VERSIONS)
+    """True if the fixed columns are there with their types, and all others but those of the mask are floats."""
+    masks = _KEPT if any(f.name in schema.names for f in _KEPT) else ()
+    fixed = (*_FIXED, *masks, _VERSIONS)
     names = {field.name for field in fixed}
     return all(f.name in schema.names and schema.field(f.name).type == f.type for f in fixed) and all(
         field.type in (_FLOATS, pa.float32()) for field in schema if field.name not in names
     )
+
+
+def _kept_columns(sequences: Sequences) -> list[pa.ListArray]:
+    """The sampling mask: of each answer the counts of its tokens, and all that were kept, end to end."""
+    if sequences.kept is None:
+        return []
+    counts, sizes = sequences.kept.counts, sequences.kept.sizes
+    ends = F.pad(sizes.cumsum(0), (1, 0))
+    starts, lengths = sequences.response_starts, sequences.response_lengths
+    return [_ragged(counts, lengths), _ragged(sequences.kept.tokens, ends[starts + lengths] - ends[starts])]
+
+
+def _kept_of(columns: dict[str, pa.Array], response_lengths: Tensor) -> Kept | None:
+    """The inverse. Raises ValueError where the counts are not those of the tokens."""
+    if "kept_counts" not in columns:
+        return None
+    (counts, lengths), (tokens, _) = (_packed(columns[field.name]) for field in _KEPT)
+    if not torch.equal(lengths, response_lengths):
+        raise ValueError("the sampling mask of an answer has a count for each token; this table's has not")
+    return Kept.checked(counts, tokens, int(lengths.sum()))
 
 
 def _kl(columns: Columns) -> np.ndarray:
@@ -181,6 +209,11 @@ def _numpy(array: Tensor) -> np.ndarray:
 
 def _tensor(column: pa.Array) -> Tensor:
     return torch.from_numpy(column.to_numpy(zero_copy_only=False).copy())
+
+
+def _strings(texts: Sequence[str]) -> pa.Array:
+    """Text by text: Arrow copies what it is given with Python's lock held, and other threads wait for it."""
+    return pa.concat_arrays([pa.array([text], pa.string()) for text in texts])
 
 
 def _ragged(flat: Tensor, lengths: Tensor) -> pa.ListArray:

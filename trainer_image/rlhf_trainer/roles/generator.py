@@ -19,8 +19,9 @@ from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 from rlhf_api.serving import UTILIZATION, Serving, left_open
 from rlhf_api.sizes import Sizes
-from rlhf_api.spec import Spec
+from rlhf_api.spec import MOST_KEPT, Spec
 
+from ..comms import rdma
 from ..process import run_role
 from ..settings import ModelSource, listen_host, longest, model_source
 
@@ -59,6 +60,7 @@ def arguments(config: RunConfig, host: str, port: int, memory: float | None) -> 
         # Sampling is the job's alone, not the model repository's; log-probabilities are those of what is sampled.
         "generation-config": "vllm",
         "logprobs-mode": "processed_logprobs",
+        "max-logprobs": MOST_KEPT,
         "weight-transfer-config": json.dumps({"backend": "rlhf"}),
         "worker-extension-cls": EXTENSION,
         "middleware": FRONT,
@@ -125,7 +127,9 @@ def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
         # Without the first, the CPU platform insists on a worker process beside the engine's: 10 s and 600 MB more.
         # Without the second, its sampler compiles C++ at the first request, with a compiler that may not be there.
         settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
-    return {**settings, **environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    # A process that is forked would not call our plugin again (plugin.py).
+    needed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    return {**settings, **environ, **needed, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
 
 def on_cpu() -> bool:
@@ -147,6 +151,8 @@ def gpu_memory() -> int:
 def run(env: ProcessEnv) -> None:
     cpu = on_cpu()
     memory = None if cpu else gpu_memory()
+    if not cpu and (why := rdma.over_tcp(env.config, Role.GENERATOR, os.environ)) is not None:
+        log.warning("%s", why)
     serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command = serve + arguments(env.config, listen_host(env.host), env.port, memory)
     sys.stderr.flush()

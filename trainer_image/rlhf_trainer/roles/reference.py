@@ -20,7 +20,7 @@ def run(env: ProcessEnv) -> None:
     tokenizer = load_job_tokenizer(config)
     model = load_model(config, "reference", Role.REFERENCE, tokenizer)
     on_device(model)
-    forward = served(model, spec.trainer, tokenizer.pad_token_id)
+    forward = served(model, spec.trainer, spec.reference.micro_batch(spec.trainer), tokenizer.pad_token_id)
     nodes = (
         node for node in resolve(spec).graph.prepare if isinstance(node, Infer) and node.model == REFERENCE
     )

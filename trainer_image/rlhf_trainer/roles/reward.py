@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.roles import RewardFunction, Role
+from rlhf_api.rewards import RewardFunction
+from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
 from ..comms.ranks import Message
@@ -42,13 +43,13 @@ def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple
         config, "reward", Role.REWARD, own, "token_score" if spec.reward.fine_grained else None
     )
     on_device(model)
-    budget = spec.trainer.micro_batch_tokens
+    budget = spec.reward.micro_batch(spec.trainer)
     if not spec.reward.fine_grained:
-        return spec.reward.model_weight, ModelScorer(model, tokenizer, own, budget)
+        return spec.reward.model_weight, ModelScorer(model, tokenizer, own, budget, spec.sampling.stop)
     if own.get_vocab() != tokenizer.get_vocab():
         message = "the model has another vocabulary than the policy, so its tokens are not the policy's"
         raise InvalidJob([Problem("spec.reward.fineGrained", f"{message}; got true")])
-    return spec.reward.model_weight, TokenScorer(served(model, config.spec.trainer, tokenizer.pad_token_id))
+    return spec.reward.model_weight, TokenScorer(served(model, spec.trainer, budget, tokenizer.pad_token_id))
 
 
 async def function(where: str, entry: RewardFunction) -> Function:
@@ -89,11 +90,12 @@ def run(env: ProcessEnv) -> None:
     entries = [(f"spec.reward.functions[{i}]", entry) for i, entry in enumerate(spec.reward.functions)]
     functions = [wait(function(where, entry)) for where, entry in entries]
     seconds = SHARE_OF_TIME * spec.reward.timeout_seconds
-    rewards = Rewards(tokenizer, seconds, functions, model)
+    stop, fine = spec.sampling.stop, spec.reward.fine_grained
+    rewards = Rewards(tokenizer, seconds, functions, model, fine_grained=fine, stop=stop)
     judges: Rewards | None = None
     if spec.evaluation is not None:
         judge = RewardFunction.model_validate({"name": "evaluation", "function": spec.evaluation.function})
-        judges = Rewards(tokenizer, seconds, [wait(function("spec.evaluation", judge))])
+        judges = Rewards(tokenizer, seconds, [wait(function("spec.evaluation", judge))], stop=stop)
 
     def answer(message: Message) -> Message:
         sequences, rows = unpack(message), rows_of(message)

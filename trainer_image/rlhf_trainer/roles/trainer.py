@@ -13,8 +13,10 @@ import torch
 from torch import distributed
 
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.status import CheckpointStatus
+from rlhf_store import copying
 from rlhf_store.archive import Archive, Snapshot
 from rlhf_store.committing import Committer
 from rlhf_store.manifest import Entry
@@ -23,6 +25,7 @@ from rlhf_store.retention import Retention
 from .. import faults
 from ..checkpoint.rng import seed_generators
 from ..checkpoint.saver import Saver
+from ..comms import rdma
 from ..comms.control import Control
 from ..comms.http import Background, EventLoop
 from ..comms.ranks import Ranks
@@ -47,6 +50,8 @@ def run(env: ProcessEnv) -> int:
     log.info("rank %d of %d of %s, on %s", ranks.rank, ranks.world, env.config.job, ranks.device)
     seed_generators(ranks, env.config.spec.seed)
     services = connect(env) if ranks.first else None
+    if ranks.device.type == "cuda":
+        check_network(env, services)
     try:
         with ranks.raise_if_rank_lost():
             return work(env.config, ranks, services)
@@ -59,11 +64,20 @@ def run(env: ProcessEnv) -> int:
             services.http.close()
 
 
+def check_network(env: ProcessEnv, services: Services | None) -> None:
+    """Says, to the host too, that NCCL on this node will be slower than the job asks for."""
+    if (why := rdma.over_tcp(env.config, Role.TRAINER, os.environ)) is not None:
+        log.warning("%s", why)
+        if services is not None:
+            services.control.report(over_tcp=why)
+
+
 def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     """The whole run, on one rank."""
     spec, stop = config.spec, services.control.stop_requested if services else threading.Event()
-    # A node's ranks get it when their node is to end; at the next safe point all ranks stop.
+    # A node's ranks get it when their node is to end; all ranks hear of it and stop at the next safe point.
     on_sigterm(stop.set)
+    ranks.watch_for_stop(stop)
     rows, held_out, text = open_datasets(spec)
     conversation = check_rows([rows, *held_out.values(), text]) if ranks.first else None
     if ranks.first:
@@ -108,7 +122,11 @@ def take_over(archive: Archive, config: RunConfig) -> Committer:
         raise InvalidJob([Problem("spec.checkpoint.store", message)])
     kept = Retention(last=wanted.keep_last, every=wanted.keep_every, best=wanted.keep_best)
     committer = Committer.take_over(archive, kept, reached=faults.point, resume=config.resume)
-    if config.resume and not committer.cuts:
+    if not committer.cuts and wanted.start_from is not None:
+        origin = wanted.start_from
+        copied = copying.copy(copying.find(origin), store, committer)
+        log.info("copied the checkpoint of step %d from %s", copied.step, origin.store)
+    elif config.resume and not committer.cuts:
         log.warning("no checkpoint in %s: starting from step 0", store.url)
     return committer
 

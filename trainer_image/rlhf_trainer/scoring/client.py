@@ -14,6 +14,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
 
+from .. import faults
 from ..batches import plan
 from ..comms.dispatch import Dispatch, Failed, Outcome
 from ..comms.http import Background, HttpError
@@ -150,6 +151,7 @@ class Scorer:
     def _result(self, outcome: Coroutine[Any, Any, Outcome[Chunk, Reply]]) -> Outcome[Chunk, Reply]:
         """Waits for it, but not for long once the run is to stop."""
         future, until = self._http.start(outcome), float("inf")
+        faults.point(f"scoring:{self._role.value}")
         while not concurrent.futures.wait([future], POLL_SECONDS).done:
             if self._roster.stopping:
                 until = min(until, time.monotonic() + LAST_SECONDS)

@@ -16,7 +16,7 @@ from .samples import Failure, Result, Sample, even_calls, failed
 START_SECONDS = 300.0
 """Deadline of a process that imports the function."""
 LONGEST_LINE = 64 << 20
-"""Bytes of a reply: a number for each response, or the text of an error."""
+"""Bytes of a reply: a number for each response or for each token, or the text of an error."""
 
 
 class FunctionPool:
@@ -40,19 +40,22 @@ class FunctionPool:
         self._idle.append(await self._started())
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
-        """Raises InvalidJob where the function raises, or returns anything but a finite number for each response."""
+        """Raises InvalidJob where the function raises, or returns anything but a finite number for each response, or
+        for each token of it."""
         result = await self._call(samples)
         if isinstance(result, Failure) and len(samples) > 1:
             return [r for sample in samples for r in await self.score([sample])]
         return [result] if isinstance(result, Failure) else list(result)
 
-    async def _call(self, samples: Sequence[Sample]) -> list[float] | Failure:
+    async def _call(self, samples: Sequence[Sample]) -> list[Result] | Failure:
         try:
             worker = self._idle.pop() if self._idle else await self._started()
         except _Ended as error:
             return failed(str(error))
         try:
-            message = [[s.prompt for s in samples], [s.response for s in samples], [s.row for s in samples]]
+            tokens = None if samples[0].tokens is None else [s.tokens for s in samples]
+            texts = [[s.prompt for s in samples], [s.response for s in samples]]
+            message = [*texts, [s.row for s in samples], tokens]
             reply = await worker.ask(message, self._timeout)
         except _Ended as error:
             return failed(str(error))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from rlhf_api.base import Report
 
 from ..comms.ranks import Message
 from ..comms.wire import WireError, as_array, json_of
-from ..records import Sequences
+from ..records import Kept, Sequences
 
 SCORE_ROUTE = "/score"
 """Arrays `rows` and `row`, see `pack`; header `judge`: true asks the evaluation function instead of the reward. Reply:
@@ -41,7 +42,8 @@ class ScoreReport(Report):
 
 def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any) -> Message:
     """N sequences; with the dataset row of each, if given, once for all responses to one prompt: `rows` uint8 [bytes]
-    is the JSON list of different rows, `row` int64 [N] the place of each sequence's in it."""
+    is the JSON list of different rows, `row` int64 [N] the place of each sequence's in it. Without rows, as for
+    log-probabilities, with their sampling mask: int32 `kept_counts` [A] and `kept`."""
     arrays = {
         "tokens": sequences.tokens,
         "lengths": sequences.lengths,
@@ -53,6 +55,8 @@ def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any)
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         arrays["rows"] = as_array(f"[{','.join(places)}]")
         arrays["row"] = torch.tensor([places[text] for text in texts], dtype=torch.int64)
+    elif sequences.kept is not None:
+        arrays |= {"kept_counts": sequences.kept.counts, "kept": sequences.kept.tokens}
     return arrays, header
 
 
@@ -74,7 +78,18 @@ def unpack(message: Message) -> Sequences:
         raise WireError(
             "the lengths of packed sequences must add up to their tokens, with a prompt and a response each"
         )
-    return sequences
+    return replace(sequences, kept=_kept(arrays, int(sequences.response_lengths.sum())))
+
+
+def _kept(arrays: Mapping[str, Tensor], responses: int) -> Kept | None:
+    """The sampling mask of so many response tokens, where the message has one."""
+    if "kept" not in arrays and "kept_counts" not in arrays:
+        return None
+    counts, tokens = (arrays.get(name, torch.zeros(0)) for name in ("kept_counts", "kept"))
+    try:
+        return Kept.checked(counts, tokens, responses)
+    except ValueError as error:
+        raise WireError(str(error)) from None
 
 
 def rows_of(message: Message) -> list[Mapping[str, Any]]:

@@ -69,8 +69,9 @@ class Program:
         found = await self._run(check, Sample("", "", {}), START_SECONDS)
         if isinstance(found, Failure):
             self._refuse(
-                f"needs a sandbox, and none can be made here: {found.reason}; allow user namespaces to this user "
-                "(in a pod: a seccomp profile that lets it unshare), or use a service"
+                f"needs a sandbox, and none can be made here: {found.reason}; allow user namespaces to this user (in a "
+                "pod: spec.reward.pods.template with a seccompProfile that lets it unshare (docs/rewards.md)), or use "
+                "a service"
             )
         if found != 0:
             self._refuse(

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from rlhf_api.rows import PromptRow
 from ..batches import sequence_scores, token_scores
 from ..data.chat import special_tokens
 from ..data.encode import encode_sampled
+from ..data.stop_strings import StopStrings
 from ..models.inference import Forward, infer
 from ..records import Sequences
 from .messages import PartReport, ScoreReport
-from .samples import Failure, Sample, Scorer, score_all
+from .samples import Failure, Result, Sample, Scorer, score_all
 
 MODEL = "model"
 """The reward model's name in the metrics."""
@@ -44,6 +46,7 @@ class ModelScorer:
     tokenizer: PreTrainedTokenizerBase
     own_tokenizer: PreTrainedTokenizerBase
     token_budget: int
+    stop: Sequence[str] = ()
 
     def __call__(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """float32 [N]."""
@@ -57,14 +60,15 @@ class ModelScorer:
         """An answer that was cut off gets no end token here either; what is too long loses its beginning."""
         own, config = self.own_tokenizer, self.model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None) or 0  # [-0:] is all of it
-        ends, pairs = special_tokens(self.tokenizer), []
+        ends, stops, pairs = special_tokens(self.tokenizer), StopStrings(self.tokenizer, self.stop), []
         for i, (prompt, response, row) in enumerate(
-            zip(*texts(sequences, self.tokenizer), rows, strict=True)
+            zip(*texts(sequences, self.tokenizer, self.stop), rows, strict=True)
         ):
             # Its own template renders the conversation, whose roles the plain text has lost.
             conversation = bool(own.chat_template) and isinstance(row.get("prompt"), list)
             asked = PromptRow.model_validate(row).prompt if conversation else prompt
-            ended = int(sequences.row(i)[-1]) in ends
+            ids = sequences.row(i).tolist()[int(sequences.prompt_lengths[i]) :]
+            ended = ids[-1] in ends or stops.ending(ids) is not None
             tokens = encode_sampled(own, asked, response, ended=ended)[-positions:]
             # The score is of the whole: where the answer begins makes no difference.
             pairs.append((tokens[:1], tokens[1:]))
@@ -89,20 +93,27 @@ class Rewards:
     """Sum of weight x score over the reward model and the functions, all of which work at the same time.
 
     `model`, with its weight, is None where no model scores; functions have `seconds` for one batch, all retries in it.
+    With `fine_grained` every token has a score: the model scores tokens, functions may, and a function's score of a
+    whole response is its last token's. `stop`: strings that end responses, and are no part of their text.
     """
 
     tokenizer: PreTrainedTokenizerBase
     seconds: float
     functions: Sequence[Function]
     model: tuple[float, ModelScore] | None = None
+    fine_grained: bool = False
+    stop: Sequence[str] = ()
 
     async def score(
         self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]
     ) -> tuple[Tensor, ScoreReport]:
-        """float32 [N], or [A] where the model scores tokens, in units of reward: NaN where a response has no score,
+        """float32 [N], or [A] where `fine_grained`, in units of reward: NaN where a response has no score,
         which the report gives the reason of. Raises InvalidJob where the job itself is at fault."""
-        prompts, responses = texts(sequences, self.tokenizer)
-        samples = [Sample(*sample) for sample in zip(prompts, responses, rows, strict=True)]
+        prompts, responses = texts(sequences, self.tokenizer, self.stop)
+        tokens: Sequence[list[str] | None] = [None] * len(sequences)
+        if self.fine_grained:
+            tokens = token_texts(sequences, self.tokenizer, self.stop)
+        samples = [Sample(*sample) for sample in zip(prompts, responses, rows, tokens, strict=True)]
         calls = [self._ask(function, samples) for function in self.functions]
         if self.model is not None:
             calls.append(self._infer(self.model[1], sequences, rows))
@@ -121,8 +132,10 @@ class Rewards:
         began = time.perf_counter()
         results = await score_all(function.scorer, samples, retries=function.retries, seconds=self.seconds)
         why = {i: f"{function.name}: {r.reason}" for i, r in enumerate(results) if isinstance(r, Failure)}
-        scores = torch.tensor([math.nan if isinstance(r, Failure) else r for r in results])
-        return _scored(function.name, scores, why, began)
+        scores = [
+            _of_tokens(r, s) if s.tokens else [_whole(r)] for r, s in zip(results, samples, strict=True)
+        ]
+        return _scored(function.name, torch.tensor([s for found in scores for s in found]), why, began)
 
     async def _infer(
         self, model: ModelScore, sequences: Sequences, rows: Sequence[Mapping[str, Any]]
@@ -130,7 +143,7 @@ class Rewards:
         began = time.perf_counter()
         scores = await asyncio.to_thread(model, sequences, rows)
         owner = torch.arange(len(sequences))
-        if isinstance(model, TokenScorer):
+        if self.fine_grained:
             owner = torch.repeat_interleave(owner, sequences.response_lengths)
         bad = owner[~scores.isfinite()].unique()
         scores = scores.masked_fill(torch.isin(owner, bad), math.nan)
@@ -141,18 +154,64 @@ class Rewards:
 _Scored = tuple[Tensor, dict[str, PartReport], dict[int, str]]
 
 
+def _whole(result: Result) -> float:
+    assert not isinstance(result, Sequence), "only tokens that are known have scores"
+    return math.nan if isinstance(result, Failure) else result
+
+
+def _of_tokens(result: Result, sample: Sample) -> Sequence[float]:
+    """A score for each token of a response; that of the whole is the last one's."""
+    assert sample.tokens is not None
+    if isinstance(result, Sequence):
+        return result
+    if isinstance(result, Failure):
+        return [math.nan] * len(sample.tokens)
+    return [*[0.0] * (len(sample.tokens) - 1), result]
+
+
 def _scored(name: str, scores: Tensor, why: dict[int, str], began: float) -> _Scored:
     total, seconds = float(scores.double().nansum()), time.perf_counter() - began
     return scores, {name: PartReport(total=total, failed=len(why), seconds=seconds)}, why
 
 
-def texts(sequences: Sequences, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
-    """The prompts and the answers as text, without special tokens."""
+def token_texts(
+    sequences: Sequences, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()
+) -> list[list[str]]:
+    """The text that each response token adds; all of a response together are its text as `texts` has it. A character
+    of several tokens is the last one's, and special tokens add none, nor does what is of a stop string."""
+    found, stops = [], StopStrings(tokenizer, stop)
+    for i, asked in enumerate(sequences.prompt_lengths.tolist()):
+        ids = sequences.row(i)[asked:].tolist()
+        pieces, begin, read = [""] * len(ids), 0, 0
+        for at in range(len(ids)):
+            # Beside the token before it, which a tokenizer may write a space after.
+            known, now = (
+                str(tokenizer.decode(ids[begin:end], skip_special_tokens=True)) for end in (read, at + 1)
+            )
+            if now.endswith("\ufffd") and at + 1 < len(ids):
+                continue  # part of a character
+            pieces[at] = now[len(known) :]
+            begin, read = read, at + 1
+        found.append(without(pieces, len(stops.ending(ids) or "")))
+    return found
+
+
+def without(pieces: list[str], characters: int) -> list[str]:
+    """Pieces of a text without so many characters at its end."""
+    left = len("".join(pieces)) - characters
+    ends = accumulate(map(len, pieces))
+    return [piece[: max(0, left - end + len(piece))] for piece, end in zip(pieces, ends, strict=True)]
+
+
+def texts(
+    sequences: Sequences, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """The prompts and the answers as text, without special tokens; of the answers, without a string of `stop` that ends
+    them."""
     prompts, answers = list[str](), list[str]()
+    asked, stops = StopStrings(tokenizer), StopStrings(tokenizer, stop)
     for i, length in enumerate(sequences.prompt_lengths.tolist()):
-        row = sequences.row(i)
-        for texts_of, part in ((prompts, row[:length]), (answers, row[length:])):
-            text = tokenizer.decode(part, skip_special_tokens=True)
-            assert isinstance(text, str), "one sequence gives one text"
-            texts_of.append(text)
+        row = sequences.row(i).tolist()
+        prompts.append(asked.text(row[:length]))
+        answers.append(stops.text(row[length:]))
     return prompts, answers

@@ -1,4 +1,4 @@
-"""Samples that are scored one by one: each ends with a score or with the reason why it has none."""
+"""Samples that are scored one by one: each ends with a score, or one of each token, or the reason why not."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,13 @@ REASON_LENGTH = 500
 
 @dataclass(frozen=True)
 class Sample:
-    """A response as text, with its prompt and the prompt's row of the dataset."""
+    """A response as text, with its prompt and the prompt's row of the dataset. `tokens` is the text that each of its
+    tokens adds, where tokens may have scores of their own."""
 
     prompt: str
     response: str
     row: Mapping[str, Any]
+    tokens: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Failure:
     reason: str
 
 
-Result = float | Failure
+Result = float | Sequence[float] | Failure
+"""Of the whole response; or one number for each of its tokens, where the sample has them."""
 
 
 class Limits(TypedDict):

@@ -12,8 +12,8 @@ from rlhf_api.problems import InvalidJob, Problem
 
 from .samples import Result, Sample, even_calls, failed
 
-LARGEST_REPLY, LARGEST_RESULT = 16 << 10, 2 << 10
-"""Bytes of a reply: in all, and more for each response."""
+LARGEST_REPLY, LARGEST_RESULT, LARGEST_NUMBER = 16 << 10, 2 << 10, 32
+"""Bytes of a reply: in all, more for each response, and more for each token that may have a score."""
 QUOTED = 200
 """Characters of an error's body."""
 
@@ -24,10 +24,14 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class ServiceResult(_Message):
-    """The score of a response, or why it has none."""
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
-    score: Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
+
+class ServiceResult(_Message):
+    """The score of a response, or one of each of its tokens, or why it has none."""
+
+    score: Number | None = None
+    token_scores: list[Number] | None = None
     error: str | None = None
 
 
@@ -38,7 +42,8 @@ class ServiceReply(_Message):
 
 
 class HttpService:
-    """Posts `{"responses": [{"prompt", "response", "row"}]}` and reads a `ServiceReply`. Implements `Scorer`.
+    """Posts `{"responses": [{"prompt", "response", "row"}]}`, with `tokens` where they may have scores, and reads a
+    `ServiceReply`. Implements `Scorer`.
 
     Redirects are not followed and nothing is decompressed; a reply has a largest size, and a deadline as a whole.
     """
@@ -57,7 +62,7 @@ class HttpService:
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
         try:
             async with asyncio.timeout(self._timeout):
-                return _results(await self._post(samples), len(samples))
+                return _results(await self._post(samples), samples)
         except TimeoutError:
             failure = failed(f"{self._url}: no reply within {self._timeout:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -66,7 +71,11 @@ class HttpService:
 
     async def _post(self, samples: Sequence[Sample]) -> bytes:
         """The reply's body. Raises ValueError where it cannot be one."""
-        responses = [{"prompt": s.prompt, "response": s.response, "row": s.row} for s in samples]
+        responses = [
+            {"prompt": s.prompt, "response": s.response, "row": s.row}
+            | ({} if s.tokens is None else {"tokens": s.tokens})
+            for s in samples
+        ]
         body = json.dumps({"responses": responses}).encode()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self._secrets}
         # A session for each call: its loop is the role's, and one connection is little beside a batch.
@@ -81,14 +90,15 @@ class HttpService:
                 raise ValueError(f"HTTP {reply.status}: {text[:QUOTED]}")
             if (coding := reply.headers.get("Content-Encoding", "identity")) != "identity":
                 raise ValueError(f"the reply is compressed with {coding[:QUOTED]}, which nobody asked for")
-            most = LARGEST_REPLY + LARGEST_RESULT * len(samples)
+            numbers = sum(len(s.tokens or ()) for s in samples)
+            most = LARGEST_REPLY + LARGEST_RESULT * len(samples) + LARGEST_NUMBER * numbers
             found = await _read(reply, most + 1)
             if len(found) > most:
                 raise ValueError(f"the reply is longer than {most} bytes")
             return self._without_secrets(found)
 
     def _without_secrets(self, body: bytes) -> bytes:
-        """What a service says goes into logs."""
+        """Text of a service, as it may go into logs."""
         for value in self._secrets.values():
             for secret in (value, value.rpartition(" ")[2]):  # Bearer TOKEN, and TOKEN alone
                 for written in (secret, json.dumps(secret)[1:-1]):
@@ -125,20 +135,29 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(found)
 
 
-def _results(body: bytes, count: int) -> list[Result]:
-    """Raises ValueError where the body is no reply about so many responses."""
+def _results(body: bytes, samples: Sequence[Sample]) -> list[Result]:
+    """Raises ValueError where the body is no reply about these responses."""
     try:
         reply = ServiceReply.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"the reply is not as documented: {where}: {first['msg']}") from None
-    if len(reply.results) != count:
-        raise ValueError(f"{len(reply.results)} results for {count} responses")
-    return [_result(result) for result in reply.results]
+    if len(reply.results) != len(samples):
+        raise ValueError(f"{len(reply.results)} results for {len(samples)} responses")
+    return [_result(*pair) for pair in zip(reply.results, samples, strict=True)]
 
 
-def _result(result: ServiceResult) -> Result:
-    if result.score is None:
-        return failed(result.error or "neither a score nor an error")
-    return result.score if result.error is None else failed(result.error)
+def _result(result: ServiceResult, sample: Sample) -> Result:
+    if result.error is not None:
+        return failed(result.error)
+    of_tokens = result.token_scores
+    if of_tokens is None:
+        return failed("neither a score nor an error") if result.score is None else result.score
+    if result.score is not None:
+        return failed("both score and token_scores")
+    if sample.tokens is None:
+        return failed("token_scores, which need spec.reward.fineGrained: true")
+    if len(of_tokens) != len(sample.tokens):
+        return failed(f"{len(of_tokens)} token_scores for a response of {len(sample.tokens)} tokens")
+    return of_tokens

@@ -1,18 +1,18 @@
 """Worker process of a reward function: one JSON line a call on stdin, one JSON line a reply. Imports no torch.
 
 `python -m rlhf_trainer.scoring.worker FIELD MODULE:NAME PARENT` first writes `{"ready": true}`, or the error of the
-import. A call is `[prompts, responses, rows]`; its reply has `scores`, or `failed` (it may be tried again), or
-`invalid` (an error of the job itself: the message of a Problem at FIELD).
+import. A call is `[prompts, responses, rows, tokens]`, `tokens` null where whole responses are scored; its reply has
+`scores`, or `failed` (it may be tried again), or `invalid` (an error of the job itself: the message of a Problem at
+FIELD).
 """
 
-import ctypes
+import inspect
 import json
 import math
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from numbers import Real
 from pathlib import Path
@@ -21,19 +21,28 @@ from typing import Any
 from rlhf_api.problems import InvalidJob, show
 
 from ..imports import Function, import_function
+from ..parent import end_with_parent
 
-PR_SET_PDEATHSIG = 1
+FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
 FIRST_TO_KILL = "1000"
 """`oom_score_adj` of a worker: where memory ends, the kernel ends a worker and not the server."""
 
 
 def call(
-    function: Function, prompts: list[str], responses: list[str], rows: list[Mapping[str, Any]]
+    function: Function,
+    prompts: list[str],
+    responses: list[str],
+    rows: list[Mapping[str, Any]],
+    tokens: list[list[str]] | None,
 ) -> dict[str, Any]:
     """The reply. OSError, which errors of connections and timeouts are, and MemoryError may pass; any other error, and
-    whatever is not one finite number for each response, is the function's own."""
+    whatever is not one finite number for each response, or for each of its tokens, is the function's own."""
+    parameter = _tokens_parameter(function)
+    if parameter is not None and tokens is None and parameter.default is parameter.empty:
+        return {"invalid": f"needs tokens, and responses are scored as a whole; {FINE_GRAINED}"}
+    more = {} if parameter is None or tokens is None else {"tokens": tokens}
     try:
-        returned = function(prompts, responses, rows)
+        returned = function(prompts, responses, rows, **more)
     except (OSError, MemoryError) as error:
         return {"failed": _raised(error)}
     except Exception as error:
@@ -45,10 +54,24 @@ def call(
         return {"invalid": f"returned a {kind}, not a list of one number for each response"}
     if len(scores) != len(responses):
         return {"invalid": f"returned {len(scores)} scores for {len(responses)} responses"}
-    for score, response in zip(scores, responses, strict=True):
-        if not _finite(score):
-            return {"invalid": f"scores must be finite numbers; got {show(score)} for {show(response)}"}
-    return {"scores": [float(score) for score in scores]}
+    counts = [None] * len(responses) if tokens is None else [len(found) for found in tokens]
+    try:
+        return {"scores": [_checked(*each) for each in zip(scores, responses, counts, strict=True)]}
+    except ValueError as error:
+        return {"invalid": str(error)}
+
+
+def _checked(score: object, response: str, tokens: int | None) -> float | list[float]:
+    """A response's score, or one for each of its `tokens`. Raises ValueError where it is neither."""
+    if not isinstance(score, Iterable) or isinstance(score, str):
+        return _finite(score, response)
+    values = list(score)
+    if tokens is None:
+        raise ValueError(f"returned several numbers for {show(response)}; {FINE_GRAINED}")
+    if len(values) != tokens:
+        counts = f"{len(values)} numbers for {tokens} tokens"
+        raise ValueError(f"returned {counts}, of {show(response)}; return one for each, or one in all")
+    return [_finite(value, response) for value in values]
 
 
 def main() -> None:
@@ -59,7 +82,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:
         return
     sys.path.insert(0, str(Path.cwd()))  # where the user's modules are
@@ -73,11 +96,20 @@ def main() -> None:
         print(json.dumps(call(function, *json.loads(line))), file=replies, flush=True)
 
 
-def _finite(score: object) -> bool:
+def _tokens_parameter(function: Function) -> inspect.Parameter | None:
     try:
-        return isinstance(score, Real) and math.isfinite(score)
+        return inspect.signature(function).parameters.get("tokens")
+    except (TypeError, ValueError):  # a builtin without a signature
+        return None
+
+
+def _finite(score: object, response: str) -> float:
+    try:
+        if isinstance(score, Real) and math.isfinite(score):
+            return float(score)
     except OverflowError:  # an integer that no float holds
-        return False
+        pass
+    raise ValueError(f"scores must be finite numbers; got {show(score)} for {show(response)}")
 
 
 def _raised(error: BaseException) -> str:

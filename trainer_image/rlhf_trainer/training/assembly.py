@@ -20,6 +20,7 @@ from .. import faults
 from ..comms.ranks import Ranks
 from ..context import TrainerContext
 from ..data.encode import end_tokens
+from ..data.stop_strings import StopStrings
 from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
 from ..graph.executor import RemoteCall
@@ -81,7 +82,7 @@ def make_task(
     reward = reward_client(ctx) if ctx.services is not None else None
     remote = remote_calls(ctx, graph, reward) if reward is not None else {}
     if not graph.generates:
-        return OfflineTask(ctx, graph, models, remote, rows, op_ctx)
+        return OfflineTask(ctx, graph, models, remote, rows, op_ctx, held_out)
     return OnlineTask(
         ctx,
         graph,
@@ -102,21 +103,25 @@ def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> Traine
     """A model of the graph, loaded and put under DeepSpeed."""
     assert used.field != "reference", "a reference is not trained"
     model = load_model(config, used.field, Role.TRAINER, ctx.tokenizer, used.head)
-    lora = config.spec.model.lora.of(used.field) if config.spec.model.lora else None
+    lora = config.spec.model.adapter(used.field)
     if lora is None:
-        return engine(ctx, config, model)
+        return engine(ctx, config, used, model)
     from ..models.adapter import Adapter  # PEFT takes two seconds to import
 
     base = model_source(config, used.field).path
     where = f"spec.model.lora.{used.field}"
     adapter = loading(where, lambda: Adapter(model, lora, config.spec.seed, base))
-    return engine(ctx, config, model, adapter)
+    return engine(ctx, config, used, model, adapter)
 
 
 def engine(
-    ctx: TrainerContext, config: RunConfig, model: PreTrainedModel, adapter: "Adapter | None" = None
+    ctx: TrainerContext,
+    config: RunConfig,
+    used: Model,
+    model: PreTrainedModel,
+    adapter: "Adapter | None" = None,
 ) -> TrainedModel:
-    """A model under DeepSpeed, as the manifest wants it."""
+    """A model of the graph under DeepSpeed, as the manifest wants it."""
     spec, dtype = config.spec, config.dtype(Role.TRAINER)
     precision = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}.get(
         dtype, {}
@@ -129,11 +134,12 @@ def engine(
         epsilon=spec.optimizer.epsilon,
         weight_decay=spec.optimizer.weight_decay,
         gradient_clip=spec.optimizer.gradient_clip,
-        micro_batch_tokens=spec.trainer.micro_batch_tokens,
+        micro_batch_tokens=spec.trainer.micro_batch(used.field),
         pad_token_id=ctx.tokenizer.pad_token_id,
         attention=spec.trainer.attention,
         kernels=spec.trainer.kernels,
         gradient_checkpointing=spec.trainer.gradient_checkpointing,
+        sequence_parallel=spec.trainer.sequence_parallel_size,
         adapter=adapter,
     )
 
@@ -153,10 +159,10 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
     )
     client = VllmClient(
         services.http,
-        model=ctx.job,
         sampling=spec.sampling,
         seed=spec.seed,
         ends=end_tokens(ctx.tokenizer, policy.generation_config, spec.sampling),
+        stops=StopStrings(ctx.tokenizer, spec.sampling.stop),
     )
     return Fleet(ctx, policy, sync, client)
 
@@ -183,7 +189,7 @@ def scorer(ctx: TrainerContext, role: Role) -> Scorer:
         SCORE_ROUTE if role.row.work == "score" else LOGPROBS_ROUTE,
         http=ctx.services.http,
         roster=ctx.services.roster,
-        chunk_tokens=ctx.spec.trainer.micro_batch_tokens,
+        chunk_tokens=section.micro_batch(ctx.spec.trainer),
         timeout=section.timeout_seconds,
         patience=section.startup_timeout_seconds,
     )

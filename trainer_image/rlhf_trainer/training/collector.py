@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rlhf_api.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.graph import Graph, Node
 from rlhf_api.spec import Sampling
 
@@ -63,14 +64,25 @@ class EpisodeCollector:
         """The generators hold earlier weights: then the old log-probabilities are theirs."""
         return self._fleet is not None and self._fleet.version != self.version
 
-    def respond(self, batch: list[Prompt], sampling: Sampling | None = None) -> Responses:
+    def respond(
+        self, batch: list[Prompt], sampling: Sampling | None = None, penalties: Penalties = NO_PENALTIES
+    ) -> Responses:
         """The responses to a batch of prompts, sampled as the job says unless told otherwise: on every rank where the
         trainer generates, else on rank 0."""
         sampling, tokenizer = sampling or self._ctx.spec.sampling, self._ctx.tokenizer
         if self._fleet is not None:
-            return self._fleet.answer(batch, sampling)
+            return self._fleet.answer(batch, sampling, penalties)
         return Responses(
-            generate_shared(self._policy, self._ctx.ranks, tokenizer, batch, sampling, self.version)
+            generate_shared(
+                self._policy,
+                self._ctx.ranks,
+                tokenizer,
+                batch,
+                sampling,
+                self.version,
+                self._ctx.stop,
+                penalties,
+            )
         )
 
     def episode(self, number: int) -> tuple[Episode, dict[str, float]]:
@@ -89,7 +101,7 @@ class EpisodeCollector:
                 answers = self.respond(self._source.issue(wanted))
             generated = time.perf_counter()
             self._ctx.report(activity="scoring")
-            part = self._received(number, answers, sampled=self._sampled)
+            part = self._received(number, answers, sampled=self.sampled)
             assert part is not None, "a fleet that answers nothing raises"
             self._check_age(part)
             rows = [dict(r.prompt.row) for r in answers.rollouts]
@@ -127,7 +139,7 @@ class EpisodeCollector:
             began = time.perf_counter()
 
     @property
-    def _sampled(self) -> bool:
+    def sampled(self) -> bool:
         """The log-probabilities of the sampler are taken for those of the policy before the step."""
         if self.ahead is not None:
             return self._ctx.spec.rollout.proximal == "sampled"

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.evaluation import evaluation_sets
+from rlhf_api.evaluation import NO_PENALTIES, Penalties, evaluation_sets
 from rlhf_api.rows import Row
 from rlhf_api.spec import Sampling
 
 from ..context import TrainerContext
 from ..data.prompts import prompts
+from ..data.stop_strings import StopStrings
 from ..generation.requests import Responses
 from ..maths.best_of import best_of
 from ..records import Prompt, Rollout, Sequences
@@ -22,7 +23,7 @@ SAMPLES = 4
 
 Judge = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 """(sequences, their dataset rows) -> what the evaluation function says of each: float32 [N], NaN where it cannot."""
-Respond = Callable[[list[Prompt], Sampling], Responses]
+Respond = Callable[[list[Prompt], Sampling, Penalties], Responses]
 """Responses to all prompts, in their order; a collective."""
 
 
@@ -30,7 +31,7 @@ def evaluate(
     ctx: TrainerContext, held_out: Mapping[str, Sequence[Row]], respond: Respond, judge: Judge | None
 ) -> list[dict[str, Any]]:
     """Figures of each set, on the rank that has the judge. A collective."""
-    found = []
+    found, penalties = [], ctx.spec.evaluation.penalties if ctx.spec.evaluation else NO_PENALTIES
     for number, section in enumerate(evaluation_sets(ctx.spec)):
         rows = held_out[section.name]
         # Epochs below 0: these ids, and with them the seeds of requests, are no training prompt's.
@@ -38,7 +39,7 @@ def evaluate(
         batch = prompts(rows, places, ctx.tokenizer, ctx.spec.data.max_prompt_length)
         # Not validated again: 0 is no temperature to train at.
         update = {"answers_per_prompt": section.samples, "temperature": section.temperature}
-        rollouts = respond(batch, ctx.spec.sampling.model_copy(update=update)).rollouts
+        rollouts = respond(batch, ctx.spec.sampling.model_copy(update=update), penalties).rollouts
         if judge is None:
             continue
         scores = judge(pack(rollouts), [dict(r.prompt.row) for r in rollouts])
@@ -70,6 +71,6 @@ def figures(scores: Tensor, groups: Tensor) -> dict[str, float]:
 def _sample(ctx: TrainerContext, rollout: Rollout, score: float) -> dict[str, Any]:
     return {
         "prompt": rollout.prompt.row["prompt"],
-        "answer": ctx.tokenizer.decode(list(rollout.tokens), skip_special_tokens=True),
+        "answer": StopStrings(ctx.tokenizer, ctx.spec.sampling.stop).text(rollout.tokens),
         "score": None if score != score else score,
     }

@@ -43,15 +43,28 @@ class Verdict:
 
 
 def judge(
-    health: Health, watches: Mapping[str, Watch], figures: Mapping[str, float], step: int, *, begun: bool
+    health: Health,
+    watches: Mapping[str, Watch],
+    figures: Mapping[str, float],
+    step: int,
+    *,
+    begun: bool,
+    compared: bool = True,
+    other_weights: str = "",
 ) -> Verdict:
-    """The verdict on the figures of `step`; `begun`: every model is trained by now, so every metric is there.
+    """The verdict on the figures of `step`; `begun`: every model is trained by now, so every metric is there;
+    `compared`: log-probabilities of generators and trainer are of the same distributions; `other_weights`: which
+    generators found that they serve other weights than they were given.
 
     A metric that is missing, or NaN, neither breaks a rule nor ends a streak. Values that break a rule join its running
     mean only once it has acted.
     """
     after, breaches, unknown = dict[str, Watch](), list[Breach](), list[Problem]()
     if (found := _not_finite(health, figures, step)) is not None:
+        breaches.append(found)
+    if other_weights:
+        breaches.append(_other_weights(other_weights, step))
+    if compared and (found := _other_policy(health.logprob_difference, figures, step)) is not None:
         breaches.append(found)
     for i, rule in enumerate(health.rules):
         where, before = f"spec.health.rules[{i}]", watches.get(key(rule), Watch())
@@ -108,6 +121,26 @@ def _not_finite(health: Health, figures: Mapping[str, float], step: int) -> Brea
         "spec.optimizer.gradientClip or other data may help"
     )
     return Breach("spec.health.notFinite", health.not_finite, "NotFinite", message)
+
+
+def _other_policy(limit: float, figures: Mapping[str, float], step: int) -> Breach | None:
+    value = figures.get("logprob_difference", 0.0)
+    if not limit or not value > limit:
+        return None
+    message = (
+        "the generators serve another policy than the trainer's: with the same weights the log-probabilities of the "
+        f"same tokens differ by {value:.4g} in the mean in step {step}, and {limit:g} is the limit; look for weights "
+        "that the engine did not load as they are, quantisation, and options that make it compute the model otherwise"
+    )
+    return Breach("spec.health.logprobDifference", "fail", "OtherPolicy", message)
+
+
+def _other_weights(found: str, step: int) -> Breach:
+    message = (
+        f"responses of step {step} may have been sampled by other weights than they name: {found}; look for faults of "
+        "that machine's memory, and for what else writes into the engine"
+    )
+    return Breach("spec.generator", "fail", "OtherWeights", message)
 
 
 def _broken(rule: HealthRule, values: Sequence[float], value: float) -> tuple[str, str]:

@@ -2,7 +2,9 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from statistics import fmean
 from typing import Any, Protocol, cast
 
 from rlhf_api.problems import InvalidJob, Problem
@@ -19,6 +21,7 @@ from ..comms.roster import Stopped
 from ..context import TrainerContext
 from .metrics import Metrics
 from .monitor import Monitor
+from .step_metrics import memory_peak
 from .tracking import Tracking
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,10 @@ class Task(Protocol):
     def train(self, step: int) -> dict[str, float]:
         """Updates the models once on what was collected; returns figures of the step."""
 
+    def other_weights(self) -> str:
+        """Who sampled with other weights than it was given, as far as that can be seen; empty for nobody. Of every rank
+        the same."""
+
     def publish(self, version: int) -> None:
         """Makes the weights known to whoever works with them outside this process."""
 
@@ -48,8 +55,9 @@ class Task(Protocol):
     def groups(self) -> Mapping[str, Group]:
         """Tensors of the task that a checkpoint holds; a collective while it is iterated."""
 
-    def blobs(self) -> Mapping[str, bytes]:
-        """Files of the task that a checkpoint holds, by name; those of rank 0 are stored."""
+    def blobs(self) -> Mapping[str, Callable[[], bytes]]:
+        """Files of the task that a checkpoint holds, by name; those of rank 0 are stored. Each is made on another
+        thread, as of this moment, while the next steps train."""
 
     def restore(self, snapshot: Snapshot) -> None:
         """The inverse of `state`, `groups` and `blobs`. Called again with an older snapshot where one is damaged."""
@@ -97,7 +105,8 @@ def train(
         ctx.report(activity="training")
         trained = time.perf_counter()
         figures |= task.train(step)
-        monitor.check(figures, step + 1)  # before anybody serves or saves these weights
+        # Before anybody serves or saves these weights.
+        monitor.check(figures, step + 1, task.other_weights())
         figures["train_seconds"] = time.perf_counter() - trained
         step += 1
         ctx.report(activity="publishing weights")
@@ -172,18 +181,27 @@ def _finish(ctx: TrainerContext, saver: Saver) -> None:
 
 
 def _evaluate(ctx: TrainerContext, task: Task, metrics: Metrics | None, step: int) -> float | None:
-    """The mean over the sets, on rank 0."""
+    """The mean over the sets, on rank 0, the higher the better: of their means, or of their losses with a minus. None
+    where a set has no figure."""
     if ctx.spec.evaluation is None:
         return None
     ctx.report(activity="evaluating")
-    found = task.evaluate(step)
+    try:
+        found = task.evaluate(step)
+    except Stopped as error:
+        if step == ctx.spec.steps:
+            raise
+        log.warning("the evaluation after step %d is left out: %s", step, error)
+        return None
     if metrics is None or not found:
         return None
     for figures in found:
         metrics.evaluation({"step": step, **figures})
-        told = figures["set"], figures["mean"], figures["count"]
-        log.info("evaluation after step %d: %s %.4f over %d answers", step, *told)
-    return float(sum(figures["mean"] for figures in found)) / len(found)
+        told = " ".join(f"{n}={v:.4g}" for n, v in figures.items() if isinstance(v, int | float))
+        log.info("evaluation after step %d: %s: %s", step, figures["set"], told)
+    values = [figures["mean"] if "mean" in figures else -figures["loss"] for figures in found]
+    best = fmean(values)
+    return best if isfinite(best) else None
 
 
 def _idle(ctx: TrainerContext, figures: dict[str, float]) -> dict[str, float]:
@@ -202,6 +220,7 @@ def _record(ctx: TrainerContext, metrics: Metrics | None, step: int, figures: di
     if metrics is None:
         return
     line = {"step": step, "episode": step, "weight_version": step, **figures, **_idle(ctx, figures)}
+    line |= memory_peak(ctx.ranks.device)
     metrics.step(line)
     recent = [row["seconds"] for row in metrics.recent]
     ctx.report(

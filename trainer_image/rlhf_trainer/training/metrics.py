@@ -2,14 +2,19 @@
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .tracking import Tracking
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+STEPS, EVALUATIONS, PICTURE = "metrics.jsonl", "evaluation.jsonl", "reward.png"
+"""Files of a work directory."""
 
 
 class Metrics:
@@ -19,7 +24,7 @@ class Metrics:
         """Lines of steps after `step`, left by a run that went further than its last checkpoint, are dropped."""
         self._workdir, self._tracking = workdir, tracking
         tracking.begin(step)
-        self._steps, self._evaluations = workdir / "metrics.jsonl", workdir / "evaluation.jsonl"
+        self._steps, self._evaluations = workdir / STEPS, workdir / EVALUATIONS
         for file in (self._steps, self._evaluations):
             _keep(file, step)
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=10)
@@ -35,15 +40,15 @@ class Metrics:
 
     def draw(self, title: str) -> None:
         """Draws the reward (or loss) and KL of every step so far."""
-        rows, judged = _read(self._steps), _read(self._evaluations)
+        rows, judged = read_lines(self._steps), read_lines(self._evaluations)
         if rows:
-            reward_figure(rows, judged, title).savefig(self._workdir / "reward.png", dpi=120)
+            reward_figure(rows, judged, title).savefig(self._workdir / PICTURE, dpi=120)
 
 
 def reward_figure(
     rows: Iterable[Mapping[str, Any]], judged: Iterable[Mapping[str, Any]], title: str
 ) -> "Figure":
-    """Reward, evaluation and KL over steps; for algorithms without reward, the loss."""
+    """Reward, evaluation and KL over steps; for algorithms without reward, the loss, held-out sets beside it."""
     from matplotlib.figure import Figure  # a second of importing, not before the first step
 
     rows, judged = list(rows), list(judged)
@@ -53,8 +58,11 @@ def reward_figure(
     left.set(title=title, xlabel="step")
     left.grid(alpha=0.3)
     if "reward_mean" not in rows[0]:
-        left.plot(steps, [row["loss"] for row in rows], color="tab:blue")
+        left.plot(steps, [row["loss"] for row in rows], color="tab:blue", label="training")
         left.set_ylabel("loss")
+        _draw_sets(left, judged, "loss")
+        if judged:
+            figure.legend(loc="outside lower center", ncols=3)
         return figure
     left.plot(steps, [row["reward_mean"] for row in rows], color="tab:blue", label="reward")
     left.set_ylabel("reward")
@@ -67,21 +75,24 @@ def reward_figure(
             color="tab:orange",
             label="KL (nats a token)",
         )
-    sets = dict.fromkeys(row.get("set") for row in judged)
-    for name in sets:
-        of_set = [row for row in judged if row.get("set") == name]
-        label = f"evaluation: {name}" if len(sets) > 1 else "evaluation"
-        color = "tab:green" if len(sets) == 1 else None
-        right.plot(
-            [row["step"] for row in of_set],
-            [row["mean"] for row in of_set],
-            "o--",
-            color=color,
-            label=label,
-        )
+    _draw_sets(right, judged, "mean")
     right.set_ylabel(", ".join(name for name, found in (("KL", with_kl), ("evaluation", judged)) if found))
     figure.legend(loc="outside lower center", ncols=3)
     return figure
+
+
+def _draw_sets(axes: "Axes", judged: Sequence[Mapping[str, Any]], figure: str) -> None:
+    """A line for each set of an evaluation."""
+    sets = dict.fromkeys(row.get("set") for row in judged)
+    for name in sets:
+        of_set = [row for row in judged if row.get("set") == name]
+        axes.plot(
+            [row["step"] for row in of_set],
+            [row[figure] for row in of_set],
+            "o--",
+            color="tab:green" if len(sets) == 1 else None,
+            label=f"evaluation: {name}" if len(sets) > 1 else "evaluation",
+        )
 
 
 def _append(file: Path, values: Mapping[str, Any]) -> None:
@@ -89,7 +100,7 @@ def _append(file: Path, values: Mapping[str, Any]) -> None:
         out.write(json.dumps(values) + "\n")
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
+def read_lines(file: Path) -> list[dict[str, Any]]:
     """The lines of a file; a last line cut short by a crash is left out."""
     rows = []
     for line in file.read_text().splitlines() if file.exists() else ():
@@ -102,7 +113,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 def _keep(file: Path, step: int) -> None:
     if file.exists():
-        kept = [json.dumps(row) + "\n" for row in _read(file) if row["step"] <= step]
+        kept = [json.dumps(row) + "\n" for row in read_lines(file) if row["step"] <= step]
         new = file.with_name(f".{file.name}.new")
         new.write_text("".join(kept), encoding="utf-8")
         new.replace(file)  # at no moment are the lines gone

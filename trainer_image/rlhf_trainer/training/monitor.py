@@ -49,15 +49,15 @@ class Monitor:
         """The last step is one to go back to; on rank 0."""
         return good(self._ctx.spec.health, self._watches)
 
-    def check(self, figures: Mapping[str, float], step: int) -> None:
-        """Judges the figures of `step`, whose weights nobody has yet; a collective.
+    def check(self, figures: Mapping[str, float], step: int, other_weights: str = "") -> None:
+        """Judges the figures of `step`, whose weights nobody has yet; `other_weights` as in `judge`. A collective.
 
         Raises:
             InvalidJob: a rule's metric is none of this job's.
             RoleEnd: the job fails, or goes back to its last good snapshot; on every rank.
             Stopped: the run was paused, and is to stop; it goes on from the last good snapshot.
         """
-        breach = self._judged(figures, step)
+        breach = self._judged(figures, step, other_weights)
         if breach is None:
             return
         message, action, most = f"{breach.where}: {breach.message}", breach.action, self._most
@@ -81,11 +81,20 @@ class Monitor:
     def _most(self) -> int:
         return self._ctx.spec.health.max_rollbacks
 
-    def _judged(self, figures: Mapping[str, float], step: int) -> Breach | None:
+    def _judged(self, figures: Mapping[str, float], step: int, other_weights: str) -> Breach | None:
         """Rank 0's verdict, on every rank."""
 
         def decide() -> tuple[dict[str, Any], dict[str, Any]]:
-            verdict = judge(self._ctx.spec.health, self._watches, figures, step, begun=step > self._begins)
+            spec, begun = self._ctx.spec, step > self._begins
+            verdict = judge(
+                spec.health,
+                self._watches,
+                figures,
+                step,
+                begun=begun,
+                compared=not spec.sampling.cut,
+                other_weights=other_weights,
+            )
             self._watches = verdict.watches
             breach = None if verdict.breach is None else asdict(verdict.breach)
             return {}, {"breach": breach, "unknown": [asdict(problem) for problem in verdict.unknown]}

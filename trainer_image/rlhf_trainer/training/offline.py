@@ -1,8 +1,8 @@
 """Training on given responses: rows of the dataset -> sequences -> preparing nodes -> one update a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 from rlhf_api.graph import Dataset, Graph
@@ -14,14 +14,13 @@ from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..data.dataset import stream
 from ..graph.executor import Executor, RemoteCall
-from ..models.export import save_model
-from ..models.state import load_training_state, training_state
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
 from ..ops.datasets import given_columns
 from ..records import Columns
-from .adapters import check_fingerprints, fingerprints
-from .updates import Updates
+from .export import export_models
+from .trained_state import TrainedState
+from .updates import Updates, held_out_losses
 
 
 class OfflineTask:
@@ -35,10 +34,13 @@ class OfflineTask:
         remote: Mapping[str, RemoteCall],
         rows: Sequence[Row],
         op_ctx: OpContext,
+        held_out: Mapping[str, Sequence[Row]] = MappingProxyType({}),
     ) -> None:
-        """`remote`: calls of other roles by their nodes' names, on rank 0 alone."""
+        """`remote`: calls of other roles by their nodes' names, on rank 0 alone; `held_out`: rows of each evaluation
+        set."""
         assert isinstance(graph.source, Dataset)
         self._ctx, self._graph, self._models, self._rows, self._op_ctx = ctx, graph, models, rows, op_ctx
+        self._held_out, self._trained = held_out, TrainedState(models, op_ctx)
         self._source = graph.source
         self._executor = Executor(ctx.ranks, graph, models, remote, op_ctx)
         self._stream = stream(rows, ctx.spec.seed)
@@ -66,33 +68,47 @@ class OfflineTask:
         updates.run(batch, whole=True)
         return updates.metrics()
 
+    def other_weights(self) -> str:
+        """Nobody samples."""
+        return ""
+
     def publish(self, version: int) -> None:
         """Nobody outside this process works with these weights."""
 
-    def evaluate(self, step: int) -> list[dict[str, Any]]:  # noqa: ARG002
-        return []
+    def evaluate(self, step: int) -> list[dict[str, Any]]:
+        """The loss on each set, and its statistics: `count` rows, of pairs both responses counted as one. Of no set
+        where a stop is requested while a role is awaited: the step that was just trained is saved all the same."""
+        found, state = list[dict[str, Any]](), deepcopy(self._op_ctx.state)
+        self._op_ctx.step = step
+        for name, rows in self._held_out.items():
+            columns, _ = given_columns(self._source.rows, rows, self._ctx.tokenizer, self._ctx.spec.data)
+            try:
+                columns = self._executor.run(columns)
+            except Stopped:  # on every rank
+                found = []
+                break
+            losses = held_out_losses(self._graph, self._models, self._op_ctx, columns, self._source.group)
+            found.append({"set": name, **losses, "count": len(columns) // self._source.group})
+        self._op_ctx.state = state  # a node that learns from what it sees has not seen these
+        return found
 
     def state(self) -> Mapping[str, Any]:
         pending = self._ctx.spec.data.prompts_per_step if self._batch is not None else 0
-        algorithm = {"algorithm": deepcopy(self._op_ctx.state), **fingerprints(self._models)}
         order = {"position": self._stream.position - pending, "reorders": list(self._stream.reorders)}
-        return {**order, **algorithm}
+        return {**order, **self._trained.state()}
 
     def groups(self) -> Mapping[str, Group]:
-        return {name: training_state(model) for name, model in self._models.items()}
+        return self._trained.groups()
 
-    def blobs(self) -> Mapping[str, bytes]:
+    def blobs(self) -> Mapping[str, Callable[[], bytes]]:
         return {}
 
     def restore(self, snapshot: Snapshot) -> None:
         """Raises InvalidJob where an adapter, or what it is added to, is another one now."""
-        check_fingerprints(self._models, snapshot.state)
+        self._trained.restore(snapshot)
         self._stream.position = cast(int, snapshot.state["position"])
         self._stream.reorders = tuple(cast(list[int], snapshot.state.get("reorders", [])))
-        self._op_ctx.restore(snapshot.state)
         self._batch = None
-        for name, model in self._models.items():
-            load_training_state(model, partial(snapshot.tensor, name))
 
     def reorder(self, times: int) -> None:
         self._stream.reorder(times)
@@ -102,5 +118,4 @@ class OfflineTask:
         return self._graph.begins
 
     def export(self) -> None:
-        for used in self._graph.trained:
-            save_model(self._models[used.name], self._ctx.tokenizer, self._ctx.workdir / used.field)
+        export_models(self._ctx, self._graph, self._models)

@@ -2,12 +2,12 @@
 replay -> weights to the generators."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from rlhf_api.graph import Graph
 from rlhf_api.replay import EPISODES
@@ -15,16 +15,16 @@ from rlhf_api.rows import Row
 from rlhf_store.manifest import DamagedSnapshot
 
 from ..checkpoint.reading import Snapshot
+from ..checkpoint.rng import restore_generators, save_generators
 from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..generation.ahead import BLOB
 from ..generation.fleet import Fleet
 from ..graph.executor import Executor, RemoteCall
+from ..maths.agreement import comparable
 from ..maths.kl import adaptive_kl_coefficient
 from ..models.average import MovingAverage
-from ..models.export import save_model
-from ..models.state import load_training_state, training_state
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext, output_fn
 from ..ops.compute import kl_coefficient
@@ -34,12 +34,13 @@ from ..replay.samplers import Sampling
 from ..replay.table import Episode
 from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import texts
-from .adapters import check_fingerprints, fingerprints
 from .collector import EpisodeCollector
 from .evaluation import Judge, evaluate
+from .export import export_models
 from .prompt_source import PromptSource
 from .responses import joined
 from .step_metrics import AGREEMENT, step_metrics
+from .trained_state import TrainedState
 from .updates import PretrainingText, Updates
 
 
@@ -72,8 +73,9 @@ class OnlineTask:
         self._policy = models["policy"]
         self._fleet, self._judge, self._held_out, self._op_ctx = fleet, judge, held_out, op_ctx
         self._averages, self._pretraining = averages, pretraining
+        self._trained = TrainedState(models, op_ctx, averages)
         executor = Executor(ctx.ranks, graph, models, remote, op_ctx, averages)
-        self._texts = partial(texts, tokenizer=ctx.tokenizer)
+        self._texts = partial(texts, tokenizer=ctx.tokenizer, stop=ctx.spec.sampling.stop)
         self._sampling = Sampling(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts)
         self._source = PromptSource(ctx, rows)
@@ -92,11 +94,12 @@ class OnlineTask:
         if self._spec.replay.dynamic:
             return {}
         self._op_ctx.step = step
-        before = self._source.state(None)
+        before, drawn = self._source.state(None), save_generators(self._ctx.ranks)
         try:
             self._pending, timings = self._collector.episode(step + 1)
         except Stopped:
             self._source.restore(before, None)
+            restore_generators(self._ctx.ranks, drawn)
             if self._collector.ahead is not None:
                 self._collector.ahead.put_back()
             raise
@@ -126,6 +129,10 @@ class OnlineTask:
         self._adapt(metrics, episode.columns)
         return {**metrics, **replay_metrics, **self._ages(episode.columns)}
 
+    def other_weights(self) -> str:
+        """As the generators find out; see `Fleet.changed`."""
+        return "" if self._fleet is None else self._fleet.changed()
+
     def publish(self, version: int) -> None:
         """The generators get every so many versions, as `spec.weights.everySteps` says, and the first."""
         self._collector.version = version
@@ -143,20 +150,18 @@ class OnlineTask:
 
     def state(self) -> Mapping[str, Any]:
         text = {"pretraining": self._pretraining.position} if self._pretraining else {}
-        algorithm = {"algorithm": deepcopy(self._op_ctx.state), **fingerprints(self._models)}
-        return {**self._source.state(self._pending), **algorithm, **text}
+        return {**self._source.state(self._pending), **self._trained.state(), **text}
 
     def groups(self) -> Mapping[str, Group]:
-        averages = {f"{name}_average": average.state() for name, average in self._averages.items()}
-        return {name: training_state(model) for name, model in self._models.items()} | averages
+        return self._trained.groups()
 
-    def blobs(self) -> Mapping[str, bytes]:
+    def blobs(self) -> Mapping[str, Callable[[], bytes]]:
         ahead = self._collector.ahead
         return self._buffer.blobs(self._pending) | ({} if ahead is None else {BLOB: ahead.blob()})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Raises InvalidJob where the run's prompts, an adapter, or what it is added to are others now."""
-        check_fingerprints(self._models, snapshot.state)
+        self._trained.restore(snapshot)
         try:
             episodes = [name for name in snapshot.blobs if name.startswith(EPISODES)]
             self._pending = self._buffer.restore({name: snapshot.blob(name) for name in episodes})
@@ -165,13 +170,8 @@ class OnlineTask:
         except ValueError as error:
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
-        self._op_ctx.restore(snapshot.state)
         if self._pretraining:
             self._pretraining.position = cast(int, snapshot.state["pretraining"])
-        for name, model in self._models.items():
-            load_training_state(model, partial(snapshot.tensor, name))
-        for name, average in self._averages.items():
-            average.load(partial(snapshot.tensor, f"{name}_average"))
 
     def reorder(self, times: int) -> None:
         """Responses and prompts at hand stay the next."""
@@ -182,8 +182,7 @@ class OnlineTask:
         return self._graph.begins
 
     def export(self) -> None:
-        for used in self._graph.trained:
-            save_model(self._models[used.name], self._ctx.tokenizer, self._ctx.workdir / used.field)
+        export_models(self._ctx, self._graph, self._models)
 
     def _send(self, fleet: Fleet) -> None:
         """The current weights to the generators."""
@@ -220,8 +219,9 @@ class OnlineTask:
     def _agreement(self, columns: Columns) -> dict[str, float]:
         """Of generators and trainer, while both have the same weights: before the step's first update."""
         logprobs = self._policy.infer(columns.sequences, output_fn("logprobs", self._spec), columns.lengths)
-        metrics = step_metrics(columns.with_tokens(logprobs=logprobs), stale=False)
-        return {name: metrics[name] for name in AGREEMENT}
+        compared = comparable(columns["versions"], self._collector.version, keep=False)
+        metrics = step_metrics(columns.with_tokens(logprobs=logprobs), compared)
+        return {name: metrics[name] for name in AGREEMENT if name in metrics}
 
     def _with_replay(self, episode: Episode, step: int) -> tuple[Columns, dict[str, float]]:
         """The step's own responses, then those that are trained on again, the same on every rank; and its metrics."""
@@ -243,7 +243,7 @@ class OnlineTask:
         target = getattr(settings, "kl_target", None)
         if target is None:
             return
-        logged = step_metrics(columns, stale=True) | metrics
+        logged = step_metrics(columns) | metrics
         if "kl_mean" not in logged:  # while the critic alone is trained, nothing may have measured it
             return
         observed = logged["kl_mean"] * logged["answer_length_mean"]
@@ -258,7 +258,7 @@ class OnlineTask:
             dropped = rewards["responses_dropped"]
             rewards["responses_dropped_share"] = dropped / (dropped + len(columns))
         return {
-            **step_metrics(columns, stale=self._stale(columns)),
+            **step_metrics(columns, self._compared(columns)),
             "tokens": int(columns.lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
@@ -266,8 +266,10 @@ class OnlineTask:
             **rewards,
         }
 
-    def _stale(self, columns: Columns) -> bool:
-        """Some tokens were sampled by other weights than the policy's."""
-        if self._collector.ahead is not None:
-            return bool((columns["versions"] != self._collector.version).any())
-        return self._collector.stale or self._spec.replay.dynamic
+    def _compared(self, columns: Columns) -> Tensor | None:
+        """Tokens that the policy's weights before the step sampled; None where the log-probabilities are the sampler's
+        own."""
+        if self._collector.sampled or self._spec.replay.dynamic:
+            return None
+        keep = self._spec.rollout.in_flight == "keep"
+        return comparable(columns["versions"], self._collector.version, keep=keep)

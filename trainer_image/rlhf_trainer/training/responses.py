@@ -8,7 +8,7 @@ import torch
 
 from ..comms.ranks import Message, Ranks
 from ..generation.requests import Responses
-from ..records import Columns, Rollout, Sequences, flat_floats, flat_ints
+from ..records import Columns, Kept, Rollout, Sequences, filled, flat_floats, flat_int32s
 from ..replay.table import Episode
 
 
@@ -31,10 +31,13 @@ def collected(ranks: Ranks, number: int, answers: Responses, places: Mapping[str
     requeued, dropped = header["requeued"], header["dropped"]
     if not header["ids"]:
         return Collected(None, requeued, dropped)
-    sequences = Sequences(arrays["tokens"], arrays["lengths"], arrays["prompt_lengths"])
+    kept = Kept(arrays["kept_counts"], arrays["kept"]) if "kept" in arrays else None
+    # Out of the message one by one: nobody holds both widths of all of them at once.
+    tokens, versions = arrays.pop("tokens").long(), arrays.pop("versions").long()
+    sequences = Sequences(tokens, arrays["lengths"], arrays["prompt_lengths"], kept)
     columns = Columns(
         sequences,
-        {name: arrays[name] for name in ("sampled_logprobs", "versions")},
+        {"sampled_logprobs": arrays["sampled_logprobs"], "versions": versions},
         {name: arrays[name] for name in ("position", "finished")},
     )
     return Collected(Episode(number, tuple(header["ids"]), columns), requeued, dropped)
@@ -55,8 +58,9 @@ def joined(parts: Sequence[Episode]) -> Episode:
 
 
 def message(answers: Responses, places: Mapping[str, int]) -> Message:
-    """The responses as rank 0 tells the others of them; `places` as in `collected`."""
-    rollouts, sequences = answers.rollouts, pack(answers.rollouts)
+    """The responses as rank 0 tells the others of them, in int32 where that does; `places` as in `collected`."""
+    rollouts = answers.rollouts
+    lengths = [(len(r.prompt.tokens), len(r.tokens)) for r in rollouts]
     dropped: dict[str, list[int]] = {}
     for prompt_id, reason in answers.refused.items():
         dropped.setdefault(reason, []).append(places[prompt_id])
@@ -65,12 +69,16 @@ def message(answers: Responses, places: Mapping[str, int]) -> Message:
         "requeued": [places[prompt_id] for prompt_id in answers.requeued],
         "dropped": dropped,
     }
-    return {
-        "tokens": sequences.tokens,
-        "lengths": sequences.lengths,
-        "prompt_lengths": sequences.prompt_lengths,
+    masks = {
+        "kept_counts": flat_int32s(filled(r.kept_counts, len(r.tokens)) for r in rollouts),
+        "kept": flat_int32s(r.kept for r in rollouts),
+    }
+    return (masks if any(r.kept_counts for r in rollouts) else {}) | {
+        "tokens": flat_int32s(part for r in rollouts for part in (r.prompt.tokens, r.tokens)),
+        "lengths": torch.tensor([sum(pair) for pair in lengths], dtype=torch.int64),
+        "prompt_lengths": torch.tensor([prompt for prompt, _ in lengths], dtype=torch.int64),
         "sampled_logprobs": flat_floats(r.logprobs for r in rollouts),
-        "versions": flat_ints(r.versions for r in rollouts),
+        "versions": flat_int32s(r.versions for r in rollouts),
         "position": torch.tensor([places[r.prompt.id] for r in rollouts], dtype=torch.int64),
         "finished": torch.tensor([r.finished for r in rollouts], dtype=torch.bool),
     }, header

@@ -1,4 +1,7 @@
-"""Metrics of a step's responses, from whichever columns its algorithm has."""
+"""Metrics of a step: of its responses, from whichever columns its algorithm has, and of the GPU's memory."""
+
+import torch
+from torch import Tensor
 
 from ..maths.agreement import mean_abs_difference, ratio_outside
 from ..maths.importance import effective_share
@@ -9,9 +12,9 @@ AGREEMENT = ("logprob_difference", "ratio_outside_share")
 """Metrics that compare generator and trainer at the same weights."""
 
 
-def step_metrics(columns: Columns, *, stale: bool) -> dict[str, float]:
-    """Reward, KL and lengths of a batch of responses; `stale`: the generators hold earlier weights than the trainer, so
-    that the two say nothing about each other's arithmetic."""
+def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, float]:
+    """Reward, KL and lengths of a batch of responses, and how generators and trainer agree on the tokens `compared`,
+    bool [A], whose log-probabilities both have by the same weights."""
     found: dict[str, float] = {}
     if "scores" in columns:
         scores = columns["scores"]
@@ -24,11 +27,20 @@ def step_metrics(columns: Columns, *, stale: bool) -> dict[str, float]:
         residual = (columns["returns"] - columns["values"]).var(correction=0)
         spread = columns["returns"].var(correction=0)
         found["value_explained_variance"] = float(1 - residual / spread) if spread > 0 else 0.0
-    if "logprobs" in columns and not stale:
-        pair = columns["logprobs"], columns["sampled_logprobs"]
+    if "logprobs" in columns and compared is not None and bool(compared.any()):
+        pair = columns["logprobs"][compared], columns["sampled_logprobs"][compared]
         found |= dict(
             zip(AGREEMENT, (float(mean_abs_difference(*pair)), float(ratio_outside(*pair))), strict=True)
         )
     if "importance_weights" in columns:
         found["importance_effective_share"] = float(effective_share(columns["importance_weights"]))
     return found
+
+
+def memory_peak(device: torch.device) -> dict[str, float]:
+    """The most GPU memory that this rank had allocated since it was asked last, in 10^9 bytes; empty on a CPU."""
+    if device.type != "cuda":
+        return {}
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return {"memory_peak_gigabytes": peak / 1e9}

@@ -61,7 +61,7 @@ class Updates:
         """Means over the updates, each model's under its name where there are several."""
         means = {key: value / self._counts[key] for key, value in self._sums.items()}
         first = self._graph.train[0]
-        if (loss := f"{self._prefix(first)}loss") in means:
+        if (loss := f"{_prefix(self._graph, first)}loss") in means:
             means["loss"] = means[loss]
         rate = learning_rate_of(self._ctx.spec, first.model == CRITIC, self._ctx.step)
         return {**means, "learning_rate": rate}
@@ -79,14 +79,29 @@ class Updates:
             sequences, loss = mixed(sequences, loss, self._text.take(), self._text.coefficient)
         found = model.update(sequences, output_fn(node.output, spec), loss, rate, self._group)
         for name, value in found.items():
-            key = name if name in SHARED else self._prefix(node) + name
+            key = name if name in SHARED else _prefix(self._graph, node) + name
             self._sums[key] = self._sums.get(key, 0.0) + value
             self._counts[key] = self._counts.get(key, 0) + 1
         if bound is not None and "ratio_mean" in found and not 1 / bound <= found["ratio_mean"] <= bound:
             self._stopped.add(node.name)
 
-    def _prefix(self, node: Train) -> str:
-        return f"{node.model.name}_" if len(self._graph.trained) > 1 else ""
+
+def held_out_losses(
+    graph: Graph, models: Mapping[str, TrainedModel], ctx: OpContext, columns: Columns, group: int
+) -> dict[str, float]:
+    """Loss and statistics of every training node over all sequences, under the names of `Updates.metrics`, without an
+    update. A collective."""
+    found: dict[str, float] = {}
+    for node in graph.train:
+        loss = find(LOSSES, node.loss)(columns, ctx)
+        read, model = output_fn(node.output, ctx.spec), models[node.model.name]
+        measured = model.measure(columns.sequences, read, loss, group)
+        found |= {_prefix(graph, node) + name: value for name, value in measured.items()}
+    return {**found, "loss": found[f"{_prefix(graph, graph.train[0])}loss"]}
+
+
+def _prefix(graph: Graph, node: Train) -> str:
+    return f"{node.model.name}_" if len(graph.trained) > 1 else ""
 
 
 class PretrainingText:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 4
 DEADLINES = 8  # times `timeout_s`: no attempt begins after that
+TOLD = 300  # characters of what a worker says that go into a message
 STRIKES = 2  # failures of its own after which a server that lives is left out
 
 
@@ -134,6 +135,20 @@ class WeightSync:
             wire_seconds=sent.seconds,
             pause_seconds=paused,
         )
+
+    def changed(self, holders: Sequence[Member]) -> str:
+        """Asks `holders` to look at what they serve (`WeightStatus.rlhf_recheck`): who serves other weights than it was
+        given, and which; empty where nobody says so. Who does not answer in time is no matter of this."""
+        answers, _ = self._servers.call(
+            holders, "POST", "/collective_rpc", {"method": "rlhf_recheck"}
+        ).settled()
+        said = [
+            f"{target.name} (worker {worker['rank']}): {str(worker['changed'])[:TOLD]}"
+            for target, answer in answers.items()
+            for worker in answer["results"]
+            if worker["changed"] is not None
+        ]
+        return "; ".join(said[:3])
 
     def close(self) -> None:
         self._leave()

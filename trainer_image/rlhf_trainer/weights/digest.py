@@ -31,16 +31,16 @@ class Digest:
     def update(self, bucket: Bucket) -> None:
         """Takes in a bucket; its bytes may be overwritten afterwards (on a GPU: in stream order)."""
         self._table.update(json.dumps([spec.json() for spec in bucket.specs]).encode() + b"\n")
-        self._lanes.append(_lanes(bucket.data.view(torch.int32)))
+        self._lanes.append(lanes(bucket.data.view(torch.int32)))
 
     def hexdigest(self) -> str:
         """64 hexadecimal digits. Waits for the device."""
-        lanes = torch.cat(self._lanes).cpu() if self._lanes else torch.empty(0, dtype=torch.int64)
-        return hashlib.sha256(self._table.digest() + lanes.numpy().tobytes()).hexdigest()
+        found = torch.cat(self._lanes).cpu() if self._lanes else torch.empty(0, dtype=torch.int64)
+        return hashlib.sha256(self._table.digest() + found.numpy().tobytes()).hexdigest()
 
 
-def _lanes(words: Tensor) -> Tensor:
-    """Of each chunk of `words`: int64 [chunks, LANES]."""
+def lanes(words: Tensor) -> Tensor:
+    """NH of each chunk of `words`, int32 [2n], on their device: int64 [chunks, LANES]."""
     if words.device.type == "cuda":
         from .kernels import nh  # torch's CUDA build brings Triton
 
@@ -54,11 +54,11 @@ def _nh(words: Tensor) -> Tensor:
     half = len(words) // 2
     a, b = words[:half], words[half:]
     key_a, key_b = _keys(words.device)
-    lanes = []
+    sums = []
     for start in range(0, LANES * STEP, STEP):
         left = (a + key_a[start : start + half]).to(torch.int64)
-        lanes.append(left.mul_(b + key_b[start : start + half]).sum())
-    return torch.stack(lanes)
+        sums.append(left.mul_(b + key_b[start : start + half]).sum())
+    return torch.stack(sums)
 
 
 @cache

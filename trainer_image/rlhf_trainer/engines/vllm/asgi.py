@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from .guard import App, Scope
+from .guard import App, Receive, Scope
 
 
 async def call(app: App, scope: Scope, method: str, path: str, body: Any = None) -> Any:
@@ -34,3 +34,13 @@ async def reply(send: Any, status: int, answer: Any) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+
+async def body(receive: Receive) -> bytes:
+    """All of a request's body."""
+    parts, more = [], True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)

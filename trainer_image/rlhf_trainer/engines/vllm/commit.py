@@ -4,10 +4,11 @@ import asyncio
 import json
 import logging
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...weights.members import COMMIT
-from .asgi import reply
+from .asgi import body, reply
 from .gate import GENERATES, Gate
 from .guard import App, Receive, Scope, Send
 
@@ -25,11 +26,13 @@ class Commit:
 
     Responses under way end with what they have (`finish_reason: abort`), to be continued by another request; with
     `clear_cache` false that one finds their keys and values, of the weights before, where the engine caches prefixes.
-    The server does it all by itself, so a trainer that dies meanwhile leaves nobody paused.
+    The server does it all by itself, so a trainer that dies meanwhile leaves nobody paused. After it, between the steps
+    of the engine, the workers prove slice by slice that what they loaded is what they serve.
     """
 
     def __init__(self, app: App) -> None:
         self.app, self._gate = app, Gate(app)
+        self._proving: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in GENERATES:
@@ -38,7 +41,7 @@ class Commit:
         if scope["type"] != "http" or scope["path"] != COMMIT:
             await self.app(scope, receive, send)
             return
-        wanted = json.loads(await _body(receive))
+        wanted = json.loads(await body(receive))
         clear_cache = wanted.pop("clear_cache", True)
         self._gate.close()
         try:
@@ -48,6 +51,7 @@ class Commit:
             await reply(send, 500, {"error": str(error)})
         else:
             self._gate.open(wanted["version"])
+            self._proving = asyncio.create_task(_prove(scope["app"].state.engine_client))
             await reply(send, 200, {"pause_seconds": paused})
 
 
@@ -82,10 +86,8 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], cl
     return ended - began
 
 
-async def _body(receive: Receive) -> bytes:
-    parts, more = [], True
-    while more:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return b"".join(parts)
+async def _prove(engine: "AsyncLLM") -> None:
+    """Ends without a word where the engine dies, which others notice; the trainer asks for the result."""
+    with suppress(Exception):
+        while not all(await engine.collective_rpc("rlhf_prove")):
+            pass

@@ -29,39 +29,41 @@ class Copy:
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of one loading. They stand for any other of weights of the same names, dtypes and shapes, as long as
-    the model's parameters stay where they are."""
+    """The copies of one loading. If they are of every weight `whole`, in one or several parts, they stand for any other
+    loading of weights of the same names, dtypes and shapes, as long as the model's parameters stay where they are."""
 
     _of: tuple[tuple[object, ...], ...]
     _where: tuple[int, ...]
     _copies: tuple[Copy, ...]
+    _whole: bool
 
     @classmethod
     def watch(
         cls, model: nn.Module, weights: Named, load: Callable[[Named], set[str] | None]
     ) -> "tuple[set[str] | None, Copies | None]":
-        """Result of `load(weights)`, and its copies; None where it did anything but to copy every weight whole, in
-        one or several parts, into parameters and buffers, and to fill what is left of those with constants.
+        """Result of `load(weights)`, and its copies; None where it did anything but to copy parts of weights into
+        parameters and buffers, and to fill what is left of those with constants.
         """
         watch = _Watch(model, weights)
         with watch:
             names = load(weights)
-        if (
-            names is None
-            or watch.did_more()
-            or watch.copied != {name: weight.numel() for name, weight in weights}
-        ):
+        if names is None or watch.did_more():
             return names, None
-        return names, cls(_kinds(weights), _places(model), tuple(watch.copies))
+        whole = watch.copied == {name: weight.numel() for name, weight in weights}
+        return names, cls(_kinds(weights), _places(model), tuple(watch.copies), whole)
 
     def fit(self, model: nn.Module, weights: Named) -> bool:
-        return _kinds(weights) == self._of and _places(model) == self._where
+        return self._whole and _kinds(weights) == self._of and _places(model) == self._where
 
     def repeat(self, weights: Named) -> None:
         """Into the same places from other weights; in one kernel for many where the device has such."""
+        pairs = list(self.pairs(weights))
+        torch._foreach_copy_([into for _, into, _ in pairs], [part for _, _, part in pairs])
+
+    def pairs(self, weights: Named) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """(name of a weight, memory of the model, the part of the weight that is copied there), for every copy."""
         given = dict(weights)
-        parts = [copy.part(given[copy.name]) for copy in self._copies]
-        torch._foreach_copy_([copy.into for copy in self._copies], parts)
+        return ((copy.name, copy.into, copy.part(given[copy.name])) for copy in self._copies)
 
 
 class _Watch(TorchDispatchMode):

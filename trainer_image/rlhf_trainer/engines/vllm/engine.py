@@ -19,6 +19,7 @@ from vllm.distributed.weight_transfer.base import (
 from ... import faults, termination
 from ...weights.group import Group, connect_store
 from .receiver import Received, Reception
+from .served import Served
 from .swap import Swap
 from .watchdog import EXIT_ENGINE_DEAD
 from .weight_check import Table, architecture_table, check_fits, checkpoint_table
@@ -85,6 +86,10 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         return Swap(self.model, self.model_config, self.device)
 
     @cached_property
+    def served(self) -> Served:
+        return Served(self.model)
+
+    @cached_property
     def stream(self) -> torch.cuda.Stream | None:
         """To receive on. One for good: torch keeps memory that was used on a stream for that stream."""
         return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -117,6 +122,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def start_weight_update(self) -> None:
         self.reception = None
+        self.served.prove()  # and let go of what arrived: there is room for one copy beside what serves
 
     # The base class's own calls torch.accelerator.synchronize(), which raises on CPU.
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -154,6 +160,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             threading.Timer(FAREWELL_S, os._exit, [EXIT_ENGINE_DEAD]).start()
             raise
         self.version, self.digest = staged.version, staged.digest
+        self.served.loaded(staged.version, self.swap.arrived(staged.weights))
         log.info("serving weight version %s, digest %s", self.version, self.digest)
 
     @staticmethod

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+SLICE_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
+"""Of the served memory that one call reads: some milliseconds, about a step of the engine."""
+
 
 class WeightStatus:
     """`--worker-extension-cls rlhf_trainer.engines.vllm.extension.WeightStatus`, asked through POST /collective_rpc
@@ -29,3 +32,16 @@ class WeightStatus:
             "staged_digest": staged.digest if staged else None,
             "failure": engine.failure,
         }
+
+    def rlhf_prove(self) -> bool:
+        """A slice of the proof that the weights loaded last are served (`Served.prove`); True once it is done."""
+        engine = self.weight_transfer_engine
+        done: bool = engine.served.prove(SLICE_BYTES[engine.device.type])
+        return done
+
+    def rlhf_recheck(self) -> dict[str, object]:
+        """Ends that proof and looks again at a slice of what serves: `changed` says what is not as it was loaded, None
+        where all is."""
+        engine = self.weight_transfer_engine
+        engine.served.recheck(SLICE_BYTES[engine.device.type])
+        return {"rank": self.rank, "changed": engine.served.changed}

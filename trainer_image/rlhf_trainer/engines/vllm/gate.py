@@ -4,12 +4,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from ...comms.frames import GENERATE
 from ...weights.members import VERSION_HEADER
 from .guard import App, Receive, Scope, Send
 
 log = logging.getLogger("vllm.rlhf")
 
-GENERATES = ("/v1/completions", "/v1/chat/completions")
+GENERATES = (GENERATE, "/v1/completions", "/v1/chat/completions")
 LINGER_SECONDS = 2.0
 """Deadline of interrupted streams: their last tokens are sent within it, or the swap goes on without them."""
 ABORT_SECONDS = 0.005

@@ -10,7 +10,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = ("/health", "/ready", "/live", "/drain")  # a kubelet's probes carry no token
+# A kubelet's probes carry no token, nor does a Prometheus of all jobs: each job has its own.
+OPEN_PATHS = ("/health", "/ready", "/live", "/drain", "/metrics")
 
 
 class TokenGuard:

@@ -4,14 +4,15 @@ from . import watchdog
 from .commit import Commit
 from .guard import App, Receive, Scope, Send, TokenGuard
 from .probes import Probes
+from .streams import TokenStreams
 
 
 class Front(TokenGuard):
-    """ASGI middleware of the vLLM server: the token check, and behind it the probes and the commit of new weights. Its
-    start is where the watchdog begins."""
+    """ASGI middleware of the vLLM server: the token check, and behind it the probes, the commit of new weights and
+    the streams of tokens. Its start is where the watchdog begins."""
 
     def __init__(self, app: App) -> None:
-        super().__init__(Probes(Commit(app)))
+        super().__init__(Probes(Commit(TokenStreams(app))))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

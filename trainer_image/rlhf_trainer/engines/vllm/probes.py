@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ...comms.frames import GENERATE
 from ...weights.members import COMMIT
 from .asgi import call, reply
 from .guard import App, Receive, Scope, Send
 
 READY, LIVE, DRAIN = "/ready", "/live", "/drain"
 PROMPTS, WORKERS = "/v1/completions", "/collective_rpc"
-CHANGES = frozenset(
-    {
-        *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
-        COMMIT,
-    }
-)
+BEGINNINGS = ("/init_weight_transfer_engine", "/start_weight_update")
+"""Calls with which an update begins: the trainer has given up whatever is under way then."""
+CHANGES = frozenset({*BEGINNINGS, "/update_weights", "/finish_weight_update", COMMIT})
 
 ANSWER_SECONDS = 2.0
 """A worker that lives answers within this, between two steps of the engine."""
@@ -55,6 +53,7 @@ class Probes:
         self._quiet_since = time.monotonic()
         self._changes = 0  # calls that change weights, under way
         self._changed_at = 0.0  # when the last of them came
+        self._given_up_at: float | None = None  # a call that the workers have not come back from
         self._question: asyncio.Task[list[dict[str, Any]] | None] | None = None
         self._owed_since: float | None = None  # an answer of the workers
         self._proof: Proof | None = None
@@ -67,11 +66,11 @@ class Probes:
             refusal = {"reason": reason} if reason else {}
             await reply(send, 503 if reason else 200, {"ok": not reason, **refusal})
         elif path in CHANGES:
-            with self._change():
+            with self._change(path):
                 await self.app(scope, receive, send)
             if path == COMMIT:
                 self._prove(scope)
-        elif path == PROMPTS:
+        elif path in (GENERATE, PROMPTS):
             with self._prompt():
                 await self.app(scope, receive, send)
         else:
@@ -102,8 +101,10 @@ class Probes:
             return ENGINE_DEAD
         if await self._ask(scope) is not None or self._owed_since is None:
             return ""
-        owed = time.monotonic() - self._owed_since
-        limit = CHANGE_SECONDS if self._changes else HUNG_SECONDS
+        since, limit = self._owed_since, CHANGE_SECONDS if self._changes else HUNG_SECONDS
+        if self._given_up_at is not None:
+            since, limit = max(since, self._given_up_at), HUNG_SECONDS
+        owed = time.monotonic() - since
         return f"the workers have not answered for {owed:.0f} s" if owed > limit else ""
 
     async def _drain(self, _scope: Scope) -> str:
@@ -121,7 +122,9 @@ class Probes:
         return recent and (open_session or self._changes > 0)
 
     @contextmanager
-    def _change(self) -> Iterator[None]:
+    def _change(self, path: str) -> Iterator[None]:
+        if self._changes and path in BEGINNINGS:
+            self._given_up_at = self._given_up_at or time.monotonic()
         self._changes += 1
         self._changed_at = time.monotonic()
         try:
@@ -152,7 +155,7 @@ class Probes:
             answer = await call(self.app, scope, "POST", WORKERS, {"method": "rlhf_status"})
         except Exception:  # whatever a server raises whose engine is dead or shutting down
             return None
-        self._owed_since = None
+        self._owed_since = self._given_up_at = None
         workers: list[dict[str, Any]] = answer["results"]
         return workers
 

@@ -1,12 +1,13 @@
 """New weights into a model that vLLM serves, in the memory of the old ones: CUDA graphs read from there."""
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.config import ModelConfig
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
@@ -39,7 +40,18 @@ class Swap:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def arrived(self, weights: Named) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """What the model holds of the weights that were loaded last, beside these: `Copies.pairs`. Nothing where
+        loading does more than to copy them."""
+        return iter(()) if self._copies is None else self._copies.pairs(weights)
+
     def _reload(self, weights: Named) -> None:
+        if self._device.type == "cpu":
+            # Experts are repacked only where their kernel is made: with one, an update would leave them as loaded.
+            for module in self.model.modules():
+                method = getattr(module, "quant_method", None)
+                if isinstance(method, FusedMoEMethodBase):
+                    method.moe_kernel = None
         initialize_layerwise_reload(self.model)
         loaded = self._model_code.load_weights(iter(weights))
         finalize_layerwise_reload(self.model, self._config)

@@ -2,7 +2,8 @@
 
 vLLM's own end waits for every request under way, and one whose engine died in the middle of it may never end. So
 VLLM_KEEP_ALIVE_ON_ENGINE_DEATH leaves it all to this. The termination message is the exception of the engine's process
-or of one of its workers, which `quote_causes` leaves there, else the way in which that process ended.
+or of one of its workers, which `quote_causes` leaves there, else the way in which that process ended. A server that was
+told to end by SIGTERM kills its engine itself: that is no failure.
 """
 
 import logging
@@ -12,7 +13,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from rlhf_api.oom import OomKills
@@ -23,8 +24,8 @@ log = logging.getLogger("vllm.rlhf")
 
 POLL_SECONDS = 0.5
 LINGER_SECONDS = 5.0
-"""Time for which a server may outlast an engine that ended as it was told, at the server's own end on SIGTERM, or that
-is dead and has not said why yet."""
+"""Time for which a server may outlast an engine that it was told to end, or one that is dead and has not said why
+yet."""
 EXIT_ENGINE_DEAD = 70
 """EX_SOFTWARE; also that of a worker whose swap to new weights failed."""
 FATAL = frozenset({"run_engine_core", "worker_main", "monitor_workers"})
@@ -33,6 +34,9 @@ FATAL = frozenset({"run_engine_core", "worker_main", "monitor_workers"})
 
 class Engine(Protocol):
     """vLLM's EngineClient."""
+
+    shutdown: Callable[..., None]
+    """Called at the server's end, before its engine's process is killed."""
 
     @property
     def errored(self) -> bool: ...
@@ -50,25 +54,35 @@ class EngineProcess(Protocol):
 
 def start(engine: Engine) -> None:
     """Watch from now on, in the process that started the engine's."""
-    processes = multiprocessing.active_children()
-    threading.Thread(
-        target=_watch, args=(engine, processes, OomKills()), name="rlhf-watchdog", daemon=True
-    ).start()
+    processes, told, shutdown = multiprocessing.active_children(), threading.Event(), engine.shutdown
+
+    def told_to_end(*args: object, **kwargs: object) -> None:
+        told.set()
+        shutdown(*args, **kwargs)
+
+    engine.shutdown = told_to_end
+    arguments = (engine, processes, OomKills(), told)
+    threading.Thread(target=_watch, args=arguments, name="rlhf-watchdog", daemon=True).start()
 
 
-def _watch(engine: Engine, processes: Iterable[EngineProcess], oom_kills: OomKills) -> None:
+def _watch(
+    engine: Engine, processes: Iterable[EngineProcess], oom_kills: OomKills, told: threading.Event
+) -> None:
     dead_since: float | None = None
-    while True:
-        time.sleep(POLL_SECONDS)
+    while not told.wait(POLL_SECONDS):
         if dead_since is None and engine.errored:
             dead_since = time.monotonic()
         late = dead_since is not None and (
             time.monotonic() > dead_since + LINGER_SECONDS or termination.written()
         )
-        if cause := cause_of_death(processes, oom_kills.words(), late=late):
+        cause = cause_of_death(processes, oom_kills.words(), late=late)
+        if cause and not told.is_set():
             log.critical("%s; this server ends", cause)
             termination.write(cause)
             os._exit(EXIT_ENGINE_DEAD)
+    time.sleep(LINGER_SECONDS)
+    log.warning("requests under way have held up this server's end for %g s; it ends now", LINGER_SECONDS)
+    os._exit(0)
 
 
 def cause_of_death(processes: Iterable[EngineProcess], oom: str, *, late: bool) -> str:

@@ -1,12 +1,12 @@
 """Names and shapes of the tensors that a served model can take."""
 
-import json
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from rlhf_api.model_files import tensor_entries
 
 from ...weights.buckets import Spec
 
@@ -25,11 +25,9 @@ def checkpoint_table(directory: Path) -> Table:
     table = {}
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                table[name] = Spec(name, _DTYPES.get(entry["dtype"], entry["dtype"]), tuple(entry["shape"]))
+            entries = tensor_entries(file)
+        for name, entry in entries.items():
+            table[name] = Spec(name, _DTYPES.get(entry["dtype"], entry["dtype"]), tuple(entry["shape"]))
     return table
 
 

@@ -1,15 +1,57 @@
-"""Adapters in a snapshot: it holds what is trained alone, and fits one base and the same settings."""
+"""State of a graph's models and of its algorithm in a snapshot. Of a model with an adapter a snapshot holds what is
+trained alone, and fits one base and the same settings."""
 
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 from rlhf_api.graph import CRITIC
 from rlhf_api.problems import InvalidJob, Problem
 
+from ..checkpoint.reading import Snapshot
+from ..checkpoint.segments import Group
+from ..models.average import MovingAverage
+from ..models.state import load_training_state, training_state
 from ..models.trained_model import TrainedModel
+from ..ops import OpContext
 
 KEY = "adapters"
 REMEDY = "put it back, or start anew with another spec.checkpoint.store"
+
+
+class TrainedState:
+    """Parameters and optimizers of the `models`, their moving `averages`, and the running numbers of the algorithm's
+    operations: saved by every task."""
+
+    def __init__(
+        self,
+        models: Mapping[str, TrainedModel],
+        op_ctx: OpContext,
+        averages: Mapping[str, MovingAverage] = MappingProxyType({}),
+    ) -> None:
+        self._models, self._op_ctx, self._averages = models, op_ctx, averages
+
+    def state(self) -> dict[str, Any]:
+        """JSON of the operations and the adapters: a copy."""
+        return {"algorithm": deepcopy(self._op_ctx.state), **fingerprints(self._models)}
+
+    def groups(self) -> dict[str, Group]:
+        """Tensors by model; a collective while it is iterated."""
+        return {
+            **{name: training_state(model) for name, model in self._models.items()},
+            **{f"{name}_average": average.state() for name, average in self._averages.items()},
+        }
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """The inverse of both. Raises InvalidJob where an adapter, or what it is added to, is another one now."""
+        check_fingerprints(self._models, snapshot.state)
+        self._op_ctx.restore(snapshot.state)
+        for name, model in self._models.items():
+            load_training_state(model, partial(snapshot.tensor, name))
+        for name, average in self._averages.items():
+            average.load(partial(snapshot.tensor, f"{name}_average"))
 
 
 def fingerprints(models: Mapping[str, TrainedModel]) -> dict[str, Any]:

@@ -1,0 +1,212 @@
+"""Frames of a response stream: token ids and log-probabilities in binary, from a generator to rank 0.
+
+A frame is a header of four little-endian uint32, the payload's size in bytes, the response's index among those of its
+request, the frame's `Kind` and its number of tokens n, and then the payload: n int32 token ids followed by n float32
+log-probabilities in nats; of an ERROR, its HTTP code and its message as JSON. That is 8 bytes a token, where JSON takes
+83. With a sampling mask n int32 counts follow, and then that many int32 ids of other tokens that were kept: 12 bytes a
+token and 4 for each other one.
+"""
+
+import json
+import math
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from itertools import chain
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlhf_api.spec import MOST_KEPT
+
+GENERATE = "/generate"
+"""POST `Asked` as JSON to a generator: the frames of the responses."""
+_HEADER = struct.Struct("<IIII")
+_TOKEN_BYTES = 8
+_COUNT_BYTES = _ID_BYTES = 4
+MOST_TOKENS = 4096
+"""Tokens of one frame, at most: what a reader holds of a frame that is not whole is bounded by it."""
+MOST_ERROR_BYTES = 16 << 10
+
+
+class Asked(BaseModel):
+    """A request for `n` responses to one prompt of token ids, sampled as vLLM's parameters of the same names say; a
+    frame comes after each `stream_interval` tokens."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prompt: Sequence[int]
+    n: int = 1
+    seed: int | None = None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_tokens: int
+    max_tokens: int
+    stop_token_ids: Sequence[int]
+    stop: Sequence[str] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stream_interval: int
+    kept: int = 0
+    """Above 0: with the sampling mask of each token, of so many tokens at most."""
+
+
+class Kind(IntEnum):
+    """Continuation after a frame's tokens: more of the response (TOKENS), or its end and the reason."""
+
+    TOKENS = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    """Its server stopped working on it: another request may go on from there."""
+    ERROR = 4
+    """The request failed; its frame has no tokens."""
+
+
+_KINDS = tuple(Kind)  # a lookup by number, several times faster than the enumeration's own
+
+
+class Frame(NamedTuple):
+    """New tokens of the request's response number `response`: int32 and, in nats, float32 arrays of one length. With a
+    sampling mask `counts`, int32 of that length, says how many ids of `kept`, int32, belong to each token."""
+
+    response: int
+    kind: Kind
+    tokens: "array[int]"
+    logprobs: "array[float]"
+    counts: "array[int]" = array("i")
+    kept: "array[int]" = array("i")
+
+    def ending(self, count: int) -> "Frame":
+        """Its first tokens, as the end of the response."""
+        counts = self.counts[:count]
+        kept = self.kept[: sum(counts)]
+        return Frame(self.response, Kind.STOP, self.tokens[:count], self.logprobs[:count], counts, kept)
+
+
+class RequestFailed(Exception):
+    """An ERROR frame: `code` as an HTTP status."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Error(BaseModel):
+    code: int
+    message: str
+
+
+def encode(
+    index: int,
+    kind: Kind,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    kept: Sequence[Sequence[int]] | None = None,
+) -> bytes:
+    """One frame, or as many as the tokens take; the last of them has the `kind`. `kept`: the other tokens that each one
+    was sampled from.
+
+    Raises ValueError where there is not one log-probability, and with `kept` one mask, for each token.
+    """
+    if len(tokens) != len(logprobs) or (kept is not None and len(kept) != len(tokens)):
+        beside = "" if kept is None else f" and {len(kept)} sampling masks"
+        raise ValueError(f"{len(tokens)} tokens with {len(logprobs)} log-probabilities{beside}")
+    frames = list[bytes]()
+    for at in range(0, max(1, len(tokens)), MOST_TOKENS):
+        last = at + MOST_TOKENS >= len(tokens)
+        ids, theirs = array("i", tokens[at : at + MOST_TOKENS]), array("f", logprobs[at : at + MOST_TOKENS])
+        arrays: list[array[Any]] = [ids, theirs]
+        if kept is not None:
+            masks = kept[at : at + MOST_TOKENS]
+            arrays += [array("i", map(len, masks)), array("i", chain.from_iterable(masks))]
+        payload = b"".join(_little(part).tobytes() for part in arrays)
+        frames += [_HEADER.pack(len(payload), index, kind if last else Kind.TOKENS, len(ids)), payload]
+    return b"".join(frames)
+
+
+def encode_error(code: int, message: str) -> bytes:
+    """The last frame of a request that failed."""
+    text = message.encode(errors="replace")[: MOST_ERROR_BYTES // 8].decode(errors="ignore")
+    payload = json.dumps({"code": code, "message": text}).encode()
+    return _HEADER.pack(len(payload), 0, Kind.ERROR, 0) + payload
+
+
+class FrameReader:
+    """Frames out of a stream of bytes, however those were cut into packets."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are whole now.
+
+        Raises:
+            RequestFailed: the server says so.
+            ValueError: no frame begins like this, or it holds what is no token or no log-probability.
+        """
+        data, at = self._rest + data if self._rest else data, 0
+        while len(data) - at >= _HEADER.size:
+            size, index, number, count = _HEADER.unpack_from(data, at)
+            kind = _kind(size, number, count)
+            begin, end = at + _HEADER.size, at + _HEADER.size + size
+            if end > len(data):
+                break
+            at = end
+            if kind is Kind.ERROR:
+                raise _failure(data[begin:end])
+            yield _frame(index, kind, count, data[begin:end])
+        self._rest = data[at:]
+
+    def close(self) -> None:
+        """Raises ValueError where the stream ended within a frame."""
+        if self._rest:
+            raise ValueError(
+                f"the stream ended in the middle of a frame, after {len(self._rest)} bytes of it"
+            )
+
+
+def _kind(size: int, number: int, count: int) -> Kind:
+    if number >= len(_KINDS):
+        raise ValueError(f"a frame of kind {number}, which there is not")
+    kind = _KINDS[number]
+    plain, masked = _TOKEN_BYTES * count, (_TOKEN_BYTES + _COUNT_BYTES) * count
+    most = MOST_ERROR_BYTES if kind is Kind.ERROR else masked + _ID_BYTES * MOST_KEPT * count
+    if count > MOST_TOKENS or size > most:
+        raise ValueError(f"a frame of {size} bytes and {count} tokens; one of {kind.name} has at most {most}")
+    if kind is not Kind.ERROR and size != plain and (size < masked or size % _ID_BYTES):
+        raise ValueError(f"a frame of {size} bytes, which is no number for {count} tokens")
+    return kind
+
+
+def _frame(index: int, kind: Kind, count: int, payload: bytes) -> Frame:
+    size = 4 * count
+    tokens, logprobs = array("i", payload[:size]), array("f", payload[size : 2 * size])
+    counts, kept = array("i", payload[2 * size : 3 * size]), array("i", payload[3 * size :])
+    for ids in (tokens, kept):
+        if ids and (lowest := min(_little(ids))) < 0:
+            raise ValueError(f"{lowest} is no token")
+    if not math.isfinite(sum(_little(logprobs))):
+        raise ValueError("a log-probability is not finite")
+    if counts and (min(_little(counts)) < 0 or max(counts) > MOST_KEPT or sum(counts) != len(kept)):
+        raise ValueError(f"a sampling mask of {len(kept)} tokens does not add up")
+    return Frame(index, kind, tokens, logprobs, counts, kept)
+
+
+def _failure(payload: bytes) -> RequestFailed:
+    try:
+        said = _Error.model_validate_json(payload)
+    except ValidationError as error:
+        raise ValueError(f"an ERROR frame that does not say which: {error}") from None
+    return RequestFailed(said.code, said.message)
+
+
+def _little(values: "array[Any]") -> "array[Any]":
+    """Between little-endian and this machine's order, in place."""
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

@@ -1,0 +1,129 @@
+"""Responses in binary frames, by a path of our own: no JSON at either end, detokenized for stop strings alone."""
+
+import logging
+import math
+import uuid
+from collections.abc import AsyncIterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from starlette.responses import StreamingResponse
+
+from ...comms.frames import GENERATE, Asked, Kind, encode, encode_error
+from ...records import ROUNDING
+from .asgi import body, reply
+from .guard import App, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+log = logging.getLogger("vllm.rlhf")
+
+KINDS = {None: Kind.TOKENS, "stop": Kind.STOP, "length": Kind.LENGTH, "abort": Kind.ABORT}
+"""By vLLM's `finish_reason`; of any other the request has failed."""
+
+
+class TokenStreams:
+    """ASGI middleware, behind the gate, with a path of its own:
+
+    POST /generate, a `comms.frames.Asked` as JSON: 200 and the frames of the responses as they come. What goes wrong
+    after that, also a prompt that the engine refuses (400), is an ERROR frame. Whoever hangs up has the engine abort.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != GENERATE:
+            await self.app(scope, receive, send)
+            return
+        try:
+            asked = Asked.model_validate_json(await body(receive))
+        except ValidationError as error:
+            await reply(send, 422, {"error": str(error)})
+            return
+        engine: AsyncLLM = scope["app"].state.engine_client
+        response = StreamingResponse(_frames(engine, asked), media_type="application/octet-stream")
+        await response(scope, receive, send)
+
+
+async def _frames(engine: "AsyncLLM", asked: Asked) -> AsyncIterator[bytes]:
+    refused, begun = _refusals(), False
+    try:
+        longest, wanted = engine.model_config.max_model_len, len(asked.prompt) + asked.max_tokens
+        if wanted > longest:
+            parts = f"a prompt of {len(asked.prompt)} tokens and a response of up to {asked.max_tokens}"
+            raise ValueError(f"{parts} do not fit into a context of {longest}")
+        most = min(asked.kept, engine.model_config.get_vocab_size())
+        prompt: Any = {"type": "token", "prompt_token_ids": list(asked.prompt)}
+        async for found in engine.generate(prompt, _sampling(asked, most), f"rlhf-{uuid.uuid4()}"):
+            begun = True
+            for output in found.outputs:
+                if output.finish_reason not in KINDS:
+                    raise RuntimeError(f"vLLM ended response {output.index} with {output.finish_reason!r}")
+                logprobs, kept = sampled_from(output, most)
+                masks = kept if asked.kept else None
+                yield encode(output.index, KINDS[output.finish_reason], output.token_ids, logprobs, masks)
+    except Exception as error:  # whatever an engine raises, also one that is dead
+        code = 400 if isinstance(error, refused) and not begun else 500
+        log.log(logging.INFO if code == 400 else logging.WARNING, "a request failed: %r", error)
+        yield encode_error(code, f"{type(error).__name__}: {error}" if code == 500 else str(error))
+
+
+def _sampling(asked: Asked, most: int) -> "SamplingParams":
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    fields = asked.model_dump(exclude={"prompt", "kept"})
+    if "stream_interval" not in SamplingParams.__struct_fields__:  # 0.25.1 sends each token as it comes
+        del fields["stream_interval"]
+    return SamplingParams(
+        **fields,
+        logprobs=most,
+        flat_logprobs=True,
+        detokenize=bool(asked.stop),
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], list[list[int]]]:
+    """The log-probability of each sampled token, and with `most` > 0 the other tokens that it was sampled from.
+
+    `output.logprobs` is vLLM's FlatLogprobs: for each token first itself, then the likeliest `most` ones, whose
+    log-probabilities after truncation are -inf for what it left out. More than these are kept only where some tie with
+    the last one: given that such a one was not sampled, the distribution is that of the others, renormalised. Where a
+    response is aborted, vLLM 0.25.1 has all its tokens once more behind them.
+    """
+    flat: Any = output.logprobs
+    if flat is None:
+        return [], []
+    count = len(output.token_ids) if output.finish_reason == "abort" else len(flat.start_indices)
+    if not most:
+        return flat.logprobs[:count], []
+    logprobs, kept = list[float](), list[list[int]]()
+    for start, end in islice(zip(flat.start_indices, flat.end_indices, strict=True), count):
+        own, logprob = flat.token_ids[start], flat.logprobs[start]
+        others = {
+            token: value
+            for token, value in zip(
+                flat.token_ids[start + 1 : end], flat.logprobs[start + 1 : end], strict=True
+            )
+            if token != own and value > -math.inf
+        }
+        if len(others) >= most - 1:
+            total = math.exp(logprob) + sum(map(math.exp, others.values()))
+            logprob -= math.log(total) if total < 1 - ROUNDING else 0.0
+        logprobs.append(logprob)
+        kept.append(list(others))
+    return logprobs, kept
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """Errors of vLLM about a request that it cannot serve."""
+    try:
+        from vllm.exceptions import VLLMClientError
+    except ImportError:  # 0.25.1
+        return (ValueError,)
+    return (ValueError, VLLMClientError)

@@ -1,0 +1,196 @@
+"""Fills a cache of hub models before a role starts, as an init container: `python3 -m rlhf_trainer.model_cache`.
+
+Pods that share the cache's volume may do so at once: the hub's client locks each file, so that one of them downloads it
+and the others wait. A model that is whole in the cache is taken as it is, without a word to the hub. Imports no torch.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from pathlib import Path
+from threading import Thread
+from time import monotonic
+from typing import cast
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import (
+    DryRunError,
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.roles import Role
+from rlhf_api.run import ProcessEnv, RunConfig
+
+from .process import run_role
+from .settings import ModelField, model_source
+
+log = logging.getLogger(__name__)
+
+STALL_SECONDS = 600.0
+"""Deadline of the next bytes, whoever downloads them."""
+TELL_SECONDS = 10.0
+"""Between two lines of progress."""
+TENSORS, PICKLED = "*.safetensors", "*.bin"
+OTHER_FORMS = (
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.gguf",
+    "*.ggml",
+    "*.onnx*",
+    "*.h5",
+    "*.msgpack",
+    "*.ot",
+    "*.tflite",
+    "*/*",
+)
+"""The same weights for other programs, and what lies in folders."""
+
+
+def wanted(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]:
+    """Hub names that a role loads from: the manifest's field of each, and whether its weights are loaded too."""
+    row, spec = role.row, config.spec
+    own = row.model if row.model and getattr(spec.model, row.model) is not None else None
+    fields: list[str] = []
+    if row.work == "train":
+        fields += [model.field for model in graph_of(spec).trained]
+    elif own is not None:
+        fields.append(own)
+    elif row.work == "generate" or row.or_policy:
+        fields.append("policy")
+    found: dict[str, tuple[str, bool]] = {}
+    for field, weights in [*((each, True) for each in fields), ("tokenizer", False)]:
+        source = model_source(config, cast(ModelField, field))
+        if not source.path.startswith((".", "/", "~")) and not Path(source.path).is_dir():
+            found.setdefault(source.path, (source.where, weights))
+    return found
+
+
+def chosen(files: Iterable[str], *, weights: bool) -> list[str]:
+    """The files of a repository that are loaded: its weights in one form, safetensors where there are any, and what
+    stands beside them."""
+    named = [Path(name) for name in files]
+    others = [
+        name for name in named if not any(name.match(form) for form in (*OTHER_FORMS, TENSORS, PICKLED))
+    ]
+    tensors = [name for name in named if "/" not in str(name) and name.match(TENSORS)]
+    pickled = [name for name in named if "/" not in str(name) and name.match(PICKLED)]
+    return sorted(map(str, others + (tensors or pickled if weights else [])))
+
+
+def fill(cache: Path, name: str, where: str, *, weights: bool) -> None:
+    """Downloads a model unless it is there.
+
+    Raises:
+        InvalidJob: the hub has no such model, or does not let this job have it.
+        RuntimeError: the volume cannot hold it, or no byte came for `STALL_SECONDS`.
+    """
+    if is_filled(cache, name, weights=weights):
+        log.info("%s (%s) is in %s", name, where, cache)
+        return
+    try:
+        _follow(cache, name, where, weights)
+    except (RepositoryNotFoundError, GatedRepoError, HFValidationError) as error:
+        fix = "correct the name, or give the pods a token (HF_TOKEN)"
+        message = f"the hub does not give it: {_first_line(error)}; {fix}; got {name!r}"
+        raise InvalidJob([Problem(where, message)]) from error
+    except Exception as error:
+        raise RuntimeError(f"cannot fill {cache} with {name} ({where}): {_first_line(error)}") from error
+    log.info("%s (%s) is in %s now", name, where, cache)
+
+
+def is_filled(cache: Path, name: str, *, weights: bool) -> bool:
+    """All files of the revision that was downloaded last are there; says no of weights that are not safetensors."""
+    ignored = [*OTHER_FORMS, PICKLED] if weights else [*OTHER_FORMS, PICKLED, TENSORS]
+    try:
+        folder = Path(
+            snapshot_download(name, cache_dir=cache, local_files_only=True, ignore_patterns=ignored)
+        )
+    except (OSError, LocalEntryNotFoundError, HFValidationError):
+        return False
+    return not weights or any(folder.glob(TENSORS))
+
+
+def _follow(cache: Path, name: str, where: str, weights: bool) -> None:
+    """Waits for the download, and says how it gets on."""
+    try:
+        listed = {file.filename: file for file in snapshot_download(name, cache_dir=cache, dry_run=True)}
+    except DryRunError as error:  # its own words leave the reason out
+        raise error.__cause__ or error from None
+    files = chosen(listed, weights=weights)
+    total = sum(listed[file].file_size or 0 for file in files)
+    folder = cache / f"models--{name.replace('/', '--')}"
+    missing, free = total - _bytes(folder), shutil.disk_usage(cache).free
+    if missing > free:
+        raise OSError(f"it needs {missing / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free")
+    outcome: Future[str] = Future()
+    Thread(target=_download, args=(outcome, cache, name, files), daemon=True).start()
+    there, since, told = -1, monotonic(), float("-inf")
+    while True:
+        if monotonic() - told >= TELL_SECONDS:
+            log.info("%s (%s): %.2f of %.2f GB", name, where, _bytes(folder) / 1e9, total / 1e9)
+            told = monotonic()
+        try:
+            outcome.result(timeout=1.0)
+            return
+        except NotYet:
+            if outcome.done():
+                raise
+        if (now_there := _bytes(folder)) != there:
+            there, since = now_there, monotonic()
+        elif monotonic() - since > STALL_SECONDS:
+            seen = (
+                f"no byte came for {STALL_SECONDS:g} s, {there / 1e9:.2f} of {total / 1e9:.2f} GB are there"
+            )
+            raise TimeoutError(f"{seen}; if nobody else fills it, remove {cache / '.locks'}")
+
+
+def _download(outcome: "Future[str]", cache: Path, name: str, files: list[str]) -> None:
+    try:
+        outcome.set_result(snapshot_download(name, cache_dir=cache, allow_patterns=files))
+    except BaseException as error:
+        outcome.set_exception(error)
+
+
+def _bytes(folder: Path) -> int:
+    """On the disk, of files that are whole and of those under way."""
+    found = 0
+    for file in (folder / "blobs").glob("*"):
+        try:
+            found += file.stat().st_blocks * 512
+        except FileNotFoundError:  # renamed, now that it is whole
+            continue
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
+
+
+def run(env: ProcessEnv, environ: Mapping[str, str] = os.environ) -> None:
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request
+    cache, role = Path(constants.HF_HUB_CACHE), Role(environ["RLHF_NAME"].rpartition("-")[0])
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = (
+            f"{cache} cannot be made: {error.strerror}; pods run as user {os.getuid()}, group {os.getgid()}"
+        )
+        raise InvalidJob([Problem(f"spec.{role.value}.pods.modelCache", message)]) from error
+    if not os.access(cache, os.W_OK | os.X_OK):
+        message = f"{cache} cannot be written by user {os.getuid()}, group {os.getgid()}"
+        raise InvalidJob([Problem(f"spec.{role.value}.pods.modelCache", message)])
+    for name, (where, weights) in wanted(env.config, role).items():
+        fill(cache, name, where, weights=weights)
+
+
+if __name__ == "__main__":
+    run_role(run)

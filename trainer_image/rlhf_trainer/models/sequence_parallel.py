@@ -1,0 +1,151 @@
+"""Sequence parallelism: neighbouring ranks share each packed row, a slice of its tokens each; within attention they
+exchange slices of all heads for all tokens of some heads (Jacobs et al. 2023, "DeepSpeed Ulysses", arXiv:2309.14509).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from ..batches import MicroBatch
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """`size` ranks, this one at place `rank`, that hold the same micro-batches and a slice of their tokens each.
+
+    Methods are collectives of the group.
+    """
+
+    rank: int
+    size: int
+    group: distributed.ProcessGroup
+
+    @classmethod
+    def of(cls, size: int) -> "SequenceGroup":
+        """This rank's group, of those that divide all ranks in their order: a collective of all of them."""
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+        if world % size:
+            raise ValueError(f"spec.trainer.sequenceParallelSize {size} does not divide {world} ranks")
+        return cls(rank % size, size, _own_group(size))
+
+    def read(self, micro: MicroBatch, read: Callable[[MicroBatch], Tensor]) -> Tensor:
+        """`read` of this rank's slice of the packed row -> its values of the whole row [A_mb, ...], on every rank.
+
+        The gradient of a value goes to the rank that read it, so each rank computes the same loss and passes back
+        its own part: parameter gradients are summed over the ranks, as those of data-parallel ranks are.
+        """
+        length = micro.input_ids.shape[1]
+        width = -(-length // self.size)
+        owner = (micro.response_column - 1) // width
+        counts = torch.bincount(owner, minlength=self.size).tolist()
+        return _Gather.apply(read(self._slice(micro, width, owner == self.rank)), counts, self)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _slice(self, micro: MicroBatch, width: int, own: Tensor) -> MicroBatch:
+        """`width` tokens of the row, which is filled up at its end with a sequence of padding."""
+        start, missing = self.rank * width, self.size * width - micro.input_ids.shape[1]
+        here = slice(start, start + width)
+        mask = micro.attention_mask
+        return replace(
+            micro,
+            input_ids=pad(micro.input_ids, (0, missing), value=micro.pad_token_id)[:, here],
+            position_ids=pad(micro.position_ids, (0, missing))[:, here],
+            attention_mask=torch.cat([mask, mask[..., -1:] + missing], dim=-1) if missing else mask,
+            response_row=micro.response_row[own],
+            response_column=micro.response_column[own] - start,
+            targets=micro.targets[own],
+            response_index=micro.response_index[own.cpu()],
+            kept=None if micro.kept is None else micro.kept[own],
+        )
+
+    def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[1, H, T / size, D] each -> [1, H / size, T, D]. Key heads that `size` does not divide are repeated first."""
+        heads, keys = query.shape[1], key.shape[1]
+        check_heads(heads, keys, self.size)
+        if (times := math.lcm(keys, self.size) // keys) > 1:
+            key, value = (x.repeat_interleave(times, dim=1) for x in (key, value))
+        parts = [
+            x[0].unflatten(0, (self.size, -1)) for x in (query, key, value)
+        ]  # [size, H / size, T / size, D]
+        sizes = [part.shape[1] for part in parts]
+        found = _exchange(torch.cat(parts, dim=1), self).transpose(0, 1).flatten(1, 2)[None]
+        q, k, v = found.split(sizes, dim=1)
+        return q, k, v
+
+    def to_tokens(self, output: Tensor) -> Tensor:
+        """[1, T, H / size, D] -> [1, T / size, H, D]."""
+        parts = output[0].unflatten(0, (self.size, -1))  # [size, T / size, H / size, D]
+        return _exchange(parts, self).transpose(0, 1).flatten(1, 2)[None]
+
+
+@functools.cache
+def _own_group(size: int) -> distributed.ProcessGroup:
+    """One for all models: each has connections and memory of its own."""
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    groups = [distributed.new_group(range(at, at + size)) for at in range(0, world, size)]
+    own = groups[rank // size]
+    assert isinstance(own, distributed.ProcessGroup)
+    return own
+
+
+def check_heads(heads: int, keys: int, size: int) -> None:
+    """Raises ValueError where the heads cannot be divided."""
+    if heads % size or heads % math.lcm(keys, size):
+        raise ValueError(
+            f"spec.trainer.sequenceParallelSize {size} cannot divide {heads} attention heads over {keys} key heads; "
+            f"use a divisor of {heads}"
+        )
+
+
+def heads_of(model: PreTrainedModel) -> tuple[int, int]:
+    """Attention heads and key heads of a model."""
+    text = model.config.get_text_config()
+    heads = int(text.num_attention_heads)
+    return heads, int(getattr(text, "num_key_value_heads", None) or heads)
+
+
+def _exchange(parts: Tensor, group: SequenceGroup) -> Tensor:
+    """[size, ...]: part i goes to rank i, and part i of the result came from there."""
+    return _AllToAll.apply(parts, group)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _AllToAll(torch.autograd.Function):
+    """Its own transpose: what rank r has of rank s is what s sent to r."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: SequenceGroup) -> Tensor:
+        ctx.group = group
+        parts = parts.contiguous()
+        received = torch.empty_like(parts)
+        distributed.all_to_all_single(received, parts, group=group.group)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _AllToAll.forward(ctx, gradients[0], ctx.group), None
+
+
+class _Gather(torch.autograd.Function):
+    """Values of all ranks end to end, `counts` of each; backward, each rank's own."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, counts: list[int], group: SequenceGroup) -> Tensor:
+        before = sum(counts[: group.rank])
+        ctx.own = slice(before, before + len(own))
+        if not sum(counts):
+            return own.clone()
+        filled = own.new_zeros(max(counts), *own.shape[1:])
+        filled[: len(own)] = own
+        every = [torch.empty_like(filled) for _ in counts]
+        distributed.all_gather(every, filled, group=group.group)
+        return torch.cat([part[:count] for part, count in zip(every, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][ctx.own], None, None
