@@ -4,13 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
-from tests.support.seaweed import Seaweed, running
+from tests.support.seaweed import Seaweed, Server, running
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")
-def seaweed(tmp_path_factory) -> Iterator[Seaweed]:
+def store_server(tmp_path_factory) -> Iterator[Server]:
     with running(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def seaweed(store_server: Server) -> Seaweed:
+    return store_server.address

@@ -1,5 +1,8 @@
 """The plan keeps its promises, and no padding or batching changes what is read from a model."""
 
+import random
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +67,46 @@ def test_plan_pads_little_and_leaves_no_rank_without_its_turn():
     assert padded <= 1.1 * sum(lengths)
     assert plan([5], 2, 100) == [[[0]], [[]]]
     assert plan([], 2, 100) == [[], []]
+
+
+def as_they_come(lengths, ranks, budget, size):
+    """Equal numbers of rows for each rank, cut into micro-batches in their order."""
+    share, dealt = len(lengths) // ranks, []
+    for rank in range(ranks):
+        mine = []
+        for row in range(rank * share, (rank + 1) * share):
+            if mine and size([*mine[-1], row]) <= budget:
+                mine[-1].append(row)
+            else:
+                mine.append([row])
+        dealt.append(mine)
+    return [mine + [[]] * (max(map(len, dealt)) - len(mine)) for mine in dealt]
+
+
+@pytest.mark.parametrize(
+    ("packed", "before", "after"), [(False, (42, 15, 23), (12, 0, 3)), (True, (0, 15, 17), (0, 0, 0))]
+)
+def test_the_plan_balances_ranks_and_micro_batches_as_the_docs_say(packed, before, after):
+    draw, ranks, budget = random.Random(0), 4, 4096
+    lengths = [min(2048, max(16, int(draw.lognormvariate(5.8, 0.9)))) for _ in range(256)]
+
+    def size(rows):
+        return (
+            sum(lengths[r] for r in rows)
+            if packed
+            else len(rows) * max((lengths[r] for r in rows), default=0)
+        )
+
+    def figures(dealt):
+        """Percent of padding; of the fullest rank over the mean; of a rank's time, in tokens, spent in waiting."""
+        whole = sum(size(rows) for mine in dealt for rows in mine)
+        loads = [sum(lengths[row] for rows in mine for row in rows) for mine in dealt]
+        together = sum(max(map(size, at_once)) for at_once in zip(*dealt, strict=True))
+        shares = 1 - sum(lengths) / whole, max(loads) / (sum(loads) / ranks) - 1, 1 - whole / ranks / together
+        return tuple(round(100 * share) for share in shares)
+
+    assert figures(as_they_come(lengths, ranks, budget, size)) == before
+    assert figures(plan(lengths, ranks, budget, packed=packed)) == after
 
 
 @given(pairs, st.data())

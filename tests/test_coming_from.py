@@ -1,4 +1,4 @@
-"""docs/coming-from.md: every row answers, and what it names exists."""
+"""docs/coming-from.md: every row answers; commands in it parse, and fields in it change a run."""
 
 import re
 import shlex
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from tests.leaves.places import REFUSED, leaves
 
 from rlhf_api.manifest import RLHFJob
 from rlhf_operator import cli
@@ -40,6 +41,17 @@ def exists(path: str) -> bool:
     return True
 
 
+LEAVES = [at for at, _ in leaves()]
+
+
+def changes_a_run(field: str, note: str) -> bool:
+    """It is a leaf, or a section with some, that `tests/leaves` sees acting; of one with a single value the note says
+    that any other is refused. A job's name is that of all its objects."""
+    at = field.replace("[]", "[0]")
+    found = [leaf for leaf in LEAVES if leaf == at or leaf.startswith((f"{at}.", f"{at}["))]
+    return field == "metadata.name" or bool(set(found) - REFUSED) or (bool(found) and "refused" in note)
+
+
 def named(text: str) -> tuple[list[str], list[str]]:
     """Fields and commands in backticks."""
     quoted = re.findall(r"`([^`]+)`", text)
@@ -60,6 +72,7 @@ def test_every_row_answers_with_something_that_exists(row):
     assert fields or commands or re.search(r"\]\([a-z-]+\.md", ours) or (ours == "not here" and note), ours
     also, more = named(note)
     assert [field for field in fields + also if not exists(field)] == []
+    assert [field for field in fields + also if not changes_a_run(field, note)] == []
     for command in commands + more:
         cli._parser().parse_args(shlex.split(command)[1:])
 
@@ -76,3 +89,8 @@ def test_links_to_headings_lead_to_them(row):
 )
 def test_a_field_that_is_not_there_is_found_out(path):
     assert not exists(path)
+
+
+def test_a_field_that_changes_nothing_is_found_out():
+    assert not changes_a_run("spec.trainer.deepspeed.steps_per_print", "")
+    assert not changes_a_run("spec.ppo.klCoeff", "refused")

@@ -7,8 +7,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import version
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -92,6 +95,40 @@ def test_there_is_one_version():
     assert tags
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {chart["version"], chart["appVersion"], newest[1], *tags} == {project["version"]}
+
+
+@pytest.fixture
+def release() -> ModuleType:
+    """tools/release, of which `make release` runs all."""
+    loader = SourceFileLoader("release", str(ROOT / "tools" / "release"))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+def test_a_release_has_the_chart_of_its_version(release, tmp_path):
+    release.make_chart(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [f"rlhf-operator-{release.VERSION}.tgz"]
+
+
+@OF_WHEEL
+def test_a_release_s_bill_lists_what_the_wheel_brings_and_misses_nothing_that_is_asked_for(release, tmp_path):
+    release.make_operator_bill(tmp_path, WHEEL / "bin" / "python")
+    (bill,) = tmp_path.iterdir()
+    listed = {each["name"]: each["version"] for each in json.loads(bill.read_text())["components"]}
+    assert {name: listed[name] for name in ("kopf", "pydantic")} == {
+        name: pins("common.txt")[name] for name in ("kopf", "pydantic")
+    }
+    assert not {"torch", "vllm", "deepspeed"} & listed.keys()
+    with pytest.raises(SystemExit, match="lacks kopf, torch"):
+        release.check_bill(bill, {"kopf": "0", "torch": "1", "pydantic": listed["pydantic"]})
+
+
+def test_a_release_overwrites_nothing_but_a_release(tmp_path):
+    (tmp_path / "thesis.txt").touch()
+    refused = done(sys.executable, ROOT / "tools" / "release", tmp_path)
+    assert (refused.returncode, "is there and no release" in refused.stderr) == (1, True)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def pins(name: str) -> dict[str, str]:

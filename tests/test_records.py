@@ -1,11 +1,14 @@
 """Packed sequences and columns: taking rows out gives what lists of lists would give."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_trainer.records import Columns, MissingColumn, Sequences, ragged_index
+from rlhf_trainer.batches import MicroBatch
+from rlhf_trainer.records import WHOLE, Columns, Kept, MissingColumn, Sequences, ragged_index
 
 repeatable = settings(derandomize=True, deadline=None)
 tokens = st.lists(st.integers(0, 50), min_size=1, max_size=6)
@@ -134,3 +137,23 @@ def test_a_replaced_column_leaves_the_others_and_the_old_as_they_are():
     assert before["values"].tolist() == [0.0, 0.25]
     assert after["values"].tolist() == [0.0, 0.0]
     assert torch.equal(after["scores"], before["scores"])
+
+
+def masked(counts: list[int]) -> Kept:
+    """The others kept with token i are 10 i, 10 i + 1, ..."""
+    others = [10 * i + k for i, count in enumerate(counts) for k in range(count)]
+    return Kept(torch.tensor(counts, dtype=torch.int32), torch.tensor(others, dtype=torch.int32))
+
+
+def test_a_sampling_mask_goes_with_its_tokens():
+    """Through `select`, `join` with sequences that have none, and to the rows that a model's output layer reads."""
+    sequences = replace(Sequences.pack([([9], [1, 2]), ([8, 8], [3])]), kept=masked([2, WHOLE, 0]))
+    assert sequences.select(torch.tensor([1, 0])).kept.counts.tolist() == [0, 2, WHOLE]
+    both = Sequences.join([sequences, Sequences.pack([([7], [4])])]).select(torch.tensor([2, 0]))
+    assert both.kept.counts.tolist() == [WHOLE, 2, WHOLE]
+    assert both.kept.tokens.tolist() == [0, 1]
+    micro = MicroBatch.build(both, [1], 0)
+    assert micro.kept.tolist() == [[1, 0, 1], [WHOLE] * 3]
+    assert MicroBatch.build(both, [0], 0).kept.tolist() == [[WHOLE]]
+    assert MicroBatch.build(both, [], 0).kept.shape[0] == 0
+    assert Sequences.join([Sequences.pack([([7], [4])])]).kept is None

@@ -46,6 +46,10 @@ CASES = [
         "fp16.enabled: set spec.trainer.dtype",
     ),
     ("spec.environment.A=x", "spec.environment.RLHF_A=x", "begin with RLHF_"),
+    (
+        "spec.generator.autoscale={minReplicas: 4, maxReplicas: 4}",
+        *("spec.generator.autoscale={minReplicas: 5, maxReplicas: 4}", "minReplicas"),
+    ),
     ("spec.sampling.minNewTokens=256", "spec.sampling.minNewTokens=257", "minNewTokens"),
     *(
         (
@@ -137,6 +141,7 @@ CHANGES = [
     ("spec.evaluation={data: [x], function: 'a:b'}", "spec.evaluation"),
     ("spec.health={notFinite: rollback}", "spec.health"),
     ("spec.trackers=[{kind: wandb}]", "spec.trackers"),
+    ("spec.runtime={name: h100}", "spec.runtime"),
     ("spec.trainer.replicas=2", "spec.trainer"),
     ("spec.trainer.deepspeed.zero_optimization.stage=2", "spec.trainer"),
     ("spec.generator.tensorParallelSize=2", "spec.generator"),

@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 from tests.api.manifests import document
 from tests.api.rules import SPEC
 
-_LIKELY = ("/tmp", "/data", "config", "data", "1Gi", "500m", "a.b:c", "s3://b/p", "x/y", "7")
+_LIKELY = ("/tmp", "/data", "config", "data", "1Gi", "500m", "a.b:c", "s3://b/p", "http://h/p", "x/y", "7")
 Strategy = st.SearchStrategy[Any]
 
 JSON = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(allow_nan=False)
+    # The server writes 4.436372884950875e16 as 44363728849508750, which Python reads as another number.
+    | st.floats(allow_nan=False).filter(lambda number: abs(number) < 2**53 or abs(number) >= 1e21)
     | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=6), inner, max_size=2),
     max_leaves=4,
@@ -51,6 +52,8 @@ def values(schema: dict[str, Any], name: str = "") -> Strategy:
     """What the schema allows."""
     if name == "template":
         return TEMPLATES
+    if name == "modelCache":  # any other place needs a volume there
+        return st.just("/workspace/models")
     match schema.get("type"):
         case "object" if "properties" in schema:
             fields = {key: values(inner, key) for key, inner in schema["properties"].items()}

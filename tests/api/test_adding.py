@@ -70,7 +70,7 @@ EDITS = {
         (TABLE, f'{ROWS}{TABLE}"ranked": RankedRow, '),
     ),
     "rlhf_api/spec.py": (
-        ("import Generator, Reference, Reward, Trainer", "import Generator, Reference, Reward, Teacher, Trainer"),
+        ("import Generator, Reference, Trainer", "import Generator, Reference, Teacher, Trainer"),
         ("    weights: Weights = Weights()\n", "    teacher: Teacher = Teacher()\n    weights: Weights = Weights()\n"),
         ("    reward: str | None = None\n", "    teacher: str | None = None\n    reward: str | None = None\n"),
     ),
@@ -103,7 +103,7 @@ job = parse({
 })
 spec, role = job.spec, Role("teacher")
 made = Pinned.make("job", spec, Settings(trainer_image="trainer:1", token_key=b"k" * 32).defaults)
-pod = build_pod(made.config, role, 1, attempt=1, resume=False, config_name=made.name, token_secret="s",
+pod = build_pod(made.config, role, 1, attempt=1, resume=False, config_name=made.name, uid="s",
                 defaults=made.defaults)
 config = RunConfig(job="job", spec=spec, workdir="/w")
 print(json.dumps({

@@ -15,12 +15,14 @@ import yaml
 from pydantic import BaseModel
 
 from rlhf_api import bounds
-from rlhf_api.crd import crd, document
+from rlhf_api.crd import CLUSTER_RUNTIME, RUNTIMES, crd, definition, document
 from rlhf_api.deepspeed import DeepSpeedConfig
+from rlhf_api.manifest import KIND
 from rlhf_api.spec import Spec
 from rlhf_api.status import JobStatus
 
 FOLDERS = ("crds", "charts/rlhf-operator/files")
+KINDS = (KIND, *RUNTIMES)
 VERSION = crd()["spec"]["versions"][0]
 ROOT = VERSION["schema"]["openAPIV3Schema"]
 
@@ -39,25 +41,34 @@ def at(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_file_is_current_and_fits(folder: str) -> None:
-    file = Path(__file__).parents[2] / folder / "rlhfjobs.rlhf.dev.yaml"
-    assert file.read_text() == document(), f"run: python -m rlhf_api.crd > {folder}/{file.name}"
-    assert yaml.safe_load(file.read_text()) == crd()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_is_current_and_fits(folder: str, kind: str) -> None:
+    file = Path(__file__).parents[2] / folder / f"{kind.lower()}s.rlhf.dev.yaml"
+    assert file.read_text() == document(kind=kind), (
+        f"{folder}/{file.name} is out of date: run `make generated`"
+    )
+    assert yaml.safe_load(file.read_text()) == definition(kind)
     assert file.stat().st_size < 100_000
     # `kubectl apply` keeps the object in an annotation, of which an object has 256 KiB at most.
-    assert len(json.dumps(crd(), separators=(",", ":"))) < 128 * 1024
+    assert len(json.dumps(definition(kind), separators=(",", ":"))) < 128 * 1024
 
 
-def test_it_is_printed_by_the_module() -> None:
+@pytest.mark.parametrize("arguments", [[], [CLUSTER_RUNTIME]])
+def test_it_is_printed_by_the_module(arguments: list[str]) -> None:
     out = subprocess.run(
-        [sys.executable, "-m", "rlhf_api.crd"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "rlhf_api.crd", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
-    assert out.stdout == document()
+    assert out.stdout == document(kind=arguments[0] if arguments else KIND)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("minor", [20, 25, 37])
-def test_it_is_valid_in_kubernetes_1_37(minor: int) -> None:
-    assert kubernetes_validate.validate(crd(minor), "1.37", strict=True) == "1.37"
+def test_it_is_valid_in_kubernetes_1_37(minor: int, kind: str) -> None:
+    assert kubernetes_validate.validate(definition(kind, minor), "1.37", strict=True) == "1.37"
 
 
 def test_it_is_structural() -> None:
@@ -74,10 +85,19 @@ def test_it_is_structural() -> None:
             "default",
         ),
         *("pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems"),
-        *("maxLength", "maxProperties", "x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields"),
+        *(
+            "minLength",
+            "maxLength",
+            "maxProperties",
+            "x-kubernetes-validations",
+            "x-kubernetes-preserve-unknown-fields",
+        ),
         *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
     }
     for path, node in nodes(ROOT):
+        if node.get("x-kubernetes-int-or-string"):
+            assert node.keys() == {"x-kubernetes-int-or-string", "anyOf", "pattern", "maxLength"}, path
+            continue
         assert set(node) <= known, path
         assert node["type"] in ("object", "array", "string", "integer", "number", "boolean"), path
         assert ("items" in node) == (node["type"] == "array"), path
@@ -207,6 +227,9 @@ def test_every_string_list_and_map_is_bounded() -> None:
     bound = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}
     for path, node in nodes(ROOT):
         if path in (".apiVersion", ".kind") or "enum" in node or "properties" in node:
+            continue
+        if "type" not in node:
+            assert node["maxLength"] == 32, path
             continue
         assert node["type"] not in bound or node[bound[node["type"]]] >= 1, path
         # A server multiplies a rule's worst case by the items there can be, and refuses what costs too much.

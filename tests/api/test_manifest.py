@@ -104,7 +104,8 @@ BAD = [
         "spec.reward.clip",
         "the lower bound must be below the upper; got [1.0, 0.0]",
     ),
-    ("spec.trainer.microBatchTokens=100", "spec.trainer.microBatchTokens", "use at least that; got 100"),
+    ("spec.trainer.microBatchTokens=100", "spec.trainer.microBatchTokens", "use at least 768; got 100"),
+    ("spec.trainer.sequenceParallelSize=2", "sequenceParallelSize", "must divide the 1 ranks"),
     ("spec.generator.replicas=0", "spec.generator.replicas", "got 0"),
     ("spec.generator.engineArguments.max_model_len=9", "engineArguments.max_model_len", "max-model-len"),
     ("spec.generator.engineArguments.dtype=half", "engineArguments.dtype", "spec.generator.dtype"),
@@ -117,6 +118,16 @@ BAD = [
     ("metadata.name=7b-ppo", "metadata.name", "begin with a letter"),
     ("kind=Job", "kind", "is none of RLHFJob"),
     ("apiVersion=v1", "apiVersion", "'v1' is none of rlhf.dev/v1alpha1"),
+    (
+        "spec.checkpoint={startFrom: {store: 's3://bucket/other', step: 4}}",
+        "spec.checkpoint.startFrom.step",
+        "must be below spec.steps (4), the steps of the whole run; got 4",
+    ),
+    (
+        "spec.checkpoint={store: 's3://bucket/one', startFrom: {store: 's3://bucket/one/', step: 2}}",
+        "spec.checkpoint.startFrom.store",
+        "is this run's own spec.checkpoint.store; name another one there; got",
+    ),
 ]
 
 
@@ -126,6 +137,19 @@ def test_problem_names_field_value_and_remedy(override: str, where: str, words: 
         job(override)
     assert any(p.where.endswith(where) and words in str(p) for p in caught.value.problems), str(caught.value)
     assert "\n" not in str(caught.value.problems[0])
+
+
+def test_ranks_that_share_sequences() -> None:
+    two = ("spec.trainer.processesPerReplica=2", "spec.trainer.sequenceParallelSize=2")
+    job(*two, "spec.trainer.microBatchTokens=384")  # so the longest response fits two of them
+    for override, words in {
+        "spec.trainer.microBatchTokens=383": "which 2 ranks share; use at least 384; got 383",
+        "spec.trainer.attention=padded": "needs packed sequences; use auto; got padded",
+        "spec.algorithm=reward": "a reward model reads its score at one token alone; use 1; got 2",
+    }.items():
+        with pytest.raises(InvalidJob) as caught:
+            job(*two, override)
+        assert words in str(caught.value)
 
 
 def test_all_problems_are_told_at_once() -> None:

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from tests.api import kept as real
 from tests.support.vllm_server import free_port
 
+from rlhf_api.activations import Pass, backward_bytes
 from rlhf_api.manifest import apply_override, parse
 from rlhf_api.memory import Zero, kept, trainer, updating
+from rlhf_api.parameters import Shape
 from rlhf_api.problems import InvalidJob
 from rlhf_operator.plan_table import plan_lines
 
@@ -61,6 +63,40 @@ def test_the_formulae_are_what_gpus_showed(dtype, stage, ranks, away, keeps, mor
     assert kept(zero).bytes(ranks) == keeps
     found = updating(zero).bytes(ranks)
     assert found <= more if away else found == more
+
+
+# shape, ZeRO, tokens, checkpointing, Liger's kernels, a language model: GB at the peak of an update on each GPU, as
+# torch.cuda saw them (benchmarks/train_step.py)
+QWEN = {
+    "0.5b": Shape(layers=24, hidden=896, queries=896, keys=128, inner=4864, vocabulary=151_936),
+    "1.5b": Shape(layers=28, hidden=1536, queries=1536, keys=256, inner=8960, vocabulary=151_936),
+    "7b": Shape(layers=28, hidden=3584, queries=3584, keys=512, inner=18_944, vocabulary=152_064),
+}
+PARAMETERS = {"0.5b": 494e6, "1.5b": 1.544e9, "7b": 7.616e9}
+ONE = Zero(dtype="bfloat16", stage=1, ranks=1)
+TWO = replace(ONE, ranks=2)
+UPDATES = [
+    ("1.5b", ONE, 16384, "none", False, True, 81.5),
+    ("1.5b", ONE, 16384, "none", True, True, 67.5),
+    ("1.5b", ONE, 32768, "none", True, True, 101.3),
+    ("1.5b", ONE, 32768, "selective", True, True, 79.1),
+    ("1.5b", ONE, 65536, "full", True, True, 40.0),
+    ("1.5b", ONE, 16384, "none", True, False, 64.9),
+    ("0.5b", ONE, 16384, "none", True, True, 28.4),
+    ("0.5b", ONE, 32768, "selective", True, True, 33.9),
+    ("0.5b", ONE, 65536, "full", True, True, 15.4),
+    ("7b", replace(ONE, stage=2, optimizer_away=True), 16384, "full", True, True, 55.9),
+    ("7b", replace(TWO, stage=3), 16384, "full", True, True, 79.9),
+    ("1.5b", TWO, 16384, "none", True, True, 61.1),  # of a sequence group
+]
+
+
+@pytest.mark.parametrize(("name", "zero", "tokens", "checkpointing", "fused", "head", "seen"), UPDATES)
+def test_activations_are_those_that_gpus_showed_within_a_tenth(
+    name, zero, tokens, checkpointing, fused, head, seen
+) -> None:
+    activations = backward_bytes(QWEN[name], Pass(tokens, 2, checkpointing, fused), head=head)
+    assert trainer(zero, [PARAMETERS[name]], activations).total == pytest.approx(1e9 * seen, rel=0.1)
 
 
 @pytest.mark.slow

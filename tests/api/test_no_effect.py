@@ -8,7 +8,16 @@ from rlhf_api.problems import InvalidJob
 SFT = ("spec.algorithm=sft", "spec.ppo={}")
 SHARED = ("spec.generator.sharedWithTrainer=true",)
 REFUSED = [
-    ((*SFT, "spec.evaluation={data: [a], function: 'a:b'}"), "spec.evaluation", "sft samples none"),
+    (
+        (*SFT, "spec.evaluation={data: [a], function: 'a:b'}"),
+        "spec.evaluation.function",
+        "sft is judged by its loss",
+    ),
+    ((*SFT, "spec.evaluation={data: [a], samples: 2}"), "spec.evaluation.samples", "remove it; got 2"),
+    (
+        (*SFT, "spec.evaluation={sets: [{name: a, data: [a], temperature: 0}]}"),
+        *("spec.evaluation.sets[0].temperature", "remove it; got 0"),
+    ),
     (
         ("spec.replay.replaySampleFn=newest",),
         "spec.replay.replaySampleFn",
@@ -24,6 +33,14 @@ REFUSED = [
         ("spec.replay.replayEpisodeOffset=3",),
         "spec.replay.replayEpisodeOffset",
         "maxReplayEpisode only; got 3",
+    ),
+    (
+        (*SFT, "spec.trainer.criticMicroBatchTokens=900"),
+        *("spec.trainer.criticMicroBatchTokens", "sft trains no critic; remove it; got 900"),
+    ),
+    (
+        ("spec.reward.microBatchTokens=10",),
+        *("spec.reward.microBatchTokens", "use at least 768; got 10"),
     ),
     (
         ("spec.trainer.deepspeed.steps_per_print=3",),
@@ -45,6 +62,7 @@ REFUSED = [
     ((*SHARED, "spec.weights.everySteps=2"), "spec.weights", "the job has none"),
     ((*SFT, "spec.weights.timeoutSeconds=9"), "spec.weights", "the job has none"),
     ((*SHARED, "spec.generator.replicas=3"), "spec.generator.replicas", "use 1; got 3"),
+    ((*SHARED, "spec.generator.autoscale={maxReplicas: 2}"), "spec.generator.autoscale", "job has none"),
     ((*SHARED, "spec.generator.tensorParallelSize=2"), "spec.generator.tensorParallelSize", "use 1; got 2"),
 ]
 

@@ -7,8 +7,10 @@ import yaml
 from tests.api.manifests import ALONE, GPU, SEVEN, STAGE, unchecked
 from tests.support.models import tiny_model
 
+from rlhf_api.parameters import Shape
 from rlhf_api.resources import plan, problems
 from rlhf_api.roles import Role
+from rlhf_api.sizes import Size
 from rlhf_operator.cli import main
 from rlhf_operator.plan_table import plan_lines
 
@@ -73,12 +75,32 @@ def test_plans(overrides, role, pods, gpus, begins, says) -> None:
 
 def test_sizes_that_a_host_found_win() -> None:
     spec = unchecked(SEVEN, GPU)
-    found = {"policy": 1e9, "reward": 2e9}
+    found = {"policy": Size(1e9), "reward": Size(2e9)}
     made = plan(spec, found)
     assert made[Role.TRAINER].memory.startswith("66 of 80 GB without activations: (1e9 + 2e9) parameters x")
     assert made[Role.REWARD].memory == "4 of 80 GB without activations: 2e9 parameters x 2 B"
     assert made[Role.REFERENCE].memory == "2 of 80 GB without activations: 1e9 parameters x 2 B"
     assert not [p for p in problems(spec, found) if p.where == "spec.trainer"]
+
+
+def test_activations_that_do_not_fit_are_refused_with_what_helps() -> None:
+    """Of the shape of Qwen2.5-1.5B: 37 GB of weights and states, and 2.1 MB of activations for each token."""
+    shape = Shape(layers=28, hidden=1536, queries=1536, keys=256, inner=8960, vocabulary=151_936)
+    found = {"policy": Size(1.54e9, shape)}
+
+    def refused(*overrides: str) -> list[str]:
+        spec = unchecked("spec.algorithm=grpo", GPU, ALONE, *overrides)
+        return [str(p) for p in problems(spec, found) if p.where == "spec.trainer"]
+
+    assert refused() == []
+    (problem,) = refused("spec.trainer.microBatchTokens=65536")
+    assert problem.startswith("spec.trainer: one GPU must hold 169 GB: 1.54e9 parameters x (2 weights")
+    assert "and 138 GB of activations in the backward pass; it has 80 GB; use " in problem
+    remedies = problem.rpartition("use ")[2].partition(" (ranks")[0].split(", or ")
+    assert remedies == ["trainer.gradientCheckpointing full", "trainer.microBatchTokens 16384"]
+    for remedy in remedies:
+        field, value = remedy.split(" ")
+        assert refused("spec.trainer.microBatchTokens=65536", f"spec.{field}={value}") == []
 
 
 def test_the_table_of_a_job() -> None:
@@ -102,14 +124,18 @@ def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(
     spec = {"algorithm": "sft", "steps": 3, "model": {"policy": "m/"}, "data": {"train": ["d.jsonl"]}}
     made = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "x"}, "spec": spec}
     Path("job.yaml").write_text(yaml.safe_dump(made))
+    capsys.readouterr()  # whatever libraries say that made the model
     assert main(["validate", "job.yaml", "--set", "spec.model.policy=./m"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "job.yaml is valid: x, sft, 3 steps on trainer x 1"
-    assert out[2].startswith(
-        "trainer     1     0  0.00218 GB without activations: 90816 parameters x (2 weights +"
-    )
+    assert out[2].startswith("trainer     1     0  ")
+    assert " GB: 90816 parameters x (2 weights +" in out[2]
+    assert out[2].endswith("GB of activations in the backward pass")
     assert main(["validate", "job.yaml", "--no-files"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
     tight = ["--set", "spec.trainer.pods.gpu={count: 1, memoryGigabytes: 0.002}"]
     assert main(["validate", "job.yaml", *tight]) == 2
-    assert "error: spec.trainer: one GPU must hold 0.00218 GB: 90816 parameters" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("error: spec.trainer: one GPU must hold ")
+    assert " GB: 90816 parameters x " in error
+    assert "; it has 0.002 GB; " in error

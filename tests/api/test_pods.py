@@ -5,8 +5,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.api.manifests import job
 
 from rlhf_api.pods import PodSettings, combine
+from rlhf_api.problems import InvalidJob
 
 
 def settings(**fields) -> PodSettings:
@@ -95,3 +97,16 @@ def test_combining_twice_changes_nothing_and_nothing_changes_nothing(job, role):
     assert combine(both, role) == both
     assert combine(job, PodSettings()) == job
     assert combine(PodSettings(), role) == role
+
+
+def test_a_whole_number_is_a_quantity_without_quotes() -> None:
+    said = job(
+        "spec.pods.resources={requests: {cpu: 8}, limits: {cpu: '8', memory: 16Gi}}"
+    ).spec.pods.resources
+    assert (said.requests, said.limits) == ({"cpu": "8"}, {"cpu": "8", "memory": "16Gi"})
+
+
+@pytest.mark.parametrize("amount", ["-1", "0.5", "true", "[]", "8 GB"])
+def test_what_is_no_quantity_is_refused(amount: str) -> None:
+    with pytest.raises(InvalidJob, match=r"spec\.pods\.resources\.limits\.cpu"):
+        job(f"spec.pods.resources={{limits: {{cpu: {amount}}}}}")

@@ -47,7 +47,9 @@ REFUSED = [
             "no weight comes so far with importanceMask 2; remove one of them; got 3",
         ),
     ),
-    ((AHEAD, "spec.sampling.topP=0.9"), "spec.sampling", "rollout.maxStaleness or rollout.importance"),
+    ((AHEAD, "spec.sampling.topP=0.9"), "spec.sampling", "set topK too, from 1 to 256"),
+    ((AHEAD, "spec.sampling.topK=257"), "spec.sampling", "or switch them off; got topP 1, topK 257"),
+    ((AHEAD, "spec.sampling.minNewTokens=2"), "spec.sampling", "they would be compared; set topK too"),
     (
         ("spec.algorithm=sft", "spec.ppo={}", "spec.rollout={maxStaleness: 1}"),
         *("spec.rollout", "is for algorithms that sample responses; sft trains on given ones"),

@@ -9,7 +9,8 @@ from tests.support.models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_api.model_files import model_sizes
-from rlhf_api.parameters import count_parameters
+from rlhf_api.parameters import count_parameters, shape_of
+from rlhf_api.sizes import Size
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gpt2")
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -78,5 +79,7 @@ def test_sizes_of_model_directories(tmp_path: Path) -> None:
     names = {"policy": "whole", "critic": "shards", "reward": "configured", "reference": "broken"}
     overrides = [f"spec.model.{field}={tmp_path / name}" for field, name in names.items()]
     parameters = sum(p.numel() for p in model.parameters())
-    assert model_sizes(unchecked(*overrides)) == dict.fromkeys(("policy", "critic", "reward"), parameters)
+    size = Size(parameters, shape_of(model.config.to_dict()))
+    assert size.shape is not None
+    assert model_sizes(unchecked(*overrides)) == dict.fromkeys(("policy", "critic", "reward"), size)
     assert model_sizes(unchecked()) == {}

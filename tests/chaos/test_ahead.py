@@ -50,7 +50,8 @@ def test_kills_lose_nothing_and_train_on_nothing_twice_or_too_old(generating: Jo
         steps=STEPS,
         rollout={"maxStaleness": STALENESS},
         sampling={"maxNewTokens": TOKENS, "answersPerPrompt": 2},
-        generator={"timeoutSeconds": 60, "concurrentRequests": 3},
+        # One request at a time: the generator is slower than the trainer, so that snapshots hold responses only begun.
+        generator={"timeoutSeconds": 60, "concurrentRequests": 1},
         replay={"maxReplayEpisode": -1, "samplesPerStep": 1},
     )
     train = partial(generating.train, "ahead", overrides=store.overrides)

@@ -21,6 +21,8 @@ RUNNING = JobStatus(
     generator_idle=0.1,
     restarts=2,
     gpus=12,
+    gpu_hours=100.5,
+    cost=251.25,
     last_checkpoint=CheckpointStatus(step=2, time="2026-01-01T00:00:00Z", uri="s3://bucket/ppo/2"),
     roles={Role.GENERATOR: RoleStatus(desired=2, ready=1), Role.REWARD: RoleStatus(desired=1, ready=1)},
 ).model_dump(by_alias=True, mode="json")

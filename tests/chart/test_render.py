@@ -11,7 +11,7 @@ import yaml
 from tests.chart.shapes import SHAPES
 from tests.support.helm import CHART, helm, render, the
 
-from rlhf_api.crd import crd
+from rlhf_api.crd import RUNTIMES, crd, definition
 from rlhf_api.manifest import parse
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.names import common_labels
@@ -21,13 +21,20 @@ from rlhf_operator.cluster.settings import Defaults, Settings
 
 SYSTEM = "rlhf-system"
 OPERATOR = {"app.kubernetes.io/name": "rlhf-operator", "app.kubernetes.io/component": "operator"}
+MONITORING = [{"namespaceSelector": {"matchLabels": {"monitoring": "yes"}}, "podSelector": {}}]
 EVERYTHING: dict[str, Any] = {
     "replicaCount": 3,
     "logFormat": "text",
     "image": {"repository": "registry.example/rlhf-operator", "tag": "1@sha256:0f", "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "registry"}],
     "limits": {"enabled": True, "hostPaths": ["/models"], "requireQueue": True},
-    "jobs": {"trainerImage": "registry.example/t:2", "imagePullPolicy": "Never", "workspaceClaim": "shared"},
+    "jobs": {
+        "trainerImage": "registry.example/t:2",
+        "imagePullPolicy": "Never",
+        "workspaceClaim": "shared",
+        "metricsFrom": MONITORING,
+        "gpuPrices": {"nvidia.com/gpu": 2.5, "nvidia.com/mig-1g.10gb": 0},
+    },
     "nodeSelector": {"disk": "ssd"},
     "tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}],
     "affinity": {
@@ -40,7 +47,7 @@ EVERYTHING: dict[str, Any] = {
     "podAnnotations": {"example/one": "1"},
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
     "networkPolicy": {
-        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"monitoring": "yes"}}}],
+        "metricsFrom": MONITORING,
         "restrictEgress": True,
     },
     "metrics": {
@@ -51,7 +58,11 @@ EVERYTHING: dict[str, Any] = {
     },
     "webhook": {"enabled": True, "port": 9999, "failurePolicy": "Fail"},
 }
-NAMESPACED: dict[str, Any] = {"watchNamespace": "training", "webhook": {"enabled": True}, "replicaCount": 1}
+NAMESPACED: dict[str, Any] = {
+    "watchNamespaces": ["training", "research"],
+    "webhook": {"enabled": True},
+    "replicaCount": 1,
+}
 ISSUED: dict[str, Any] = {
     "tokenKey": {"existingSecret": "mine", "previousSecret": "former", "key": "k"},
     "webhook": {"enabled": True, "certManager": {"enabled": True}},
@@ -113,26 +124,29 @@ def test_every_object_is_named_once_and_in_the_releases_namespace_unless_it_must
     }
 
 
+DEFINITION = ("CustomResourceDefinition", "rlhfjobs.rlhf.dev")
+
+
+@pytest.mark.parametrize("minor", [24, 30])
+def test_the_runtimes_definitions_are_the_generated_ones(minor):
+    rendered = render({}, f"--kube-version=1.{minor}.1")
+    for kind in RUNTIMES:
+        found = the(rendered, "CustomResourceDefinition", f"{kind.lower()}s.rlhf.dev")
+        assert found["spec"] == definition(kind, minor)["spec"]
+
+
 def test_an_old_server_gets_what_it_knows():
     old = render(EVERYTHING, "--kube-version=1.20.2")
     assert the(old, "PodDisruptionBudget")["apiVersion"] == "policy/v1beta1"
     for minor in (24, 25, 29, 30):
-        rendered = the(render({}, f"--kube-version=1.{minor}.1"), "CustomResourceDefinition")
+        rendered = the(render({}, f"--kube-version=1.{minor}.1"), *DEFINITION)
         assert rendered["spec"] == crd(minor)["spec"]
 
 
-def test_the_crd_is_the_generated_one_and_stays_when_the_release_goes():
-    made, copy = (
-        CHART.parents[1] / "crds" / "rlhfjobs.rlhf.dev.yaml",
-        CHART / "files" / "rlhfjobs.rlhf.dev.yaml",
-    )
-    assert copy.read_text() == made.read_text(), (
-        "run: cp crds/rlhfjobs.rlhf.dev.yaml charts/rlhf-operator/files/"
-    )
-    rendered = the(render(), "CustomResourceDefinition")
-    assert rendered["metadata"]["name"] == yaml.safe_load(made.read_text())["metadata"]["name"]
+def test_the_crd_stays_when_the_release_goes():
+    rendered = the(render(), *DEFINITION)
     assert rendered["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    loose = the(render({"crds": {"keep": False}}), "CustomResourceDefinition")
+    loose = the(render({"crds": {"keep": False}}), *DEFINITION)
     assert "helm.sh/resource-policy" not in loose["metadata"].get("annotations", {})
 
 
@@ -146,13 +160,16 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
         workspace_claim="shared",
         image_pull_policy="Never",
         metrics_port=9000,
+        metrics_from=tuple(MONITORING),
+        gpu_prices={"nvidia.com/gpu": 2.5, "nvidia.com/mig-1g.10gb": 0},
         webhook_port=9999,
         log_format="text",
     )
     default = Settings.read(environment(render()))
-    assert (default.namespace, default.webhook_port, default.metrics_port) == (None, None, 8080)
+    assert (default.namespaces, default.webhook_port, default.metrics_port) == ((), None, 8080)
+    assert (default.metrics_from, default.gpu_prices) == ((), {})
     assert default.trainer_image == "rlhf-trainer:0.1.0"
-    assert Settings.read(environment(render(NAMESPACED))).namespace == "training"
+    assert Settings.read(environment(render(NAMESPACED))).namespaces == ("training", "research")
 
 
 def test_what_selects_the_operator_finds_its_pods(everything):
@@ -222,10 +239,15 @@ def test_a_namespaced_operator_has_no_right_beyond_its_namespaces():
     bound = {o["metadata"]["namespace"]: o["roleRef"] for o in objects if o["kind"] == "RoleBinding"}
     assert {namespace: role["kind"] for namespace, role in bound.items()} == {
         "training": "Role",
+        "research": "Role",
         SYSTEM: "Role",
     }
-    wide, narrow = the(render(), "ClusterRole", "rlhf-operator"), the(objects, "Role", "rlhf-operator")
-    assert narrow["rules"] == wide["rules"]
+    wide = the(render(), "ClusterRole", "rlhf-operator")
+    narrow = {o["metadata"]["namespace"]: o["rules"] for o in objects if o["kind"] == "Role"}
+    assert narrow["training"] == narrow["research"] == wide["rules"]
+    (webhook,) = the(objects, "ValidatingWebhookConfiguration")["webhooks"]
+    (asked,) = webhook["namespaceSelector"]["matchExpressions"]
+    assert asked["values"] == ["training", "research"]
 
 
 def test_no_right_is_a_wildcard(objects):

@@ -39,6 +39,8 @@ def test_a_job_has_a_series_for_each_figure_and_its_phase():
         ("rlhf_job_generators_desired",): 2,
         ("rlhf_job_generators_ready",): 1,
         ("rlhf_job_gpus",): 12,
+        ("rlhf_job_gpu_hours_total",): 100.5,
+        ("rlhf_job_cost_total",): 251.25,
         ("rlhf_job_restarts_total",): 2,
         ("rlhf_job_last_checkpoint_step",): 2,
         ("rlhf_job_last_checkpoint_timestamp_seconds",): 1767225600,

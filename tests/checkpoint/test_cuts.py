@@ -1,6 +1,7 @@
 """Cuts in a directory and in S3: whole or not there, and never worse off for a damaged one."""
 
 import logging
+import threading
 
 import obstore
 import pytest
@@ -71,6 +72,19 @@ def test_training_does_not_reach_what_was_copied(directory):
     weight.zero_()
     trainer.saver.finish()
     assert torch.equal(directory.snapshot(1).tensor("model", "weight"), torch.ones(1000))
+
+
+def test_files_are_made_while_training_goes_on(directory):
+    trainer, training = directory.trainer(), threading.Event()
+
+    def encode() -> bytes:
+        assert training.wait(60)
+        return b"an episode"
+
+    trainer.saver.begin(1, {}, {}, {"episodes/1.parquet": encode})
+    training.set()  # `begin` has not waited for it
+    trainer.saver.finish()
+    assert directory.snapshot(1).blob("episodes/1.parquet") == b"an episode"
 
 
 @pytest.mark.parametrize("part", ["manifest", "segment"])

@@ -27,6 +27,7 @@ START_S, RUN_S = 240.0, 420.0
 END_S = 150.0
 """A grace of 15 s, the minute between two of the kubelet's rounds of removing ended containers, and its reports."""
 pytestmark = pytest.mark.timeout(2400)
+HOST_NETWORK = {"template": {"spec": {"hostNetwork": True}}}
 MANY_STEPS = 400
 """More than are ever made: the run is told its end while it is suspended."""
 ONE_THREAD = {"environment": {"OMP_NUM_THREADS": "1"}}
@@ -63,7 +64,8 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     kubectl(kubeconfig, "delete", "rlhfjobs", "--all", "-n", JOBS)
     helm("uninstall", "rlhf", "-n", SYSTEM, "--wait", kubeconfig=kubeconfig)
     kubectl(kubeconfig, "delete", "namespace", JOBS, SYSTEM, timeout=180)
-    kubectl(kubeconfig, "delete", "pv,crd", CLAIM, "rlhfjobs.rlhf.dev", "--ignore-not-found")
+    kubectl(kubeconfig, "delete", "pv", CLAIM, "--ignore-not-found")
+    kubectl(kubeconfig, "delete", "crd", "--selector=app.kubernetes.io/instance=rlhf")
 
 
 def volume(directory: Path) -> list[dict[str, Any]]:
@@ -99,8 +101,9 @@ def policy(jobs: Jobs) -> Jobs:
 
 @pytest.fixture(scope="module")
 def models(policy: Jobs) -> Jobs:
-    """What PPO starts from: the fine-tuned policy, and a reward model trained on the cluster too."""
-    policy.apply(manifest("reward", steps=80))
+    """What PPO starts from: the fine-tuned policy, and a reward model trained on the cluster too, by two trainers that
+    share their node's network."""
+    policy.apply(manifest("reward", steps=80, trainer={"replicas": 2}, pods=HOST_NETWORK))
     assert policy.until("reward", "Succeeded", timeout=RUN_S)["progress"] == "80/80"
     policy.kubectl("delete", "rlhfjob", "reward")
     return policy

@@ -1,9 +1,12 @@
 """The sentiment chain's first two parts, run once for all end-to-end tests as a user runs them."""
 
+import json
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from examples.sentiment import make_data
 from tests.support.rlhf import SENTIMENT, Finished, succeed
 
 
@@ -26,11 +29,35 @@ class Chain:
 @pytest.fixture(scope="session")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     folder: Path = tmp_path_factory.mktemp("chain")
-    sft = succeed(SENTIMENT / "sft.yaml", folder / "sft")
+    pairs = held_out_pairs()
+    answers = [{"prompt": pair["prompt"], "answer": pair["chosen"]} for pair in pairs]
+    for name, rows in {"answers": answers, "pairs": pairs}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judged = f"spec.evaluation={{data: [{folder / 'answers.jsonl'}], everySteps: 100}}"
+    sft = succeed(SENTIMENT / "sft.yaml", folder / "sft", judged)
     reward = succeed(
-        SENTIMENT / "reward.yaml", folder / "reward", f"spec.model.policy={folder / 'sft' / 'policy'}"
+        SENTIMENT / "reward.yaml",
+        folder / "reward",
+        f"spec.model.policy={folder / 'sft' / 'policy'}",
+        f"spec.evaluation={{data: [{folder / 'pairs.jsonl'}], everySteps: 60}}",
+        "spec.checkpoint={everySteps: 60, keepLast: 1, keepBest: 1}",
     )
     return Chain(sft, reward)
+
+
+def held_out_pairs() -> list[dict[str, str]]:
+    """Praise and complaint after prompts that are in no training file."""
+    sides = (make_data.PRAISE, make_data.COMPLAINT)
+    rng = random.Random(0)
+    prompts = [json.loads(line)["prompt"] for line in (SENTIMENT / "heldout.jsonl").read_text().splitlines()]
+    return [
+        {
+            "prompt": p,
+            "chosen": make_data.answer(rng, *sides),
+            "rejected": make_data.answer(rng, *sides[::-1]),
+        }
+        for p in prompts[:60]
+    ]
 
 
 @pytest.fixture(scope="session")

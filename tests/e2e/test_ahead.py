@@ -15,6 +15,7 @@ def test_no_token_is_older_than_the_bound_though_a_generator_dies(chain, tmp_pat
         tmp_path / "run",
         *chain.overrides,
         *("spec.steps=6", evaluation, f"spec.rollout.maxStaleness={STALENESS}"),
+        *("spec.sampling.topP=0.9", "spec.sampling.topK=20"),
         *("spec.generator.replicas=2", "spec.weights.bucketMegabytes=1", "spec.weights.timeoutSeconds=10.0"),
         RLHF_FAULTS="tests.support.faults:kill_generator_in_broadcast",
     )
@@ -23,7 +24,11 @@ def test_no_token_is_older_than_the_bound_though_a_generator_dies(chain, tmp_pat
     ages = [line["staleness_max"] for line in finished.steps]
     assert max(ages) == STALENESS, "it runs ahead, and no further"
     assert all(0 < line["importance_effective_share"] <= 1.001 for line in finished.steps)
-    assert finished.steps[0]["logprob_difference"] < 1e-4
+    assert finished.steps[0]["logprob_difference"] < 1e-4, "over the tokens that each one was sampled from"
+    compared = [line["logprob_difference"] for line in finished.steps if "logprob_difference" in line]
+    assert max(compared) < 1e-4, "of tokens that the present weights sampled, where others are older too"
+    assert finished.steps[0]["ratio_outside_share"] == 0
+    assert abs(finished.steps[0]["kl_mean"]) < 1e-4, "the reference's are too"
     ledger = finished.status["ledger"]
     assert (ledger["lost"], ledger["dropped"]) == (0, 0)
     judged = lines(finished.workdir / "evaluation.jsonl")

@@ -84,6 +84,22 @@ def test_a_reward_function_that_raises_in_the_second_step(folder, tmp_path):
     assert_saved(finished, 1)
 
 
+def test_an_engine_that_computes_another_policy(folder, tmp_path):
+    """Real vLLM, with the trainer's weights and other norms: rewards and curves would look plausible. It works ahead of
+    training: of the tokens, those are compared that the policy's present weights sampled."""
+    other = "{engineArguments: {hf-overrides: {rms_norm_eps: 1.0}}}"
+    grpo = ("spec.algorithm=grpo", "spec.ppo={}", "spec.grpo={minibatchSize: 8, klCoefficient: 0.0}")
+    finished, error = fail(
+        folder,
+        tmp_path / "run",
+        *grpo,
+        *("spec.sampling.answersPerPrompt=2", "spec.rollout.maxStaleness=1", f"spec.generator={other}"),
+    )
+    assert "spec.health.logprobDifference: the generators serve another policy than the trainer's" in error
+    assert finished.status["health"]["reason"] == "OtherPolicy"
+    assert not (tmp_path / "run" / "metrics.jsonl").exists(), "no step is done"
+
+
 def test_a_role_that_dies_and_may_not_be_started_again(folder, tmp_path):
     finished, error = fail(
         folder,

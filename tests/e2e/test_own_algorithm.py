@@ -85,8 +85,12 @@ def test_it_learns(folder, tmp_path):
             "spec.custom.settings={keep: 0}",
             "spec.custom.settings.keep: must be greater than or equal to 1; got 0",
         ),
+        (
+            "spec.reward.fineGrained=true",
+            "spec.reward.fineGrained: the graph of 'examples.own_algorithm.best_of_n:ALGORITHM' reads scores of whole",
+        ),
     ],
-    ids=["module", "type", "column", "declaration", "settings"],
+    ids=["module", "type", "column", "declaration", "settings", "tokens"],
 )
 def test_what_is_refused(override, said, folder, tmp_path):
     given = [o for o in overrides(folder) if "scores=false" not in override or "reward" not in o]

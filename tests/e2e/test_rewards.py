@@ -1,4 +1,4 @@
-"""A run whose reward is a function, a service and a program together, with a response that the function dies of."""
+"""A run whose reward is functions, one of them of tokens, a service and a program, with a response that one dies of."""
 
 import json
 import os
@@ -19,6 +19,9 @@ def letters(prompts, responses, rows):
     if any(row["dies"] for row in rows):
         os._exit(7)
     return [float(len(response)) for response in responses]
+
+def steps(prompts, responses, rows, tokens):
+    return [[0.25] * len(found) for found in tokens]
 """
 
 
@@ -35,10 +38,12 @@ def test_three_kinds_of_rewards_and_a_prompt_that_has_none(tmp_path):
         port = free.getsockname()[1]
     functions = [
         {"function": "functions_of_this_run:letters", "retries": 1},
+        {"function": "functions_of_this_run:steps"},
         {"name": "correct", "url": f"http://127.0.0.1:{port}/score", "weight": 2.0},
         {"name": "true", "program": {"command": ["true"]}, "weight": 0.5},
     ]
     spec = {**JOB["spec"], "steps": 2, "reward": {"functions": functions, "maxFailedShare": 0.5}}
+    spec["reward"] |= {"fineGrained": True}
     spec |= {"model": {"dtype": "float32", "policy": str(tmp_path / "model")}}
     spec |= {"data": {**spec["data"], "train": [str(tmp_path / "rows.jsonl")]}}
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "spec": spec}))
@@ -55,6 +60,7 @@ def test_three_kinds_of_rewards_and_a_prompt_that_has_none(tmp_path):
     for line in finished.steps:
         assert (line["reward_true_mean"], line["reward_correct_mean"]) == (1.0, 0.0)
         assert line["reward_mean"] == line["reward_mean"], "not NaN"
+        assert 0.25 <= line["reward_steps_mean"] <= 0.25 * 8, "a number for each of up to 8 tokens"
         assert min(line[f"reward_{name}_seconds"] for name in ("letters", "correct", "true")) > 0
     assert sum(line["responses_dropped"] for line in finished.steps) == 1
     assert (finished.status["ledger"]["dropped"], finished.status["ledger"]["lost"]) == (1, 0)

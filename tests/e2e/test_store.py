@@ -1,8 +1,11 @@
 """A run whose checkpoints are in S3 goes on on another machine; tests/chaos compares such runs bit by bit."""
 
 import json
+import os
+import subprocess
+import sys
 
-from tests.support.rlhf import SENTIMENT, succeed
+from tests.support.rlhf import SENTIMENT, Finished, succeed
 
 JOB = {
     "apiVersion": "rlhf.dev/v1alpha1",
@@ -38,6 +41,18 @@ JOB = {
 }
 
 
+def rlhf(*arguments: str, **environ: str) -> str:
+    command = [sys.executable, "-m", "rlhf_operator.cli", *arguments]
+    environment = os.environ | environ
+    return subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=60
+    ).stdout
+
+
+def policy(run: Finished) -> bytes:
+    return (run.workdir / "policy" / "model.safetensors").read_bytes()
+
+
 def test_a_run_goes_on_from_s3_in_another_work_directory(seaweed, tmp_path):
     manifest = tmp_path / "job.yaml"
     manifest.write_text(json.dumps(JOB))
@@ -50,6 +65,16 @@ def test_a_run_goes_on_from_s3_in_another_work_directory(seaweed, tmp_path):
     assert [line["step"] for line in second.steps] == [3, 4]
     assert f"resumed from the checkpoint of step 2 in {seaweed.url('run')}" in second.log("trainer-0")
     assert second.status["lastCheckpoint"]["step"] == 4
-    for run in (first, second):
+
+    # A clone of the first three steps does the last one as the run itself did.
+    whole, clone = tmp_path / "whole.json", tmp_path / "clone.yaml"
+    checkpoint = {**JOB["spec"]["checkpoint"], "store": seaweed.url("run")}
+    whole.write_text(json.dumps({**JOB, "spec": {**JOB["spec"], "checkpoint": checkpoint}}))
+    clone.write_text(rlhf("clone", str(whole), "--from-step=3", **seaweed.environment))
+    third = succeed(clone, tmp_path / "third", **seaweed.environment)
+    assert [line["step"] for line in third.steps] == [4]
+    assert third.status["lastCheckpoint"]["uri"] == seaweed.url("stored-from-3")
+    assert policy(third) == policy(second)
+    for run in (first, second, third):
         for file in run.workdir.rglob("*"):
             assert not file.is_file() or seaweed.secret.encode() not in file.read_bytes(), file

@@ -8,7 +8,8 @@ from tests.cluster.packages import Unavailable
 from tests.support.cluster import Cluster, ControlPlane, control_plane, existing
 from tests.support.kube import eventually, kubectl, new_namespace
 
-from rlhf_api.crd import document
+from rlhf_api.crd import RUNTIMES, document
+from rlhf_api.manifest import KIND
 
 
 @pytest.fixture(scope="session", name="control_plane")
@@ -36,19 +37,20 @@ def own_control_plane(control_plane: Cluster) -> ControlPlane:
 
 @pytest.fixture(scope="module")
 def crd(control_plane: Cluster) -> Iterator[None]:
-    """RLHFJob is known to the server while a module's tests run; where it was before, it stays as it is."""
-    kubeconfig, name = control_plane.kubeconfig, "rlhfjobs.rlhf.dev"
-    if kubectl(kubeconfig, "get", "crd", name, "--ignore-not-found"):
-        yield
-        return
+    """Our kinds are known to the server while a module's tests run; those that were before stay as they are."""
+    kubeconfig = control_plane.kubeconfig
+    names = {f"{kind.lower()}s.rlhf.dev": kind for kind in (KIND, *RUNTIMES)}
+    before = kubectl(kubeconfig, "get", "crd", *names, "--ignore-not-found", "--output=name")
+    missing = {name: kind for name, kind in names.items() if f"/{name}\n" not in before}
     minor = json.loads(kubectl(kubeconfig, "get", "--raw=/version"))["minor"].rstrip("+")
-    kubectl(kubeconfig, "create", "-f", "-", input=document(int(minor)))
-    eventually(
-        lambda: kubectl(kubeconfig, "get", "--raw=/apis/rlhf.dev/v1alpha1/rlhfjobs"),
-        "the server serves RLHFJob",
-    )
+    for kind in missing.values():
+        kubectl(kubeconfig, "create", "-f", "-", input=document(int(minor), kind))
+    for kind in missing.values():
+        path = f"/apis/rlhf.dev/v1alpha1/{kind.lower()}s"
+        eventually(lambda path=path: kubectl(kubeconfig, "get", f"--raw={path}"), f"the server serves {kind}")
     yield
-    kubectl(kubeconfig, "delete", "crd", name)
+    if missing:
+        kubectl(kubeconfig, "delete", "crd", *missing, "--ignore-not-found")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from tests.kube.jobs import PPO
 
@@ -20,9 +21,9 @@ WATCHED = ("RLHFJob", "Pod")
 class Hands:
     """With a cache of its own, filled when it looks."""
 
-    def __init__(self, api: Api, namespace: str, image: str) -> None:
+    def __init__(self, api: Api, namespace: str, image: str, **more: Any) -> None:
         self.api, self.cache, self.namespace = api, Cache(), namespace
-        settings = Settings(trainer_image=image, token_key=b"k" * 48, own_namespace=namespace)
+        settings = Settings(trainer_image=image, token_key=b"k" * 48, own_namespace=namespace, **more)
         self.reconciler = Reconciler(settings, api, self.cache, Recorder(api), Telemetry())
 
     async def see(self) -> None:
@@ -43,10 +44,10 @@ class Hands:
 
 
 @asynccontextmanager
-async def hands(namespace: str, image: str = "trainer:1") -> AsyncIterator[Hands]:
-    """In the cluster that KUBECONFIG names."""
+async def hands(namespace: str, image: str = "trainer:1", **settings: Any) -> AsyncIterator[Hands]:
+    """In the cluster that KUBECONFIG names; `settings`: more of the operator's."""
     async with asyncio.timeout(60), await Api.connect() as api:
-        working = Hands(api, namespace, image)
+        working = Hands(api, namespace, image, **settings)
         yield working
         await working.reconciler.close()
 

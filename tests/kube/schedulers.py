@@ -7,6 +7,23 @@ OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 CONDITIONS = {"type": "array", "items": OPEN}
 
 
+def of_cluster(kind: str, plural: str, properties: dict[str, Any]) -> dict[str, Any]:
+    """A kind of Kueue's that is in no namespace."""
+    schema = {"type": "object", "properties": properties}
+    version = {"name": "v1beta1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.kueue.x-k8s.io"},
+        "spec": {
+            "group": "kueue.x-k8s.io",
+            "scope": "Cluster",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
+            "versions": [version],
+        },
+    }
+
+
 def definition(
     group: str, version: str, kind: str, spec: dict[str, Any], required: list[str]
 ) -> dict[str, Any]:
@@ -23,6 +40,7 @@ def definition(
                     "conditions": CONDITIONS,
                     "phase": TEXT,
                     "admission": OPEN,
+                    "admissionChecks": CONDITIONS,
                     "requeueState": OPEN,
                     "reclaimablePods": CONDITIONS,
                 },
@@ -83,4 +101,15 @@ KUEUE = definition(
     },
     ["podSets"],
 )
-ALL = (VOLCANO, COSCHEDULING, KUEUE)
+FLAVOR = of_cluster(
+    "ResourceFlavor",
+    "resourceflavors",
+    {
+        "spec": {
+            "type": "object",
+            "properties": {"nodeLabels": OPEN, "nodeTaints": CONDITIONS, "tolerations": CONDITIONS},
+        }
+    },
+)
+PRIORITY = of_cluster("WorkloadPriorityClass", "workloadpriorityclasses", {"value": INT, "description": TEXT})
+ALL = (VOLCANO, COSCHEDULING, KUEUE, FLAVOR, PRIORITY)

@@ -6,6 +6,7 @@ import tracemalloc
 import pytest
 
 from rlhf_operator.cluster.cache import Cache, trimmed
+from rlhf_operator.cluster.resync import overdue
 from rlhf_operator.cluster.snapshot import Pod
 
 KEY = ("team", "ppo")
@@ -204,7 +205,9 @@ def test_what_is_not_looked_at_is_left_out(cache):
     cache.put(pod())
     assert "managedFields" not in cache.job(KEY)["metadata"]
     kept = cache.pods(KEY)[0]
-    assert kept["spec"] == {"nodeName": "node1"}
+    assert kept["spec"] == {"nodeName": "node1", "containers": [{"name": "role"}]}, (
+        "of those, names and ports"
+    )
     assert kept["metadata"]["ownerReferences"]
     assert len(json.dumps(kept)) < 1200 < len(json.dumps(pod()))
 
@@ -224,3 +227,17 @@ def test_a_thousand_jobs_are_small(cache):
     tracemalloc.stop()
     assert len(cache.keys()) == 1000
     assert (after - before) / 2**20 < 16
+
+
+def test_a_watch_owes_what_two_sweeps_show_and_it_has_not_told():
+    cache, busy, lost, brief = Cache(), pod(10, "busy"), pod(11, "lost", 1), pod(12, "brief", 2)
+    cache.put(pod(9, "busy"))
+    before = {body["metadata"]["uid"]: body for body in (busy, lost, brief) if not cache.knows(body)}
+    assert before.keys() == {"busy", "lost", "brief"}  # which may all be on their way
+    cache.put(busy)  # told since then, and changed again; the third was made and deleted in between
+    now = {"busy": pod(20, "busy"), "lost": lost}
+    assert overdue(before, now, cache) == ["Pod team/ppo-generator-1"]
+    cache.put(lost)
+    assert overdue(before, now, cache) == []
+    cache.drop(lost)
+    assert cache.knows(lost)

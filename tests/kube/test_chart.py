@@ -8,8 +8,11 @@ from tests.support.cluster import Cluster
 from tests.support.helm import CHART, HelmError, helm
 from tests.support.kube import KubectlError, eventually, get, kubectl
 
+from rlhf_api.crd import RUNTIMES
+from rlhf_api.manifest import KIND
+
 JOB = Path(__file__).parents[2] / "examples" / "sentiment" / "ppo.yaml"
-CRD = "rlhfjobs.rlhf.dev"
+CRDS = [f"{kind.lower()}s.rlhf.dev" for kind in (KIND, *RUNTIMES)]
 
 
 class Release:
@@ -26,7 +29,7 @@ class Release:
 
     def install(self, verb: str = "install", *arguments: str) -> str:
         # The definition may be there already, from another test or the cluster's own operator.
-        common = (str(CHART), f"--set=watchNamespace={self.namespace}", "--take-ownership")
+        common = (str(CHART), f"--set=watchNamespaces={{{self.namespace}}}", "--take-ownership")
         return self.helm(verb, *common, *arguments)
 
     def kubectl(self, *arguments: str) -> str:
@@ -39,11 +42,11 @@ class Release:
 
 @pytest.fixture(scope="module", autouse=True)
 def _definition_as_before(control_plane: Cluster) -> Iterator[None]:
-    """The chart leaves it behind; other tests bring their own."""
-    before = kubectl(control_plane.kubeconfig, "get", "crd", CRD, "--ignore-not-found")
+    """The chart leaves them behind; other tests bring their own."""
+    before = kubectl(control_plane.kubeconfig, "get", "crd", *CRDS, "--ignore-not-found", "--output=name")
     yield
-    if not before:
-        kubectl(control_plane.kubeconfig, "delete", "crd", CRD, "--ignore-not-found")
+    if made := [name for name in CRDS if f"/{name}\n" not in before]:
+        kubectl(control_plane.kubeconfig, "delete", "crd", *made, "--ignore-not-found")
 
 
 @pytest.fixture
@@ -85,7 +88,7 @@ def test_install_upgrade_rollback_uninstall_and_install_again(release):
     assert release.kubectl("get", left, mine, "--output=name") == ""
     wide = "clusterroles,clusterrolebindings,validatingwebhookconfigurations"
     assert release.kubectl("get", wide, mine, "--output=name") == ""
-    assert kubectl(release.kubeconfig, "get", "crd", CRD, "--output=name")
+    assert kubectl(release.kubeconfig, "get", "crd", *CRDS, "--output=name")
     assert release.kubectl("get", "rlhfjob", "ppo", "--output=jsonpath={.metadata.uid}") == uid
     release.install()
     assert release.data("token-key") == key

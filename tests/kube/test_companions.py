@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.kube.hands import WATCHED, hands, job
+import yaml
+from tests.kube.hands import WATCHED, Hands, hands, job
+from tests.kube.jobs import ROOT
 from tests.support.cluster import Cluster
+from tests.support.kube import kubectl
 
 from rlhf_operator.cluster import resync
 from rlhf_operator.cluster.api import ApiError
@@ -37,10 +42,40 @@ def test_what_somebody_deletes_is_made_again(namespace, kind):
             await operator.api.delete(kind, namespace, name)
             await operator.look("ppo")
             assert await operator.names(kind) == set()  # nobody has looked for it yet
-            touched = await resync.sweep(operator.api, namespace, WATCHED, operator.cache)
-            assert (namespace, "ppo") in touched
+            swept = await resync.sweep(operator.api, namespace, WATCHED, operator.cache)
+            assert (namespace, "ppo") in swept.touched
             await operator.look("ppo")
             assert {other: await operator.names(other) for other in (*COMPANIONS, "Pod")} == before
+
+    run(body)
+
+
+def test_a_prometheus_may_scrape_generators_of_running_jobs_too(namespace):
+    """With the values and the PodMonitor of docs/operator.md."""
+    page = (ROOT / "docs" / "operator.md").read_text()
+    values, monitor = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, flags=re.S))
+    peers = tuple(values["jobs"]["metricsFrom"])
+
+    async def let_in(operator: Hands) -> list[dict]:
+        policy = await operator.api.get("NetworkPolicy", namespace, "ppo-rlhf")
+        rules = [rule for rule in policy["spec"]["ingress"] if "ports" in rule]
+        return [peer for rule in rules for peer in rule["from"]]
+
+    async def body() -> None:
+        async with hands(namespace) as operator:
+            await operator.api.create(job(namespace))
+            await operator.look("ppo")
+            only = await let_in(operator)
+        async with hands(namespace, metrics_from=peers) as operator:
+            await operator.look("ppo")
+            assert await let_in(operator) == [*only, *peers]
+            selector = ",".join(
+                "=".join(label) for label in monitor["spec"]["selector"]["matchLabels"].items()
+            )
+            (pod,) = [pod async for pod in operator.api.list("Pod", namespace, labels=selector)]
+            assert pod["metadata"]["name"] == "ppo-generator-0"
+            ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+            assert {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]} <= ports
 
     run(body)
 
@@ -116,5 +151,31 @@ def test_jobs_of_the_last_release_run_on_under_this_one(namespace):
             assert {v["name"]: v for v in new["spec"]["volumes"]}["config"]["configMap"]["name"] == old[
                 "metadata"
             ]["name"]
+
+    run(body)
+
+
+@pytest.mark.parametrize("label", ["rlhf.dev/role", "rlhf.dev/attempt", "rlhf.dev/job"])
+def test_a_pod_whose_labels_somebody_took_is_replaced(namespace, control_plane: Cluster, label):
+    async def body() -> None:
+        async with hands(namespace) as operator:
+            await operator.api.create(job(namespace))
+            await operator.look("ppo")
+            before = (await operator.api.get("Pod", namespace, "ppo-reward-0"))["metadata"]["uid"]
+            where = ("pod", "ppo-reward-0", "-n", namespace, f"{label}-")
+            await asyncio.to_thread(kubectl, control_plane.kubeconfig, "label", *where)
+            if label == "rlhf.dev/job":  # a watch tells of it as of a deletion
+                operator.cache.drop(await operator.api.get("Pod", namespace, "ppo-reward-0"))
+            await operator.look("ppo")
+            # Its node would end it: there is none.
+            with suppress(ApiError):
+                await operator.api.delete("Pod", namespace, "ppo-reward-0", uid=before, grace=0)
+            operator.cache.drop_uids("Pod", [before])
+            for _ in range(3):
+                await asyncio.sleep(0.6)  # the pause before a start
+                await operator.look("ppo")
+            after = (await operator.api.get("Pod", namespace, "ppo-reward-0"))["metadata"]
+            assert after["uid"] != before
+            assert after["labels"]["rlhf.dev/role"] == "reward"
 
     run(body)

@@ -18,7 +18,11 @@ from rlhf_api.status import JobStatus
 
 pytestmark = pytest.mark.usefixtures("crd")
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("**/*.yaml"))
+EXAMPLES = [
+    file
+    for file in sorted((Path(__file__).parents[2] / "examples").glob("**/*.yaml"))
+    if "runtimes" not in file.parts
+]
 STATUS = {
     "phase": "Running",
     "totalSteps": 40,
@@ -83,7 +87,8 @@ def test_examples_are_accepted_by_kubectl_and_read_back(
 ) -> None:
     for file in EXAMPLES:
         applied = file
-        if "scenarios" in file.parts:  # of several files: `rlhf render` makes one of them
+        # Of several files, or with variables of the environment: `rlhf render` makes a manifest for kubectl of them.
+        if any(mark in file.read_text() for mark in ("include:", "${")):
             applied = tmp_path / file.name
             applied.write_text(json.dumps(composed(file)))
         kubectl(control_plane.kubeconfig, "apply", "-n", namespace, "-f", str(applied))
@@ -106,7 +111,7 @@ def test_what_we_accept_the_server_stores_and_hands_back(control_plane: Cluster,
             return
 
     draw()
-    assert len(accepted) >= 60
+    assert len(accepted) >= 40  # 70 on average
     stored = create(control_plane, namespace, *(manifest for manifest, _ in accepted), dry=True)
     assert len(stored) == len(accepted)
     for (_, job), body in zip(accepted, stored, strict=True):

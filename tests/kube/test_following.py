@@ -84,7 +84,9 @@ def end(jobs: Jobs, node: Kubelet, name: str) -> None:
 
 
 def test_logs_of_the_roles_pods_in_order_with_their_names(jobs: Jobs, node: Kubelet, verbs: Verbs) -> None:
-    assert verbs.run("logs", "ppo").err == "error: ppo has no trainer pod with a log now (Running)\n"
+    gone = "logs of pods that are gone are where the cluster keeps them, by the label rlhf.dev/job=ppo"
+    none = f"error: ppo has no trainer pod with a log now (Running); {gone}\n"
+    assert verbs.run("logs", "ppo").err == none
     pod(jobs, node, "generator", 10, "ten")
     pod(jobs, node, "generator", 2, "one", " 50%|#  \r100%|###", "")
     pod(jobs, node, "trainer", 0, "step 1", "step 2", "step 3")
@@ -96,7 +98,7 @@ def test_logs_of_the_roles_pods_in_order_with_their_names(jobs: Jobs, node: Kube
         "generator-2 | one\ngenerator-2 | 100%|###\ngenerator-2 | \n"
     )
     assert verbs.run("logs", "ppo", "--role=generator", "--index=3").err == (
-        "error: ppo has no generator pod of index 3 with a log now (Running)\n"
+        f"error: ppo has no generator pod of index 3 with a log now (Running); {gone}\n"
     )
 
 

@@ -7,19 +7,24 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 from tests.kube.jobs import PPO
 from tests.support.cluster import Cluster
-from tests.support.kube import kubectl
+from tests.support.kube import kubectl, new_namespace
+from tests.support.proxy import proxied
 
 from rlhf_operator.cluster import logs
 from rlhf_operator.cluster import manager as module
 from rlhf_operator.cluster.api import Api, ApiError, Key
 from rlhf_operator.cluster.cache import Cache
+from rlhf_operator.cluster.conditions import Event
 from rlhf_operator.cluster.lease import NAME, LeaseLost
 from rlhf_operator.cluster.manager import Process
 from rlhf_operator.cluster.recorder import Recorder
@@ -31,15 +36,15 @@ LABELS = {"app.kubernetes.io/managed-by": "rlhf-operator", "rlhf.dev/job": "ppo"
 
 
 class Operator:
-    """A process at work in one namespace, and what its reconcile saw."""
+    """A process at work in some namespaces, its Lease in the first, and what its reconcile saw."""
 
-    def __init__(self, api: Api, namespace: str, identity: str) -> None:
+    def __init__(self, api: Api, namespaces: tuple[str, ...], identity: str) -> None:
         self.api, self.cache, self.telemetry = api, Cache(), Telemetry()
         settings = Settings(
             trainer_image="x",
             token_key=b"k" * 32,
-            namespace=namespace,
-            own_namespace=namespace,
+            namespaces=namespaces,
+            own_namespace=namespaces[0],
             identity=identity,
         )
         self.process = Process(settings, api, self.cache, self.telemetry, self._reconcile)
@@ -92,9 +97,9 @@ def talk(
 
 
 @asynccontextmanager
-async def operator(namespace: str, identity: str = "only") -> AsyncIterator[tuple[Operator, asyncio.Task]]:
+async def operator(*namespaces: str, identity: str = "only") -> AsyncIterator[tuple[Operator, asyncio.Task]]:
     async with await Api.connect() as api:
-        made = Operator(api, namespace, identity)
+        made = Operator(api, namespaces, identity)
         running = asyncio.create_task(made.process.run())
         try:
             yield made, running
@@ -201,6 +206,73 @@ def test_a_job_is_looked_at_again_when_it_wants(talk, namespace):
     talk(body)
 
 
+NEEDED = (
+    "rlhfjobs.rlhf.dev,pods,configmaps,services,networkpolicies.networking.k8s.io,leases.coordination.k8s.io"
+)
+BIND = ("create", "rolebinding", "operator", "--role=operator")
+
+
+@pytest.fixture
+def elsewhere(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A second namespace, and the kubeconfig of an account of the first that has a role in both and no other rights."""
+    run = partial(kubectl, control_plane.kubeconfig)
+    with new_namespace(control_plane.kubeconfig) as other:
+        run("create", "serviceaccount", "operator", "-n", namespace)
+        for where in (namespace, other):
+            verbs = "--verb=get,list,watch,create,update"
+            run("create", "role", "operator", verbs, f"--resource={NEEDED}", "-n", where)
+            run(*BIND, f"--serviceaccount={namespace}:operator", "-n", where)
+        config = yaml.safe_load(run("config", "view", "--raw", "--minify", "--flatten"))
+        token = run("create", "token", "operator", "-n", namespace).strip()
+        config["users"][0]["user"] = {"token": token}
+        kubeconfig = tmp_path / "operator.kubeconfig"
+        kubeconfig.write_text(yaml.safe_dump(config))
+        yield other, kubeconfig
+
+
+def test_a_namespace_that_may_not_be_listed_is_left_out_until_it_may(
+    talk, namespace, elsewhere, control_plane, monkeypatch, caplog
+):
+    """As where it was deleted, or its RoleBinding was."""
+    other, kubeconfig = elsewhere
+    for name in ("_FIRST_RESYNC_SECONDS", "_RESYNC_SECONDS"):
+        monkeypatch.setattr(module, name, 0.3)
+    caplog.set_level(logging.INFO, module.__package__)
+
+    async def body() -> None:
+        async with await Api.connect() as admin:
+            await admin.create(job(other))
+            await admin.create(pod(other, "a"))
+            monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+            async with operator(namespace, other) as (made, running):
+                known = []
+
+                async def act(name: str) -> float | None:
+                    if made.cache.job((other, name)):
+                        known.append(made.looks[-1][1])
+                    return None
+
+                made.act = act
+                await made.until(lambda: known)
+                kubectl(control_plane.kubeconfig, "delete", "rolebinding", "operator", "-n", other)
+                await made.until(lambda: not made.cache.keys())
+                await admin.create(job(namespace, "here"))
+                await made.until(lambda: made.looks_at("here"))
+                assert made.cache.keys() == [(namespace, "here")]
+                known.clear()
+                account = f"--serviceaccount={namespace}:operator"
+                kubectl(control_plane.kubeconfig, *BIND, account, "-n", other)
+                await made.until(lambda: known)
+                assert set(known) == {("a",)}  # its pods were known before it was
+                await admin.create(pod(other, "b"))
+                await made.until(lambda: ("a", "b") in known)
+                assert not running.done()
+
+    talk(body)
+    assert f"leaves namespace {other} out until it may be listed: 403 Forbidden" in caplog.text
+    assert f"serves namespace {other} again" in caplog.text
+
+
 def test_a_stop_lets_a_reconcile_end_and_gives_the_lease_back(talk, namespace):
     async def body() -> None:
         async with operator(namespace) as (made, running):
@@ -255,11 +327,39 @@ def test_a_reconcile_has_a_deadline(talk, namespace, monkeypatch):
     talk(body)
 
 
+def test_a_watch_that_is_open_and_tells_nothing_is_seen(
+    talk, namespace, control_plane, tmp_path, monkeypatch
+):
+    """By the listings beside it; /healthz says then that the kubelet should start another operator."""
+    monkeypatch.setattr(module, "_FIRST_RESYNC_SECONDS", 0.5)
+    monkeypatch.setattr(module, "_RESYNC_SECONDS", 0.5)
+
+    async def body() -> None:
+        async with await Api.connect() as direct:
+            monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+            async with operator(namespace) as (made, _):
+                await leads(made)
+                await direct.create(job(namespace, "told"))
+                await made.until(lambda: made.looks_at("told"))
+                await made.until(made.process.alive)
+                proxy.freeze_watches(True)
+                await direct.create(job(namespace, "untold"))
+                await made.until(lambda: not made.process.alive())
+                assert made.looks_at("untold") == 0
+                proxy.freeze_watches(False)
+                proxy.cut_watches()
+                await made.until(lambda: made.looks_at("untold"))
+                await made.until(made.process.alive)
+
+    with proxied(control_plane, tmp_path) as (proxy, kubeconfig):
+        talk(body)
+
+
 def test_a_standby_is_ready_and_stops_at_once(talk, namespace):
     async def body() -> None:
-        async with operator(namespace, "first") as (first, _):
+        async with operator(namespace, identity="first") as (first, _):
             await leads(first)
-            async with operator(namespace, "second") as (second, running):
+            async with operator(namespace, identity="second") as (second, running):
                 assert not second.process.ready()
                 await second.until(second.process.ready)
                 await second.api.create(job(namespace))
@@ -308,11 +408,10 @@ def test_events_are_counted_not_repeated(talk, namespace):
         async with await Api.connect() as api:
             recorder, made = Recorder(api), await api.create(job(namespace))
             for _ in range(3):
-                await recorder.record(made, "Normal", "Started", "all pods run")
-            await recorder.record(made, "Warning", "Long", "x" * 5000)
-            await recorder.record(
-                {**made, "metadata": {**made["metadata"], "namespace": "none"}}, "Normal", "A", "b"
-            )
+                await recorder.record(made, Event("Normal", "Started", "all pods run"))
+            await recorder.record(made, Event("Warning", "Long", "x" * 5000))
+            elsewhere = {**made, "metadata": {**made["metadata"], "namespace": "none"}}
+            await recorder.record(elsewhere, Event("Normal", "A", "b"))
             events = [event async for event in api.list("Event", namespace)]
             told = {event["reason"]: event for event in events}
             assert set(told) == {"Started", "Long"}
@@ -323,12 +422,24 @@ def test_events_are_counted_not_repeated(talk, namespace):
     talk(body)
 
 
+SETTINGS = {"RLHF_TOKEN_KEY": "k" * 32, "RLHF_TRAINER_IMAGE": "x"}
+
+
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
         ({}, "RLHF_TOKEN_KEY is not set"),
         ({"RLHF_TOKEN_KEY": "short", "RLHF_TRAINER_IMAGE": "x"}, "at least 32 characters"),
-        ({"RLHF_TOKEN_KEY": "k" * 32, "RLHF_TRAINER_IMAGE": "x", "KUBECONFIG": "/none"}, "found no cluster"),
+        (SETTINGS | {"KUBECONFIG": "/none"}, "found no cluster"),
+        (SETTINGS | {"RLHF_GPU_PRICES": '{"gpu": -1}'}, "with no price below 0; got"),
+        (
+            SETTINGS | {"RLHF_METRICS_FROM": '["prometheus"]'},
+            "must be a JSON list of NetworkPolicy peers; got",
+        ),
+        (
+            SETTINGS | {"RLHF_METRICS_FROM": '[{"ipBlock": {"cidr": "10.0.0.1/8"}}]'},
+            "NetworkPolicy peers (10.0.0.1/8 has host bits set); got",
+        ),
     ],
 )
 def test_wrong_settings_are_said_in_a_line_and_exit_status_2(environ, says):

@@ -1,10 +1,12 @@
 """The operator against a real API server; the pods' nodes exist on paper, and a trainer that only talks."""
 
+import json
+import re
 from collections.abc import Iterator
 
 import pytest
 import yaml
-from tests.kube.jobs import ADDRESS, PODS, PPO, ppo
+from tests.kube.jobs import ADDRESS, PODS, PPO, ROOT, ppo
 from tests.support.cluster import Cluster
 from tests.support.fake_nodes import FakeNodes
 from tests.support.kube import KubectlError, eventually
@@ -106,12 +108,62 @@ def test_what_belongs_to_a_job_goes_with_it(running):
     eventually(lambda: not running.get(kinds, *label)["items"], "nothing is left")
 
 
+def test_a_drain_waits_for_trainers_where_a_budget_says_so(running, nodes):
+    """The one of docs/cluster.md; generators go, and what has ended holds nobody up."""
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    (budget,) = re.findall(r"```yaml\n(apiVersion: policy/.*?)```", page, flags=re.S)
+    running.apply({**yaml.safe_load(budget), "apiVersion": policy_version(running)})
+    eventually(lambda: running.get("pdb", "trainers")["status"]["currentHealthy"] == 1, "the trainer counts")
+    with pytest.raises(KubectlError, match="disruption budget"):
+        evict(running, "ppo-trainer-0")
+    generator = running.pods()["ppo-generator-0"]
+    evict(running, "ppo-generator-0")
+    eventually(lambda: running.pods().get("ppo-generator-0") not in (None, generator), "another generator")
+    nodes.end(running.namespace, "ppo-trainer-0", code=0)
+    assert running.until("ppo", "Succeeded")["restarts"] == 0
+    evict(running, "ppo-trainer-0")
+
+
+def policy_version(jobs: Jobs) -> str:
+    return "policy/v1" if "policy/v1" in jobs.kubectl("api-versions").split() else "policy/v1beta1"
+
+
+def evict(jobs: Jobs, pod: str) -> None:
+    """As `kubectl drain` does, without its retries."""
+    body = {"apiVersion": policy_version(jobs), "kind": "Eviction", "metadata": {"name": pod}}
+    path = f"/api/v1/namespaces/{jobs.namespace}/pods/{pod}/eviction"
+    jobs.kubectl("create", f"--raw={path}", "-f", "-", input=json.dumps(body))
+
+
 def test_generators_scale(running):
     running.kubectl("scale", "rlhfjob", "ppo", "--replicas=3")
     running.until_pods(6)
     eventually(lambda: running.status("ppo").get("generatorReplicas") == 3, "the scale status")
     running.kubectl("scale", "rlhfjob", "ppo", "--replicas=1")
     assert set(running.until_pods(4)) == PODS
+
+
+def test_generators_follow_the_trainer_s_wait(trainer, jobs):
+    """A trainer that waits for two thirds of each step gets more of them, as `kubectl scale` would give; `apply` of a
+    manifest that does not name `replicas` leaves them."""
+    generator = {"autoscale": {"maxReplicas": 3, "trainerIdle": 0.4}}
+    trainer.status |= {"trainerIdle": 0.66, "generatorIdle": 0.34}
+    jobs.apply(ppo(generator=generator))
+    jobs.until("ppo", "Running")
+    eventually(lambda: jobs.status("ppo")["generatorsReady"] == "1/1", "the generator serves")
+
+    def steps() -> bool:
+        trainer.status["step"] += 1
+        return len(jobs.pods()) == 6
+
+    eventually(steps, "three generators")
+    jobs.apply(ppo(generator=generator))
+    assert jobs.get("rlhfjob", "ppo")["spec"]["generator"]["replicas"] == 3
+    (event,) = jobs.get("events", "--field-selector=reason=Autoscaled")["items"]
+    assert (
+        event["message"]
+        == "generators 1 -> 3: the trainer waited 66% of the last step (spec.generator.autoscale)"
+    )
 
 
 def test_a_checkpoint_is_asked_for_once(running, trainer):

@@ -13,7 +13,7 @@ from tests.kube.jobs import ADDRESS, ROOT, ppo
 from tests.support.cluster import Cluster
 from tests.support.fake_nodes import FakeNodes
 from tests.support.helm import CHART, helm
-from tests.support.kube import eventually, kubectl
+from tests.support.kube import KubectlError, eventually, kubectl, new_namespace
 from tests.support.operator import Jobs, Operator, operator, talking_trainer
 from tests.support.proxy import Proxy, proxied
 
@@ -88,11 +88,21 @@ def elsewhere(control_plane: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def account(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[tuple[Proxy, Path]]:
+def another(control_plane: Cluster) -> Iterator[str]:
+    """A second namespace that the operator serves."""
+    with new_namespace(control_plane.kubeconfig) as name:
+        yield name
+
+
+@pytest.fixture
+def account(
+    control_plane: Cluster, namespace: str, another: str, tmp_path: Path
+) -> Iterator[tuple[Proxy, Path]]:
     """The operator's ServiceAccount as the chart makes it, through a proxy that writes down what it does."""
     admin = control_plane.kubeconfig
-    values = f"--set=watchNamespace={namespace},fullnameOverride=operator,replicaCount=0,crds.install=false"
-    helm("install", namespace, str(CHART), f"--namespace={namespace}", values, kubeconfig=admin)
+    values = "fullnameOverride=operator,replicaCount=0,crds.install=false"
+    both = (f"--set={values}", f"--set=watchNamespaces={{{namespace},{another}}}")
+    helm("install", namespace, str(CHART), f"--namespace={namespace}", *both, kubeconfig=admin)
     token = kubectl(admin, "create", "token", "operator", f"--namespace={namespace}").strip()
     try:
         with proxied(control_plane, tmp_path) as (proxy, kubeconfig):
@@ -106,7 +116,7 @@ def account(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[
 
 def granted(namespace: str) -> set[Right]:
     where = f"--namespace={namespace}"
-    command = ("template", namespace, str(CHART), where, f"--set=watchNamespace={namespace}")
+    command = ("template", namespace, str(CHART), where, f"--set=watchNamespaces={{{namespace}}}")
     objects = yaml.safe_load_all(helm(*command, "--show-only=templates/rbac.yaml"))
     return {
         (group, resource, verb)
@@ -144,6 +154,21 @@ def one_pod(name: str, **spec: Any) -> dict[str, Any]:
     return {**job, "metadata": {"name": name}, "spec": {**job["spec"], **spec}}
 
 
+def waits_for_its_runtime(jobs: Jobs) -> None:
+    """A job that names a runtime has no pods until it comes, and its outcome then."""
+    jobs.apply(one_pod("named", runtime={"name": "small", "kind": "RLHFRuntime"}))
+    eventually(lambda: jobs.reason("named", "Suspended") == "RuntimeNotFound", "the job waits")
+    assert "named-trainer-0" not in jobs.pods()
+    kind = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFRuntime", "metadata": {"name": "small"}}
+    jobs.kubectl("create", "-f", "-", input=json.dumps({**kind, "spec": {"pods": {"image": "admin:1"}}}))
+    assert "admin:1" in jobs.kubectl("get", "rlhfruntimes")
+    eventually(lambda: jobs.pods().get("named-trainer-0"), "the runtime has come")
+    pod = jobs.get("pod", "named-trainer-0")
+    assert pod["spec"]["containers"][0]["image"] == "admin:1"
+    assert jobs.status("named")["runtime"] == {"kind": "RLHFRuntime", "name": "small", "generation": 1}
+    jobs.kubectl("delete", "rlhfjob", "named")
+
+
 def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     """Everything that the operator does for jobs: gangs, queues, scaling, a changed spec, suspension, time to live."""
     for gang in ("volcano", "coscheduling"):
@@ -170,12 +195,11 @@ def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     jobs.kubectl("delete", "pod", "taken-trainer-0", "--grace-period=0", "--force")
     eventually(lambda: jobs.pods().get("taken-trainer-0"), "the name is free")
 
-    jobs.apply(ppo())
+    jobs.apply(ppo(generator={"autoscale": {"minReplicas": 2, "maxReplicas": 2}}))
     jobs.until("ppo", "Running")
-    jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=2")
     eventually(lambda: "ppo-generator-1" in jobs.pods(), "one generator more")
     jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=1")
-    eventually(lambda: "ppo-generator-1" not in jobs.pods(), "one generator less")
+    eventually(lambda: jobs.get("rlhfjob", "ppo")["spec"]["generator"]["replicas"] == 2, "it is taken back")
     jobs.patch("ppo", suspend=True)
     jobs.patch("ppo", ppo={"klCoefficient": 0.5})  # while the pods still run what was before
     eventually(lambda: jobs.reason("ppo", "SpecChanged"), "the change is seen")
@@ -188,16 +212,43 @@ def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     eventually(lambda: not jobs.get(*left)["items"], "its time is over")
 
 
+def goes_on_without_what_is_in_no_namespace(jobs: Jobs) -> None:
+    """A WorkloadPriorityClass is the whole cluster's."""
+    job = one_pod("urgent")
+    job["metadata"]["labels"] = {
+        "kueue.x-k8s.io/queue-name": "team",
+        "kueue.x-k8s.io/priority-class": "urgent",
+    }
+    jobs.apply(job)
+    eventually(lambda: jobs.get("workloads.kueue.x-k8s.io", "urgent"), "it lines up all the same")
+    (event,) = jobs.get("events", "--field-selector=reason=NotRead")["items"]
+    assert "goes on without WorkloadPriorityClass urgent, which the operator may not read" in event["message"]
+
+
 @pytest.mark.usefixtures("crd", "elsewhere")
-def test_every_right_is_used_and_none_is_missing(control_plane, namespace, account, tmp_path):
+def test_every_right_is_used_and_none_is_missing(control_plane, namespace, another, account, tmp_path):
     proxy, kubeconfig = account
-    jobs = Jobs(control_plane.kubeconfig, namespace)
+    jobs, theirs = Jobs(control_plane.kubeconfig, namespace), Jobs(control_plane.kubeconfig, another)
+    nobodys = Jobs(control_plane.kubeconfig, "kube-public")
+    nobodys.apply(one_pod("unseen"))
+    wide = ("get", "pods", "--all-namespaces", f"--as=system:serviceaccount:{namespace}:operator")
+    with pytest.raises(KubectlError, match="cannot list resource"):
+        kubectl(control_plane.kubeconfig, *wide)
     with (
         FakeNodes(control_plane, address=ADDRESS) as nodes,
         talking_trainer(ADDRESS),
-        operator(kubeconfig, tmp_path / "operator", namespace) as running,
+        operator(
+            kubeconfig, tmp_path / "operator", namespace, RLHF_NAMESPACES=f"{namespace},{another}"
+        ) as running,
     ):
+        theirs.apply(one_pod("theirs"))
+        theirs.until("theirs", "Running")
+        waits_for_its_runtime(jobs)
         a_full_life(jobs, nodes)
         assert "403" not in answers(running)
+        done = used(proxy.requests)
+        goes_on_without_what_is_in_no_namespace(jobs)
         assert running.stop() == 0  # gives its Lease back
-    assert used(proxy.requests) == granted(namespace)
+    assert nobodys.status("unseen") == {}
+    nobodys.kubectl("delete", "rlhfjob", "unseen")
+    assert done == granted(namespace)

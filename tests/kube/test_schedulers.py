@@ -29,7 +29,7 @@ def definitions(control_plane: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nodes(control_plane: Cluster) -> Iterator[FakeNodes]:
-    with FakeNodes(control_plane, address=ADDRESS) as made:
+    with FakeNodes(control_plane, address=ADDRESS, accelerator="h100", pool="made-for-it", rack="r1") as made:
         yield made
 
 
@@ -75,10 +75,26 @@ def test_a_gang_is_as_large_as_the_job(jobs, gang, kind, spec):
     eventually(lambda: jobs.get(kind, "ppo")["spec"]["minMember"] == 4, "the group shrinks")
 
 
-def queued() -> dict:
+def queued(**labels: str) -> dict:
     document = ppo()
-    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research", **labels}
     return document
+
+
+GPU = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+@pytest.fixture
+def of_kueue(control_plane: Cluster) -> Iterator[None]:
+    """A flavor and a priority, as the cluster's administrators make them."""
+    version = {"apiVersion": "kueue.x-k8s.io/v1beta1"}
+    flavor = {"kind": "ResourceFlavor", "metadata": {"name": "h100"}, **version}
+    flavor["spec"] = {"nodeLabels": {"accelerator": "h100"}, "tolerations": [GPU]}
+    priority = {"kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"}, **version, "value": 1000}
+    for body in (flavor, priority):
+        kubectl(control_plane.kubeconfig, "create", "-f", "-", input=json.dumps(body))
+    yield
+    kubectl(control_plane.kubeconfig, "delete", "resourceflavor/h100", "workloadpriorityclass/urgent")
 
 
 def answer(jobs: Jobs, reason: str = "Test", status: dict | None = None, **conditions: bool) -> None:
@@ -108,21 +124,36 @@ def counts(jobs: Jobs) -> dict[str, int]:
     return {s["name"]: s["count"] for s in jobs.get("workload", "ppo")["spec"]["podSets"]}
 
 
+@pytest.mark.usefixtures("of_kueue")
 def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, trainer):
-    jobs.apply(queued())
+    jobs.apply(queued(**{"kueue.x-k8s.io/priority-class": "urgent"}))
     jobs.until("ppo", "Suspended")
     assert jobs.reason("ppo", "Suspended") == "WaitingForQuota"
     assert "research" in jobs.status("ppo")["message"]
     workload = eventually(lambda: jobs.get("workload", "ppo"), "the Workload")
     assert workload["spec"]["queueName"] == "research"
+    assert (workload["spec"]["priority"], workload["spec"]["priorityClassName"]) == (1000, "urgent")
     assert counts(jobs) == {"trainer": 1, "generator": 1, "reward": 1, "reference": 1}
     assert not jobs.pods()
     jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=2")
     eventually(lambda: counts(jobs)["generator"] == 2, "what waits is changed in place")
 
-    answer(jobs, QuotaReserved=True, Admitted=True, status={"admission": {"clusterQueue": "all"}})
+    racks = {"levels": ["rack"], "domains": [{"values": ["r1"], "count": 1}]}
+    flavors = {"nvidia.com/gpu": "h100"}
+    assigned = {"name": "trainer", "count": 1, "flavors": flavors, "topologyAssignment": racks}
+    update = {"name": "generator", "nodeSelector": {"pool": "made-for-it"}}
+    answered = {
+        "admission": {"clusterQueue": "all", "podSetAssignments": [assigned]},
+        "admissionChecks": [{"name": "provision", "state": "Ready", "podSetUpdates": [update]}],
+    }
+    answer(jobs, QuotaReserved=True, Admitted=True, status=answered)
     jobs.until("ppo", "Running")
     assert set(jobs.pods()) == PODS | {"ppo-generator-1"}
+    nodes_of = {name: jobs.get("pod", name)["spec"].get("nodeSelector") for name in jobs.pods()}
+    assert nodes_of["ppo-trainer-0"] == {"accelerator": "h100", "rack": "r1"}
+    assert GPU in jobs.get("pod", "ppo-trainer-0")["spec"]["tolerations"]
+    assert nodes_of["ppo-generator-0"] == nodes_of["ppo-generator-1"] == {"pool": "made-for-it"}
+    assert nodes_of["ppo-reward-0"] is None
     eventually(lambda: holds(jobs, "PodsReady"), "Kueue hears that all pods are ready")
     jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=1")
     free = [{"name": "generator", "count": 1}]

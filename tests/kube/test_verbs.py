@@ -199,8 +199,8 @@ def test_a_watch_follows_a_job_to_its_end(
     assert "Failed: trainer-0 exited with code 78: ValueError: no such column" in done.out.splitlines()[-1]
 
 
-def test_a_checkpoint_on_request(
-    running: Jobs, trainer: TalkingTrainer, verbs: Verbs, nodes: FakeNodes
+def test_a_checkpoint_on_request_and_a_clone_from_it(
+    running: Jobs, trainer: TalkingTrainer, verbs: Verbs, nodes: FakeNodes, tmp_path: Path
 ) -> None:
     late = verbs.run("checkpoint", "ppo", "--timeout=0s")
     assert late.code == 1
@@ -212,6 +212,19 @@ def test_a_checkpoint_on_request(
         trainer.status |= {"step": 8, "lastCheckpoint": {**CHECKPOINT, "step": 8}}
         done = request.end()
     assert (done.code, done.out) == (0, "ppo: checkpoint of step 8 in s3://bucket/ppo\n")
+    # Credentials for that store are the trainer's, not ours.
+    clone = verbs.run("clone", "ppo", "--from-step=8", "--set", "ppo.klCoefficient=0.5")
+    assert "warning: not looked for here, the trainer will: " in clone.err
+    (tmp_path / "clone.yaml").write_text(clone.out)
+    made = verbs.run("submit", str(tmp_path / "clone.yaml"))
+    assert made.out.startswith(f"{running.namespace}/ppo-from-8 created")
+    stored, spec = running.get("rlhfjob", "ppo-from-8")["spec"], running.get("rlhfjob", "ppo")["spec"]
+    assert stored["checkpoint"]["startFrom"] == {"store": "s3://bucket/ppo", "step": 8}
+    assert stored["ppo"] == {**spec["ppo"], "klCoefficient": 0.5}
+    assert stored["data"] == spec["data"]
+    running.kubectl("delete", "rlhfjob", "ppo-from-8")
+    early = verbs.run("clone", "ppo", "--from-step=9")
+    assert (early.code, "ppo has no checkpoint of step 9; its newest is of 8" in early.err) == (1, True)
     nodes.end(running.namespace, "ppo-trainer-0", 0)
     running.until("ppo", "Succeeded")
     assert verbs.run("checkpoint", "ppo").err == (

@@ -75,7 +75,7 @@ def pod(namespace: str, name: str, labels: dict[str, str]) -> dict:
 async def watching(
     api: Api, namespace: str | None, seen: ProcessState, kinds: list[str] = KINDS
 ) -> tuple[Watch, asyncio.Task]:
-    watch = await Watch.start(api, namespace, kinds, seen)
+    watch = await Watch.start(api, [namespace] if namespace else [], kinds, seen)
     return watch, asyncio.create_task(watch.failed())
 
 
@@ -231,10 +231,10 @@ def test_what_was_deleted_unseen_is_noticed(talk, namespace):
         await fill(api, namespace, KINDS, lambda body, _: cache.put(body))
         assert len(cache.pods((namespace, "ppo"))) == 2
         await api.delete("Pod", namespace, "goes", grace=0)
-        assert await sweep(api, namespace, KINDS, cache) == {(namespace, "ppo")}
+        assert (await sweep(api, namespace, KINDS, cache)).touched == {(namespace, "ppo")}
         assert [p["metadata"]["name"] for p in cache.pods((namespace, "ppo"))] == ["stays"]
         await api.delete("RLHFJob", namespace, "ppo")
-        assert await sweep(api, namespace, KINDS, cache) == {(namespace, "ppo")}
+        assert (await sweep(api, namespace, KINDS, cache)).touched == {(namespace, "ppo")}
         assert cache.keys() == []
         with pytest.raises(ApiError):
             await api.get("RLHFJob", namespace, "ppo")
@@ -255,7 +255,7 @@ def test_what_comes_while_a_sweep_lists_is_kept(talk, namespace):
         late = await api.create(job(namespace, "late"))
         await api.delete("RLHFJob", namespace, "late")
         api.list = slow
-        assert await sweep(api, namespace, ["RLHFJob"], cache) == set()
+        assert (await sweep(api, namespace, ["RLHFJob"], cache)).touched == set()
         assert cache.keys() == [(namespace, "late")]
 
     talk(body)

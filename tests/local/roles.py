@@ -120,6 +120,8 @@ def train() -> None:
                 show()
                 print("Traceback (most recent call last):\n  ...\nValueError: loss is nan", flush=True)
                 os._exit(1)
+            if word == "told":
+                stop.set()
             while word == "hold" and not stop.is_set():
                 time.sleep(0.01)
             while word == "deaf":

@@ -2,9 +2,12 @@
 
 import datetime
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,15 +17,18 @@ from rlhf_api import oom
 from rlhf_api.oom import OomKills
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
+from rlhf_api.run import Process, RunConfig
 from rlhf_api.status import TrainerStatus
 from rlhf_operator.cli import main
-from rlhf_operator.exit_reasons import cause, exit_words, telling_line
+from rlhf_operator.exit_reasons import cause, exit_words, failure_type, telling_line
 from rlhf_operator.job_status import first_status, job_status
+from rlhf_operator.local import reaper
+from rlhf_operator.local.metrics_server import check_port
 from rlhf_operator.local.ports import assign, place
-from rlhf_operator.local.preflight import check_files
+from rlhf_operator.local.preflight import check_files, of_a_cluster
 from rlhf_operator.restart_policy import Ended, Finish, ProcessState
 
+OOM = " for lack of memory (the kernel's count of out-of-memory kills rose by 1)"
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -53,6 +59,16 @@ def test_a_taken_port_is_named_with_its_process() -> None:
         assign(["a", "b"], 65535)
 
 
+def test_a_port_for_metrics_that_cannot_be_had_is_refused() -> None:
+    places = [Process(Role.TRAINER, 0, 21950, "127.0.0.1", "127.0.0.1:21951")]
+    check_port(None, places)
+    check_port(21952, places)
+    with pytest.raises(InvalidJob, match="--metrics-port: port 21950 is taken; choose another"):
+        check_port(21950, places)
+    with pytest.raises(InvalidJob, match="--metrics-port: must be 1 to 65535; got 0"):
+        check_port(0, places)
+
+
 def test_ends_in_words() -> None:
     assert exit_words(3) == "exited with code 3"
     assert exit_words(137) == "was ended by SIGKILL"
@@ -79,10 +95,63 @@ def test_ends_in_words() -> None:
             "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n",
             "ValueError: no such head",
         ),
+        (
+            "OSError: [Errno 28] No space left on device: 'a'\nDuring handling\nKeyError: 'half written'\n",
+            "OSError: [Errno 28] No space left on device: 'a'",
+        ),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+            "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0.\n",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        ),
+        (
+            "[rank0]:[E1121 11:24:37.5 NCCL.cpp:633] [Rank 0] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out.\n"
+            "Current thread 0x00007f (most recent call first):\n",
+            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600000 "
+            "milliseconds before timing out.",
+        ),
+        (
+            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\nleaked 3\n",
+            "std::bad_alloc",
+        ),
     ],
 )
 def test_the_telling_line_of_a_log(log: str, line: str) -> None:
     assert telling_line(log) == line
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("exited with code 1: ValueError: bad", ""),
+        ("exited with code 1: torch.OutOfMemoryError: CUDA out of memory. Tried", "CudaOutOfMemory"),
+        ("exited with code 70: torch.OutOfMemoryError: CUDA out of memory. Tried", "CudaOutOfMemory"),
+        ("exited with code 70: ValueError: bad", "EngineDead"),
+        ("exited with code 70: vLLM's process EngineCore (pid 7) was ended by SIGSEGV", "EngineDead"),
+        (
+            f"exited with code 70: vLLM's process EngineCore (pid 7) was ended by SIGKILL{OOM}",
+            "HostOutOfMemory",
+        ),
+        (f"was ended by SIGKILL{OOM}", "HostOutOfMemory"),
+        ("ran out of memory (OOMKilled)", "HostOutOfMemory"),
+        ("exited with code 1: MemoryError: ", "HostOutOfMemory"),
+        ("exited with code 1: OSError: [Errno 28] No space left on device: '/a'", "DiskFull"),
+        (
+            "exited with code 1: StoreError: the checkpoint store fails: No space left on device (os error 28)",
+            "DiskFull",
+        ),
+        (
+            "exited with code 1: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93",
+            "NcclError",
+        ),
+        ("was ended by SIGABRT: Watchdog caught collective operation timeout: WorkNCCL(", "NcclTimeout"),
+        ("hung: it gave no sign of life for 120 s", "Hung"),
+        ("made no step for 600 s (spec.trainer.progressDeadlineSeconds)", "NoProgress"),
+    ],
+)
+def test_the_type_of_a_failure_by_its_words(words: str, kind: str) -> None:
+    assert failure_type(words) == kind
 
 
 LOST = "RankLost: another rank of the trainer has ended, see the log of its pod or process (gloo)"
@@ -218,6 +287,30 @@ def test_layers_that_a_model_does_not_have_are_named(tmp_path: Path) -> None:
     ]
 
 
+def test_fields_that_act_on_a_cluster_alone_are_said() -> None:
+    assert not of_a_cluster(job("spec.pods.gpu={count: 1}", "spec.environment.A=b").spec)
+    set_all = job(
+        "spec.suspend=true",
+        "spec.activeDeadlineSeconds=9",
+        "spec.scheduling.gang=volcano",
+        "spec.workspace.claim=disk",
+        "spec.pods={image: mine, gpu: {count: 1}}",
+        "spec.reward.pods.nodeSelector={zone: a}",
+        "spec.trainer.progressDeadlineSeconds=9",
+        "spec.generator.autoscale={maxReplicas: 2}",
+    )
+    assert sorted(of_a_cluster(set_all.spec)) == [
+        "spec.activeDeadlineSeconds",
+        "spec.generator.autoscale",
+        "spec.pods",
+        "spec.reward.pods",
+        "spec.scheduling",
+        "spec.suspend",
+        "spec.trainer.progressDeadlineSeconds",
+        "spec.workspace",
+    ]
+
+
 def test_conversations_need_a_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("chat.jsonl").write_text('{"prompt": [{"role": "user", "content": "x"}]}\n')
@@ -260,6 +353,32 @@ def test_validate(
     ]
 
 
+HALF_ENDED = """
+import ctypes, subprocess, threading, time
+child = subprocess.Popen(["sleep", "60"])
+threading.Thread(target=lambda: time.sleep(60)).start()
+print(child.pid, flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_the_children_of_a_process_whose_first_thread_has_ended_are_found() -> None:
+    """A torchrun agent that is killed looks like that for a moment; a rank of it that was missed trained on."""
+    with subprocess.Popen([sys.executable, "-c", HALF_ENDED], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            deadline = time.monotonic() + 30
+            while Path(f"/proc/{parent.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert child in reaper.descendants(os.getpid())
+            assert parent.pid not in reaper.descendants(os.getpid())
+        finally:
+            os.kill(child, signal.SIGKILL)
+            parent.kill()
+
+
 def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_path: Path) -> None:
     script = Path(__file__).with_name("stuck.py")
     spec = job().spec.model_dump_json(by_alias=True, exclude_unset=True)
@@ -280,18 +399,24 @@ def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_
         ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.events": "oom 9\noom_kill 2\n"}, 2),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": "oom_kill 3\n"}, 3),  # in a container
         ({"proc/self/cgroup": "4:memory:/x\n0::/\n", "proc/vmstat": "pgfault 1\noom_kill 4\n"}, 4),
-        ({}, None),
+        ({}, 0),
     ],
 )
 def test_out_of_memory_kills_are_read_where_the_kernel_counts_them(
-    tmp_path: Path, files: dict[str, str], count: int | None
+    tmp_path: Path, files: dict[str, str], count: int
 ) -> None:
+    """Those of the whole machine may be others': they are told as a guess, of which no type is made."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    kills = OomKills(tmp_path)
-    assert (oom.count(tmp_path), kills.words()) == (count, "")
+    kills, own = OomKills(tmp_path), "proc/vmstat" not in files
+    assert (oom.count(tmp_path), kills.words()) == ((count, own) if files else None, "")
     for name, text in files.items():
         (tmp_path / name).write_text(text.replace(f"oom_kill {count}", "oom_kill 7"))
-    wanted = f" for lack of memory (the kernel's count of out-of-memory kills rose by {7 - (count or 0)})"
-    assert kills.words() == (wanted if files else "")
+    told = f" for lack of memory (the kernel's count of out-of-memory kills rose by {7 - count})"
+    if not own:
+        told = " maybe" + told.replace("kernel", "machine")
+    assert kills.words() == (told if files else "")
+    assert failure_type(f"was ended by SIGKILL{kills.words()}") == (
+        "HostOutOfMemory" if files and own else ""
+    )

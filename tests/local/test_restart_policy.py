@@ -17,6 +17,7 @@ RULES = job(
     "spec.reward.failureRules=[{action: FailJob, reasons: [OOMKilled]}, {action: Ignore, exitCodes: [3, 137]}, "
     "{action: Count, exitCodes: [78], reasons: [Evicted]}]"
 ).spec
+FULL = job("spec.reward.failureRules=[{action: FailJob, reasons: [DiskFull]}]").spec
 GANG = job("spec.trainer.replicas=2", "spec.trainer.backoffLimit=1").spec
 
 
@@ -118,7 +119,7 @@ TABLE: list[tuple[str, Spec, Sequence[ProcessState], Mapping[Role, int], Sequenc
         SPEC,
         but(ended(T, 79)),
         {},
-        (Finish("Suspended", "StoppedOnRequest", ""),),
+        (Finish("Suspended", "StoppedOnRequest", "the trainer was told to stop, by a signal or its API"),),
     ),
     (
         "a trainer is started again, before its first checkpoint too",
@@ -169,6 +170,33 @@ TABLE: list[tuple[str, Spec, Sequence[ProcessState], Mapping[Role, int], Sequenc
         but(ProcessState(R, 0, 0.0, True, Ended(0.0, 137, "ran out of memory", cause="OOMKilled"))),
         {},
         (Finish("Failed", "FailureRule", "reward-0 ran out of memory (spec.reward.failureRules[0])"),),
+    ),
+    (
+        "a rule for a type of failures",
+        FULL,
+        but(ProcessState(R, 0, 0.0, True, Ended(0.0, 1, "exited with code 1: No space left on device"))),
+        {},
+        (
+            Finish(
+                "Failed",
+                "FailureRule",
+                "reward-0 exited with code 1: No space left on device (spec.reward.failureRules[0])",
+            ),
+        ),
+    ),
+    (
+        "whose type is told where the budget is used up",
+        SPEC,
+        but(ProcessState(R, 0, 0.0, True, Ended(0.0, 1, "exited with code 1: No space left on device"))),
+        {R: 3},
+        (
+            Finish(
+                "Failed",
+                "BackoffLimitExceeded",
+                "reward-0 exited with code 1: No space left on device "
+                "(DiskFull; started again 3 of 3 times within 3600 s)",
+            ),
+        ),
     ),
     (
         "rules are their role's alone",

@@ -93,3 +93,41 @@ def test_chunks_of_bfloat16_are_summed_up_in_float32(monkeypatch):
     weight = torch.zeros(11, 4, dtype=torch.bfloat16, requires_grad=True)
     linear_logprobs(hidden, weight, None, torch.zeros(512, dtype=torch.int64)).sum().backward()
     assert weight.grad[0].tolist() == pytest.approx([512 * 10 / 11] * 4, rel=4e-3)
+
+
+@pytest.mark.parametrize("rows_at_a_time", [1, 2, 100])
+def test_log_probabilities_over_a_sampling_mask_are_those_of_its_tokens_alone(monkeypatch, rows_at_a_time):
+    """Against plain Python over the kept tokens: values, entropies and gradients, which are 0 for what was left out.
+    A row of -1 has no mask; a kept token may stand there twice."""
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", rows_at_a_time * 5)
+    rows = [[0.5, -1.0, 2.0, 9.0, 0.0], [3.0, 1.0, -2.0, 0.0, 1.0], [1.0, 2.0, 3.0, 4.0, 5.0]]
+    kept, targets = [[2, 0, 2], [1, 1, 1], [-1, -1, -1]], [2, 1, 4]
+    temperature, upstream = 0.8, [[1.0, 0.3], [0.5, -2.0], [-1.0, 0.7]]
+    values, gradients = [], []
+    for logits, mask, target, (of_logprob, of_entropy) in zip(rows, kept, targets, upstream, strict=True):
+        among = sorted(set(mask)) if mask[0] >= 0 else list(range(5))
+        p = dict(zip(among, probabilities([logits[i] / temperature for i in among]), strict=True))
+        h = -sum(q * math.log(q) for q in p.values())
+        values.append([math.log(p[target]), h])
+        gradients.append(
+            [
+                ((i == target) - p[i]) / temperature * of_logprob
+                - p[i] * (math.log(p[i]) + h) / temperature * of_entropy
+                if i in p
+                else 0.0
+                for i in range(5)
+            ]
+        )
+    hidden = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    mask, wanted = torch.tensor(kept), torch.tensor(upstream, dtype=torch.float64)
+    through_layer = linear_logprobs(
+        hidden, torch.eye(5, dtype=torch.float64), None, torch.tensor(targets), temperature,
+        with_entropy=True, differentiable_entropy=True, kept=mask,
+    )  # fmt: skip
+    of_logits = token_logprobs(hidden, torch.tensor(targets), temperature, True, True, mask)
+    for found in (through_layer, of_logits):
+        torch.testing.assert_close(found, torch.tensor(values, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+        (gradient,) = torch.autograd.grad(found, [hidden], wanted)
+        torch.testing.assert_close(
+            gradient, torch.tensor(gradients, dtype=torch.float64), rtol=1e-12, atol=1e-12
+        )

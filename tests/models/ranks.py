@@ -65,6 +65,9 @@ CASES = {
     "lora-zero3": (3, False, "tied"),
     "lora-bf16-zero2": (2, True, "untied"),
     "lora-bf16-zero3": (3, True, "critic"),
+    "sequence-zero1": (1, False, "one key head"),
+    "sequence-zero3": (3, False, "critic"),
+    "sequence-lora-zero2": (2, False, "tied"),
 }
 LORA = Lora(rank=4, alpha=6.0)
 
@@ -78,6 +81,8 @@ def make(kind: str, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     if kind == "untied":
         return LlamaForCausalLM(LlamaConfig(**SHAPE))
+    if kind == "one key head":
+        return LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 1}))
     if kind == "tied":
         return Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True))
     return Qwen2Critic(Qwen2Config(**SHAPE, classifier_dropout=0.0))
@@ -119,7 +124,9 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     if bfloat16:
         settings["bf16"] = {"enabled": True}
     efficient = {"attention": "packed", "gradient_checkpointing": "full"} if stage in (1, 3) else {}
-    lora = case.startswith("lora")
+    if case.startswith("sequence"):  # all ranks share each micro-batch
+        efficient["sequence_parallel"] = distributed.get_world_size()
+    lora = "lora" in case
     model = make(kind, 0 if lora else seed)  # an adapter goes on from the same base alone
     adapter = Adapter(model, LORA, seed, "base") if lora else None
     arguments = {**ADAM, "micro_batch_tokens": 40, "pad_token_id": 0, "adapter": adapter, **efficient}

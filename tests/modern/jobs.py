@@ -11,7 +11,7 @@ from tests.support.kube import eventually
 
 from rlhf_api.crd import crd
 
-_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _NAME = crd()["metadata"]["name"]
 
 
@@ -23,12 +23,12 @@ def define(server: Server, definition: dict[str, Any] | None = None) -> None:
     """
     body = definition or crd()
     try:
-        before = server.call("GET", f"{_DEFINITIONS}/{_NAME}").body
+        before = server.call("GET", f"{DEFINITIONS}/{_NAME}").body
     except Refused:
-        server.call("POST", _DEFINITIONS, body)
+        server.call("POST", DEFINITIONS, body)
     else:
         metadata = {**body["metadata"], "resourceVersion": before["metadata"]["resourceVersion"]}
-        server.call("PUT", f"{_DEFINITIONS}/{_NAME}", {**body, "metadata": metadata})
+        server.call("PUT", f"{DEFINITIONS}/{_NAME}", {**body, "metadata": metadata})
     versions = [version["name"] for version in body["spec"]["versions"]]
     eventually(lambda: all(_served(server, version) for version in versions), f"{versions} are served")
 
@@ -36,18 +36,18 @@ def define(server: Server, definition: dict[str, Any] | None = None) -> None:
 def check(server: Server, definition: dict[str, Any]) -> None:
     """A dry run of a new definition like this. Raises Refused with what the server says against it."""
     renamed = json.loads(json.dumps(definition).replace("rlhfjob", "checkedjob"))
-    server.call("POST", f"{_DEFINITIONS}?dryRun=All", renamed)
+    server.call("POST", f"{DEFINITIONS}?dryRun=All", renamed)
 
 
 def defined(server: Server) -> dict[str, Any]:
     """The definition as it is stored."""
-    return server.call("GET", f"{_DEFINITIONS}/{_NAME}").body
+    return server.call("GET", f"{DEFINITIONS}/{_NAME}").body
 
 
 def forget_version(server: Server, *stored: str) -> None:
     """Says that objects are stored in these versions alone."""
     body = {"status": {"storedVersions": [*stored]}}
-    server.call("PATCH", f"{_DEFINITIONS}/{_NAME}/status", body, MERGE)
+    server.call("PATCH", f"{DEFINITIONS}/{_NAME}/status", body, MERGE)
 
 
 def _served(server: Server, version: str) -> bool:

@@ -3,17 +3,22 @@
 import copy
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.api.cel_cases import RUNNING
 from tests.api.manifests import document
 from tests.modern.binary import Binary
-from tests.modern.jobs import Jobs, check, define, defined
+from tests.modern.jobs import DEFINITIONS, Jobs, check, define, defined
 from tests.modern.server import Refused, Server, server
+from tests.support.kube import eventually
 
-from rlhf_api.crd import crd
+from rlhf_api.crd import CLUSTER_RUNTIME, RUNTIMES, crd, runtime_crd
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "runtimes" / "h100.yaml"
 RULES = "x-kubernetes-validations"
 
 
@@ -36,10 +41,37 @@ def changed(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
 
 
 def test_it_is_accepted_as_it_is_written(modern: Server) -> None:
-    stored = defined(modern)
-    conditions = {c["type"]: c["status"] for c in stored["status"]["conditions"]}
-    assert conditions == {"NamesAccepted": "True", "Established": "True"}
-    assert stored["spec"]["versions"] == crd()["spec"]["versions"]
+    def accepted() -> bool:
+        conditions = {c["type"]: c["status"] for c in defined(modern)["status"]["conditions"]}
+        return conditions == {"NamesAccepted": "True", "Established": "True"}
+
+    eventually(accepted, "its names are accepted, and it is established")
+    assert defined(modern)["spec"]["versions"] == crd()["spec"]["versions"]
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_runtimes_are_served_and_malformed_ones_refused(modern: Server, kind: str) -> None:
+    modern.call("POST", DEFINITIONS, runtime_crd(kind))
+    where = "" if kind == CLUSTER_RUNTIME else "namespaces/team/"
+    path = f"/apis/rlhf.dev/v1alpha1/{where}{kind.lower()}s"
+
+    def make(name: str, spec: dict[str, Any]) -> None:
+        meta = {"name": name, **({"namespace": "team"} if where else {})}
+        body = {"apiVersion": "rlhf.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+        modern.call("POST", f"{path}?fieldValidation=Strict", body)
+
+    def served() -> bool:
+        with suppress(Refused):
+            modern.call("GET", path)
+            return True
+        return False
+
+    eventually(served, f"{kind} is served")
+    make("good", yaml.safe_load(EXAMPLE.read_text())["spec"])
+    with pytest.raises(Refused, match=r"spec\.pods\.gpu\.count.*greater than or equal to 1"):
+        make("bad", {"pods": {"gpu": {"count": 0}}})
+    with pytest.raises(Refused, match=r'unknown field "spec\.steps"'):
+        make("bad", {"steps": 4})
 
 
 @pytest.mark.parametrize("version", ["1.33", "1.34", "1.35"])

@@ -7,6 +7,8 @@ from tests.api.manifests import document
 from tests.modern.jobs import Jobs
 from tests.modern.server import Refused
 
+from rlhf_api.manifest import from_cluster
+
 VOLUME = {"name": "data", "mountPath": "/data", "claim": "c"}
 
 
@@ -41,6 +43,13 @@ def test_free_form_parts_take_any_key_strictly(jobs: Jobs) -> None:
     manifest = document("spec.pods.template={spec: {hostNetwork: true, later: {field: 1}}}")
     stored = jobs.create(manifest, "fieldValidation=Strict").body
     assert stored["spec"]["pods"]["template"] == {"spec": {"hostNetwork": True, "later": {"field": 1}}}
+
+
+def test_quantities_of_whole_numbers_need_no_quotes(jobs: Jobs) -> None:
+    stored = jobs.create(document("spec.pods.resources={limits: {cpu: 8, memory: 16Gi}}")).body
+    assert from_cluster(stored).spec.pods.resources.limits == {"cpu": "8", "memory": "16Gi"}
+    with pytest.raises(Refused, match=r"limits\.cpu"):
+        jobs.create({**document("spec.pods.resources={limits: {cpu: 8 GB}}")})
 
 
 @pytest.mark.parametrize("name", ["7b-ppo", "a.b", "-a", "a-", "a" * 41])

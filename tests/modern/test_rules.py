@@ -17,7 +17,11 @@ from rlhf_api.manifest import RLHFJob, from_cluster, load, parse
 from rlhf_api.problems import InvalidJob
 
 DRY = "dryRun=All"
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("**/*.yaml"))
+EXAMPLES = [
+    file
+    for file in sorted((Path(__file__).parents[2] / "examples").glob("**/*.yaml"))
+    if "runtimes" not in file.parts
+]
 MESSAGES = [rule.message for rules in RULES.values() for rule in rules if "oldSelf" not in rule.rule]
 
 

@@ -29,6 +29,7 @@ def columns(seed: int = 0) -> Columns:
     tokens = {
         "logprobs": logprobs,
         "sampled_logprobs": logprobs + floats(0.2),
+        "versions": torch.zeros(count, dtype=torch.int64),
         "reference_logprobs": logprobs + floats(0.5),
         "values": floats(),
         "advantages": floats(),

@@ -79,6 +79,21 @@ SETTINGS = [
 ]
 
 
+def test_with_one_update_a_step_tokens_of_earlier_weights_are_not_compared_with_the_policy():
+    made, ctx = Columns.join([columns(seed) for seed in range(3)]), context("grpo", "klCoefficient: 0")
+    output, sampled = moved(made), made["sampled_logprobs"]
+    made = Columns(made.sequences, {k: v for k, v in made.tokens.items() if k != "logprobs"}, made.rows)
+    for older in (20, 40):  # of 63
+        versions = made["versions"].clone()
+        versions[:older] = -1
+        _, statistics = summed("policy", made.with_tokens(versions=versions), ctx, output, 12)
+        if older == 40:
+            assert "logprob_difference" not in statistics, "too few are left"
+            continue
+        off = (output[older:, 0] - sampled[older:]).abs().mean()
+        assert statistics["logprob_difference"] == pytest.approx(float(off), rel=1e-6)
+
+
 @pytest.mark.parametrize("old", [True, False], ids=["before the step", "one update"])
 @pytest.mark.parametrize(("algorithm", "own"), SETTINGS)
 def test_policy_losses_and_their_gradients(algorithm, own, old):

@@ -6,9 +6,11 @@ import pytest
 from tests.reconcile.world import World
 
 from rlhf_api.manifest import from_cluster
+from rlhf_api.roles import Role
 from rlhf_operator.cluster.kueue import quota, released, report, workload
 from rlhf_operator.cluster.names import QUEUE
 from rlhf_operator.cluster.pinned import Pinned
+from rlhf_operator.cluster.placement import flavors, placed, topology_request
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job
 
@@ -30,6 +32,7 @@ def made(*conditions: str, reason: str = "Test", **status: Any) -> dict[str, Any
     return {**body, "status": {"conditions": held, **status}}
 
 
+CONFIGURATION = Pinned.make("job", job()[1], Defaults(image="i")).name
 ADMITTED = ("QuotaReserved", "Admitted")
 
 
@@ -54,17 +57,37 @@ ADMITTED = ("QuotaReserved", "Admitted")
     ],
 )
 def test_what_a_workload_means_for_its_job(there, generators, queue, state):
-    assert quota(*job(generators, queue), there) == state
+    assert quota(*job(generators, queue), there, CONFIGURATION) == state
+
+
+def test_a_workload_that_waits_asks_for_the_pods_of_the_spec_as_it_stands():
+    """An admitted one stands for pods that run as they began."""
+    waiting, spec = job()
+    more = Pinned.make(
+        "job",
+        from_cluster(World(("spec.pods.resources={limits: {memory: 8Gi}}",)).job.body).spec,
+        Defaults(image="i"),
+    )
+    assert quota(waiting, spec, made(), more.name) == "outdated"
+    assert quota(waiting, spec, made(*ADMITTED), more.name) == "admitted"
 
 
 def test_a_deactivated_workload_is_left_so():
     off = made("Evicted")
     off["spec"]["active"] = False
-    assert quota(*job(), off) == "deactivated"
+    assert quota(*job(), off, CONFIGURATION) == "deactivated"
     world = World()
     todo = world.step(quota="deactivated")
     assert (todo.queue, todo.create) == (None, ())
     assert "spec.active: false" in world.status.message
+
+
+@pytest.mark.parametrize("quota", ["absent", "outdated", "evicted"])
+def test_a_workload_that_was_written_is_looked_at_again(quota):
+    """The answer to the write may come before the watch, which then has no news of it."""
+    todo = World().step(quota=quota)
+    assert todo.queue in ("enter", "release")
+    assert todo.again == 1.0
 
 
 @pytest.mark.parametrize(
@@ -100,3 +123,138 @@ def test_a_job_taken_out_of_its_queue_runs_and_leaves_no_workload():
     todo = World().step(quota="left")
     assert todo.create
     assert todo.queue == "leave"
+
+
+FLAVOR = {
+    "metadata": {"name": "h100"},
+    "spec": {"nodeLabels": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]},
+}
+POD = {
+    "metadata": {"name": "p", "labels": {"rlhf.dev/job": "job"}},
+    "spec": {"nodeSelector": {"zone": "a", "gpu": "any"}, "tolerations": [{"key": "spot"}]},
+}
+
+
+def admitted(*updates: dict[str, Any]) -> dict[str, Any]:
+    assigned = {"name": "trainer", "count": 1, "flavors": {"cpu": "h100", "nvidia.com/gpu": "h100"}}
+    return made(
+        *ADMITTED,
+        admission={"podSetAssignments": [assigned, {"name": "reward", "count": 1}]},
+        admissionChecks=[{"name": "no-updates"}, {"name": "provision", "podSetUpdates": list(updates)}],
+    )
+
+
+def test_the_flavors_of_a_role_are_put_on_its_pods_and_on_no_others():
+    there = admitted()
+    assert flavors(there) == {"h100"}
+    pod = placed(POD, Role.TRAINER, there, {"h100": FLAVOR})
+    assert pod["spec"]["nodeSelector"] == {"zone": "a", "gpu": "h100"}
+    assert pod["spec"]["tolerations"] == [{"key": "spot"}, {"key": "gpu", "operator": "Exists"}]
+    for role in (Role.REWARD, Role.GENERATOR):
+        assert placed(POD, role, there, {"h100": FLAVOR}) == POD
+    assert placed(POD, Role.TRAINER, there, {}) == POD  # where it may not be read
+    assert placed(POD, Role.TRAINER, made(*ADMITTED), {}) == POD
+
+
+def test_what_an_admission_check_says_of_a_role_is_put_on_its_pods():
+    update = {
+        "name": "generator",
+        "nodeSelector": {"pool": "new"},
+        "tolerations": [{"key": "pool"}],
+        "labels": {"team": "a", "rlhf.dev/job": "another"},
+        "annotations": {"provision": "request-1"},
+    }
+    pod = placed(POD, Role.GENERATOR, admitted(update), {})
+    assert pod["spec"]["nodeSelector"] == {"zone": "a", "gpu": "any", "pool": "new"}
+    assert pod["spec"]["tolerations"] == [{"key": "spot"}, {"key": "pool"}]
+    assert pod["metadata"]["labels"] == {"team": "a", "rlhf.dev/job": "job"}
+    assert pod["metadata"]["annotations"] == {"provision": "request-1"}
+    assert placed(POD, Role.TRAINER, admitted(update), {}) == POD
+
+
+def test_a_workload_has_the_priority_that_the_job_names():
+    waiting, spec = job()
+    pinned = Pinned.make("job", spec, Defaults(image="i"))
+    assert "priority" not in workload(waiting, pinned)["spec"]
+    named = workload(waiting, pinned, {"metadata": {"name": "urgent"}, "value": 7})["spec"]
+    assert (named["priority"], named["priorityClassName"]) == (7, "urgent")
+    assert named["priorityClassSource"] == "kueue.x-k8s.io/workloadpriorityclass"
+
+
+RACKS = ("cloud.example/block", "cloud.example/rack")
+
+
+def on_racks(*overrides: str) -> dict[str, Any]:
+    """The Workload of a job whose trainers ask for one block, by role."""
+    asked = "spec.trainer.pods.template={metadata: {annotations: {%s}}}"
+    body = World(
+        (asked % "kueue.x-k8s.io/podset-required-topology: cloud.example/block", *overrides)
+    ).job.body
+    pinned = Pinned.make("job", from_cluster(body).spec, Defaults(image="i"))
+    return {each["name"]: each for each in workload(Job.of(body), pinned)["spec"]["podSets"]}
+
+
+def test_a_role_asks_for_a_topology_by_kueues_annotations():
+    pod_sets = on_racks()
+    assert pod_sets["trainer"]["topologyRequest"] == {
+        "required": "cloud.example/block",
+        "podIndexLabel": "rlhf.dev/index",
+    }
+    assert "topologyRequest" not in pod_sets["reward"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "request_"),
+    [
+        ({"podset-preferred-topology": "rack"}, {"preferred": "rack", "podIndexLabel": "rlhf.dev/index"}),
+        (
+            {"podset-unconstrained-topology": "true"},
+            {"unconstrained": True, "podIndexLabel": "rlhf.dev/index"},
+        ),
+        ({"podset-unconstrained-topology": "false"}, None),
+        ({}, None),
+    ],
+)
+def test_the_kinds_of_topology_requests(annotation, request_):
+    assert topology_request({f"kueue.x-k8s.io/{key}": value for key, value in annotation.items()}) == request_
+
+
+def test_each_pod_is_made_for_its_domain_of_the_topology():
+    domains = [{"values": ["b1", "r1"], "count": 2}, {"values": ["b1", "r2"], "count": 1}]
+    assigned = {
+        "name": "trainer",
+        "count": 3,
+        "topologyAssignment": {"levels": list(RACKS), "domains": domains},
+    }
+    there = made(*ADMITTED, admission={"podSetAssignments": [assigned]})
+
+    def pod(index: int, role: Role = Role.TRAINER) -> dict[str, Any]:
+        labels = {"rlhf.dev/job": "job", "rlhf.dev/index": str(index)}
+        return placed(
+            {"metadata": {"labels": labels}, "spec": {"nodeSelector": {"zone": "a"}}}, role, there, {}
+        )
+
+    racks = [pod(index)["spec"]["nodeSelector"] for index in range(3)]
+    assert [rack["cloud.example/rack"] for rack in racks] == ["r1", "r1", "r2"]
+    assert racks[2] == {"zone": "a", "cloud.example/block": "b1", "cloud.example/rack": "r2"}
+    assert pod(0)["metadata"]["labels"]["kueue.x-k8s.io/tas"] == "true"
+    assert pod(0, Role.REWARD)["spec"]["nodeSelector"] == {"zone": "a"}
+    assert pod(3)["spec"]["nodeSelector"] == {"zone": "a"}  # more than were admitted are never made
+
+
+def test_quota_is_held_for_all_generators_that_may_come():
+    """Or else a job would lose its place when it grows."""
+    bodies = [
+        World(("spec.generator.autoscale={maxReplicas: 5}", f"spec.generator.replicas={n}")).job.body
+        for n in (2, 5)
+    ]
+    few, many = (from_cluster(body).spec for body in bodies)
+    asked = workload(Job.of(bodies[0]), Pinned.make("job", few, Defaults(image="i")))
+    counts = {each["name"]: each["count"] for each in asked["spec"]["podSets"]}
+    assert counts == {"trainer": 1, "generator": 5, "reward": 1, "reference": 1}
+    held = [{"type": c, "status": "True", "reason": "Test", "message": ""} for c in (*ADMITTED, "PodsReady")]
+    asked["spec"]["queueName"] = "team"
+    there = {**asked, "status": {"conditions": held}}
+    for spec in (few, many):
+        assert quota(job()[0], spec, there, CONFIGURATION) == "admitted"
+        assert report(there, spec, ready=True, stamp=STAMP) is None, "none of it is free for others"

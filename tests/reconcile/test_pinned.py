@@ -134,7 +134,7 @@ def test_jobs_of_the_last_release_run_on():
         attempt=2,
         resume=True,
         config_name=want.pinned.name,
-        token_secret="t",
+        uid="t",
         defaults=want.pinned.defaults,
     )
     before = next(pod for pod in pods if pod["metadata"]["name"] == "job-trainer-0")
@@ -178,6 +178,6 @@ def test_what_all_roles_pods_were_told_outlives_the_operator_that_read_it(full):
             RESUME_CONFIG: made.config.model_dump_json(by_alias=True),
         }
     again = Pinned.read(json.loads(json.dumps(body)), NEWER)
-    names = {"attempt": 1, "resume": False, "config_name": made.name, "token_secret": "t", "defaults": TODAY}
+    names = {"attempt": 1, "resume": False, "config_name": made.name, "uid": "t", "defaults": TODAY}
     for role in Role:
         assert build_pod(again.config, role, 0, **names) == build_pod(made.config, role, 0, **names)

@@ -48,7 +48,7 @@ def pod(role: Role, *overrides: str, index: int = 0, resume: bool = False):
         attempt=1,
         resume=resume,
         config_name=made.name,
-        token_secret="job-token-1",
+        uid="1",
         defaults=made.defaults,
     )
 
@@ -89,6 +89,18 @@ def test_pods_pass_the_restricted_standard(role):
         "capabilities": {"drop": ["ALL"]},
     }
     assert not any("hostPath" in volume for volume in spec["volumes"])
+
+
+def test_a_large_volume_changes_its_owner_once():
+    assert pod(Role.TRAINER)["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
+def test_autoscalers_leave_trainers_alone_unless_they_are_told_otherwise():
+    key = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+    assert pod(Role.TRAINER)["metadata"]["annotations"][key] == "false"
+    assert "annotations" not in pod(Role.GENERATOR)["metadata"]
+    other = f"spec.pods.template={{metadata: {{annotations: {{{key}: 'true'}}}}}}"
+    assert pod(Role.TRAINER, other)["metadata"]["annotations"][key] == "true"
 
 
 def test_pods_carry_no_credentials():

@@ -4,6 +4,9 @@ import pytest
 from tests.reconcile.world import World, names, reasons, running
 
 from rlhf_api.status import CheckpointStatus, TrainerStatus
+from rlhf_operator.cluster.refusal import by_server
+from rlhf_operator.job_status import observed
+from rlhf_operator.restart_policy import Finish
 
 SUSPENDED, WRONG = "spec.suspend=true", "spec.sampling={minNewTokens: 5, maxNewTokens: 4}"
 SAVED = CheckpointStatus(step=3, time="2026-01-01T00:00:00Z", uri="s3://bucket/prefix/3")
@@ -107,7 +110,10 @@ def test_a_job_that_is_over_stays_so_whatever_is_written_into_its_spec():
     for overrides in ((WRONG,), ()):
         world.overrides = overrides
         assert names(world.step()) == ([], [])
-        assert world.status == before
+        # Who waits for the spec's generation to be seen is not kept waiting.
+        assert world.status == observed(before, world.generation)
+        assert {c.observed_generation for c in world.status.conditions} == {world.generation}
+    assert world.generation > before.observed_generation
 
 
 def test_pods_whose_configuration_is_lost_do_not_go_on_behind_a_refused_spec():
@@ -117,3 +123,23 @@ def test_pods_whose_configuration_is_lost_do_not_go_on_behind_a_refused_spec():
     world.overrides = (WRONG,)
     assert sorted(names(world.step())[1]) == sorted(world.pods)
     assert world.status.phase == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "for_good"),
+    [
+        (422, 'Pod "a" is invalid: spec.volumes[4].name: Duplicate value: "x"', True),
+        (
+            422,
+            "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: not now",
+            False,
+        ),
+        (422, 'admission webhook "w.example" denied the request: no more pods today', False),
+        (403, 'pods "a" is forbidden: exceeded quota', False),
+        (0, "nobody answers", False),
+    ],
+)
+def test_what_a_policy_refuses_may_be_taken_tomorrow(status, message, for_good):
+    refused = by_server(status, message)
+    assert isinstance(refused, Finish) is for_good
+    assert message in (refused.message if isinstance(refused, Finish) else refused)

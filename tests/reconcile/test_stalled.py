@@ -190,3 +190,15 @@ def test_without_the_deadline_a_step_may_take_for_ever():
     world = running()
     world.now += datetime.timedelta(days=30)
     assert names(world.step()) == ([], [])
+
+
+def test_nccl_over_tcp_where_rdma_was_asked_for_is_a_condition_and_one_event():
+    world, why = running(), "NCCL goes over TCP though the job asks for RDMA (rdma/hca): no device"
+    assert "SlowNetwork" not in reasons(world)
+    world.trainer = world.trainer.model_copy(update={"over_tcp": why})
+    world.step()
+    world.step()
+    (found,) = (c for c in world.status.conditions if c.type == "SlowNetwork")
+    assert (found.status, found.reason, found.message) == ("True", "NcclOverTcp", why)
+    assert [event for event in world.events if event[0] == "NcclOverTcp"] == [("NcclOverTcp", why)]
+    assert stalled(world)[0] == "False"

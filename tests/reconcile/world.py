@@ -11,9 +11,10 @@ from tests.api.manifests import document
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
+from rlhf_api.runtime import NamedRuntime
 from rlhf_api.status import JobStatus, TrainerStatus
 from rlhf_operator.cluster.cache import trimmed
-from rlhf_operator.cluster.desired import active_config, wanted
+from rlhf_operator.cluster.desired import RuntimeWait, active_config, wanted
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, ROLE, pod_name
 from rlhf_operator.cluster.observed import Observed
@@ -52,6 +53,7 @@ class World:
     expired: bool = False
     defaults: Defaults = TODAY
     limits: Limits | None = None
+    runtime: NamedRuntime | RuntimeWait | None = None
     images: list[tuple[str, str]] = field(default_factory=list)
     """Default images that pods were made with, by name."""
     _asked: tuple[str, ...] | None = None
@@ -72,7 +74,8 @@ class World:
         if job.unreadable:
             return leave_alone(job.unreadable)
         try:
-            want = wanted(job, self.configs.get(active_config(job) or ""), self.defaults, self.limits)
+            running = self.configs.get(active_config(job) or "")
+            want = wanted(job, running, self.defaults, self.limits, self.runtime)
         except InvalidJob as error:
             return refuse(job, error, pods, self.now)
         todo = plan(Observed(reopened(job, want.spec), want, pods, self.trainer, **seen), self.now)

@@ -78,7 +78,9 @@ class Generators:
     def stream(self, prompts: list[Prompt], size: int) -> Iterator[Responses]:
         asked = [prompt for prompt in prompts if prompt.id != self._refuses]
         sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
-        rollouts = generate_shared(self._engine, self._ctx.ranks, tokenizer, asked, sampling, self.version)
+        rollouts = generate_shared(
+            self._engine, self._ctx.ranks, tokenizer, asked, sampling, self.version, self._ctx.stop
+        )
         by_prompt: dict[str, list[Rollout]] = {}
         for rollout in rollouts:
             by_prompt.setdefault(rollout.prompt.id, []).append(rollout)
@@ -126,7 +128,7 @@ class Snapshot:
             group: {name: tensor.clone() for name, tensor in tensors}
             for group, tensors in task.groups().items()
         }
-        self._blobs = dict(task.blobs())
+        self._blobs = {name: make() for name, make in task.blobs().items()}
         self.blobs = tuple(sorted(self._blobs))
         self.generators = save_generators(ranks)
 
@@ -183,7 +185,7 @@ class Job:
         for _, tensor in self.policy.named_tensors():
             digest.update(tensor.numpy().tobytes())
         ledgers = [told["ledger"].model_dump() for told in self.told if "ledger" in told]
-        blobs = {name: hashlib.sha256(data).hexdigest() for name, data in self.task.blobs().items()}
+        blobs = {name: hashlib.sha256(make()).hexdigest() for name, make in self.task.blobs().items()}
         return {
             "weights": digest.hexdigest(), "lines": self.lines, "ledgers": ledgers,
             "state": self.task.state(), "blobs": blobs,

@@ -13,7 +13,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.replay import Replay
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import Sampling
-from rlhf_trainer.replay.table import decode
+from rlhf_trainer.replay.table import Episode, decode
 
 
 def filled(replay: Replay, episodes: int = 5) -> ReplayBuffer:
@@ -30,8 +30,12 @@ def numbers(buffer: ReplayBuffer) -> list[int]:
     return [kept.episode_id for kept in buffer.replayable()]
 
 
+def made(buffer: ReplayBuffer, pending: Episode | None = None) -> dict[str, bytes]:
+    return {name: make() for name, make in buffer.blobs(pending).items()}
+
+
 def stored(buffer: ReplayBuffer) -> list[int]:
-    return [decode(data).number for _, data in sorted(buffer.blobs(None).items())]
+    return [decode(data).number for _, data in sorted(made(buffer).items())]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,7 @@ def test_first_in_first_out(window, offset, replayed, kept):
 def test_it_survives_a_checkpoint_with_what_was_not_trained_on():
     replay = Replay(maxReplayEpisode=2)
     before, pending = filled(replay), episode(6)
-    blobs = before.blobs(pending)
+    blobs = made(before, pending)
     assert list(blobs) == [f"episodes/0000000{n}.parquet" for n in (4, 5, 6)]
     after = ReplayBuffer(replay, words)
     found = after.restore(blobs)
@@ -63,10 +67,10 @@ def test_it_survives_a_checkpoint_with_what_was_not_trained_on():
     assert (found.number, found.trained) == (6, None)
     assert same(found.columns, pending.columns)
     assert numbers(after) == [4, 5]
-    assert after.blobs(found) == blobs, "the same bytes: nothing is uploaded twice"
+    assert made(after, found) == blobs, "the same bytes: nothing is uploaded twice"
     picks = [(5, 1), (4, 3), (5, 0), (5, 1)]
     assert same(after.columns(picks), before.columns(picks))
-    assert after.restore(filled(replay, 3).blobs(None)) is None
+    assert after.restore(made(filled(replay, 3))) is None
     assert numbers(after) == [2, 3], "restoring again forgets what was there"
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.replay.made import LENGTHS, episode, same, words
 
-from rlhf_trainer.records import Columns
+from rlhf_trainer.records import WHOLE, Columns, Kept
 from rlhf_trainer.replay.table import decode, encode
 
 NAMES = [
@@ -128,3 +128,26 @@ def test_what_is_no_episode_is_an_error():
     ):
         with pytest.raises(ValueError, match=says):
             decode(data)
+
+
+def test_a_sampling_mask_survives():
+    made = episode(2)
+    counts = torch.tensor([2, 0, WHOLE, 1, *[0] * 6, 3], dtype=torch.int32)
+    kept = Kept(counts, torch.arange(6, dtype=torch.int32))
+    made = replace(made, columns=replace(made.columns, sequences=replace(made.columns.sequences, kept=kept)))
+    data = encode(made, words)
+    back = decode(data)
+    assert same(back.columns, made.columns)
+    assert torch.equal(back.columns.sequences.kept.counts, counts)
+    assert torch.equal(back.columns.sequences.kept.tokens, kept.tokens)
+    rows = pq.read_table(io.BytesIO(data)).to_pylist()
+    assert [row["kept_tokens"] for row in rows] == [[0, 1], [2], [], [3, 4, 5]]
+    assert encode(back, words) == data
+
+    table = pq.read_table(io.BytesIO(data))
+    place = table.schema.get_field_index("kept_counts")
+    wrong = pa.array([[1] * len(row["kept_counts"]) for row in rows], table.schema.field(place).type)
+    out = io.BytesIO()
+    pq.write_table(table.set_column(place, table.schema.field(place), wrong), out)
+    with pytest.raises(ValueError, match="as many token ids as they add up to"):
+        decode(out.getvalue())

@@ -23,13 +23,16 @@ _HEARTBEAT_S = 8.0
 
 
 class FakeNodes:
-    """Runs beside the test, in a thread of its own. `address` is every pod's IP."""
+    """Runs beside the test, in a thread of its own. `address` is every pod's IP; pods that select a node by anything
+    but its `labels` stay pending."""
 
-    def __init__(self, cluster: Cluster, *, address: str = "127.0.0.1", concurrent: int = 16) -> None:
+    def __init__(
+        self, cluster: Cluster, *, address: str = "127.0.0.1", concurrent: int = 16, **labels: str
+    ) -> None:
         self._server, self._address = cluster.server, address
         self._headers = {"Authorization": f"Bearer {cluster.token}"}
         self._ca = cluster.ca
-        self._limit = concurrent
+        self._limit, self._labels = concurrent, labels
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -60,7 +63,8 @@ class FakeNodes:
         context = ssl.create_default_context(cadata=self._ca)
         connector = aiohttp.TCPConnector(ssl=context, limit=self._limit)
         self._session = aiohttp.ClientSession(self._server, headers=self._headers, connector=connector)
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"fake": "yes"}}}
+        metadata = {"name": NODE, "labels": {"fake": "yes", **self._labels}}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
         await self._call("POST", "/api/v1/nodes", node)
         await self._heartbeat()
         for work in (self._beat(), self._watch()):
@@ -110,7 +114,7 @@ class FakeNodes:
         if "deletionTimestamp" in meta:
             options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
             await self._call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", options)
-        elif not spec.get("nodeName") and not spec.get("nodeSelector"):
+        elif not spec.get("nodeName") and spec.get("nodeSelector", {}).items() <= self._labels.items():
             target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
             binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
             await self._call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", binding)

@@ -37,28 +37,9 @@ def kill_trainer_after_two_steps(point: str) -> None:
 
 
 def kill_engine_in_swap(point: str) -> None:
-    """The engine's process of one generator kills itself when it is told to go over to weight version 2; in a run, step
-    4 begins when the generators are back."""
+    """The engine's process of one generator kills itself when it is told to go over to weight version 2."""
     if point == "swap:2" and _first_time():
         os.kill(os.getpid(), 9)
-    if point == "step:3":
-        _wait_for("generator-0")
-        _wait_for("generator-1")
-
-
-def kill_as_named(point: str) -> None:
-    """When step 3 begins, kills processes of the run, once: KILL is a list of `<name>=<part of the command line>`.
-
-    A trainer among them does nothing from then on: only its host can end it.
-    """
-    if point != "step:2" or not _first_time():
-        return
-    for wanted in os.environ["KILL"].split():
-        name, _, part = wanted.partition("=")
-        (process,) = [p for p in _ours(name) if part in " ".join(p.cmdline()[1:3])]
-        process.kill()
-    if "trainer-0" in os.environ["KILL"]:
-        time.sleep(600)
 
 
 def _first_time() -> bool:

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -18,9 +26,25 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_model(directory: Path, *, tie: bool, seed: int) -> Path:
     """Saves a 2-layer float32 model and its tokenizer: Qwen2 with tied embeddings, Llama with an lm_head."""
+    config_cls, model_cls = (Qwen2Config, Qwen2ForCausalLM) if tie else (LlamaConfig, LlamaForCausalLM)
+    return _saved(directory, config_cls, model_cls, seed, tie_word_embeddings=tie)
+
+
+def tiny_experts(directory: Path, *, seed: int) -> Path:
+    """Saves a 2-layer float32 mixture of four experts, two for each token, and its tokenizer: Qwen3-MoE."""
+    mixture = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 32,
+    }
+    own = {"head_dim": 32, "tie_word_embeddings": False}
+    return _saved(directory, Qwen3MoeConfig, Qwen3MoeForCausalLM, seed, **mixture, **own)
+
+
+def _saved(directory: Path, config_cls, model_cls, seed: int, **more) -> Path:
     torch.manual_seed(seed)
     tokenizer = byte_tokenizer()
-    config_cls, model_cls = (Qwen2Config, Qwen2ForCausalLM) if tie else (LlamaConfig, LlamaForCausalLM)
     config = config_cls(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -30,10 +54,10 @@ def tiny_model(directory: Path, *, tie: bool, seed: int) -> Path:
         num_key_value_heads=1,
         max_position_embeddings=256,
         initializer_range=0.1,  # large enough that two seeds disagree by far more than rounding
-        tie_word_embeddings=tie,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **more,
     )
     model_cls(config).to(torch.float32).save_pretrained(directory)
     tokenizer.save_pretrained(directory)

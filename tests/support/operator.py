@@ -60,7 +60,7 @@ def operator(
         "RLHF_LOG_FORMAT": "text",
         "POD_NAMESPACE": namespace or "default",
         "POD_NAME": folder.name,
-        **({"RLHF_NAMESPACE": namespace} if namespace else {}),
+        **({"RLHF_NAMESPACES": namespace} if namespace else {}),
         **environ,
     }
     log = folder / f"operator-{port}.log"

@@ -46,7 +46,11 @@ class Proxy:
                 if self._mode == "refused":
                     client.close()
                     continue
-                server = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:  # it may be started again
+                    client.close()
+                    continue
                 with self._lock:
                     self._open |= {client, server}
                 for ends in ((client, server), (server, client)):

@@ -33,6 +33,7 @@ class Proxy:
         self._storm: tuple[int, int] | None = None
         self._seen = 0
         self._streams: set[asyncio.Task[object]] = set()
+        self._frozen = False
 
     def storm(self, status: int, *, of: int) -> None:
         """From now on, all but one of `of` requests are answered with this status (409: of those that write)."""
@@ -40,6 +41,11 @@ class Proxy:
 
     def calm(self) -> None:
         self._storm = None
+
+    def freeze_watches(self, on: bool) -> None:
+        """While on, watches stay open and tell nothing, as behind a balancer that has lost its connections; what they
+        should have told is lost."""
+        self._frozen = on
 
     def cut_watches(self) -> int:
         """Ends every watch in the middle, as a load balancer does; returns how many there were."""
@@ -92,7 +98,8 @@ class Proxy:
         self._streams.add(task)
         try:
             async for chunk in answer.content.iter_any():
-                await stream.write(chunk)
+                if not self._frozen:
+                    await stream.write(chunk)
         except asyncio.CancelledError:
             if request.transport is not None:
                 request.transport.abort()

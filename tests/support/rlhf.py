@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.support import metrics_page
 from tests.support.faults import ASKED
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,9 @@ class Finished:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        return lines(self.workdir / "metrics.jsonl")
+        found = lines(self.workdir / "metrics.jsonl")
+        metrics_page.check(found)
+        return found
 
     @property
     def status(self) -> dict[str, Any]:
@@ -52,19 +55,13 @@ def start(
 ) -> subprocess.Popen:
     """`rlhf run` in the repository's root, each override as `--set`."""
     sets = [part for override in overrides for part in ("--set", override)]
-    command = [
-        sys.executable,
-        "-m",
-        "rlhf_operator.cli",
-        "run",
-        str(manifest),
-        "--workdir",
-        str(workdir),
-        *sets,
-        *flags,
-    ]
+    return launch("run", str(manifest), "--workdir", str(workdir), *sets, *flags, **environ)
+
+
+def launch(*arguments: str, **environ: str) -> subprocess.Popen:
+    """`rlhf` with these arguments in the repository's root, its output in one pipe."""
     return subprocess.Popen(
-        command,
+        [sys.executable, "-m", "rlhf_operator.cli", *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -39,36 +39,55 @@ class Seaweed:
         return f"s3://{BUCKET}/{prefix}"
 
 
+class Server:
+    """The server, with its data and its log in `folder`; may be started again after its process was killed."""
+
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data = folder, folder / "data"
+        self._ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
+        self.address = Seaweed(f"http://127.0.0.1:{self._ports['s3']}")
+
+    def start(self) -> None:
+        """Returns when it serves its bucket."""
+        self.data.mkdir(exist_ok=True)
+        ports = self._ports
+        command = [
+            *(str(Path(sys.executable).with_name("weed")), "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *(f"-dir={self.data}", f"-bucket={BUCKET}", *(f"-{name}.port={ports[name]}" for name in ports)),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"),
+            "-master.telemetry=false",
+        ]
+        log = self.folder / "weed.log"
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=os.environ | self.address.environment | {"GOMEMLIMIT": "768MiB"},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        _wait(self.process, self.address, log)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        self.process.kill()
+        self.process.wait(10)
+
+
 @contextmanager
-def running(folder: Path) -> Iterator[Seaweed]:
-    """The server, with its data and its log in `folder`; it is gone afterwards, whatever happened."""
-    ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
-    server = Seaweed(f"http://127.0.0.1:{ports['s3']}")
-    (folder / "data").mkdir()
-    command = [
-        *(str(Path(sys.executable).with_name("weed")), "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-        *(f"-dir={folder / 'data'}", f"-bucket={BUCKET}", *(f"-{name}.port={ports[name]}" for name in ports)),
-        *("-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"),
-        "-master.telemetry=false",
-    ]
-    log = folder / "weed.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=os.environ | server.environment | {"GOMEMLIMIT": "768MiB"},
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
+def running(folder: Path) -> Iterator[Server]:
+    """A server that is gone afterwards, whatever happened."""
+    server = Server(folder)
     try:
-        _wait(process, server, log)
+        server.start()
         yield server
     finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        process.kill()
-        process.wait(10)
+        if hasattr(server, "process"):
+            server.stop()
 
 
 def _wait(process: subprocess.Popen, server: Seaweed, log: Path) -> None:

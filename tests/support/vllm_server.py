@@ -13,14 +13,14 @@ from pathlib import Path
 
 from rlhf_operator.local.ports import assign
 
-READY_S = 180
+READY_S = 300
 
 ARGUMENTS = (
     *("--enforce-eager", "--dtype", "float32", "--max-model-len", "128", "--no-enable-chunked-prefill"),
     *("--weight-transfer-config", '{"backend": "rlhf"}'),
-    *("--worker-extension-cls", "rlhf_trainer.engines.vllm.extension.WeightStatus"),
+    *("--worker-extension-cls", "tests.support.paced.Paced"),
     *("--middleware", "rlhf_trainer.engines.vllm.middleware.Front"),
-    *("--logprobs-mode", "processed_logprobs", "--served-model-name", "policy"),
+    *("--logprobs-mode", "processed_logprobs", "--max-logprobs", "256", "--served-model-name", "policy"),
     # Without these the engine's worker is a process more (10 s of imports, 600 MB) and 1 GiB of cache is touched.
     *("--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(64 << 20)),
 )

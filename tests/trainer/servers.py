@@ -1,7 +1,6 @@
-"""Servers that speak vLLM's streamed completions, and fail when told to."""
+"""Servers that stream responses as our extension of vLLM does, and fail when told to."""
 
 import asyncio
-import json
 import threading
 from typing import Any
 
@@ -10,6 +9,7 @@ from aiohttp import web
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
 from rlhf_trainer.comms.control import healthy
+from rlhf_trainer.comms.frames import GENERATE, Kind, encode, encode_error
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.weights.members import VERSION_HEADER
 
@@ -18,21 +18,22 @@ IN_STREAM = -1
 
 
 class Generator:
-    """A server that speaks vLLM's completions; `fails` says from which request on it fails, and how.
+    """A server of responses; `fails` says from which request on it fails, and how.
 
-    A response to a prompt that begins with token t is (t, k) for choice k, each token an event of its own.
+    A response to a prompt that begins with token t is (t, k) for choice k, each token a frame of its own.
     """
 
     def __init__(self, http: Background, name: str, *, fails: int | None = None, status: int = 500) -> None:
         self.asked: list[dict] = []
-        self.finish_reason: str | None = "stop"
+        self.finish_reason: Kind | None = Kind.STOP
+        """None: the stream ends without a word of it."""
         self.version = 0
         self.open = threading.Event()  # the door for responses
         self.open.set()
         self.stuck: set[int] = set()
-        """Prompts, by their first token, of which nothing comes after the first event."""
+        """Prompts, by their first token, of which nothing comes after the first frame."""
         self.slow: dict[int, list[float]] = {}
-        """By the first token of the prompt: seconds before each event."""
+        """By the first token of the prompt: seconds before each frame."""
         self.given_up: list[int] = []
         """The first tokens of prompts whose requests were cancelled."""
         self.highest = self.now = 0
@@ -43,7 +44,7 @@ class Generator:
 
     async def _start(self) -> web.AppRunner:
         app = web.Application()
-        app.add_routes([web.get("/health", healthy), web.post("/v1/completions", self._respond)])
+        app.add_routes([web.get("/health", healthy), web.post(GENERATE, self._respond)])
         runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -75,16 +76,15 @@ class Generator:
         for place in range(2):
             for k in reversed(range(body["n"])):
                 await asyncio.sleep(next(pauses, 0))
-                reason = self.finish_reason if place else None
-                await send(response, choice(k, [k if place else first], reason))
+                reason = self.finish_reason if place else Kind.TOKENS
+                await send(response, k, [k if place else first], reason or Kind.TOKENS)
             if failing and self._status == 0:  # dies in the middle of a response
                 self._transport(response).close()
                 return None
             if failing:
-                return await send(response, {"error": {"message": "engine died", "code": 500}})
+                return await response.write(encode_error(500, "engine died"))
             while first in self.stuck:
                 await asyncio.sleep(0.01)
-        await response.write(b"data: [DONE]\n\n")
         return None
 
     @staticmethod
@@ -102,12 +102,8 @@ class Generator:
         self._http.run(self._runner.cleanup())
 
 
-def choice(index: int, tokens: list[int], reason: str | None = None, **more: Any) -> dict[str, Any]:
-    """An event of vLLM's, with log-probabilities of -0.5 a token."""
-    logprobs = {"token_logprobs": [-0.5] * len(tokens)}
-    made = {"index": index, "text": "", "token_ids": tokens, "logprobs": logprobs, "finish_reason": reason}
-    return {"id": "cmpl-1", "choices": [made | more]}
-
-
-async def send(response: web.StreamResponse, event: dict[str, Any]) -> None:
-    await response.write(f"data: {json.dumps(event)}\n\n".encode())
+async def send(
+    response: web.StreamResponse, number: int, tokens: list[int], kind: Kind = Kind.TOKENS
+) -> None:
+    """A frame, with log-probabilities of -0.5 a token."""
+    await response.write(encode(number, kind, tokens, [-0.5] * len(tokens)))

@@ -1,11 +1,14 @@
-"""Two ranks of a trainer whose run is to stop while they wait for generators: at first for one, then for responses.
+"""Two ranks of a trainer whose run is to stop while they wait for generators: at first for one, as the host says to
+rank 0, then for responses, as rank 1 alone knows.
 
-Each rank: `stopped_ranks.py`, with torchrun's environment. Prints how its waits ended, a line for each.
+Each rank: `stopped_ranks.py`, with torchrun's environment and as ASKED a file that rank 0 makes once prompts are
+under way. Prints how its waits ended, a line for each.
 """
 
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from tests.support.kube import eventually
@@ -39,12 +42,18 @@ def main(ranks: Ranks, http: Background) -> None:
     world.announce(server)
     world.fleet.publish(0)
 
-    def stop_once_asked() -> None:
+    asked = Path(os.environ["ASKED"])
+
+    def tell() -> None:
         eventually(lambda: server.asked, "prompts are under way")
+        asked.touch()
+
+    def stop_once_asked() -> None:
+        eventually(asked.exists, "prompts are under way")
         stop.set()
 
-    if ranks.first:
-        threading.Thread(target=stop_once_asked).start()
+    threading.Thread(target=tell if ranks.first else stop_once_asked).start()
+    ranks.watch_for_stop(stop)
     print(ended(lambda: list(world.fleet.stream(PROMPTS, 2))), flush=True)
 
 

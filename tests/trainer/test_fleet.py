@@ -1,9 +1,6 @@
 """Prompts among generators that come, drain and fail, with a weight broadcast that always works."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.kube import eventually
-from tests.support.vllm_server import free_port
+from tests.support.ranks import two_ranks
 from tests.trainer.servers import Generator
 
 from rlhf_api.run import Membership, RunConfig
@@ -48,6 +45,7 @@ class Sent:
     def __init__(self) -> None:
         self.members: list[list[str]] = []
         self.versions: list[int] = []
+        self.looked: list[list[str]] = []
         self.servers: dict[str, Generator] = {}
 
     def send(self, members, _tensors, version, committing=lambda: None) -> SyncReport:
@@ -57,6 +55,10 @@ class Sent:
         for member in members:
             self.servers[member.name].version = version
         return SyncReport(version, len(self.members), "", tuple(members), {}, 0, 0.0, 1)
+
+    def changed(self, holders) -> str:
+        self.looked.append([member.name for member in holders])
+        return "b (worker 0): x is no longer what was loaded as weight version 0" if len(holders) > 1 else ""
 
 
 class World:
@@ -73,7 +75,7 @@ class World:
         )
         stop = self.control.stop_requested
         self.ctx = run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop)
-        client = VllmClient(http, model="job", sampling=config.spec.sampling, seed=0, ends=[9])
+        client = VllmClient(http, sampling=config.spec.sampling, seed=0, ends=[9])
         self.fleet = Fleet(run, None, *((self.sent, client) if ranks.first else (None, None)))
 
     def announce(self, *generators: Generator, draining: tuple[Generator, ...] = ()) -> None:
@@ -120,6 +122,17 @@ def test_generators_keep_their_weights_until_a_publish_or_until_one_joins(world,
     world.announce(first, second)
     assert {r.versions[0] for r in world.fleet.answer(PROMPTS).rollouts} == {3}
     assert (world.sent.versions, world.fleet.version) == ([2, 3], 3)
+
+
+def test_those_that_hold_weights_are_asked_what_they_serve(world, http):
+    first, second = Generator(http, "a"), Generator(http, "b")
+    world.announce(first)
+    world.fleet.publish(0)
+    world.announce(first, second)
+    assert world.fleet.changed() == ""
+    world.fleet.publish(0)
+    assert world.fleet.changed().startswith("b (worker 0): x is no longer")
+    assert world.sent.looked == [["a"], ["a", "b"]]
 
 
 def test_prompts_of_one_that_is_drained_midway_wait_for_the_next(world, http):
@@ -192,24 +205,10 @@ def test_a_request_to_stop_while_generating_cancels_what_is_under_way(world, htt
 
 
 @pytest.mark.slow
-def test_a_request_to_stop_reaches_every_rank():
-    """While they wait for a generator, and for responses."""
-    port = str(free_port())
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.stopped_ranks"],
-            env=os.environ
-            | {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    try:
+def test_a_request_to_stop_reaches_every_rank(tmp_path):
+    """While they wait for a generator, and for responses, where it is not rank 0 that hears of it."""
+    with two_ranks("-m", "tests.trainer.stopped_ranks", ASKED=str(tmp_path / "asked")) as ranks:
         said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
     waits = [
         "Stopped: stopped while waiting for the generators",
         "Stopped: stopped while the generators were at work",

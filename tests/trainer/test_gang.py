@@ -6,15 +6,26 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from tests.support.vllm_server import free_port
 
 from rlhf_api.roles import Role
-from rlhf_api.run import EXIT_INVALID, EXIT_SUSPENDED, Process, RunConfig, command, environment
+from rlhf_api.run import (
+    CONTROL_STATUS,
+    EXIT_INVALID,
+    EXIT_SUSPENDED,
+    Process,
+    RunConfig,
+    command,
+    environment,
+)
 from rlhf_store.archive import Archive
 
 pytestmark = pytest.mark.slow
@@ -41,9 +52,20 @@ class Node:
     process: subprocess.Popen
     end: Path
     log: Path
+    control: str
+    """Where the trainer's status is, at the first node."""
 
     def ranks(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children()
+
+    def activity(self) -> str | None:
+        """As rank 0 tells its host; None before it listens."""
+        asked = urllib.request.Request(self.control, headers={"Authorization": "Bearer token"})
+        try:
+            with urllib.request.urlopen(asked, timeout=10) as reply:
+                return json.load(reply)["activity"]
+        except urllib.error.URLError:
+            return None
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
         return self.process.wait(seconds)
@@ -60,7 +82,7 @@ def start(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     nodes: list[Node] = []
 
-    def start(steps: int, *, resume: bool = False) -> tuple[Node, Node]:
+    def start(steps: int, *, resume: bool = False, **more: Any) -> tuple[Node, Node]:
         spec = {
             "algorithm": "sft",
             "steps": steps,
@@ -68,6 +90,7 @@ def start(tmp_path):
             "data": {"train": [str(tmp_path / "rows.jsonl")], "promptsPerStep": 8},
             "trainer": {"replicas": 2},
             "checkpoint": {"everySteps": 100_000_000},
+            **more,
         }
         made = {"job": "two", "workdir": str(tmp_path / "work"), "resume": resume, "spec": spec}
         file = tmp_path / "run.json"
@@ -87,7 +110,7 @@ def start(tmp_path):
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            nodes.append(Node(process, end, log))
+            nodes.append(Node(process, end, log, f"http://{address}:{place.port}{CONTROL_STATUS}"))
         return nodes[-2], nodes[-1]
 
     yield start
@@ -118,6 +141,25 @@ def test_two_nodes_train_stop_together_when_one_is_drained_and_go_on(start, tmp_
         json.loads(line)["step"] for line in (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()
     ]
     assert done == list(range(1, saved + 2))
+
+
+def test_a_drain_of_the_other_node_ends_the_generation_that_is_under_way(start, tmp_path):
+    nodes = start(
+        steps=1,
+        algorithm="grpo",
+        grpo={"klCoefficient": 0},
+        generator={"sharedWithTrainer": True},
+        reward={"functions": [{"function": "nobody:asks"}]},
+        sampling={"maxNewTokens": 1500, "minNewTokens": 1500, "answersPerPrompt": 256},  # takes many minutes
+    )
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while nodes[0].activity() != "generating":
+        assert nodes[0].process.poll() is None, nodes[0].log.read_text()
+        assert time.monotonic() < deadline, nodes[0].log.read_text()
+        time.sleep(0.05)
+    nodes[1].process.send_signal(signal.SIGTERM)
+    assert [node.wait() for node in nodes] == [EXIT_SUSPENDED] * 2, nodes[1].log.read_text()
+    assert [cut.step for cut in Archive(f"file://{tmp_path}/work/checkpoints").entries()] == [0]
 
 
 def test_the_other_node_ends_within_seconds_when_one_is_lost(start, tmp_path):

@@ -1,17 +1,25 @@
 """Answers made in the trainer: what was sampled, its log-probabilities, where it ends, and whose it is."""
 
+import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
+from vllm.v1.sample.ops.penalties import apply_all_penalties
 
+from rlhf_api.evaluation import Penalties
 from rlhf_api.spec import Sampling
+from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.generation.shared import generate_shared
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.data.stop_strings import StopStrings
+from rlhf_trainer.generation.requests import Responses
+from rlhf_trainer.generation.shared import Penalized, generate_shared
+from rlhf_trainer.models.inference import Forward, infer
+from rlhf_trainer.records import Prompt, flat_floats
+from rlhf_trainer.training.responses import collected, message
 
 TOKENIZER = byte_tokenizer()
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -60,7 +68,7 @@ def likely_end(model: LlamaForCausalLM) -> None:
 
 def answers(engine: Local, *, seed: int = 1, **sampling):
     torch.manual_seed(seed)
-    return generate_shared(engine, ALONE, TOKENIZER, PROMPTS, Sampling(**sampling), version=4)
+    return generate_shared(engine, ALONE, TOKENIZER, PROMPTS, Sampling(**sampling), 4, threading.Event())
 
 
 def forward(model: LlamaForCausalLM, prompt, tokens, temperature: float = 1.0) -> torch.Tensor:
@@ -115,6 +123,47 @@ def test_any_of_several_end_tokens_ends_and_finishes_an_answer(engine):
     assert {answer.finished for answer in found} == {True, False}
 
 
+def text(tokens) -> str:
+    return TOKENIZER.decode(list(tokens), skip_special_tokens=True)
+
+
+def test_a_response_ends_with_the_token_that_completes_a_stop_string(engine):
+    """The first tokens apart, as a least length says. They stay as sampled; the text ends before the string."""
+    stop = (*"abcdefghijkl", "never sampled")
+    found = answers(engine, minNewTokens=2, maxNewTokens=12, answersPerPrompt=4, stop=stop)
+    ended = [answer for answer in found if text(answer.tokens).endswith(stop)]
+    assert 3 < len(ended) < len(found)
+    stops = StopStrings(TOKENIZER, stop)
+    for answer in found:
+        assert not any(string in text(answer.tokens[2:-1]) for string in stop), "nothing follows it"
+        assert answer.finished == (answer in ended or answer.tokens[-1] == TOKENIZER.eos_token_id)
+        assert len(answer.logprobs) == len(answer.versions) == len(answer.tokens)
+        assert stops.text(answer.tokens) == text(answer.tokens[: -1 if answer in ended else None])
+
+
+@pytest.mark.parametrize("penalties", [Penalties(1.3), Penalties(1, 0.7), Penalties(0.8, -1.5, 0.4)])
+def test_penalties_are_those_of_vllm(penalties):
+    """Whatever pads a prompt on the left: 7 does, and stands in one."""
+    prompts, responses = [[1, 7, 2], [3]], [[4, 4, 1], [5, 3, 5]]
+    logits, vocabulary = torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), 9
+    padded = torch.tensor([[1, 7, 2], [7, 7, 3]])
+    mask = torch.tensor([[1, 1, 1], [0, 0, 1]])
+    found = Penalized(penalties, padded, mask)(torch.cat([padded, torch.tensor(responses)], 1), logits)
+    told = torch.tensor([prompts[0], prompts[1] + [vocabulary] * 2])
+    repetition, presence, frequency = (torch.full((2,), value) for value in penalties)
+    given = logits.clone(), told, presence, frequency, repetition, responses
+    assert torch.allclose(found, apply_all_penalties(*given))
+    assert not torch.allclose(found, logits)
+
+
+def test_what_is_generated_with_penalties_repeats_nothing(engine):
+    """A penalty so high that a token comes twice only when all others did."""
+    torch.manual_seed(1)
+    arguments = engine, ALONE, TOKENIZER, PROMPTS, Sampling(maxNewTokens=12), 4, threading.Event()
+    for answer in generate_shared(*arguments, Penalties(presence=2000.0)):
+        assert len(set(answer.tokens)) == len(answer.tokens)
+
+
 def test_no_answer_ends_before_its_least_length(engine):
     likely_end(engine.model)
     found = answers(engine, minNewTokens=4, maxNewTokens=6, answersPerPrompt=4)
@@ -156,3 +205,37 @@ def test_the_model_repository_has_no_say_in_sampling(engine):
         setattr(engine.model.generation_config, name, value)
     assert [a.tokens for a in answers(engine, maxNewTokens=8)] == expected
     assert engine.model.generation_config.repetition_penalty == 5.0, "it is exported as it came"
+
+
+@pytest.mark.parametrize("sampling", [{"topK": 7}, {"topK": 20, "topP": 0.9}, {"topK": 300}, {"topK": 1}])
+def test_the_trainer_replays_what_truncation_left_out(engine, sampling):
+    """And a ban of the end token, which is left out too. 300 is more than is replayed."""
+    most = sampling["topK"]
+    found = answers(engine, temperature=0.8, minNewTokens=2, maxNewTokens=12, **sampling)
+    if most == 300:
+        assert not any(answer.kept_counts for answer in found)
+        return
+    for answer in found:
+        assert len(answer.kept_counts) == len(answer.tokens)
+        assert max(answer.kept_counts) < most
+    assert "topP" not in sampling or min(min(answer.kept_counts) for answer in found) < most - 1
+    arrays, header = message(Responses(found), {prompt.id: i for i, prompt in enumerate(PROMPTS)})
+    sequences = collected(Told(arrays, header), 1, Responses(), {}).episode.columns.sequences
+    read = ResponseLogprobs(0.8)
+    replayed = infer(Forward(engine.model, 512, 257), sequences, read, sequences.response_lengths)
+    sampled = flat_floats(answer.logprobs for answer in found)
+    assert torch.allclose(replayed, sampled, atol=1e-5)
+    whole = replace(sequences, kept=None)
+    plain = infer(Forward(engine.model, 512, 257), whole, read, sequences.response_lengths)
+    assert not torch.allclose(plain, sampled, atol=1e-2)
+
+
+@dataclass
+class Told:
+    """Ranks that were told this."""
+
+    arrays: dict[str, torch.Tensor]
+    header: dict[str, object]
+
+    def share(self, make):  # noqa: ARG002
+        return self.arrays, self.header

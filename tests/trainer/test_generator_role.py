@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_api.checks import OWNED_ENGINE_ARGUMENTS, check
+from rlhf_api.checks import check
+from rlhf_api.generator_checks import OWNED_ENGINE_ARGUMENTS
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
 from rlhf_trainer.roles.generator import CPU_HEAD_SIZES, arguments, engine_environment, option
@@ -98,6 +99,13 @@ def test_the_jobs_own_options_are_no_engine_arguments(tmp_path, name):
     assert name in options(config(tmp_path)), "owned because the role sets it"
 
 
+def test_experts_stay_where_their_weights_are_compared(tmp_path):
+    (problem,) = check(config(tmp_path, engineArguments={"enable-eplb": True}).spec)
+    assert problem.where == "spec.generator.engineArguments.enable-eplb"
+    assert "compared with what arrived" in problem.message
+    assert not check(config(tmp_path, engineArguments={"enable-eplb": False}).spec)
+
+
 def test_the_cpu_build_is_spared_what_it_does_not_need(tmp_path):
     made = config(tmp_path)
     assert "enforce-eager" not in options(made)
@@ -154,24 +162,26 @@ def test_the_list_of_head_sizes_is_the_installed_engines():
 def test_a_gpu_has_room_for_new_weights_unless_the_manifest_says_otherwise(tmp_path, caplog):
     """The figures of docs/memory.md."""
     seven = {"parameters": 7.6e9, "dtype": "bfloat16"}
-    assert options(config(tmp_path, seven))["gpu-memory-utilization"] == "0.78"
-    assert options(config(tmp_path, seven), memory=141e9)["gpu-memory-utilization"] == "0.87"
+    assert options(config(tmp_path, seven))["gpu-memory-utilization"] == "0.76"
+    assert options(config(tmp_path, seven), memory=141e9)["gpu-memory-utilization"] == "0.86"
     assert not caplog.text
     assert "gpu-memory-utilization" not in options(config(tmp_path)), "who knows how large some/policy is"
     assert "set spec.model.parameters" in caplog.text
     given = config(tmp_path, seven, engineArguments={"kv-cache-memory-bytes": 10**10})
     assert "gpu-memory-utilization" not in options(given)
     too_much = config(tmp_path, seven, engineArguments={"gpu-memory-utilization": 0.92})
-    with pytest.raises(InvalidJob, match=r"vLLM fills 73.6 of 80 GB, .*use at most 0.78; got 0.92"):
+    with pytest.raises(InvalidJob, match=r"vLLM fills 73.6 of 80 GB, .*use at most 0.76; got 0.92"):
         options(too_much)
 
 
-def test_what_users_set_in_the_environment_stands_but_for_what_weights_need():
+def test_what_users_set_in_the_environment_stands_but_for_what_weights_and_the_plugin_need():
     own = {"VLLM_NO_USAGE_STATS": "0", "PATH": "/bin", "VLLM_SERVER_DEV_MODE": "0"}
+    own |= {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
     found = engine_environment(own, cpu=True)
     assert found["VLLM_NO_USAGE_STATS"] == "0"
     assert found["PATH"] == "/bin"
     assert found["VLLM_SERVER_DEV_MODE"] == "1", "weights are sent through its routes"
+    assert found["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn", "each process calls our plugin"
     assert found["DO_NOT_TRACK"] == "1"
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment({}, cpu=False)

@@ -16,8 +16,8 @@ from rlhf_trainer.comms import http as module
 from rlhf_trainer.comms.http import Background, HttpError
 
 
-async def events(http: Background, url: str) -> list[bytes]:
-    return [event async for event in http.events(url, {})]
+async def stream(http: Background, url: str) -> bytes:
+    return b"".join([part async for part in http.stream(url, {})])
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_no_error_shows_the_token(answer):
     with Background("secret-of-the-job") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        for asked in (http.json("POST", url, {}, timeout=10), http.post_bytes(url, b""), events(http, url)):
+        for asked in (http.json("POST", url, {}, timeout=10), http.post_bytes(url, b""), stream(http, url)):
             with pytest.raises(aiohttp.ClientError) as caught:
                 http.run(asked)
             assert "secret-of-the-job" not in repr(caught.value)
@@ -50,7 +50,7 @@ def test_a_connection_has_a_deadline_of_its_own_whatever_its_request_has(monkeyp
             for asked in (
                 http.json("GET", url, timeout=5),
                 http.post_bytes(url, b""),
-                events(http, url),
+                stream(http, url),
             ):
                 with pytest.raises(aiohttp.ConnectionTimeoutError):
                     http.run(asyncio.wait_for(asked, 30))
@@ -77,7 +77,7 @@ class Counting:
         await self._enough.wait()
         await asyncio.sleep(0.01)
         self.now -= 1
-        return web.Response(text="data: 1\n\n")
+        return web.Response(text="1")
 
 
 def test_calls_share_so_many_connections_to_a_server_and_streams_none_of_them():
@@ -86,12 +86,12 @@ def test_calls_share_so_many_connections_to_a_server_and_streams_none_of_them():
         server = Counting(http, calls + 5)
 
         async def ask() -> tuple[list, list]:
-            streams = [asyncio.ensure_future(events(http, server.url)) for _ in range(5)]
+            streams = [asyncio.ensure_future(stream(http, server.url)) for _ in range(5)]
             waiting = [http.json("GET", server.url + "x", timeout=30) for _ in range(3 * calls)]
             await asyncio.gather(*waiting, return_exceptions=True)
             return await asyncio.gather(*streams), waiting
 
-        assert http.run(ask())[0] == [[b"1"]] * 5
+        assert http.run(ask())[0] == [b"1"] * 5
         assert server.highest == calls + 5
 
 
@@ -102,7 +102,7 @@ logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 from rlhf_trainer.comms.http import Background, HttpError
 
 async def ask(http, url):
-    return [event async for event in http.events(url, {})]
+    return [part async for part in http.stream(url, {})]
 
 async def all_of(http):
     return await asyncio.gather(*(ask(http, url) for url in sys.argv[1:] for _ in range(256)))
@@ -134,29 +134,6 @@ def test_where_the_limit_of_files_cannot_be_raised_the_log_says_so(monkeypatch, 
     with caplog.at_level(logging.WARNING):
         assert module.raise_file_limit() == 1024
     assert "the limit of 1024 open files cannot be raised to 4096: not allowed" in caplog.text
-
-
-def test_events_come_whole_however_they_are_cut_into_packets():
-    """One may also be longer than aiohttp's own limit of a line."""
-    long = json.dumps(list(range(50_000))).encode()
-    sent = [b"1", b'{"a": "data: no event"}', long, "ß".encode(), b"[DONE]"]
-
-    async def speak(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        whole = b": a comment\n" + b"".join(b"data: " + event + b"\n\n" for event in sent)
-        for at in range(60):
-            await response.write(whole[at : at + 1])
-        await response.write(whole[60:])
-        return response
-
-    app = web.Application()
-    app.add_routes([web.post("/", speak)])
-    with Background("token") as http:
-        runner = web.AppRunner(app)
-        http.run(runner.setup())
-        http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
-        assert http.run(events(http, f"http://127.0.0.1:{runner.addresses[0][1]}/")) == sent
 
 
 def test_a_server_that_ends_the_connection_after_an_error_s_reply_is_asked_again_on_another():

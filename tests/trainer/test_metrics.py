@@ -1,13 +1,16 @@
 """The figures of a run on disk: what a resumed run keeps, and the picture."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.api.manifests import job
+from tests.support import metrics_page
 
 from rlhf_trainer.training.metrics import Metrics, reward_figure
 from rlhf_trainer.training.tracking import Tracking
 
+TRAINER = Path(__file__).parents[2] / "trainer_image" / "rlhf_trainer"
 PPO = [{"step": i, "reward_mean": i / 4, "kl_mean": 0.01 * i, "loss": -0.1} for i in range(1, 6)]
 SFT = [{"step": i, "loss": 3 / i} for i in range(1, 6)]
 
@@ -29,6 +32,12 @@ def earlier(tmp_path):
     for step in (0, 2, 4):
         metrics.evaluation({"step": step, "set": "held_out", "mean": 0.5, "count": 10, "samples": []})
     return tmp_path
+
+
+def test_every_figure_of_the_page_is_one_of_the_trainers():
+    sources = "".join(file.read_text() for file in TRAINER.rglob("*.py"))
+    gone = {name for name in metrics_page.documented() if "<" not in name and f'"{name}"' not in sources}
+    assert not gone, f"docs/metrics.md has {sorted(gone)}, which no line of the trainer writes"
 
 
 def test_a_resumed_run_drops_the_lines_it_will_write_again(earlier):
@@ -79,3 +88,5 @@ def test_the_picture_shows_reward_kl_and_evaluation():
     assert [line.get_label() for line in right.lines[1:]] == ["evaluation: greedy", "evaluation: eight"]
     (only,) = reward_figure(SFT, [], "a run").axes
     assert only.get_ylabel() == "loss"
+    (only,) = reward_figure(SFT, [{"step": 0, "set": "held_out", "loss": 2.0}], "a run").axes
+    assert [line.get_label() for line in only.lines] == ["training", "evaluation"]

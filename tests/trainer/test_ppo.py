@@ -200,7 +200,7 @@ def test_losses_equal_plain_loops(model, aggregation):
 
 def test_metrics_say_what_they_are_called():
     made = experience(PPO())
-    found = step_metrics(made, stale=False)
+    found = step_metrics(made, torch.ones(len(made["logprobs"]), dtype=torch.bool))
     assert found["reward_mean"] == pytest.approx(statistics.fmean(SCORES))
     assert found["reward_std"] == pytest.approx(statistics.pstdev(SCORES))
     assert found["kl_mean"] == pytest.approx((made["logprobs"] - made["reference_logprobs"]).mean().item())
@@ -215,4 +215,7 @@ def test_metrics_say_what_they_are_called():
 def test_metrics_of_a_single_token_are_finite():
     made = experience(PPO(), pairs=[((1,), (2,))], scores=[1.0])
     assert made["advantages"].tolist() == [0.0]
-    assert all(math.isfinite(value) for value in step_metrics(made, stale=False).values())
+    assert all(
+        math.isfinite(value)
+        for value in step_metrics(made, torch.ones(len(made["logprobs"]), dtype=torch.bool)).values()
+    )

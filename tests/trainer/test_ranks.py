@@ -1,17 +1,17 @@
 """Two ranks over gloo: rank 0 may work alone for longer than a collective waits, and a rank that dies is noticed."""
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.support.vllm_server import free_port
+from tests.support.ranks import two_ranks
 
 RANK = """
 import pathlib, sys, time
 from datetime import timedelta
+import torch
 from rlhf_trainer.comms import ranks
 
 ranks.GANG_TIMEOUT, ranks.HEARTBEAT_SECONDS = timedelta(seconds=float(sys.argv[1])), float(sys.argv[2])
@@ -23,11 +23,20 @@ def make():
         time.sleep(0.01)
     return {}, {"text": "late"}
 
+arrays = {
+    "floats": torch.arange(6.0).reshape(2, 3).T,
+    "flags": torch.tensor([True, False]),
+    "none": torch.zeros(0, dtype=torch.int64),
+    "number": torch.tensor(1 << 40),
+}
+
 try:
     with mine.raise_if_rank_lost():
         for expected in ("late", "soon"):
-            _, header = mine.share(make if expected == "late" else lambda: ({}, {"text": "soon"}))
+            found, header = mine.share(make if expected == "late" else lambda: (arrays, {"text": "soon"}))
             assert header == {"text": expected}, header
+    assert list(found) == list(arrays)
+    assert all(found[name].dtype == array.dtype and found[name].equal(array) for name, array in arrays.items())
     print("shared")
 except ranks.RankLost:
     print("lost")
@@ -40,27 +49,15 @@ Start = Callable[[float, float], list[subprocess.Popen[str]]]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts both ranks with a timeout and a heartbeat in seconds; returns when rank 0 works alone."""
-    started: list[subprocess.Popen[str]] = []
+    with ExitStack() as stack:
 
-    def both(timeout: float, heartbeat: float) -> list[subprocess.Popen[str]]:
-        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-        for rank in range(2):
-            command = [sys.executable, "-c", RANK, str(timeout), str(heartbeat), str(tmp_path)]
-            started.append(
-                subprocess.Popen(
-                    command,
-                    env=os.environ | variables | {"RANK": str(rank)},
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        wait_for(tmp_path / "working", started)
-        return started
+        def both(timeout: float, heartbeat: float) -> list[subprocess.Popen[str]]:
+            ranks = two_ranks("-c", RANK, str(timeout), str(heartbeat), str(tmp_path))
+            started = stack.enter_context(ranks)
+            wait_for(tmp_path / "working", started)
+            return started
 
-    yield both
-    for process in started:
-        process.kill()
-        process.communicate()
+        yield both
 
 
 def wait_for(file: Path, processes: list[subprocess.Popen[str]]) -> None:

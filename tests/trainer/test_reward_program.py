@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import platform
 import socket
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -36,13 +39,12 @@ pytestmark = pytest.mark.skipif(bool(NONE), reason=NONE)
 
 
 @pytest.fixture(autouse=True)
-def job(tmp_path_factory, monkeypatch):
-    """The job's directory: one that programs of any user can read."""
-    folder = tmp_path_factory.mktemp("job")
-    for parent in (folder, folder.parent, folder.parent.parent):
-        parent.chmod(0o755)
-    monkeypatch.chdir(folder)
-    return folder
+def job(monkeypatch):
+    """The job's directory: one that programs of any user can read, which pytest's are not while others run."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        monkeypatch.chdir(name)
+        yield Path(name)
 
 
 def run(*responses: str, command=PYTHON, memory=512, cpu=5, timeout=60.0, row=None):
@@ -162,3 +164,57 @@ def test_the_example_is_valid_and_its_grader_grades(monkeypatch):
     endless = "    while True: pass\n"
     found = run(right, wrong, endless, command=function.program.command, cpu=2, row=row)
     assert found == [1.0, 0.0, 0.0]
+
+
+IN_A_POD = """
+import asyncio, ctypes, json, os, struct, sys
+from rlhf_api.problems import InvalidJob
+from rlhf_trainer.scoring.program import Program
+from rlhf_trainer.scoring.samples import Sample, score_all
+
+libc, filtered = ctypes.CDLL(None, use_errno=True), json.loads(sys.argv[1])
+if os.geteuid() == 0:
+    os.setgroups([]), os.setgid(65532), os.setuid(65532)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+if filtered:  # what seccomp's default profile of container runtimes denies to a process without capabilities
+    load, equal, some, end = 0x20, 0x15, 0x45, 0x06
+    denied, unknown, allowed = 0x50000 | 1, 0x50000 | 38, 0x7FFF0000
+    lines = [(load, 0, 0, 0), (equal, 7, 0, 272), (equal, 6, 0, 165), (equal, 5, 0, 155), (equal, 3, 0, 435)]
+    lines += [(equal, 0, 4, 56), (load, 0, 0, 16), (some, 1, 2, 0x7E020000)]
+    lines += [(end, 0, 0, unknown), (end, 0, 0, denied), (end, 0, 0, allowed), (end, 0, 0, allowed)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+    program = ctypes.create_string_buffer(struct.pack("HL", len(lines), ctypes.addressof(code)))
+    assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+
+async def work():
+    made = Program("where", ["python3", "-"], memory_megabytes=512, cpu_seconds=5, concurrency=1, timeout=60)
+    await made.start()
+    return await score_all(made, [Sample("", text, {}) for text in sys.argv[2:]], retries=0, seconds=120)
+
+try:
+    print(json.dumps(asyncio.run(work())))
+except InvalidJob as error:
+    print(json.dumps(str(error)))
+"""
+"""A process as a pod of the `restricted` standard runs it: a user without capabilities and new privileges."""
+
+
+def in_a_pod(*responses: str, default_seccomp: bool):
+    command = [sys.executable, "-c", IN_A_POD, json.dumps(default_seccomp), *responses]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter has x86's numbers of system calls")
+def test_in_a_pod_with_the_default_seccomp_profile_the_job_is_refused_and_told_what_to_set():
+    said = in_a_pod("exit(0)", default_seccomp=True)
+    assert said.startswith(
+        "where: needs a sandbox, and none can be made here: the sandbox ended with exit code 1"
+    )
+    assert "spec.reward.pods.template with a seccompProfile that lets it unshare (docs/rewards.md)" in said
+
+
+def test_in_a_pod_that_may_unshare_the_limits_hold_without_any_privilege():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5)"
+        spend = ("x = bytearray(1 << 30)", "import os\nwhile True: os.fork()", "open('/etc/x', 'w')", connect)
+        assert in_a_pod("exit(0)", *spend, default_seccomp=False) == [1.0, 0.0, 0.0, 0.0, 0.0]

@@ -68,8 +68,8 @@ def test_the_messages_of_the_docs_are_the_services(example):
     request, reply = re.findall(r"^```json\n(.*?)^```", page, flags=re.S | re.M)
     posted = urllib.request.Request(example, request.encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(posted, timeout=20) as answer:
-        assert service._results(answer.read(), 1) == [1.0]
-    assert service._results(reply.encode(), 1) == [0.5]
+        assert service._results(answer.read(), SAMPLES[:1]) == [1.0]
+    assert service._results(reply.encode(), SAMPLES[:1]) == [0.5]
 
 
 def serving(handle, work):
@@ -97,6 +97,31 @@ def serving(handle, work):
 
 def good(scores=(1.0, 0.5, 0.0)):
     return web.json_response({"results": [{"score": score} for score in scores]})
+
+
+def test_tokens_have_scores_where_they_are_asked_for():
+    """One number for each token, or one in all; other counts are failures of their response alone."""
+    tokens = (["1", "2"], ["3"], ["4", "5", ""], ["6"])
+    samples = [Sample("p", "".join(found), {}, found) for found in tokens]
+    results = [
+        {"token_scores": [0.5, 1]},
+        {"score": 2},
+        {"token_scores": [1, 2]},
+        {"score": 1, "token_scores": [1]},
+    ]
+
+    async def handle(_request, _number):
+        return web.json_response({"results": results})
+
+    found, bodies = serving(handle, lambda url: asked(url, samples=samples))
+    assert found[:2] == [[0.5, 1.0], 2.0]
+    assert found[2:] == [
+        Failure("2 token_scores for a response of 3 tokens"),
+        Failure("both score and token_scores"),
+    ]
+    assert bodies[0]["responses"][0] == {"prompt": "p", "response": "12", "row": {}, "tokens": ["1", "2"]}
+    whole, _ = serving(handle, lambda url: asked(url, samples=[*SAMPLES, SAMPLES[0]]))
+    assert whole[0] == Failure("token_scores, which need spec.reward.fineGrained: true")
 
 
 def test_what_failed_is_posted_again_alone():

@@ -1,18 +1,23 @@
-"""Responses from generators: what is read from vLLM's reply, and prompts that outlive the generator they went to."""
+"""Responses from generators: what is read from a reply, and prompts that outlive the generator they went to."""
 
 import asyncio
 import time
+from array import array
 from collections import Counter
 from concurrent.futures import Future
 
 import pytest
 from aiohttp import web
 from tests.support.kube import eventually
+from tests.support.models import byte_tokenizer
 from tests.trainer.servers import IN_STREAM, Generator
 
+from rlhf_api.evaluation import Penalties
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
+from rlhf_trainer.comms.frames import Kind, encode, encode_error
 from rlhf_trainer.comms.http import Background, HttpError
+from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.generation.dispatch import Round, start_round
 from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.generation.work import Response, Work
@@ -24,10 +29,10 @@ PROMPTS = [Prompt(f"0/{i}", (i, i + 1), {}) for i in range(12)]
 def test_what_comes_piece_by_piece_becomes_a_rollout():
     work = Work.begin(PROMPTS[0], 1)
     (response,) = work.responses
-    response.add([5], [-0.5], 3)
-    response.add([6, 7], [-0.5] * 2, 3)
+    add(response, 5, version=3)
+    add(response, 6, 7, version=3)
     assert (work.begun, work.whole, work.unfinished) == (True, False, [0])
-    response.add([8], [-0.5], 4)
+    add(response, 8, version=4)
     response.finish("stop")
     assert (work.whole, work.unfinished) == (True, [])
     (made,) = work.rollouts()
@@ -37,21 +42,16 @@ def test_what_comes_piece_by_piece_becomes_a_rollout():
     assert not work.rollouts()[0].finished
 
 
-def response(*tokens: int) -> Response:
-    made = Response()
-    made.add(tokens, [-0.5] * len(tokens), 0)
-    return made
+def add(response: Response, *tokens: int, version: int = 0) -> Response:
+    response.add(array("i", tokens), array("f", [-0.5] * len(tokens)), version)
+    return response
 
 
 def test_a_response_without_what_training_needs_is_an_error():
-    with pytest.raises(ValueError, match="1 tokens came with 0 log-probabilities"):
-        Response().add([6], [], 0)
     with pytest.raises(ValueError, match="no tokens"):
         Response().finish("stop")
     with pytest.raises(ValueError, match="not finished: 'error'"):
-        response(1).finish("error")
-    with pytest.raises(ValueError, match="no token has such a number"):
-        Response().add([1 << 31], [-0.5], 0)
+        add(Response(), 1).finish("error")
 
 
 def test_request_seeds_are_stable_and_spread():
@@ -73,8 +73,8 @@ ENDS = (99, 98)
 
 
 def client(http: Background, *, answers: int = 2) -> VllmClient:
-    sampling = Sampling(answersPerPrompt=answers, temperature=0.7, topK=9, maxNewTokens=5)
-    return VllmClient(http, model="job", sampling=sampling, seed=1, ends=ENDS)
+    sampling = Sampling(answersPerPrompt=answers, temperature=0.7, topK=900, maxNewTokens=5)
+    return VllmClient(http, sampling=sampling, seed=1, ends=ENDS)
 
 
 def start(
@@ -128,8 +128,8 @@ def test_answers_come_in_the_order_of_the_prompts(http):
     assert all(list(r.versions) == [6, 6] for r in done)
     assert all(s.highest <= 2 for s in servers), "no more at once than asked for"
     body = servers[0].asked[0]
-    assert (body["n"], body["temperature"], body["top_k"], body["max_tokens"]) == (2, 0.7, 9, 5)
-    assert (body["model"], body["stop_token_ids"], body["logprobs"]) == ("job", [99, 98], 0)
+    assert (body["n"], body["temperature"], body["top_k"], body["max_tokens"]) == (2, 0.7, 900, 5)
+    assert (body["stop_token_ids"], body["stream_interval"]) == ([99, 98], 64)
     seeds = {tuple(b["prompt"]): b["seed"] for s in servers for b in s.asked}
     assert seeds == {p.tokens: request_seed(1, p.id) for p in PROMPTS}, "whoever answers"
 
@@ -155,7 +155,7 @@ def test_prompts_of_a_generator_that_fails_go_to_the_other(http, status):
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}, "each once, with both answers"
 
 
-@pytest.mark.parametrize("reason", ["abort", "error", None])
+@pytest.mark.parametrize("reason", [Kind.ABORT, None])
 def test_answers_that_a_server_cut_off_as_it_ended_are_asked_for_again(http, reason):
     ending, good = Generator(http, "ending"), Generator(http, "good")
     ending.finish_reason = reason
@@ -332,16 +332,83 @@ def test_requests_of_a_round_that_is_cancelled_end(http):
     assert len(server.given_up) == 4
 
 
+def whole(*frames: bytes) -> bytes:
+    return b"".join(frames)
+
+
 @pytest.mark.parametrize(
-    "event", ["no JSON", "[]", '{"choices": [{"index": 7}]}', '{"choices": [{"index": 0}]}']
+    "reply",
+    [
+        b"{}",
+        encode(0, Kind.STOP, [1], [-0.5])[:-1],
+        encode(7, Kind.STOP, [1], [-0.5]),
+        encode(0, Kind.STOP, [], []),
+        encode(0, Kind.TOKENS, [1] * 6, [-0.5] * 6),
+        whole(encode(0, Kind.STOP, [1], [-0.5]), encode(0, Kind.TOKENS, [2], [-0.5])),
+    ],
+    ids=["no frame", "cut off", "no such response", "empty", "more than asked for", "after its end"],
 )
-def test_a_reply_that_is_not_understood_is_its_servers_fault(http, event):
+def test_a_reply_that_is_not_understood_is_its_servers_fault(http, reply):
     odd, good = Generator(http, "odd"), Generator(http, "good")
 
     async def speak(response: web.StreamResponse, *_: object) -> None:
-        await response.write(f"data: {event}\n\n".encode())
+        await response.write(reply)
 
     odd._stream = speak
     done, left, failed = ask(http, PROMPTS, [odd.member, good.member])
     assert (left, failed) == ([], {"odd"})
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
+
+
+def test_a_stop_string_across_two_parts_of_a_response_ends_it(http):
+    """The server that goes on with a response knows its own part alone, and goes on."""
+    server, tokenizer = Generator(http, "a"), byte_tokenizer()
+
+    async def speak(response: web.StreamResponse, *_: object) -> None:
+        await response.write(encode(0, Kind.TOKENS, tokenizer("D, and")["input_ids"], [-0.5] * 6))
+        await response.write(encode(0, Kind.STOP, tokenizer(" more")["input_ids"], [-0.5] * 5))
+
+    server._stream = speak
+    for least, expected in ((1, "the END"), (9, "the END, and more")):
+        sampling = Sampling(maxNewTokens=40, minNewTokens=least)
+        stops = StopStrings(tokenizer, ["END"])
+        asker = VllmClient(http, sampling=sampling, seed=1, ends=ENDS, stops=stops)
+        work = Work.begin(PROMPTS[0], 1)
+        add(work.responses[0], *tokenizer("the EN")["input_ids"])
+        http.run(asker.ask(server.member, work, lambda: None))
+        (rollout,) = work.rollouts()
+        assert (tokenizer.decode(list(rollout.tokens)), rollout.finished) == (expected, True)
+        assert len(rollout.logprobs) == len(rollout.versions) == len(expected)
+
+
+def test_a_response_whose_tokens_are_counted_is_begun_anew(http):
+    """A server that goes on would take what there was for the prompt, and not count it."""
+    server = Generator(http, "a")
+    works = [
+        Work.begin(PROMPTS[i], 1, None, Penalties(*given)) for i, given in enumerate([(2.0,), (1.0, 0.5)])
+    ]
+    for work in works:
+        add(work.responses[0], 5)
+        http.run(client(http, answers=1).ask(server.member, work, lambda: None))
+    assert [body["prompt"] for body in server.asked] == [[*PROMPTS[0].tokens, 5], [*PROMPTS[1].tokens]]
+    assert [(b["repetition_penalty"], b["presence_penalty"]) for b in server.asked] == [
+        (2.0, 0.0),
+        (1.0, 0.5),
+    ]
+    assert works[1].whole
+
+
+def test_a_refusal_within_the_stream_is_one_of_the_prompt(http):
+    server = Generator(http, "a")
+    plain = server._stream
+
+    async def speak(response: web.StreamResponse, body: dict, failing: bool) -> None:
+        if body["prompt"][0] == 3:
+            await response.write(encode_error(400, "too long"))
+        else:
+            await plain(response, body, failing)
+
+    server._stream = speak
+    outcome = start(http, PROMPTS, [server.member]).result(60)
+    assert [(work.prompt, why) for work, why in outcome.refused] == [(PROMPTS[3], "HTTP 400: too long")]
+    assert (len(outcome.results), outcome.failed) == (11, {})

@@ -4,6 +4,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from rlhf_trainer.batches import plan
 from rlhf_trainer.comms.control import Control
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
-from rlhf_trainer.comms.wire import decode, encode
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.comms.wire import WireError, decode, encode
+from rlhf_trainer.records import WHOLE, Kept, Sequences
 from rlhf_trainer.scoring import client as module
 from rlhf_trainer.scoring.client import Scorer
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, pack, rows_of, unpack
@@ -344,3 +345,33 @@ def test_what_is_no_batch_is_refused_and_the_server_goes_on(trainer, body):
     assert post(server, GOOD, token="wrong")[0] == 401
     assert server.batches == []
     assert post(server, GOOD)[0] == 200
+
+
+COUNTS = torch.tensor([1, 0, WHOLE, *[0] * (int(SEQUENCES.response_lengths.sum()) - 3)], dtype=torch.int32)
+MASKED = replace(SEQUENCES, kept=Kept(COUNTS, torch.tensor([5], dtype=torch.int32)))
+
+
+def test_the_reference_gets_the_sampling_mask_and_the_reward_does_not():
+    arrays, header = decode(encode(*pack(MASKED)))
+    kept = unpack((arrays, header)).kept
+    assert (kept.counts.tolist(), kept.tokens.tolist()) == (COUNTS.tolist(), [5])
+    assert unpack(pack(SEQUENCES)).kept is None
+    assert "kept" not in pack(MASKED, ROWS)[0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kept": torch.tensor([5, 6], dtype=torch.int32)},
+        {"kept": torch.tensor([-5], dtype=torch.int32)},
+        {"kept": torch.tensor([5])},
+        {"kept_counts": COUNTS[1:]},
+        {"kept_counts": COUNTS - 5},
+    ],
+)
+def test_a_sampling_mask_that_does_not_fit_its_tokens_is_refused(wrong):
+    arrays, header = pack(MASKED)
+    with pytest.raises(
+        WireError, match="a sampling mask is two int32 arrays, counts of the 13 response tokens"
+    ):
+        unpack((arrays | wrong, header))

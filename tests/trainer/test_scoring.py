@@ -15,7 +15,7 @@ from rlhf_trainer.imports import import_function
 from rlhf_trainer.models.load import create_tokenizer
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring.function_pool import FunctionPool
-from rlhf_trainer.scoring.rewards import Function, ModelScorer, Rewards
+from rlhf_trainer.scoring.rewards import Function, ModelScorer, Rewards, texts, token_texts
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.eos_token_id
@@ -60,6 +60,15 @@ def nan(_p, responses, _r): return [float("nan") if r == "b" else 0.0 for r in r
 def infinite(_p, responses, _r): return [float("inf") if r == "b" else 0.0 for r in responses]
 def huge(_p, responses, _r): return [10**400 if r == "b" else 0 for r in responses]
 def texts(_p, responses, _r): return ["1" for _ in responses]
+
+
+def of_tokens(_p, responses, _r, tokens):
+    assert ["".join(found) for found in tokens] == responses
+    return [[float(len(text)) for text in found] for found in tokens]
+def some(_p, responses, _r, tokens): return [[1.0] for _ in tokens]
+def not_all_finite(_p, _r, _rows, tokens): return [[float("nan")] * len(found) for found in tokens]
+def several(_p, responses, _r): return [[1.0, 2.0] for _ in responses]
+def with_or_without(_p, responses, _r, tokens=None): return [1.0 if tokens is None else 2.0 for _ in responses]
 
 
 def ends(how):
@@ -131,9 +140,9 @@ def score(folder, wait, monkeypatch):
         await pool.start()
         return Function(name, weight, retries, pool)
 
-    def scored(*entries, model=None, timeout=60.0, seconds=100.0, retries=0, rows=ROWS, times=1):
+    def scored(*entries, model=None, timeout=60.0, seconds=100.0, retries=0, rows=ROWS, times=1, fine=False):
         found = [wait(function(*entry, timeout, retries)) for entry in entries]
-        rewards = Rewards(TOKENIZER, seconds, found, model)
+        rewards = Rewards(TOKENIZER, seconds, found, model, fine_grained=fine)
         return [wait(rewards.score(SEQUENCES, rows)) for _ in range(times)][-1]
 
     return scored
@@ -165,6 +174,92 @@ def test_what_functions_get_wrong_is_said_with_the_field(score, name, message):
     with pytest.raises(InvalidJob, match=message) as caught:
         score((name, 1.0))
     assert [problem.where for problem in caught.value.problems] == [WHERE]
+
+
+def test_functions_score_tokens_or_whole_responses(score):
+    """A byte is a token here, and so is the end, whose text is empty; a whole response's score is its last token's."""
+    lengths = SEQUENCES.response_lengths.tolist()
+
+    def model(*_):
+        return torch.full((sum(lengths),), 0.5)
+
+    scores, report = score(("of_tokens", 1.0), ("lengths", 2.0), model=(1.0, model), fine=True)
+    assert scores.shape == (sum(lengths),)
+    for found, (_, response) in zip(scores.split(lengths), TEXTS, strict=True):
+        assert found.tolist() == [*[1.5] * len(response), 0.5 + 2 * len(response)]
+    assert report.failures == {}
+    assert {name: part.total for name, part in report.parts.items()} == {
+        "of_tokens": 24.0,
+        "lengths": 24.0,
+        "model": 0.5 * sum(lengths),
+    }
+    assert score(("with_or_without", 1.0), fine=True)[0].sum() == 8
+    assert score(("with_or_without", 1.0))[0].tolist() == [1.0] * 4
+
+
+def test_a_response_without_scores_has_none_for_any_token(score):
+    scores, report = score(("exits", 1.0), ("of_tokens", 1.0), fine=True)
+    parts = scores.split(SEQUENCES.response_lengths.tolist())
+    assert [bool(part.isnan().all()) for part in parts] == [False, True, False, False]
+    assert list(report.failures) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "fine"),
+    [
+        ("some", "returned 1 numbers for 8 tokens, of 'morning'; return one for each, or one in all", True),
+        ("several", "returned 2 numbers for 8 tokens", True),
+        ("not_all_finite", "finite numbers; got NaN for 'morning'", True),
+        (
+            "several",
+            "returned several numbers for 'morning'; rewards of tokens need .*fineGrained: true",
+            False,
+        ),
+        ("of_tokens", "needs tokens, .* need spec.reward.fineGrained: true", False),
+    ],
+)
+def test_scores_of_tokens_that_are_none_are_refused(score, name, message, fine):
+    with pytest.raises(InvalidJob, match=message):
+        score((name, 1.0), fine=fine)
+
+
+LEARNED = create_tokenizer(["naïve café 東京 "] * 9, 300)
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, LEARNED], ids=["bytes", "bpe"])
+def test_the_texts_of_tokens_add_up_to_the_response(tokenizer):
+    text = "a naïve café, 東京 🎉 now"
+    tokens = tokenizer(text)["input_ids"]
+    sequences = Sequences.pack(
+        [([1], [*tokens, tokenizer.eos_token_id]), ([1], tokens[:-5]), ([1], tokens[:12])]
+    )
+    _, responses = texts(sequences, tokenizer)
+    found = token_texts(sequences, tokenizer)
+    assert ["".join(pieces) for pieces in found] == responses
+    assert [len(pieces) for pieces in found] == sequences.response_lengths.tolist()
+    assert found[0][-1] == ""
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, LEARNED], ids=["bytes", "bpe"])
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        ("the end\n", "the end"),
+        ("the end\n\n", "the end\n"),
+        ("a café東", "a café"),
+        ("a\nb", "a\nb"),
+        ("naïve. Stop", "naïve. "),
+    ],
+)
+def test_the_text_of_a_response_ends_before_the_stop_string_that_ends_it(tokenizer, response, text):
+    """One within it, as in a least number of tokens, ends nothing."""
+    stop = ["\n", "東", "Stop", ". Stop"]
+    tokens = tokenizer(response)["input_ids"]
+    sequences = Sequences.pack([([1], tokens), ([1], [*tokens, tokenizer.eos_token_id])])
+    assert texts(sequences, tokenizer, stop)[1] == [text, response]
+    pieces, whole = token_texts(sequences, tokenizer, stop)
+    assert ("".join(pieces), "".join(whole)) == (text, response)
+    assert (len(pieces), len(whole)) == (len(tokens), len(tokens) + 1)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +385,14 @@ def test_a_model_with_another_vocabulary_reads_the_text(model):
         assert any(len(row) != len(ids(a + b)) + len(end) for row, (a, b) in zip(rows, TEXTS, strict=True))
         found = ModelScorer(model, TOKENIZER, own, 60)(sequences, ROWS)
         assert found.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
+
+
+def test_a_stop_string_is_an_end_to_a_model_with_another_vocabulary(model):
+    own = create_tokenizer([a + b for a, b in TEXTS] * 3, 290)
+    sequences = Sequences.pack([(ids(prompt), ids(answer + "##")) for prompt, answer in TEXTS])
+    rows = [[*own(a)["input_ids"], *own(b)["input_ids"], own.eos_token_id] for a, b in TEXTS]
+    found = ModelScorer(model, TOKENIZER, own, 60, ["##"])(sequences, ROWS)
+    assert found.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
 
 
 def test_what_another_vocabulary_makes_too_long_loses_its_beginning(model):

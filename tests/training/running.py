@@ -5,15 +5,16 @@ import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
 from tests.graph.specs import ONLINE, spec_of
 from tests.replay.ppo_worker import Snapshot, engine
+from tests.support import metrics_page
 from tests.support.models import byte_tokenizer
 from torch import Tensor
-from transformers import LlamaForCausalLM, LlamaForTokenClassification
+from transformers import LlamaForCausalLM, LlamaForSequenceClassification, LlamaForTokenClassification
 
 from rlhf_api.algorithms import graph_of, settings_of
 from rlhf_api.lora import Adapters
@@ -58,6 +59,7 @@ class Job:
         score: Call = low_tokens,
         refer: Call | None = None,
         rows: Sequence[Row] | None = None,
+        held_out: Mapping[str, Sequence[Row]] = MappingProxyType({}),
         fleet: Any = None,
     ) -> None:
         self.spec = spec_of(algorithm, settings, *TOY, *overrides)
@@ -69,7 +71,11 @@ class Job:
             "job", self.spec, Path(), RANKS, byte_tokenizer(), services, threading.Event()
         )
         graph = graph_of(self.spec)
-        kinds = {"causal": (LlamaForCausalLM, 2), "value": (LlamaForTokenClassification, 1)}
+        kinds = {
+            "causal": (LlamaForCausalLM, 2),
+            "value": (LlamaForTokenClassification, 1),
+            "score": (LlamaForSequenceClassification, 1),
+        }
         lora = self.spec.model.lora or Adapters()
         self.models = {m.name: engine(*kinds[m.head], 0.01, lora.of(m.field)) for m in graph.trained}
         self.initial = copy.deepcopy(next(iter(self.models.values())).unwrapped).eval()
@@ -80,10 +86,10 @@ class Job:
         self.lines: list[dict[str, float]] = []
         self.task: Any
         if algorithm in ONLINE:
-            online = {"judge": None, "held_out": {}, "averages": {}, "pretraining": None}
+            online = {"judge": None, "held_out": held_out, "averages": {}, "pretraining": None}
             self.task = OnlineTask(*parts, rows or ROWS, self.op_ctx, fleet=fleet, **online)
         else:
-            self.task = OfflineTask(*parts, rows or PAIRS, self.op_ctx)
+            self.task = OfflineTask(*parts, rows or PAIRS, self.op_ctx, held_out)
 
     def reference(self, sequences: Sequences, _rows: object) -> Tensor:
         """Log-probabilities of the policy as it was at the start."""
@@ -95,6 +101,7 @@ class Job:
             self.task.publish(step)
             metrics = self.task.collect(step)
             self.lines.append(metrics | self.task.train(step))
+        metrics_page.check(self.lines)
         return self
 
     def snapshot(self, step: int) -> Snapshot:
@@ -130,7 +137,8 @@ def resumed_is_whole(make: Callable[[], Job], stop: int, end: int) -> Job:
     after.restore(cut).steps(stop, end)
     assert after.weights() == whole.weights()
     assert after.task.state() == whole.task.state()
-    assert after.task.blobs() == whole.task.blobs()
+    blobs = [{name: make() for name, make in job.task.blobs().items()} for job in (after, whole)]
+    assert blobs[0] == blobs[1]
     untimed = [{k: v for k, v in line.items() if "seconds" not in k} for line in whole.lines]
     assert [{k: v for k, v in line.items() if "seconds" not in k} for line in after.lines] == untimed[stop:]
     return whole

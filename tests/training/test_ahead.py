@@ -10,14 +10,15 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.kube import eventually
-from tests.trainer.servers import Generator, choice, send
+from tests.trainer.servers import Generator, send
 from tests.trainer.test_fleet import World
 
+from rlhf_trainer.comms.frames import Kind
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.generation.ahead import RolloutsAhead, decode, encode
 from rlhf_trainer.generation.work import Response, Work
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.records import WHOLE, Prompt
 
 PROMPTS = 3
 LENGTH = 4
@@ -35,11 +36,11 @@ class Sampler(Generator):
             await asyncio.sleep(self.pause)
             if self.version != version:
                 for k in range(body["n"]):
-                    await send(response, choice(k, [], "abort"))
+                    await send(response, k, [], Kind.ABORT)
                 return
             last = place == body["max_tokens"] - 1
             for k in range(body["n"]):
-                await send(response, choice(k, [version], "length" if last else None))
+                await send(response, k, [version], Kind.LENGTH if last else Kind.TOKENS)
 
 
 class Run:
@@ -145,7 +146,7 @@ def test_what_was_begun_survives_a_snapshot(http):
     run.join(pause=0.2)
     run.publish()
     eventually(run.some_are_begun, "the first ones are")
-    data = run.ahead.blob()
+    data = run.ahead.blob()()
     run.end()
     begun = {work.prompt.id: [list(r.tokens) for r in work.responses] for work in decode(data) if work.begun}
     assert begun
@@ -159,6 +160,17 @@ def test_what_was_begun_survives_a_snapshot(http):
     expected = [tokens for responses in begun.values() for tokens in responses if 0 < len(tokens) < LENGTH]
     assert sorted(continued) == sorted(expected), "from the very tokens"
     other.end()
+
+
+def test_what_is_added_after_a_snapshot_is_not_in_it():
+    whole = Response(array("i", [5]), array("f", [-0.5]), array("i", [3]), "stop")
+    work = Work(
+        Prompt("0/1", (1,), {}), [whole, Response(array("i", [7]), array("f", [-1.5]), array("i", [4]))]
+    )
+    frozen = work.frozen()
+    work.responses[1].add(array("i", [8]), array("f", [-0.5]), 5)
+    assert [list(r.tokens) for r in frozen.responses] == [[5], [7]]
+    assert frozen.responses[0] is whole, "no copy of what nobody adds to"
 
 
 def test_a_stop_ends_the_wait(http):
@@ -182,7 +194,7 @@ def test_an_episode_that_is_not_trained_on_after_all_is_the_first_one_again(http
     run.ahead.put_back()
     run.ahead.put_back()
     ids = {f"0/{i}" for i in range(PROMPTS)}
-    assert ids <= {work.prompt.id for work in decode(run.ahead.blob())}
+    assert ids <= {work.prompt.id for work in decode(run.ahead.blob()())}
     assert [r.prompt.id for r in run.ahead.episode().rollouts] == sorted(ids)
     run.end()
 
@@ -193,6 +205,14 @@ def test_a_blob_holds_whole_and_begun_responses_exactly():
         Work(Prompt("0/1", (1,), {}), [whole, Response()]),
         Work(Prompt("1/0", (2,), {}), [Response(array("i", [7]), array("f", [-1.5]), array("i", [4]))]),
     ]
+    exactly(works)
+    masked = Response(array("i", [9]), array("f", [-0.5]), array("i", [4]))
+    masked.add(array("i", [7, 8]), array("f", [-0.5, 0.0]), 5, array("i", [2, 0]), array("i", [1, 3]))
+    assert masked.kept_counts == array("i", [WHOLE, 2, 0]), "the first one is of a run without masks"
+    exactly([Work(Prompt("0/2", (1,), {}), [masked, masked.copy()])])
+
+
+def exactly(works: list[Work]) -> None:
     found = decode(encode(works))
     assert [(w.prompt.id, w.responses) for w in found] == [(w.prompt.id, w.responses) for w in works]
     assert decode(encode([])) == []

@@ -1,11 +1,15 @@
-"""Evaluation by several sets: greedy, several responses to a prompt, and what cannot be judged."""
+"""Evaluation by several sets: greedy, several responses to a prompt, what cannot be judged; losses of given ones."""
 
 import math
 
+import pytest
 import torch
 from tests.training.running import RANKS, Job, low_tokens
 
-from rlhf_api.rows import PromptRow
+from rlhf_api.rows import AnswerRow, PairRow, PromptRow
+from rlhf_trainer.batches import ResponseLogprobs
+from rlhf_trainer.comms.roster import Stopped
+from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.training.evaluation import evaluate, figures
 
 ROWS = [PromptRow(prompt=f"held out {i}") for i in range(5)]
@@ -57,3 +61,61 @@ def test_what_has_no_score_is_left_out_of_the_figures():
     assert figures(scores[[1, 5]], groups[[1, 5]])["count"] == 0
     three = figures(torch.arange(3.0), torch.zeros(3, dtype=torch.int64))
     assert [name for name in three if name.startswith("best_of")] == ["best_of_2", "best_of_3"]
+
+
+HELD_OUT = {
+    "sft": [AnswerRow(prompt=f"q{i}", answer="a" * i) for i in range(1, 6)],
+    "dpo": [PairRow(prompt=f"q{i}", pos_answers=["yes", "y"], neg_answers=["no", "n"]) for i in range(3)],
+}
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_given_responses_are_evaluated_by_their_loss(algorithm):
+    """As all of them together have it, however they fall into micro-batches; and nothing is trained."""
+    held_out, few = HELD_OUT[algorithm], HELD_OUT[algorithm][:1]
+    sets = "spec.evaluation={sets: [{name: all, data: [a]}, {name: few, data: [b]}]}"
+    job = Job(algorithm, "", sets, rows=held_out, held_out={"all": held_out, "few": few})
+    before = job.task.evaluate(0)
+    job.steps(0, 2)
+    weights, state = job.weights(), job.task.state()
+    every, one = job.task.evaluate(2)
+    assert (job.weights(), job.task.state()) == (weights, state)
+    assert (every["set"], one["set"]) == ("all", "few")
+    assert every["loss"] < before[0]["loss"]
+
+    (model,) = job.models.values()
+    kind = job.task._source.rows
+    sequences = given_columns(kind, held_out, job.ctx.tokenizer, job.spec.data)[0].sequences
+    logprobs = model.infer(sequences, ResponseLogprobs(), sequences.response_lengths)
+    if algorithm == "sft":
+        assert (every["count"], one["count"]) == (5, 1)
+        assert every["loss"] == pytest.approx(-logprobs.mean().item(), abs=1e-6)
+        return
+    assert (every["count"], one["count"]) == (6, 2), "pairs"
+    assert before[0]["loss"] == pytest.approx(math.log(2), abs=1e-6), "policy and reference are the same"
+    assert before[0]["reward_margin"] == pytest.approx(0, abs=1e-6)
+    gained = logprobs - job.reference(sequences, None)
+    sums = torch.stack([part.sum() for part in gained.split(sequences.response_lengths.tolist())])
+    margins = 0.1 * (sums[0::2] - sums[1::2])
+    assert every["reward_margin"] == pytest.approx(margins.mean().item(), abs=1e-5)
+    assert every["accuracy"] == pytest.approx((margins > 0).float().mean().item())
+    assert every["loss"] == pytest.approx(-torch.nn.functional.logsigmoid(margins).mean().item(), abs=1e-5)
+
+
+def test_a_stop_during_an_evaluation_loses_no_step():
+    """The loop goes on to its next safe point, where everything is saved."""
+    calls = []
+
+    def refer(sequences, rows):
+        calls.append(len(sequences))
+        if len(calls) > 2:
+            raise Stopped("asked to")
+        return job.reference(sequences, rows)
+
+    sets = "spec.evaluation={sets: [{name: one, data: [a]}, {name: two, data: [b]}]}"
+    rows = HELD_OUT["dpo"]
+    job = Job("dpo", "", sets, refer=refer, rows=rows, held_out={"one": rows, "two": rows})
+    job.steps(0, 1)
+    weights, state = job.weights(), job.task.state()
+    assert job.task.evaluate(1) == [], "the second set was stopped: no mean of the first alone"
+    assert (job.weights(), job.task.state(), len(calls)) == (weights, state, 3)

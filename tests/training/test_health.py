@@ -3,16 +3,23 @@
 import json
 import math
 import signal
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tests.api.manifests import job
 from tests.support.rlhf import SENTIMENT, finish, run, start
 from tests.training.running import Job
 
 from rlhf_api.health import Health
 from rlhf_api.problems import InvalidJob
+from rlhf_api.run import EXIT_UNHEALTHY
+from rlhf_api.status import HealthStatus
 from rlhf_store.archive import Archive
+from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.process import RoleEnd
 from rlhf_trainer.training.health import Verdict, good, judge, restored, saved
+from rlhf_trainer.training.monitor import Monitor
 
 
 def health(*rules: dict, **fields: object) -> Health:
@@ -108,6 +115,59 @@ def test_a_metric_that_no_step_has_is_named_once_every_model_is_trained():
     assert str(problem) == (
         "spec.health.rules[0].metric: step 2 has no metric 'kl_maen'; did you mean \"kl_mean\"?"
     )
+
+
+def test_generators_that_serve_another_policy_fail_the_job():
+    figures = {"loss": 1.0, "logprob_difference": 0.5}
+    breach = judge(Health(), {}, figures, 7, begun=True).breach
+    assert (breach.reason, breach.action, breach.where) == (
+        *("OtherPolicy", "fail"),
+        "spec.health.logprobDifference",
+    )
+    assert "same tokens differ by 0.5 in the mean in step 7, and 0.3 is the limit" in breach.message
+    assert judge(Health(), {}, figures | {"logprob_difference": 0.2}, 7, begun=True).breach is None
+    assert judge(Health(), {}, figures, 7, begun=True, compared=False).breach is None
+    assert judge(health(logprobDifference=0), {}, figures, 7, begun=True).breach is None
+    assert judge(Health(), {}, {"loss": 1.0}, 7, begun=True).breach is None
+
+
+def test_generators_that_find_other_weights_than_they_were_given_fail_the_job():
+    found = "generator-1 (worker 0): model.norm.weight is no longer what was loaded as weight version 6"
+    breach = judge(Health(), {}, {"loss": 1.0}, 7, begun=True, other_weights=found).breach
+    assert (breach.reason, breach.action, breach.where) == ("OtherWeights", "fail", "spec.generator")
+    assert (
+        f"responses of step 7 may have been sampled by other weights than they name: {found}"
+        in breach.message
+    )
+
+
+def test_the_run_ends_and_says_so_before_anything_of_that_step_is_saved():
+    told: list[HealthStatus] = []
+    spec, alone = job().spec, Ranks(0, 1, torch.device("cpu"))
+    ctx = SimpleNamespace(spec=spec, ranks=alone, report=lambda health: told.append(health))
+    monitor = Monitor(ctx, SimpleNamespace(rollbacks=lambda: 0), begins=0)
+    monitor.check({"loss": 1.0}, 6, "")
+    assert not told
+    with pytest.raises(
+        RoleEnd, match=r"spec\.generator: responses of step 7 .*: generator-1 serves x"
+    ) as ended:
+        monitor.check({"loss": 1.0}, 7, "generator-1 serves x")
+    assert ended.value.code == EXIT_UNHEALTHY
+    assert [(health.step, health.reason, health.action) for health in told] == [(7, "OtherWeights", "fail")]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "cut"),
+    [
+        ("{}", False),
+        ("{topP: 0.9}", True),
+        ("{minNewTokens: 2}", True),
+        ("{topK: 300}", True),
+        ("{topK: 20, topP: 0.9, minNewTokens: 2}", False),
+    ],
+)
+def test_cut_distributions_are_compared_where_training_replays_them(sampling, cut):
+    assert job(f"spec.sampling={sampling}").spec.sampling.cut == cut
 
 
 @pytest.mark.parametrize("name", ["loss", "policy_loss", "critic_grad_norm"])

@@ -4,16 +4,18 @@ import statistics
 
 import pytest
 import torch
+from peft import PeftModel
 from tests.api.manifests import job
 from tests.replay.ppo_worker import engine
 from tests.training.running import Job, resumed_is_whole
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForSequenceClassification, LlamaForCausalLM, LlamaForSequenceClassification
 
 from rlhf_api.lora import Lora
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.rows import AnswerRow
 from rlhf_api.run import roles_of
+from rlhf_trainer.models.export import save_model
 
 POLICY = "spec.model.lora={policy: {rank: 4}}"
 BOTH = "spec.model.lora={policy: {rank: 4}, critic: {rank: 2, alpha: 4, targetModules: [q_proj]}}"
@@ -57,9 +59,34 @@ def test_a_dpo_margin_rises_from_the_reference():
     assert run.lines[-1]["reward_margin"] > 0.05
 
 
+def test_a_reward_model_is_its_base_with_an_adapter_and_a_head(tmp_path):
+    run = Job("reward", "", "spec.model.lora={policy: {rank: 4}}")
+    model = run.models["model"]
+    before, head = frozen(model), model.unwrapped.score.weight.detach().clone()
+    run.steps(0, 6)
+    assert run.lines[-1]["loss"] < run.lines[0]["loss"] - 0.2
+    assert run.lines[-1]["accuracy"] == 1.0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in frozen(model).items())
+    assert not torch.equal(model.unwrapped.score.weight, head)
+
+    save_model(model, run.ctx.tokenizer, tmp_path / "policy")
+    ids = torch.tensor([run.ctx.tokenizer(text).input_ids for text in ("p1good<eos>", "p1evil<eos>")])
+    trained = model.unwrapped(ids).logits
+    assert trained[0] > trained[1]
+    alone = AutoModelForSequenceClassification.from_pretrained(tmp_path / "policy")
+    torch.testing.assert_close(alone(ids).logits, trained, rtol=0, atol=1e-5)
+    torch.manual_seed(9)
+    base = LlamaForSequenceClassification(run.initial.config)
+    base.load_state_dict(
+        {name.replace(".base_layer.", "."): tensor for name, tensor in before.items()}, strict=False
+    )
+    beside = PeftModel.from_pretrained(base, tmp_path / "policy-adapter").eval()
+    torch.testing.assert_close(beside(ids).logits, trained, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "settings", "lora"),
-    [("ppo", "minibatchSize: 16", BOTH), ("sft", "", POLICY), ("dpo", "", POLICY)],
+    [("ppo", "minibatchSize: 16", BOTH), ("sft", "", POLICY), ("reward", "", POLICY), ("dpo", "", POLICY)],
 )
 def test_a_resumed_run_is_bit_for_bit_the_whole_one(algorithm, settings, lora):
     run = resumed_is_whole(

@@ -1,5 +1,6 @@
 """A stop while others work on a step: as if the step had not begun, and nothing is lost or trained on twice."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.records import Sequences
+from rlhf_trainer.training.loop import _evaluate
 
 
 class Fleet:
@@ -21,11 +23,15 @@ class Fleet:
     def publish(self, version: int) -> None:
         self.version = version
 
-    def answer(self, prompts: list[Any], sampling: Any) -> Responses:
+    def answer(self, prompts: list[Any], sampling: Any, penalties: Any) -> Responses:
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")
         model, ctx = self.job.models["policy"], self.job.ctx
-        return Responses(generate_shared(model, ctx.ranks, ctx.tokenizer, prompts, sampling, self.version))
+        return Responses(
+            generate_shared(
+                model, ctx.ranks, ctx.tokenizer, prompts, sampling, self.version, ctx.stop, penalties
+            )
+        )
 
     job: Job
 
@@ -51,6 +57,25 @@ def test_a_stop_while_generating_puts_the_prompts_back():
     after.restore(job.snapshot(2)).steps(2, 5)
     assert after.positions("issued") == after.positions("trained") == list(range(40))
     assert after.ledger().lost == 0
+
+
+def test_a_stop_while_the_trainer_generates_ends_that_at_once_and_leaves_no_trace():
+    whole = Job("grpo", "klCoefficient: 0").steps(0, 3).weights()
+    job = Job("grpo", "klCoefficient: 0").steps(0, 2)
+    before, passes = job.task.state(), list[None]()
+
+    def stop(*_: object) -> None:
+        passes.append(None)
+        job.ctx.stop.set()
+
+    hook = job.models["policy"].unwrapped.register_forward_hook(stop)
+    with pytest.raises(Stopped, match="while the trainer generated"):
+        job.task.collect(2)
+    hook.remove()
+    assert len(passes) == 1, "not to the end of its responses"
+    assert job.task.state() == before
+    job.ctx.stop.clear()
+    assert job.steps(2, 3).weights() == whole, "as if it had not begun"
 
 
 @pytest.mark.parametrize("role", ["score", "refer"])
@@ -105,3 +130,16 @@ def test_rows_that_were_collected_and_not_trained_on_are_collected_again():
     job.task.collect(1)
     assert job.task.state()["position"] == 8
     assert Job("dpo").restore(job.snapshot(1)).steps(1, 3).weights() == Job("dpo").steps(0, 3).weights()
+
+
+def test_a_stop_while_a_policy_is_evaluated_leaves_that_out_unless_it_is_the_last():
+    """Then nothing of the step is lost but its evaluation; the last one is what the run is for."""
+    ctx: Any = SimpleNamespace(spec=SimpleNamespace(evaluation=True, steps=4), report=lambda **_: None)
+
+    def evaluate(_step: int) -> list[dict[str, Any]]:
+        raise Stopped("stopped while the trainer generated")
+
+    task: Any = SimpleNamespace(evaluate=evaluate)
+    assert _evaluate(ctx, task, None, 3) is None
+    with pytest.raises(Stopped):
+        _evaluate(ctx, task, None, 4)

@@ -5,14 +5,21 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.api.manifests import document, job
 
+from rlhf_api.manifest import load, parse
+from rlhf_api.spec import Origin
 from rlhf_operator import cli
 from rlhf_operator.cluster.api import ApiError
 from rlhf_operator.verbs.api_errors import explain, passing
 from rlhf_operator.verbs.arguments import VERBS, duration
+from rlhf_operator.verbs.clone import cloned
 from rlhf_operator.verbs.main import kubectl_main
 from rlhf_operator.verbs.submit import as_written
+from rlhf_store.archive import Archive
+from rlhf_store.committing import Committer
+from rlhf_store.retention import Retention
 
 CONTEXT = {"context": {"cluster": "c", "user": "u"}}
 
@@ -43,6 +50,9 @@ def test_what_is_no_duration(text: str) -> None:
         ("scale ppo", "the following arguments are required: --generators"),
         ("scale ppo --generators 0", "must be a number from 1 on; got '0'"),
         ("checkpoint ppo --timeout soon", "must be a duration"),
+        ("clone ppo", "the following arguments are required: --from-step"),
+        ("clone ppo --from-step 0", "must be a number from 1 on; got '0'"),
+        ("clone ../ppo --from-step 1", "must be the name of an object"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,3 +166,83 @@ def test_what_is_submitted_is_what_was_written() -> None:
     metadata = {"name": "job", "namespace": "team", "labels": {"team": "red"}}
     assert as_written(job(*said), "team") == {**written, "metadata": metadata}
     assert as_written(job(*said, "spec.model.reference=null"), "team")["spec"] == written["spec"]
+
+
+ORIGIN = Origin(store="s3://bucket/team/ppo", step=20)
+
+
+@pytest.mark.parametrize(
+    ("store", "own"),
+    [
+        ("s3://bucket/team/ppo", "s3://bucket/team/new"),
+        ("s3://bucket/ppo/", "s3://bucket/new"),
+        ("s3://bucket", "s3://bucket/new"),
+        ("file:///data/ppo", "file:///data/new"),
+        (None, None),
+    ],
+)
+def test_a_clone_has_a_store_of_its_own(store: str | None, own: str | None) -> None:
+    checkpoint = {"everySteps": 5, "resume": True, **({"store": store} if store else {})}
+    before = document()
+    before["spec"] |= {"suspend": True, "checkpoint": checkpoint}
+    made = cloned(before, "new", ORIGIN)
+    assert made["metadata"]["name"] == "new"
+    assert made["spec"]["checkpoint"] == {
+        "everySteps": 5,
+        "startFrom": {"store": "s3://bucket/team/ppo", "step": 20},
+        **({"store": own} if own else {}),
+    }
+    assert "suspend" not in made["spec"]
+    assert before["spec"]["checkpoint"] == checkpoint
+
+
+def test_a_clone_of_a_run_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, folder = tmp_path / "job.yaml", tmp_path / "runs" / "job"
+    made = document("spec.steps=9", "spec.checkpoint.store=null")
+    manifest.write_text(json.dumps(made))
+    ask = ["clone", str(manifest), "--from-step=3", f"--workdir={folder}"]
+    assert cli.main(ask) == 2
+    assert (
+        f"spec.checkpoint.startFrom.store: there is no directory {folder}/checkpoints"
+        in capsys.readouterr().err
+    )
+    archive = Archive(f"file://{folder}/checkpoints")
+    Committer.take_over(archive, Retention(last=1)).commit(2, {}, {}, {})
+    assert cli.main(ask) == 2
+    assert "has no checkpoint of step 3; it has those of steps: 2" in capsys.readouterr().err
+    assert cli.main([*ask[:2], "--from-step=2", ask[3], "--set", "ppo.klCoefficient=0.5"]) == 0
+    clone = parse(yaml.safe_load(capsys.readouterr().out))
+    assert clone.metadata.name == "job-from-2"
+    assert clone.spec.ppo.kl_coefficient == 0.5
+    assert clone.spec.checkpoint.start_from == Origin(store=f"file://{folder}/checkpoints", step=2)
+    assert clone.spec.checkpoint.store is None
+
+
+def test_run_in_mode_kubernetes_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """The manifest, checked, with its overrides and its trial's name."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(document()))
+    words = ["run", str(manifest), "steps=3", "--mode", "kubernetes", "--trial", "two"]
+    assert cli.main(words) == cli.main(["submit", str(manifest), "steps=3", "--trial", "two"])
+    run, submit = capsys.readouterr().err.splitlines()
+    assert run == submit
+    assert "there is no such kubeconfig" in run
+    assert cli.main([*words, "--set", "steps=0"]) == 2
+    assert "spec.steps: must be greater than or equal to 1; got 0" in capsys.readouterr().err
+    assert cli.main([*words, "--workdir", "w"]) == 2
+    assert capsys.readouterr().err == "error: --workdir is of --mode local; leave it out\n"
+
+
+def test_a_trial_has_a_name_and_a_work_directory_of_its_own(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "hi"}\n')
+    made = document("spec.data.train=[p.jsonl]", "spec.reward.functions=[]")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(made))
+    assert load(tmp_path / "job.yaml", (), "two").metadata.name == "job-two"
+    run = ["run", "job.yaml", "--metrics-port", "0", "--trial"]  # a port that ends it before anything starts
+    assert cli.main([*run, "two"]) == 2
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["job-two"]
+    capsys.readouterr()
+    assert cli.main([*run, "Two"]) == 2
+    assert "metadata.name: must be at most 40 of a-z, 0-9 and -" in capsys.readouterr().err

@@ -29,6 +29,8 @@ RUNNING = {
     "staleness": 0.5,
     "queue": 12,
     "restarts": 1,
+    "gpuHours": 24.1,
+    "cost": 60.25,
     "lastCheckpoint": {"step": 100, "time": "2026-01-01T11:56:50+00:00", "uri": "s3://bucket/ppo"},
     "ledger": {
         "epoch": 2, "issued": 640, "returned": 633, "trained": 576, "requeued": 5, "dropped": 1, "lost": 0,
@@ -94,6 +96,7 @@ def test_a_running_job_at_a_glance() -> None:
         f"[{'#' * 12}{'-' * 28}]  step 120/400, 2m 40s left (until 2026-01-01T12:02:40Z)",
         "reward 0.5123  KL 0.0123  loss -0.01  tokens/s 12,340  staleness 0.5  queue 12  weights 120",
         "checkpoint step 100, 3m 10s ago, s3://bucket/ppo",
+        "used 24.1 GPU-hours, cost 60.25",
         "prompts epoch 2: 640 issued, 633 returned, 576 trained, 5 requeued; in all 1 dropped, 0 lost",
         "",
         "ROLE        READY   RESTARTS   GPUS",

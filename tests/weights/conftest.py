@@ -4,21 +4,24 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support import vllm_server
-from tests.support.models import tiny_model
+from tests.support.models import tiny_experts, tiny_model
 from tests.support.vllm_server import Server
 from tests.weights.support import TOKEN, load
 
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.weights.broadcaster import WeightSync
 
+SPOILABLE = ("--worker-extension-cls", "tests.weights.sabotage.Sabotage")
+
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """Holds `tied-<seed>` and `untied-<seed>` models, and the servers' logs."""
+    """Holds `tied-<seed>`, `untied-<seed>` and `experts-<seed>` models, and the servers' logs."""
     folder = tmp_path_factory.mktemp("weights")
     for seed in range(4):
         tiny_model(folder / f"tied-{seed}", tie=True, seed=seed)
         tiny_model(folder / f"untied-{seed}", tie=False, seed=seed)
+        tiny_experts(folder / f"experts-{seed}", seed=seed)
     return folder
 
 
@@ -36,14 +39,23 @@ def http() -> Iterator[Background]:
 
 @pytest.fixture(scope="session")
 def starting_tied(folder) -> Iterator[Server]:
-    server = vllm_server.launch(folder / "tied-0", folder / "tied.log", token=TOKEN)
+    server = vllm_server.launch(folder / "tied-0", folder / "tied.log", token=TOKEN, arguments=SPOILABLE)
     yield server
     server.stop()
 
 
 @pytest.fixture(scope="module")
 def untied(folder, starting_tied) -> Iterator[Server]:  # noqa: ARG001  they start side by side
-    server = vllm_server.launch(folder / "untied-0", folder / "untied.log", token=TOKEN)
+    server = vllm_server.launch(folder / "untied-0", folder / "untied.log", token=TOKEN, arguments=SPOILABLE)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def experts(folder) -> Iterator[Server]:
+    server = vllm_server.launch(folder / "experts-0", folder / "experts.log", token=TOKEN)
     try:
         yield server.wait_ready()
     finally:

@@ -1,10 +1,11 @@
 """A worker extension for tests: `spoil_swap` makes the next swap of weights fail half-way, `spoil_steps` every step of
-the engine."""
+the engine, and `spoil_weight` a weight that serves."""
 
-from rlhf_trainer.engines.vllm.extension import WeightStatus
+import torch
+from tests.support.paced import Paced
 
 
-class Sabotage(WeightStatus):
+class Sabotage(Paced):
     def spoil_swap(self) -> None:
         model = self.weight_transfer_engine.model
         whole = model.load_weights
@@ -20,3 +21,14 @@ class Sabotage(WeightStatus):
             raise RuntimeError("spoilt for a test")
 
         self.model_runner.execute_model = fail
+
+    def spoil_weight(self, name: str) -> None:
+        """Of a parameter one value; of a layer, which an engine on a CPU has packed, the whole weight."""
+        model = self.weight_transfer_engine.model
+        if name in dict(model.named_parameters()):
+            model.get_parameter(name).data.view(-1)[-1] += 0.01
+            return
+        layer = model.get_submodule(name)
+        weight = torch.randn(sum(layer.output_partition_sizes), layer.input_size)
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        layer.quant_method.process_weights_after_loading(layer)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlhf_trainer.comms.frames import GENERATE
 from rlhf_trainer.engines.vllm import gate
 from rlhf_trainer.engines.vllm.asgi import call, reply
 from rlhf_trainer.engines.vllm.commit import Commit
@@ -157,11 +158,11 @@ def test_no_response_is_under_way_when_new_weights_serve(late):
         streams = Streams(engine, late)
         front = Commit(streams)
         before, after = Reply(), Reply()
-        asked = asyncio.create_task(front(scope_of(engine, "/v1/completions"), None, before))
+        asked = asyncio.create_task(front(scope_of(engine, GENERATE), None, before))
         await streams.begun.wait()
         committing = asyncio.create_task(call(front, scope_of(engine, "/"), "POST", "/commit", NEW))
         await asyncio.sleep(0)
-        waiting = asyncio.create_task(front(scope_of(engine, "/v1/completions"), None, after))
+        waiting = asyncio.create_task(front(scope_of(engine, GENERATE), None, after))
         assert (await asyncio.wait_for(committing, 10))["pause_seconds"] > 0
         assert asked.done()
         assert engine.aborted > late
@@ -179,7 +180,7 @@ def test_a_stream_that_outlasts_the_swap_is_cut_off(monkeypatch):
         streams = Streams(engine)
         streams.deaf = True
         front, got = Commit(streams), Reply()
-        asked = asyncio.create_task(front(scope_of(engine, "/v1/completions"), None, got))
+        asked = asyncio.create_task(front(scope_of(engine, GENERATE), None, got))
         await streams.begun.wait()
         await asyncio.wait_for(call(front, scope_of(engine, "/"), "POST", "/commit", NEW), 10)
         streams.deaf = False

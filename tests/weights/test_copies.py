@@ -73,9 +73,14 @@ def test_loading_that_does_more_than_to_copy_is_not_repeated(more):
     assert (names, copies) == ({"both", "scale"}, None)
 
 
-def test_a_weight_that_is_not_loaded_whole_is_no_copy():
-    model = Fused()
-    assert Copies.watch(model, [*weights(1), ("other", torch.ones(3))], model.load)[1] is None
+def test_a_weight_that_is_not_loaded_whole_is_compared_and_not_repeated():
+    """As with tensor parallelism, where each worker has some of its rows."""
+    model, given = Fused(), [*weights(1), ("other", torch.ones(3))]
+    copies = Copies.watch(model, given, model.load)[1]
+    assert copies is not None
+    assert not copies.fit(model, given)
+    assert [name for name, _, _ in copies.pairs(given)] == ["up", "down", "scale"]
+    assert all(torch.equal(into, part.to(into.dtype)) for _, into, part in copies.pairs(given))
     assert Copies.watch(model, weights(1), lambda given: model.load(given) and None) == (None, None)
 
 
@@ -101,3 +106,6 @@ def test_models_of_vllm_get_by_repetition_what_their_own_code_loads(folder):
     for model in found:
         assert model["repeats"]
         assert model["same"] == model["parameters"] > 0
+        assert model["proven"]
+        assert model["compared"] >= model["weights"], "each of them, fused ones part by part"
+        assert "is not what arrived as weight version 2" in model["of other weights"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.roles import Role
+from rlhf_trainer.comms.frames import GENERATE
 from rlhf_trainer.engines.vllm import probes
 from rlhf_trainer.engines.vllm.probes import Probes
 
@@ -173,6 +174,29 @@ async def test_an_update_that_never_ends_is_found(server: Server) -> None:
 
 
 @scenario
+async def test_an_update_that_the_trainer_has_given_up_excuses_nobody(server: Server) -> None:
+    """Or a hung engine, which gets the next step's update too, would have the time of a broadcast for ever."""
+    await server.give(0)
+    short, probes.CHANGE_SECONDS = probes.CHANGE_SECONDS, 60.0
+    server.running.clear()
+    first = asyncio.create_task(server.post("/init_weight_transfer_engine"))
+    await asyncio.sleep(0)
+    assert (await server.get("/live"))[0] == 200
+    again = asyncio.create_task(server.post("/init_weight_transfer_engine"))
+    await asyncio.sleep(0)
+    assert await server.seconds_until("/live", 503) > probes.HUNG_SECONDS / 2
+    probes.CHANGE_SECONDS = short
+    server.running.set()
+    await asyncio.gather(first, again)
+    assert (await server.get("/live"))[0] == 200
+    server.running.clear()
+    third = asyncio.create_task(server.post("/init_weight_transfer_engine"))
+    await asyncio.sleep(0)
+    assert await server.seconds_until("/live", 503) > probes.CHANGE_SECONDS
+    third.cancel()
+
+
+@scenario
 async def test_a_hung_worker_is_unready_at_once_and_dead_after_a_while(server: Server) -> None:
     await server.give(0)
     assert (await server.get("/ready"))[0] == 200
@@ -211,7 +235,7 @@ async def test_workers_that_disagree_hold_no_weights(server: Server) -> None:
 @scenario
 async def test_drain_waits_for_prompts_under_way_and_for_a_while_of_quiet(server: Server) -> None:
     server.running.clear()
-    prompt = asyncio.create_task(server.post("/v1/completions"))
+    prompt = asyncio.create_task(server.post(GENERATE))
     await asyncio.sleep(0)
     drained = asyncio.create_task(server.get("/drain"))
     await asyncio.sleep(0.4)

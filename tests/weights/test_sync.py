@@ -3,21 +3,30 @@
 import signal
 import time
 
+import psutil
 import pytest
 from tests.support import vllm_server
+from tests.support.kube import eventually
 from tests.weights.support import TOKEN, generator, serves, status, weights
 
 from rlhf_api.run import Member
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 4.0  # of a step; what a hung member costs
+PATIENCE_S = 30
 
 
 @pytest.fixture(scope="module")
-def other(folder, tied):  # noqa: ARG001  first
-    server = vllm_server.start(folder / "tied-0", folder / "other.log", token=TOKEN)
-    yield server
-    server.stop()
+def other(folder, starting_tied):  # noqa: ARG001  they start side by side
+    """Its engine has a worker beside it, as with several GPUs."""
+    arguments = ("--distributed-executor-backend", "mp")
+    log = folder / "other.log"
+    environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    server = vllm_server.launch(folder / "tied-0", log, token=TOKEN, arguments=arguments, **environ)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.stop()
 
 
 @pytest.fixture
@@ -45,6 +54,14 @@ class At:
         if point == self.point:
             self.point = ""
             self.action()
+
+
+def ended(process: psutil.Process) -> bool:
+    """True also of one that nobody has waited for."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_one_that_refuses_costs_an_epoch_and_nobody_else(tied, first, second, http, make_sync, models):
@@ -96,10 +113,20 @@ def test_a_member_killed_in_mid_broadcast_costs_one_epoch_and_rejoins_when_resta
             passes[-1] += 1
             yield pair
 
-    at.set("bucket:1", other.kill)
+    below = psutil.Process(other.process.pid).children(recursive=True)
+    (engine,) = (process for process in below if "EngineCore" in process.cmdline()[0])
+    (worker,) = (process for process in below if "Worker" in process.cmdline()[0])
+
+    def kill_server() -> None:
+        """It alone. Its worker can do nothing about it, as in a collective that hangs."""
+        worker.suspend()
+        other.process.kill()
+
+    at.set("bucket:1", kill_server)
     began = time.monotonic()
     report = sync.send([first, second], tensors, 2)
     assert time.monotonic() - began < 20  # one deadline
+    eventually(lambda: ended(engine) and ended(worker), "the end of the engine and its worker", PATIENCE_S)
     assert report.holders == (first,), report.lost
     assert report.lost.keys() == {second}
     assert (report.attempts, report.epoch) == (2, before.epoch + 1)

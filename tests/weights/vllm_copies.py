@@ -17,6 +17,7 @@ from vllm.distributed import (
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
+from rlhf_trainer.engines.vllm.served import Served
 from rlhf_trainer.engines.vllm.swap import Swap
 from rlhf_trainer.weights.buckets import Bucket, pack, unpack
 
@@ -45,15 +46,20 @@ def compare(folder: Path) -> None:
             parameter.normal_()
         weights = received(policy)
         swap.load(weights)
+        proof = Served(served)
+        proof.loaded(1, swap.arrived(weights))
+        proof.prove()
+        proven, parts = proof.changed is None, len(list(swap.arrived(weights)))
+        proof.loaded(2, swap.arrived(received(load(folder))))
+        proof.prove()
         repeats = watched is not None and swap._copies is watched
         repeated = [parameter.clone() for parameter in served.parameters()]
         for parameter in served.parameters():
             parameter.zero_()
         served.load_weights(iter(weights))
     same = [torch.equal(mine, its) for mine, its in zip(repeated, served.parameters(), strict=True)]
-    print(
-        json.dumps({"repeats": repeats, "weights": len(weights), "parameters": len(same), "same": sum(same)})
-    )
+    told = {"repeats": repeats, "weights": len(weights), "parameters": len(same), "same": sum(same)}
+    print(json.dumps(told | {"proven": proven, "compared": parts, "of other weights": proof.changed}))
 
 
 if __name__ == "__main__":

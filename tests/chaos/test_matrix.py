@@ -1,0 +1,51 @@
+"""A part of the fault matrix (docs/faults.md) on one job: two ranks, two vLLM servers, a reward, a reference, S3."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.fault_matrix.cells import Cell
+from tests.fault_matrix.page import happened, page
+from tests.fault_matrix.running import Running, running
+from tests.support.seaweed import Server
+
+pytestmark = pytest.mark.slow
+SUPERVISOR = "lost its supervising process, which was ended by SIGKILL"
+KILLED = [
+    ("torchrun", "generating", "trainer", "trainer-0 was ended by SIGKILL"),
+    ("reward", "scoring", "reward", "reward-0 was ended by SIGKILL"),
+    ("reference", "scoring", "reference", "reference-0 was ended by SIGKILL"),
+    ("supervisor of the reward", "scoring", "reward", f"reward-0 {SUPERVISOR}"),
+    ("supervisor of the trainer", "training", "trainer", f"trainer-0 {SUPERVISOR}"),
+    ("generator engine", "committing", "generator", "exited with code 70: vLLM's process EngineCore (pid "),
+]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory, store_server: Server) -> Iterator[Running]:
+    with running("on-policy", tmp_path_factory.mktemp("matrix"), store_server) as job:
+        yield job
+
+
+@pytest.mark.parametrize(("victim", "moment", "role", "words"), KILLED)
+def test_what_is_killed_is_started_again_and_nothing_is_lost(job: Running, victim, moment, role, words):
+    outcome = job.strike(Cell("on-policy", victim, "SIGKILL", moment))
+    assert (outcome.lost, outcome.twice, outcome.end) == (0, 0, ""), outcome
+    assert any(words in event for event in outcome.events), outcome
+    assert happened({"events": outcome.events, "end": outcome.end}) == f"{role} started again"
+
+
+def test_a_page_says_what_was_not_run():
+    cell = {"mode": "on-policy", "victim": "reward", "fault": "SIGKILL", "moment": "scoring"}
+    result = {
+        "seconds": 3.0,
+        "lost": 0,
+        "twice": 0,
+        "again": 7,
+        "events": ["reward-0 started again"],
+        "end": "",
+    }
+    failed = {**cell, "moment": "training", "failed": "nothing within 180 s"}
+    text = page([{**cell, **result}, {**cell, **result, "seconds": 5.0}, failed])
+    assert "| reward | scoring | reward started again | 2 | 3.0 | 5.0 | 0 | 0 | 7 |" in text
+    assert "| reward | training | **no step**: nothing within 180 s | 1 |" in text
+    assert "reward generating, broadcasting, committing, checkpointing;" in text

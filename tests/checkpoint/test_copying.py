@@ -1,0 +1,77 @@
+"""A run that begins at another one's checkpoint: its own store gets a copy, and needs the other no more."""
+
+import obstore
+import pytest
+from obstore.store import from_url
+from tests.api.manifests import job
+from tests.checkpoint.conftest import MANY, Place, assert_is
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.run import RunConfig
+from rlhf_api.spec import Origin
+from rlhf_store import copying
+from rlhf_store.archive import Archive
+from rlhf_store.committing import Committer
+from rlhf_trainer.roles.trainer import take_over
+
+
+def config(own: str, origin: str, step: int = 3, *, resume: bool = False) -> RunConfig:
+    checkpoint = f"spec.checkpoint={{store: '{own}', startFrom: {{store: '{origin}', step: {step}}}}}"
+    spec = job("spec.steps=9", checkpoint).spec
+    return RunConfig(job="clone", spec=spec, workdir="/tmp", resume=resume)
+
+
+def begin(own: str, origin: str, *, resume: bool = False) -> Committer:
+    return take_over(Archive(own), config(own, origin, resume=resume))
+
+
+def test_a_run_begins_with_a_copy_and_goes_on_from_its_own(place: Place, tmp_path):
+    trainer = place.trainer()
+    trainer.save(3, reward=0.25)
+    trainer.save(7)
+    own = f"file://{tmp_path / 'own'}"
+    begin(own, place.url)
+    (entry,) = Archive(own).entries()
+    assert (entry.step, entry.reward, entry.epoch) == (3, 0.25, 1)
+    for key in place.keys(""):
+        obstore.delete(place.raw, key)
+    assert_is(Place(own, from_url(own)).snapshot(3), 3)
+    # The next start of this run has its own, and does not ask for the other's.
+    assert [entry.step for entry in begin(own, place.url, resume=True).cuts] == [3]
+
+
+def test_cut_short_it_leaves_no_checkpoint_and_is_begun_anew(place: Place, tmp_path):
+    place.trainer().save(3)
+    own = f"file://{tmp_path / 'own'}"
+
+    def crash(point: str) -> None:
+        raise RuntimeError(point)
+
+    dying = Committer.take_over(Archive(own), MANY, crash)
+    with pytest.raises(RuntimeError, match="manifest"):
+        copying.copy(copying.find(Origin(store=place.url, step=3)), Archive(own).store, dying)
+    assert Archive(own).entries() == []
+    assert Archive(own).garbage()
+    begin(own, place.url, resume=True)
+    assert_is(Place(own, from_url(own)).snapshot(3), 3)
+    assert Archive(own).garbage() == []
+
+
+def test_what_cannot_be_copied(place: Place, tmp_path):
+    own, trainer = f"file://{tmp_path / 'own'}", place.trainer()
+    for step in (3, 7):
+        trainer.save(step)
+    with pytest.raises(
+        InvalidJob, match=r"startFrom\.step: .* no checkpoint of step 5; it has those of steps: 3, 7"
+    ):
+        take_over(Archive(own), config(own, place.url, 5))
+    place.damage(trainer.told[0].manifest.groups["model"][0].key)
+    with pytest.raises(
+        InvalidJob, match=r"startFrom: segment .* is not what its hash says; take another step"
+    ):
+        begin(own, place.url)
+    assert Archive(own).entries() == []
+    missing = tmp_path / "missing"
+    with pytest.raises(InvalidJob, match=r"startFrom\.store: there is no directory"):
+        begin(own, missing.as_uri())
+    assert not missing.exists()

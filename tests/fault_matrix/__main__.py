@@ -1,0 +1,112 @@
+"""Runs the fault matrix on this machine and writes docs/faults.md; `make faults`.
+
+    .venv/bin/python -m tests.fault_matrix [--minutes M] [--times N] [--only WORDS] [--results FILE] [--page]
+
+Cells that the results have N times already are left out, so a matrix may be run in several sittings.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.fault_matrix.cells import STALENESS, Cell, Mode, cells
+from tests.fault_matrix.page import PAGE, page
+from tests.fault_matrix.running import NoStep, note, running
+from tests.support.seaweed import Server
+
+RESULTS = PAGE.with_suffix(".jsonl")
+STORE_MEGABYTES, LEFT_MEGABYTES = 512, 192
+"""Size of the object store's disk, and what has to be free of it for another cell: SeaweedFS keeps what was deleted."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=600, help="no cell is begun after that")
+    parser.add_argument("--times", type=int, default=3, help="each cell")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="cells that have these words, such as 'staleness SIGKILL'; commas between alternatives",
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--page", action="store_true", help="only write the page of the results that there are"
+    )
+    options = parser.parse_args()
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    options.results.touch()
+    if not options.page:
+        until = time.monotonic() + 60 * options.minutes
+        for mode in STALENESS:
+            while todo := _todo(mode, options.times, options.only, options.results):
+                if time.monotonic() > until or not _sitting(mode, todo, until, options.results):
+                    break
+    PAGE.write_text(page([json.loads(line) for line in options.results.read_text().splitlines()]))
+
+
+def _todo(mode: Mode, times: int, only: str, results: Path) -> list[Cell]:
+    """All cells once, then again, until each has been run so often."""
+    keys = ("mode", "victim", "fault", "moment")
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    done = Counter(Cell(**{key: row[key] for key in keys}) for row in rows)
+    wanted = [c for c in cells(mode) if _chosen(" ".join(vars(c).values()), only)]
+    return [cell for turn in range(times) for cell in wanted if done[cell] <= turn]
+
+
+def _chosen(cell: str, only: str) -> bool:
+    return any(all(word in cell for word in words.split()) for words in only.split(","))
+
+
+def _sitting(mode: Mode, todo: Sequence[Cell], until: float, results: Path) -> bool:
+    """One job, until a cell stops it for good, which is noted, or its store's disk fills up; whether it ran any."""
+    ran = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="faults-") as name,
+        _store(Path(name)) as store,
+        running(mode, Path(name), store) as job,
+    ):
+        for cell in todo:
+            if time.monotonic() > until or shutil.disk_usage(store.data).free < LEFT_MEGABYTES << 20:
+                break
+            print(" ".join(vars(cell).values()), end=": ", flush=True)
+            try:
+                outcome = job.strike(cell)
+            except (NoStep, LookupError) as error:
+                print(f"no step: {error}", flush=True)
+                note(cell, {"failed": str(error)}, results)
+                logs = results.with_suffix(".failed")
+                shutil.copytree(Path(name, "run", "logs"), logs, dirs_exist_ok=True)
+                break
+            ran += 1
+            note(cell, vars(outcome), results)
+            print(outcome, flush=True)
+    return bool(ran)
+
+
+@contextmanager
+def _store(folder: Path) -> Iterator[Server]:
+    """The S3 server, its data in a file system of its own, so that its disk can be full."""
+    server = Server(folder)
+    server.data.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={STORE_MEGABYTES}m", "tmpfs", str(server.data)]
+    subprocess.run(mount, check=True, timeout=30)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        subprocess.run(["umount", "--lazy", str(server.data)], check=True, timeout=30)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

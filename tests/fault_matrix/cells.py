@@ -1,0 +1,80 @@
+"""The fault matrix as data: what may fail, in which way, at which moment of a step; and in which order cells run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+Mode = Literal["on-policy", "staleness 2"]
+STALENESS: dict[Mode, int] = {"on-policy": 0, "staleness 2": 2}
+
+MOMENTS = {
+    "generating": "generating",
+    "scoring": "scoring",
+    "training": "update",
+    "broadcasting": "bucket",
+    "committing": "swap",
+    "checkpointing": "segment",
+}
+"""Moments of a step, with the point of `rlhf_trainer.faults` that is reached then: by rank 0, or where a generator goes
+over to new weights by its engine."""
+PAUSE_SECONDS = 30.0
+"""From SIGSTOP to SIGCONT."""
+OUTAGE_SECONDS = 10.0
+"""Time for which the object store refuses connections, or its disk is full."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A process of the job: of the role process `name`, the one whose command line or environment has `part`."""
+
+    name: str
+    part: str
+
+
+STORE = "object store"
+TRAINER = "rlhf_trainer.roles.trainer"
+VICTIMS = {
+    "trainer rank 0": Victim("trainer-0", "RANK=0"),
+    "trainer rank 1": Victim("trainer-0", "RANK=1"),
+    "torchrun": Victim("trainer-0", "rlhf_trainer.torchrun"),
+    "generator server": Victim("generator-1", "vllm.entrypoints"),
+    "generator engine": Victim("generator-1", "EngineCore"),
+    "reward": Victim("reward-0", "rlhf_trainer.roles.reward"),
+    "reference": Victim("reference-0", "rlhf_trainer.roles.reference"),
+    "supervisor of the trainer": Victim("trainer-0", "reaper.py"),
+    "supervisor of a generator": Victim("generator-1", "reaper.py"),
+    "supervisor of the reward": Victim("reward-0", "reaper.py"),
+}
+PROCESS_FAULTS = ("SIGKILL", "SIGTERM", "SIGSTOP", "connections cut", "out of memory")
+STORE_FAULTS = ("connections cut", "SIGKILL", "SIGSTOP", "disk full")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fault: `victim` is a key of VICTIMS or STORE, `moment` one of MOMENTS."""
+
+    mode: Mode
+    victim: str
+    fault: str
+    moment: str
+
+    @property
+    def ends(self) -> bool:
+        """The fault ends the victim in any case."""
+        return self.victim in VICTIMS and self.fault in ("SIGKILL", "SIGTERM")
+
+    @property
+    def point(self) -> str:
+        """The process and its point, as `hook` takes them."""
+        return f"{'generator-1' if self.moment == 'committing' else 'trainer-0'} {MOMENTS[self.moment]}"
+
+
+def cells(mode: Mode) -> Iterator[Cell]:
+    """All cells of one mode, those first that happen most in practice."""
+    for fault in PROCESS_FAULTS:
+        for moment, victim in product(MOMENTS, VICTIMS):
+            yield Cell(mode, victim, fault, moment)
+        if fault == PROCESS_FAULTS[0]:
+            for found, moment in product(STORE_FAULTS, MOMENTS):
+                yield Cell(mode, STORE, found, moment)

@@ -1,0 +1,115 @@
+"""docs/faults.md, from the results of the matrix."""
+
+import datetime
+import math
+import os
+import platform
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.fault_matrix.cells import MOMENTS, OUTAGE_SECONDS, PAUSE_SECONDS, STALENESS, Cell, cells
+
+PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+Row = Mapping[str, Any]
+COLUMNS = ("victim", "when", "what happened", "times", "p50 s", "p95 s", "lost", "twice", "tokens again")
+INTRO = """# The fault matrix
+
+Faults on the real processes of one job after another, each at a named point of a step: `rlhf run` with two trainer
+ranks, two vLLM servers, a reward, a reference, and checkpoints of every step in an S3 server (SeaweedFS), all on one
+machine. The process that reaches the point waits there until the fault has been injected, so nothing depends on luck
+(`tests/fault_matrix`). The next fault comes when every role is ready again.
+
+```console
+$ make faults
+```
+
+{machine}; in several sittings, each of
+the code as it was then, some beside other work. The times are of a tiny model: they are those of noticing, of starting
+processes and of loading, which takes most of them on so few cores.
+
+- **s**: seconds from the fault to the end of the next training step, ahead of training of the one after it, which has
+  some of its own; p95 of a few times is the longest.
+- **lost**: prompts that the newest checkpoint should have trained on and has not; **twice**: prompts that two of its
+  episodes have. Both are read from the store, not asked of the trainer.
+- **tokens again**: tokens that the generators sampled and nobody trained on, a mean, by vLLM's own counters, with
+  the one by which each server proves new weights. Ahead of training, what is under way at the end of a cell counts too:
+  it can be a few hundred either way.
+- SIGSTOP lasts {pause:g} s, an outage or a full disk of the store {outage:g} s. Connections are cut by the kernel,
+  which resets all that the process has. Out of memory: a limit of the address space below what the process has.
+"""
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The whole page; a cell without a result says so."""
+    found: defaultdict[Cell, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[Cell(row["mode"], row["victim"], row["fault"], row["moment"])].append(row)
+    parts = [INTRO.format(machine=_machine(), pause=PAUSE_SECONDS, outage=OUTAGE_SECONDS)]
+    for mode in STALENESS:
+        of_mode = list(cells(mode))
+        run = [cell for cell in of_mode if cell in found]
+        parts.append(f"\n## {mode.capitalize()}\n\n{len(run)} of {len(of_mode)} cells were run.\n")
+        for fault in dict.fromkeys(cell.fault for cell in of_mode):
+            parts.append(_table(fault, [cell for cell in of_mode if cell.fault == fault], found))
+    return "".join(parts)
+
+
+def _table(fault: str, of_fault: Sequence[Cell], found: Mapping[Cell, Sequence[Row]]) -> str:
+    lines = [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
+    ran = [cell for cell in of_fault if cell in found]
+    lines += [
+        _line(_row(cell, found[cell])) for cell in sorted(ran, key=lambda c: list(MOMENTS).index(c.moment))
+    ]
+    missing: defaultdict[str, list[str]] = defaultdict(list)
+    for cell in of_fault:
+        if cell not in found:
+            missing[cell.victim].append(cell.moment)
+    told = "; ".join(
+        victim if len(moments) == len(MOMENTS) else f"{victim} {', '.join(moments)}"
+        for victim, moments in missing.items()
+    )
+    parts = [f"### {fault}", "\n".join(lines) if ran else "", f"Not run: {told}." if told else ""]
+    return "\n" + "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _row(cell: Cell, rows: Sequence[Row]) -> list[str]:
+    done = [row for row in rows if "seconds" in row]
+    counted = Counter(map(happened, rows))
+    words = "; ".join(f"{text} ({n})" if len(counted) > 1 else text for text, n in counted.items())
+    if not done:
+        return [cell.victim, cell.moment, words, str(len(rows)), "", "", "", "", ""]
+    seconds = sorted(row["seconds"] for row in done)
+    again = sum(max(0, row["again"]) for row in done) / len(done)
+    return [
+        *(cell.victim, cell.moment, words, str(len(rows))),
+        *(f"{seconds[math.ceil(share * len(seconds)) - 1]:.1f}" for share in (0.5, 0.95)),
+        *(str(sum(row[name] for row in done)) for name in ("lost", "twice")),
+        f"{again:.0f}",
+    ]
+
+
+def happened(row: Row) -> str:
+    """The roles that were started again, and how the job ended where it did."""
+    if "failed" in row:
+        return f"**no step**: {row['failed']}"[:200].replace("|", " ")
+    names = _names(event for event in row["events"] if event.endswith(" started again"))
+    ended = f"the job ended ({row['end']}) and was resumed" if row["end"] else ""
+    again = f"{names} started again" if names else ""
+    return ", ".join(filter(None, [ended, again])) or "went on"
+
+
+def _names(events: Iterable[str]) -> str:
+    return ", ".join(sorted({re.sub(r"-\d+$", "", event.split()[0]) for event in events}))
+
+
+def _machine() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    today = datetime.datetime.now(datetime.UTC).date()
+    return f"Measured on {today} on {os.cpu_count()} shared cores ({platform.machine()}), {memory:.0f} GiB, no GPU"
+
+
+def _line(words: Iterable[str]) -> str:
+    return f"| {' | '.join(words)} |"

@@ -1,0 +1,225 @@
+"""One job that fails again and again: `rlhf run` with two ranks, two vLLM servers, a reward, a reference and S3."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from tests.fault_matrix.account import Prompts, Tokens, newest
+from tests.fault_matrix.cells import PAUSE_SECONDS, STALENESS, VICTIMS, Cell, Mode
+from tests.fault_matrix.hook import ARMED, GO, REACHED
+from tests.fault_matrix.inject import inject
+from tests.support import rlhf
+from tests.support.models import tiny_model
+from tests.support.outage import Proxy, proxy
+from tests.support.seaweed import Server
+
+PROMPTS, PER_STEP = 4096, 8
+STEP_SECONDS, READY_SECONDS = 180.0, 240.0
+"""Deadlines of the step after a fault, and of every role to be ready."""
+_CUT = re.compile(r"^\d\d:\d\d:\d\d |; see \S+")
+"""Of a line of `rlhf run`: when it was, and where the log is."""
+
+
+class NoStep(RuntimeError):
+    """The job made no step in time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a fault did. `seconds` from the fault to the end of the next training step; `again`: tokens that were
+    generated and not trained on; `events`: lines of `rlhf run` since then; `end`: how the job itself ended, if it did,
+    after which it was resumed."""
+
+    seconds: float
+    lost: int
+    twice: int
+    again: int
+    events: list[str]
+    end: str = ""
+
+
+class Running:
+    """The job, with its faults one after another."""
+
+    def __init__(self, mode: Mode, workdir: Path, manifest: Path, store: Server, way: Proxy) -> None:
+        self._workdir, self._manifest, self._store, self._way = workdir, manifest, store, way
+        self._environ = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{way.port}",
+            "RLHF_FAULTS": "tests.fault_matrix.hook:wait_at_point",
+        }
+        self._prompts = Prompts(store.address.url(mode.replace(" ", "-")), PER_STEP)
+        self._tokens = Tokens(workdir)
+        self._lines: list[str] = []
+        self._number = 0
+        self._process = self._start()
+        self._wait_for((workdir / "run.json").exists, STEP_SECONDS)
+
+    def strike(self, cell: Cell) -> Outcome:
+        """One cell, from a step at which every role is ready to the next such step.
+
+        Raises:
+            NoStep: the job did not reach the moment, or made no step within STEP_SECONDS after it.
+        """
+        before = self._quiet()
+        generated = self._tokens.generated()
+        self._release()
+        self._reach(cell.point)
+        self._tokens.generated()
+        # Ahead of training a step may be done but for its last lines, whoever dies now.
+        step, told = newest(self._workdir) + bool(STALENESS[cell.mode]), len(self._lines)
+        began = time.monotonic()
+        over = inject(cell, self._workdir, self._store, self._way)
+        self._release()
+        end = self._wait_for(lambda: newest(self._workdir) > step, STEP_SECONDS)
+        seconds = time.monotonic() - began
+        if over is not None:
+            over.join(2 * PAUSE_SECONDS)
+        if cell.ends:  # perhaps nobody had noticed before the step was done
+            name = VICTIMS[cell.victim].name
+            started = (f" {name} started", f" {name} started again")
+            end += self._wait_for(
+                lambda: any(line.endswith(started) for line in self._lines[told:]), STEP_SECONDS
+            )
+        after = self._quiet()
+        again = self._tokens.generated() - generated - self._tokens.trained(before, after)
+        lost, twice = self._prompts.check()
+        self._release()
+        events = [_CUT.sub("", line) for line in self._lines[told:] if not re.search(r" step \d+/", line)]
+        return Outcome(
+            round(seconds, 2), lost, twice, again, [e for e in events if "checkpoint of step" not in e], end
+        )
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(60)
+
+    def _start(self, *flags: str) -> "subprocess.Popen[str]":
+        process = rlhf.start(self._manifest, self._workdir, flags=flags, **self._environ)
+
+        def follow() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._lines.append(line.rstrip("\n"))
+
+        threading.Thread(target=follow, daemon=True).start()
+        return process
+
+    def _quiet(self) -> int:
+        """Holds the job at the beginning of a step at which all are ready; returns the number of steps done."""
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            self._reach("trainer-0 step")
+            if self._ready():
+                return newest(self._workdir)
+            if time.monotonic() > deadline:
+                raise NoStep(f"not every role is ready after {READY_SECONDS:g} s: {self._lines[-5:]}")
+            self._release()
+
+    def _ready(self) -> bool:
+        status = json.loads((self._workdir / "status.json").read_text())
+        members = status["generators"]
+        return all(role["ready"] == role["desired"] for role in status["roles"].values()) and (
+            [member["ready"] for member in members] == [True] * status["roles"]["generator"]["desired"]
+        )
+
+    def _reach(self, point: str) -> None:
+        (self._workdir / REACHED).unlink(missing_ok=True)
+        self._number += 1
+        fresh = self._workdir / f"{ARMED}.new"
+        fresh.write_text(f"{self._number} {point}")
+        fresh.rename(self._workdir / ARMED)
+        self._wait_for((self._workdir / REACHED).exists, READY_SECONDS)
+
+    def _release(self) -> None:
+        (self._workdir / f"{GO}{self._number}").touch()
+
+    def _wait_for(self, happened: Callable[[], bool], seconds: float) -> str:
+        """Waits, and resumes the job where it ends meanwhile; returns how it ended, if it did."""
+        deadline, end = time.monotonic() + seconds, ""
+        while not happened():
+            if time.monotonic() > deadline:
+                raise NoStep(f"nothing within {seconds:g} s: {self._lines[-5:]}")
+            if (code := self._process.poll()) is not None:
+                end = f"exit code {code}"
+                if not newest(self._workdir):
+                    raise NoStep(f"the job ended before its first step, {end}: {self._lines[-5:]}")
+                self._process = self._start("--resume")
+            time.sleep(0.02)
+        return end
+
+
+@contextmanager
+def running(mode: Mode, folder: Path, store: Server) -> Iterator[Running]:
+    """The job in `folder`, its checkpoints in `store` behind a proxy; it is stopped afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = tiny_model(folder / "policy", tie=False, seed=1)
+    port = int(store.address.endpoint.rsplit(":", 1)[1])
+    with proxy(port) as way, patch.dict(os.environ, store.address.environment):
+        manifest = folder / "job.yaml"
+        manifest.write_text(json.dumps(_document(mode, folder, policy, store)))
+        job = Running(mode, folder / "run", manifest, store, way)
+        try:
+            yield job
+        finally:
+            job.stop()
+
+
+def note(cell: Cell, result: Mapping[str, object], file: Path) -> None:
+    """Adds a line to the results."""
+    with file.open("a") as out:
+        out.write(json.dumps({**vars(cell), **result}) + "\n")
+
+
+def _document(mode: Mode, folder: Path, policy: Path, store: Server) -> dict[str, object]:
+    rows = [json.dumps({"prompt": f"the {i}th thing is"}) for i in range(PROMPTS)]
+    (folder / "prompts.jsonl").write_text("\n".join(rows))
+    # A window of a second: each fault finds the budget as if it were the first.
+    again = {"backoffLimit": 100, "backoffWindowSeconds": 1}
+    spec = {
+        "algorithm": "ppo",
+        "steps": 100_000,
+        "seed": 5,
+        "model": {"policy": str(policy), "dtype": "float32"},
+        "data": {
+            "train": [str(folder / "prompts.jsonl")],
+            "maxPromptLength": 16,
+            "promptsPerStep": PER_STEP,
+        },
+        "sampling": {"maxNewTokens": 64},
+        "ppo": {"minibatchSize": 4},
+        "replay": {"maxReplayEpisode": 40, "samplesPerStep": 1},
+        "optimizer": {"learningRate": 1e-5},
+        "rollout": {"maxStaleness": STALENESS[mode]},
+        "trainer": {
+            **again,
+            "processesPerReplica": 2,
+            "deepspeed": {"zero_optimization": {"stage": 2}},
+        },
+        "generator": {**again, "replicas": 2, "timeoutSeconds": 60},
+        "reference": again,
+        "reward": {
+            **again,
+            "functions": [{"function": "tests.fault_matrix.reward:shorter", "concurrency": 1}],
+        },
+        "weights": {"bucketMegabytes": 1, "timeoutSeconds": 10.0},
+        "checkpoint": {
+            "everySteps": 1,
+            "store": store.address.url(mode.replace(" ", "-")),
+            "timeoutSeconds": 120,
+        },
+    }
+    head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "faults"}}
+    return {**head, "spec": spec}

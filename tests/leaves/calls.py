@@ -1,0 +1,147 @@
+"""Views of what roles ask of each other, and of rewards, as it is asked."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.leaves.host import config
+from tests.leaves.parts import Made, context, instead, tokenizer
+
+from rlhf_api.algorithms import graph_of, settings_of
+from rlhf_api.evaluation import evaluation_sets
+from rlhf_api.manifest import RLHFJob
+from rlhf_api.roles import Role
+from rlhf_api.run import roles_of
+from rlhf_trainer.data.dataset import open_datasets
+from rlhf_trainer.data.prompts import prompts
+from rlhf_trainer.generation.ahead import RolloutsAhead
+from rlhf_trainer.generation.fleet import Fleet
+from rlhf_trainer.maths.rewards import scaled_scores
+from rlhf_trainer.ops import OpContext
+from rlhf_trainer.roles import generator, reward
+from rlhf_trainer.training import assembly, collector
+from rlhf_trainer.training.evaluation import evaluate
+
+
+def serving(job: RLHFJob) -> Any:
+    """vLLM's options, its requests, and the broadcast."""
+    made, found = config(job), []
+    if Role.GENERATOR not in roles_of(job.spec):
+        return None
+    for memory in (None, 80e9):
+        found.append(generator.arguments(made, "h", 1, memory))
+    with instead(assembly, "WeightSync") as sync:
+        fleet = assembly.fleet(context(job), SimpleNamespace(generation_config=None))
+    for _, named in sync.told:
+        found.append({key: value for key, value in named.items() if key != "fault"})
+    found += [fleet._client._asked.model_dump(), fleet._client._seed]
+    works = fleet.fresh(prompts(open_datasets(job.spec)[0], [(0, 0)], tokenizer(), 8))
+    found += [len(work.responses) for work in works]
+    with instead(Fleet, "_present"), pytest.MonkeyPatch.context() as patch:
+        started = Made()
+        patch.setattr("rlhf_trainer.generation.fleet.start_round", started)
+        fleet._start(works, lambda _: None, None)
+        found.append({n: started.told[0][1][n] for n in ("concurrent", "silence")})
+    if job.spec.rollout.max_staleness:
+        issued: list[int] = []
+        begin = SimpleNamespace(begin=lambda: None)
+        ahead = SimpleNamespace(
+            _renew=lambda _: None,
+            _fleet=fleet,
+            _ctx=fleet._ctx,
+            _episodes=issued,
+            _add=issued.append,
+            _requests=begin,
+        )
+        RolloutsAhead.publish(ahead, 0, lambda: 1)
+        found.append(len(issued))
+    return found
+
+
+def collecting(job: RLHFJob) -> Any:
+    """Rounds of prompts where all groups have one score, and whose log-probabilities are the old ones."""
+    if not graph_of(job.spec).generates:
+        return None
+    rounds: list[int] = []
+    part = SimpleNamespace(columns=None)
+
+    def respond(_prompts: Any) -> Any:
+        rounds.append(1)
+        return SimpleNamespace(rollouts=[])
+
+    class Collector(collector.EpisodeCollector):
+        def __init__(self) -> None:
+            self._ctx, self._op_ctx = context(job), OpContext(job.spec, settings_of(job.spec))
+            self.ahead, self.respond, self._received = None, respond, lambda *_, **__: part
+            self._source = SimpleNamespace(issue=lambda _: None)
+            self._with_spread, self._scored = lambda *_, **__: ([], 1), lambda *_: []
+            self._executor = SimpleNamespace(run=lambda _: None)
+            self._fleet, self.version = SimpleNamespace(version=0), 0
+
+    made = Collector()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collector, "joined", lambda _: part)
+        patch.setattr(collector, "replace", lambda *_, **__: None)
+        made.episode(1)
+    made.ahead = object() if job.spec.rollout.max_staleness else None
+    return len(rounds), made.sampled
+
+
+def evaluations(job: RLHFJob) -> Any:
+    """Prompts and sampling of each evaluation set, and the function that judges."""
+    section, asked = job.spec.evaluation, []
+    if section is None or not graph_of(job.spec).generates:
+        return [(s.name, s.data) for s in evaluation_sets(job.spec)]
+
+    def respond(batch: Any, sampling: Any, penalties: Any) -> Any:
+        asked.append(([p.id for p in batch], sampling, penalties))
+        return SimpleNamespace(rollouts=[])
+
+    evaluate(context(job), open_datasets(job.spec)[1], respond, None)
+    return asked, [s.name for s in evaluation_sets(job.spec)]
+
+
+def rewards(job: RLHFJob) -> Any:
+    """The parts of a score, how they are asked for, and the score made of them."""
+    if Role.REWARD not in roles_of(job.spec):
+        return None
+    section, found, models, made = job.spec.reward, list[Any](), Made(), Made()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEY", "secret")
+        for way in ("FunctionPool", "Program", "HttpService"):
+            patch.setattr(reward, way, lambda *given, way=way, **named: _Started((way, given, named)))
+        patch.setattr(reward, "load_model", models)
+        patch.setattr(
+            reward, "load_job_tokenizer", lambda *_: SimpleNamespace(get_vocab=dict, pad_token_id=0)
+        )
+        for name in ("on_device", "served", "ModelScorer", "TokenScorer", "application", "serve"):
+            patch.setattr(reward, name, lambda *given: len(given))
+        patch.setattr(reward, "Rewards", made)
+        reward.run(SimpleNamespace(config=config(job), token="t", host="h", port=1))
+    for (_, seconds, functions, *model), named in made.told:
+        found += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], model, named]
+    found.append([given[1:3] + given[4:] for given, _ in models.told])
+    totals = torch.tensor([-2.0, 0.25, 3.0])
+    found += scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip).tolist()
+    client = assembly.reward_client(context(job))
+    return found, client._max_failed_share, client._patience
+
+
+class _Started:
+    """A way to score that is started, which keeps how it was made."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    async def start(self) -> None: ...
+
+
+def servers(job: RLHFJob) -> Any:
+    """Deadlines of calls to the roles that score and infer."""
+    asked = [role for role in roles_of(job.spec) if role.row.work in ("score", "infer")]
+    made = [assembly.scorer(context(job), role) for role in asked]
+    return [(each._timeout, each._patience, each._chunk_tokens) for each in made]
+
+
+VIEWS = (servers, serving, collecting, evaluations, rewards)

@@ -1,0 +1,114 @@
+"""Views of the decisions around training: steps, health, checkpoints, trackers."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.leaves.host import config
+from tests.leaves.parts import Made, context, instead
+
+from rlhf_api.algorithms.resolve import resolve
+from rlhf_api.manifest import RLHFJob
+from rlhf_trainer.roles import trainer
+from rlhf_trainer.training import loop, monitor, tracking
+from rlhf_trainer.training.health import good, judge
+from rlhf_trainer.training.online import OnlineTask
+
+
+def steps(job: RLHFJob) -> Any:
+    """The loop: which steps train, publish, evaluate and save."""
+    told: list[Any] = []
+
+    class Steps(OnlineTask):
+        def __init__(self) -> None:
+            self._collector, self._spec = SimpleNamespace(stale=False), job.spec
+            send = lambda version: (told.append(("send", version)), setattr(fleet, "version", version))  # noqa: E731
+            fleet = SimpleNamespace(version=-1, move_on=lambda version: told.append(("keep", version)))
+            fleet.changed = lambda: ""
+            self._fleet, self._send = fleet, lambda _: send(self._collector.version)
+
+        def collect(self, step: int) -> dict[str, float]:
+            return {"tokens": step}
+
+        def train(self, step: int) -> dict[str, float]:
+            told.append(("train", step))
+            return {}
+
+        def evaluate(self, step: int) -> list[dict[str, Any]]:
+            told.append(("evaluate", step))
+            return []
+
+        begins = 0
+        reorder = export = lambda *_: None
+        state = groups = blobs = lambda _: {}
+
+    saver = SimpleNamespace(
+        check=lambda: None, busy=False, finish=lambda: None, rollbacks=lambda: 0,
+        begin=lambda step, *_, **__: told.append(("save", step)),
+        archive=SimpleNamespace(store=SimpleNamespace(url="u")),
+    )  # fmt: skip
+    loop.train(context(job), Steps(), saver, (), None)
+    return told
+
+
+def health(job: RLHFJob) -> Any:
+    """Verdicts on a run's figures."""
+    section, watches, found = job.spec.health, {}, list[Any]()
+    kl = [0.1, 0.2, 0.1, 0.3, 0.2, 5.0, 6.0, 7.0, 0.1, -3.0, -4.0, 0.2, 1.0]
+    for step, value in enumerate(kl, 1):
+        figures = {"kl_mean": value, "loss": float("nan") if step == 8 else 0.5, "x": -value}
+        figures["logprob_difference"] = step / 10
+        verdict = judge(section, watches, figures, step, begun=True)
+        watches = verdict.watches
+        found.append((verdict, good(section, watches)))
+    watcher = object.__new__(monitor.Monitor)
+    watcher._ctx = context(job)
+    return found, watcher._most
+
+
+def checkpoints(job: RLHFJob) -> Any:
+    """The store, its deadline, what stays, and where a run begins."""
+    found, committer, copied, archive = list[Any](), Made(), Made(), Made()
+    store = SimpleNamespace(check_writable=lambda: None, conditional=True, url="u")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.Committer, "take_over", committer)
+        patch.setattr(trainer.copying, "find", copied)
+        patch.setattr(trainer.copying, "copy", lambda *_: SimpleNamespace(step=1))
+        trainer.take_over(SimpleNamespace(store=store, entries=list), config(job))
+        found += [(given[1], named["resume"]) for given, named in committer.told]
+        found += [given for given, _ in copied.told]
+        for name in (
+            "on_sigterm",
+            "check_rows",
+            "make_workdir",
+            "prepare_model",
+            "make_task",
+            "train",
+            "shared",
+        ):
+            patch.setattr(trainer, name, lambda *_, **__: None)
+        for name in ("Saver", "Tracking"):
+            patch.setattr(trainer, name, lambda *_, **__: nullcontext())
+        patch.setattr(trainer, "open_datasets", lambda _: ((), {}, None))
+        patch.setattr(trainer, "take_over", Made())
+        patch.setattr(trainer, "Archive", archive)
+        patch.setattr(trainer.distributed, "barrier", lambda: None)
+        trainer.work(config(job), SimpleNamespace(first=True, watch_for_stop=lambda _: None), None)
+    return found, [(given, named["patience"]) for given, named in archive.told]
+
+
+def trackers(job: RLHFJob) -> Any:
+    """Trackers with what they are made with."""
+    with instead(tracking, "_Feed") as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracking, "_run_id", lambda _: "id")
+        tracking.Tracking("job", job.spec, None).begin(0)
+    return [(wanted.kind, wanted.settings, make, run.project) for (wanted, make, run), _ in made.told]
+
+
+def own(job: RLHFJob) -> Any:
+    """The settings that an algorithm of one's own gets."""
+    return repr(resolve(job.spec)) if ":" in job.spec.algorithm else None
+
+
+VIEWS = (steps, health, checkpoints, trackers, own)

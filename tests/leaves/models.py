@@ -1,0 +1,147 @@
+"""Views of models, engines, data and losses inside the roles, computed on small inputs.
+
+Files and models are in the present directory, see `test_every_leaf.py`.
+"""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from tests.leaves.host import config
+from tests.leaves.parts import context, instead
+from tests.ops.made import columns
+from tests.replay.made import episode, words
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.algorithms.resolve import resolve
+from rlhf_api.graph import Compute, Generate
+from rlhf_api.manifest import RLHFJob
+from rlhf_api.run import roles_of
+from rlhf_trainer.batches import MicroBatch
+from rlhf_trainer.batches import plan as micro_batches
+from rlhf_trainer.data.dataset import open_datasets, stream
+from rlhf_trainer.data.prompts import prompts
+from rlhf_trainer.models import load, loading
+from rlhf_trainer.models.deepspeed_config import deepspeed_settings
+from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext, find
+from rlhf_trainer.ops.datasets import given_columns
+from rlhf_trainer.ops.pretraining import mixed
+from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
+from rlhf_trainer.replay.samplers import Sampling
+from rlhf_trainer.settings import STARTS_FROM, model_source
+from rlhf_trainer.training import assembly
+from rlhf_trainer.training.online import OnlineTask
+from rlhf_trainer.training.updates import PretrainingText, learning_rate_of
+
+_MODELS: dict[Any, Any] = {}
+
+
+def sources(job: RLHFJob) -> Any:
+    """Paths of models and the dtypes of roles that hold one, and adapters."""
+    made = config(job)
+    found = [model_source(made, field) for field in STARTS_FROM]
+    return found, [made.dtype(role) for role in roles_of(job.spec)]
+
+
+def creation(job: RLHFJob) -> Any:
+    """The model and the tokenizer that a job makes for itself."""
+    section = job.spec.model.create
+    if section is None:
+        return None
+    tokenizer = load.create_tokenizer(["a film, a good film, a bad film"] * 9, section.tokenizer.vocab_size)
+    model = load.create_policy(section.model_type, section.config, tokenizer, job.spec.seed)
+    return tokenizer.get_vocab(), repr(model.config), [float(p.detach().sum()) for p in model.parameters()]
+
+
+def _model(*given: Any) -> Any:
+    """Read once for each path, dtype and head."""
+    made, field, role, tokenizer, head = given
+    key = model_source(made, field).path, made.dtype(role), head
+    if key not in _MODELS:
+        _MODELS[key] = loading.load_model(made, field, role, tokenizer, head)
+    return _MODELS[key]
+
+
+def engines(job: RLHFJob) -> Any:
+    """What DeepSpeed's engine of each trained model is made with, its adapter, and the learning rates."""
+    found: list[Any] = []
+    with instead(assembly, "TrainedModel") as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "load_model", lambda *given: deepcopy(_model(*given)))
+        for used in graph_of(job.spec).trained:
+            assembly.trained_model(context(job), config(job), used)
+    for given, named in made.told:
+        adapter = named.pop("adapter", None)
+        names = ("betas", "learning_rate", "epsilon", "weight_decay")
+        adam = {name: named[name] for name in names}
+        found += [type(given[0]).__name__, given[0].dtype, named]
+        found += [deepspeed_settings(named["deepspeed"], adam, named["gradient_clip"])]
+        found += [adapter and (adapter.fingerprint, adapter.config.to_dict())]
+    rates = [learning_rate_of(job.spec, critic, step) for critic in (True, False) for step in range(4)]
+    return found, rates
+
+
+def data(job: RLHFJob) -> Any:
+    """Rows in their order and as tokens."""
+    spec, (rows, held_out, text) = job.spec, open_datasets(job.spec)
+    tokenizer = loading.load_job_tokenizer(config(job))
+    places = stream(rows, spec.seed).take(12)
+    if isinstance(graph_of(spec).source, Generate):
+        seen: Any = prompts(rows, places, tokenizer, spec.data.max_prompt_length)
+    else:
+        kind = graph_of(spec).rows
+        made, metrics = given_columns(kind, [rows[i] for _, i in places], tokenizer, spec.data)
+        seen = made.sequences.tokens.tolist(), metrics
+    more = {name: [rows_[i].model_dump() for i in range(len(rows_))] for name, rows_ in held_out.items()}
+    taken = None
+    if text is not None:
+        source = PretrainingText(text, context(job))
+        taken = source.take().sequences.tokens.tolist(), source.coefficient
+    return repr(seen), more, taken
+
+
+def losses(job: RLHFJob) -> Any:
+    """Every compute operation and loss of the graph on made columns, twice, with the running state between."""
+    found = resolve(job.spec)
+    ctx, numbers = OpContext(job.spec, found.settings), list[Any]()
+    group = getattr(found.graph.source, "group", 1)
+    for _ in range(2):
+        made = columns()
+        made = made.with_tokens(token_scores=made["values"])
+        for node in found.graph.prepare:
+            if isinstance(node, Compute):
+                made = find(COMPUTE, node.function)(made, ctx)
+                numbers += [made[name].tolist() for name in node.writes]
+        for node in found.graph.train:
+            loss = find(LOSSES, node.loss)(made, ctx)
+            sequences, draw = made.sequences, torch.Generator().manual_seed(3)
+            if job.spec.pretraining:
+                sequences, loss = mixed(sequences, loss, columns(), job.spec.pretraining.coefficient)
+            tokens = int(sequences.response_lengths.sum())
+            output = torch.randn(tokens, 2, generator=draw)
+            output[: len(made["logprobs"]), 0] = made["logprobs"] + 0.3 * output[: len(made["logprobs"]), 0]
+            for rows in micro_batches(sequences.lengths.tolist(), 1, 1000, group)[0]:
+                micro = MicroBatch.build(sequences, rows, pad_token_id=0)
+                own = output[micro.response_index]
+                read = own if node.output == "logprobs_and_entropy" else own[:, 0]
+                value, statistics = loss(output[micro.rows, 0] if node.output == "scores" else read, micro)
+                numbers += [float(value), {name: float(each) for name, each in statistics.items()}]
+        task = object.__new__(OnlineTask)
+        task._op_ctx, metrics = ctx, dict[str, float]()
+        task._adapt(metrics, made)
+        numbers += [metrics, dict(ctx.state)]
+    return numbers
+
+
+def replay(job: RLHFJob) -> Any:
+    """The window of earlier episodes, and those of its responses that a step trains on again."""
+    section = job.spec.replay
+    buffer, fresh = ReplayBuffer(section, words), EpisodeReplayBuffer(episode(9), words)
+    for number in range(1, 7):
+        buffer.add(episode(number), step=number)
+    window = buffer.replayable()
+    picks = Sampling(section, job.spec.seed).picks(window, fresh, 5) if section.window else []
+    return [kept.episode_id for kept in window], picks
+
+
+VIEWS = (sources, creation, engines, data, losses, replay)

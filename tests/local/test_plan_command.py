@@ -1,0 +1,87 @@
+"""`rlhf plan`: what it prints before a run and after one, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.api.manifests import document, job
+
+from rlhf_api.run import RunConfig
+from rlhf_operator.cli import main
+
+JOB = (
+    *(
+        "spec.model={policy: some/model, parameters: 1.0e9, dtype: bfloat16}",
+        "spec.algorithm=sft",
+        "spec.ppo={}",
+    ),
+    *("spec.reward={}", "spec.steps=10", "spec.data.promptsPerStep=4"),
+    *("spec.data.maxPromptLength=50", "spec.data.maxAnswerLength=50"),
+)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> str:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document(*JOB)))
+    return str(tmp_path / "job.yaml")
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> str:
+    """The work directory of a run whose sequences had half of the tokens that they may have."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = RunConfig(job="job", spec=job(*JOB).spec, workdir=str(folder))
+    (folder / "run.json").write_text(config.model_dump_json(by_alias=True))
+    seconds = [(90.0, 99.0), (2.0, 2.5), (2.0, 2.5)]
+    rows = [
+        {"step": i + 1, "tokens": 200, "train_seconds": t, "seconds": s} for i, (t, s) in enumerate(seconds)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["plan", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_batches_and_seconds_before_a_run(manifest, capsys):
+    lines = plan(capsys, manifest, "--flops", "1.2e12")
+    assert lines[0] == "a step: 4 prompts x 1 = 4 sequences x 100 tokens, prompts included = 400 tokens"
+    assert lines[1].startswith(
+        "train: epochs 1 x updates 1 of 4 sequences; ranks 1 x micro-batches 1 or more of "
+    )
+    assert lines[-3:] == [
+        "train                 2",  # 6 operations x 1e9 parameters x 400 tokens
+        "step                  2",
+        "10 steps: 20 s, without starting, evaluations and checkpoints",
+    ]
+
+
+def test_a_rate_that_is_missing_is_asked_for(manifest, capsys):
+    *_, step, advice = plan(capsys, manifest)
+    assert step.split() == ["step", "-"]
+    assert advice.startswith("for the others give --flops, --memory, --link, or --measured DIR")
+
+
+def test_a_run_tells_the_rates_of_its_machine_and_how_far_off_it_was(manifest, ran, capsys):
+    """The first step does not count."""
+    lines = plan(capsys, manifest, "--flops", "1.2e12", "--after", ran)
+    assert [line.split() for line in lines[-4:-2]] == [
+        ["train", "2", "2", "+0%"],
+        ["step", "2", "2.5", "-20%"],
+    ]
+    assert lines[-1] == "it reached --flops 6e+11"
+    lines = plan(capsys, manifest, "data.promptsPerStep=8", "--measured", ran)
+    assert lines[0] == "a step: 8 prompts x 1 = 8 sequences x 50 tokens, prompts included = 400 tokens"
+    assert lines[-3].split() == ["train", "4"], "twice the prompts take twice as long"
+
+
+def test_what_is_no_run_and_no_rate_is_refused(manifest, tmp_path, capsys):
+    assert main(["plan", manifest, "--after", str(tmp_path)]) == 2
+    assert f"error: {tmp_path}: holds no run that can be read: " in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["plan", manifest, "--flops", "-1"])
+    assert "must be a number above 0, such as 4e14; got '-1'" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""GPU-hours and cost in a job's status: what its pods held, for as long as they held it."""
+
+import pytest
+from tests.reconcile.world import World, running
+
+from rlhf_operator.cluster.usage import cost_per_hour
+from rlhf_operator.job_status import worth_writing
+
+GPUS = (
+    "spec.trainer.processesPerReplica=4",
+    "spec.trainer.pods.gpu.count=4",
+    "spec.generator.replicas=2",
+    "spec.generator.pods.gpu={count: 1, resource: nvidia.com/mig}",
+)
+PRICES = {"nvidia.com/gpu": 2.5, "nvidia.com/mig": 0.5}
+PER_HOUR = 4 * 2.5 + 2 * 0.5
+
+
+def held(world: World) -> tuple[float, float]:
+    assert world.status is not None
+    return world.status.gpu_hours or 0, world.status.cost or 0
+
+
+@pytest.fixture
+def world() -> World:
+    """Runs with six GPUs, and has just been counted at these prices."""
+    made = running(*GPUS)
+    made.step(0, prices=PRICES)
+    return made
+
+
+def test_hours_and_cost_grow_while_gpus_are_held_and_stand_still_while_not(world):
+    hours, cost = held(world)
+    world.now = world.now.replace(hour=world.now.hour + 3)
+    world.step(0, prices=PRICES)
+    assert held(world) == pytest.approx((hours + 18, cost + 3 * PER_HOUR))
+    world.end("job-trainer-0", code=0)
+    world.step(3600, prices=PRICES)
+    assert world.status.phase == "Succeeded"
+    assert (world.status.gpus, world.status.cost_per_hour) == (0, None)
+    after = held(world)
+    world.step(3600, prices=PRICES)
+    assert held(world) == after == pytest.approx((hours + 18, cost + 3 * PER_HOUR))
+
+
+def test_a_suspended_job_uses_nothing_and_goes_on_counting(world):
+    world.overrides = (*GPUS, "spec.suspend=true")
+    world.end("job-trainer-0", code=79)
+    for _ in range(4):
+        world.step(5, prices=PRICES)
+        world.kubelet()
+    assert world.status.phase == "Suspended"
+    before = held(world)
+    world.step(7200, prices=PRICES)
+    world.overrides = GPUS
+    for _ in range(3):
+        world.step(0, prices=PRICES)
+        world.kubelet()
+    assert world.status.gpus == 6
+    assert held(world) == before
+    world.step(3600, prices=PRICES)
+    world.step(0, prices=PRICES)
+    assert held(world) == pytest.approx((before[0] + 6, before[1] + PER_HOUR))
+
+
+def test_looks_that_are_not_written_lose_nothing(world):
+    """Every look counts from the last status that was written, here one of six: to the second, after all of them."""
+    hours, cost = held(world)
+    begin = world.now
+    for look in range(61):
+        kept = world.status
+        world.step(5.37, prices=PRICES)
+        if look % 6:
+            world.status = kept
+    counted = (world.now - begin).total_seconds() - 5.37
+    used = held(world)[0] - hours, held(world)[1] - cost
+    assert used == pytest.approx((6 * counted / 3600, PER_HOUR * counted / 3600), abs=PER_HOUR / 3600)
+
+
+def test_a_spec_that_is_refused_is_counted_to_its_end():
+    world = running(*GPUS)
+    world.configs.clear()
+    before = held(world)
+    world.status = world.status.model_copy(update={"cluster": None})
+    world.now = world.now.replace(hour=world.now.hour + 1)
+    world.overrides = (*GPUS, "spec.steps=-1")
+    world.step()
+    assert (world.status.phase, world.status.gpus) == ("Failed", 0)
+    assert world.status.gpu_hours == pytest.approx(before[0] + 6, rel=1e-3)
+
+
+def test_without_prices_there_is_no_cost():
+    world = running(*GPUS)
+    world.step(3600)
+    world.step()
+    assert world.status.gpu_hours > 6
+    assert (world.status.cost, world.status.cost_per_hour) == (None, None)
+    assert cost_per_hour({"amd.com/gpu": 8}, PRICES) is None
+    assert cost_per_hour({"amd.com/gpu": 8, "nvidia.com/mig": 3}, PRICES) == 1.5
+
+
+def test_a_status_of_another_release_is_counted_from_now_on(world):
+    world.status = world.status.model_copy(update={"usage_time": None, "gpu_hours": None, "cost": None})
+    world.step(3600, prices=PRICES)
+    assert held(world) == (0, 0)
+    world.step(0, prices=PRICES)
+    assert held(world) == pytest.approx((6, PER_HOUR))
+
+
+def test_a_job_without_gpus_has_neither():
+    world = running()
+    world.step(3600, prices=PRICES)
+    world.step(prices=PRICES)
+    assert (world.status.gpu_hours, world.status.usage_time, world.status.cost_per_hour) == (None, None, None)
+
+
+def test_counting_alone_is_written_every_half_minute():
+    before = {"phase": "Running", "gpuHours": 1.0, "cost": 2.0, "usageTime": "2026-01-01T00:00:00Z"}
+    now = before | {"gpuHours": 1.1, "cost": 2.2, "usageTime": "2026-01-01T00:00:05Z"}
+    assert not worth_writing(before, now, 5.0)
+    assert worth_writing(before, now, 30.0)

@@ -1,0 +1,108 @@
+"""Binary frames of responses: what goes in comes out, and what is none is refused with what is wrong."""
+
+import random
+import struct
+from array import array
+
+import pytest
+
+from rlhf_trainer.comms.frames import (
+    MOST_TOKENS,
+    Frame,
+    FrameReader,
+    Kind,
+    RequestFailed,
+    encode,
+    encode_error,
+)
+
+
+def read(*parts: bytes) -> list[Frame]:
+    reader = FrameReader()
+    found = [frame for part in parts for frame in reader.feed(part)]
+    reader.close()
+    return found
+
+
+def test_frames_come_whole_however_they_are_cut_into_packets():
+    rng = random.Random(0)
+    wanted, sent = [], b""
+    for number in range(50):
+        tokens = [rng.randrange(1 << 31) for _ in range(rng.randrange(40))]
+        logprobs = array("f", [-rng.expovariate(1) for _ in tokens])
+        wanted.append((number, Kind(number % 4), tokens, logprobs))
+        sent += encode(number, Kind(number % 4), tokens, logprobs)
+    cuts = sorted(rng.sample(range(len(sent)), 200))
+    parts = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
+    found = read(*parts)
+    assert [(f.response, f.kind, list(f.tokens), f.logprobs) for f in found] == wanted, "bit for bit"
+    assert read(sent) == found
+
+
+def test_the_bytes_are_the_same_on_every_machine():
+    sent = encode(2, Kind.STOP, [1, 258], [-0.5, 0.0])
+    assert sent == bytes.fromhex("10000000 02000000 01000000 02000000 01000000 02010000 000000bf 00000000")
+
+
+def test_a_sampling_mask_comes_with_its_tokens_for_four_bytes_each_and_one_count():
+    masks = [[7], [], [1, 2]]
+    sent = encode(1, Kind.LENGTH, [5, 6, 8], [-0.5] * 3, masks)
+    assert len(sent) == 16 + 3 * 12 + 3 * 4
+    (found,) = read(sent)
+    assert (list(found.tokens), list(found.counts), list(found.kept)) == ([5, 6, 8], [1, 0, 2], [7, 1, 2])
+    (plain,) = read(encode(1, Kind.LENGTH, [5], [-0.5]))
+    assert not plain.counts
+    assert not plain.kept
+    with pytest.raises(ValueError, match="1 tokens with 1 log-probabilities and 2 sampling masks"):
+        encode(0, Kind.TOKENS, [6], [-0.5], [[], []])
+
+
+def test_more_tokens_than_one_frame_takes_are_several_whose_last_says_the_end():
+    count = 2 * MOST_TOKENS + 1
+    found = read(encode(0, Kind.LENGTH, range(count), [-0.5] * count))
+    assert [frame.kind for frame in found] == [Kind.TOKENS, Kind.TOKENS, Kind.LENGTH]
+    assert [token for frame in found for token in frame.tokens] == list(range(count))
+
+
+def header(size: int, number: int, count: int = 1) -> bytes:
+    return struct.pack("<IIII", size, 0, number, count)
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (b"data: {}\n\ndata: {}", "a frame of kind [0-9]+, which there is not"),
+        (
+            header(8 * MOST_TOKENS + 8, 0, MOST_TOKENS + 1),
+            "32776 bytes and 4097 tokens; one of TOKENS has at most",
+        ),
+        (header(1 << 20, 0), "one of TOKENS has at most 1036"),
+        (header(1 << 20, 4, 0), "one of ERROR has at most"),
+        (header(9, 0), "no number for 1 tokens"),
+        (header(4, 0), "no number for 1 tokens"),
+        (header(16, 0) + struct.pack("<ifii", 1, -0.5, 2, 7), "a sampling mask of 1 tokens does not add up"),
+        (header(12, 0) + struct.pack("<ifi", 1, -0.5, -1), "does not add up"),
+        (header(16, 0) + struct.pack("<ifii", 1, -0.5, 1, -7), "-7 is no token"),
+        (header(8, 0) + struct.pack("<if", -1, -0.5), "-1 is no token"),
+        (header(8, 0) + struct.pack("<if", 1, float("nan")), "not finite"),
+        (header(8, 0) + struct.pack("<if", 1, float("-inf")), "not finite"),
+        (header(8, 0) + b"1234", "ended in the middle of a frame, after 20 bytes"),
+        (header(2, 4, 0) + b"{}", "an ERROR frame that does not say which"),
+    ],
+)
+def test_what_is_no_frame_is_refused(sent, says):
+    with pytest.raises(ValueError, match=says):
+        read(sent)
+
+
+def test_an_error_is_raised_with_its_code_however_long_its_text():
+    for text in ("too long", "\x00" * 100_000, "\U0001f600" * 100_000):
+        with pytest.raises(RequestFailed) as caught:
+            read(encode(0, Kind.TOKENS, [1], [-0.5]), encode_error(400, text))
+        assert caught.value.code == 400
+        assert text.startswith(str(caught.value))
+
+
+def test_each_token_needs_its_log_probability():
+    with pytest.raises(ValueError, match="1 tokens with 0 log-probabilities"):
+        encode(0, Kind.TOKENS, [6], [])

@@ -1,0 +1,103 @@
+"""Trained models as they are saved: a card with the run's figures and its manifest, and the chat example's policy."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tests.support.models import CHATML, chat_tokenizer
+from tests.training.running import Job
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.manifest import load, parse
+from rlhf_api.run import RunConfig
+from rlhf_trainer.data.encode import end_tokens
+from rlhf_trainer.models.load import create_policy
+from rlhf_trainer.models.loading import load_job_tokenizer
+from rlhf_trainer.training.assembly import trained_model
+from rlhf_trainer.training.export import export_models, write_card
+
+STEPS = [{"step": i, "reward_mean": 0.1 * i, "loss": 0.5, "seconds": 1.0} for i in (1, 2, 3)]
+JUDGED = [{"step": i, "set": "greedy", "mean": 0.25 * i, "count": 8} for i in (0, 2)]
+
+
+def test_a_card_says_where_a_model_comes_from_and_what_it_reached(tmp_path):
+    overrides = ("spec.model.policy=someone/model", "spec.model.lora={policy: {rank: 4}}")
+    job = Job("grpo", "klCoefficient: 0.1", *overrides)
+    ctx = replace(job.ctx, workdir=tmp_path)
+    for name, rows in (("metrics", STEPS), ("evaluation", JUDGED)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "reward.png").write_bytes(b"a picture")
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    write_card(ctx, job.task._graph.trained[0], folder)
+
+    card = (folder / "README.md").read_text()
+    _, front, text = card.split("---\n", 2)
+    assert yaml.safe_load(front) == {
+        "library_name": "transformers",
+        "tags": ["rlhf-operator", "grpo"],
+        "base_model": "someone/model",
+    }
+    assert "Trained by grpo for 40 steps, with a low-rank adapter (rank 4) merged into it." in text
+    assert "| reward_mean | 0.1 | 0.3 |" in text
+    assert "| greedy | mean | 0 | 0 | 2 | 0.5 |" in text
+    assert "![job](reward.png)" in text
+    assert (folder / "reward.png").read_bytes() == b"a picture"
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.S)
+    assert parse(yaml.safe_load(block)).spec == job.spec
+
+
+def test_a_path_of_this_machine_is_no_base_model(tmp_path):
+    job = Job("grpo", "", f"spec.model.policy={tmp_path}")
+    ctx = replace(job.ctx, workdir=tmp_path)
+    write_card(ctx, job.task._graph.trained[0], tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "base_model" not in card
+    assert "| figure |" not in card, "a run without a step has none"
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "chat" / "grpo.yaml"
+
+
+@pytest.mark.parametrize("own", [None, "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"])
+def test_the_chat_examples_policy_opens_with_its_template_and_its_ends(tmp_path, own):
+    """By the example's own manifest, on a small model that speaks as the example's does."""
+    start, tokenizer = tmp_path / "start", chat_tokenizer()
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = create_policy("llama", {**shape, "max_position_embeddings": 128}, tokenizer, 0)
+    model.generation_config = GenerationConfig(
+        eos_token_id=[tokenizer.eos_token_id, end], temperature=0.7, do_sample=True
+    )
+    model.save_pretrained(start)
+    tokenizer.save_pretrained(start)
+    given = [] if own is None else [f"data.chatTemplate={json.dumps(own)}"]
+    spec = load(EXAMPLE, [f"model.policy={start}", "model.dtype=float32", *given]).spec
+    config = RunConfig(job="chat", spec=spec, workdir=str(tmp_path / "run"))
+    ctx = replace(Job("grpo").ctx, spec=spec, workdir=tmp_path / "run", tokenizer=load_job_tokenizer(config))
+    (used,) = graph_of(spec).trained
+    policy = trained_model(ctx, config, used)
+    before = end_tokens(ctx.tokenizer, policy.generation_config, spec.sampling)
+    with torch.no_grad():
+        policy.unwrapped.model.layers[0].mlp.up_proj.lora_B["default"].weight.normal_()
+    export_models(ctx, graph_of(spec), {"policy": policy})
+
+    there = AutoTokenizer.from_pretrained(tmp_path / "run" / "policy")
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "policy")
+    assert there.chat_template == (own or CHATML)
+    row = json.loads((EXAMPLE.parent / "heldout.jsonl").read_text().splitlines()[0])
+    turns = [{"role": "system", "content": spec.data.system_prompt}, *row["prompt"]]
+    asked = there.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert asked == ctx.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert "Calculate 4 - 1." in asked
+    assert end in before
+    assert end_tokens(there, opened.generation_config, spec.sampling) == before
+    assert opened.generation_config.eos_token_id == [tokenizer.eos_token_id, end]
+    ids = there(asked, return_tensors="pt").input_ids
+    torch.testing.assert_close(opened(ids).logits, policy.unwrapped(ids).logits, rtol=0, atol=1e-4)
+    assert not torch.equal(opened(ids).logits, model(ids).logits)

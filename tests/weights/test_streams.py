@@ -1,0 +1,66 @@
+"""Frames of what vLLM puts out, with its own types."""
+
+import math
+
+import pytest
+from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+
+from rlhf_trainer.comms.frames import FrameReader, Kind, encode
+from rlhf_trainer.engines.vllm.streams import KINDS, sampled_from
+
+ALL = [(11, -0.5), (12, -1.5), (13, -2.5), (14, -3.5)]
+
+
+def put_out(new: list[tuple[int, float]], told: list[tuple[int, float]], reason: str | None) -> RequestOutput:
+    """A delta of `new` tokens with the log-probabilities of those of `told`."""
+    flat = FlatLogprobs()
+    for token, logprob in told:
+        flat.append({token: Logprob(logprob, rank=1)})
+    output = CompletionOutput(0, "", [token for token, _ in new], None, flat, finish_reason=reason)
+    return RequestOutput("r", None, [1], None, [output], finished=reason is not None)
+
+
+@pytest.mark.parametrize("waiting", [ALL[3:], ALL[1:], []])
+def test_an_aborted_response_has_each_log_probability_once(waiting):
+    """0.25.1 has those of all tokens in the empty delta that ends an aborted response, which is joined to the tokens
+    that nobody has read yet: interrupted by new weights, every generator failed."""
+    merged = put_out(waiting, waiting, None)
+    merged.add(put_out([], ALL, "abort"), aggregate=True)
+    (output,) = merged.outputs
+    assert len(output.logprobs) == len(waiting) + len(ALL)
+
+    reader = FrameReader()
+    sent = encode(0, KINDS[output.finish_reason], output.token_ids, sampled_from(output, 0)[0])
+    (frame,) = reader.feed(sent)
+    assert frame.kind is Kind.ABORT
+    assert list(zip(frame.tokens, frame.logprobs, strict=True)) == waiting
+
+
+def step(*entries: tuple[int, float]) -> dict[int, Logprob]:
+    """What vLLM has of one token: itself, then the likeliest of all."""
+    return {token: Logprob(logprob, rank=1) for token, logprob in entries}
+
+
+def test_the_tokens_that_truncation_kept_are_those_with_a_probability():
+    half, left_out = math.log(0.5), -math.inf
+    flat = FlatLogprobs()
+    flat.append(step((5, half), (4, half), (9, left_out)))  # two are kept of three that are asked for
+    flat.append_fast([7, 7, 1, 2], [0.0, 0.0, left_out, left_out], iter((1, 1, 2, 3)), [None] * 4)
+    third = math.log(0.25)
+    flat.append(
+        step((3, third), (1, third), (2, third), (8, third))
+    )  # not among the three likeliest: four tie
+    output = CompletionOutput(0, "", [5, 7, 3], None, flat, finish_reason=None)
+    logprobs, kept = sampled_from(output, 3)
+    assert kept == [[4], [], [1, 2, 8]]
+    assert logprobs == [half, 0.0, pytest.approx(third)]
+
+
+def test_of_tokens_that_tie_beyond_the_bound_the_rest_is_renormalised():
+    flat = FlatLogprobs()
+    flat.append(step((5, math.log(0.5)), (4, math.log(0.25))))  # and another with 0.25, which did not come
+    output = CompletionOutput(0, "", [5], None, flat, finish_reason=None)
+    logprobs, kept = sampled_from(output, 2)
+    assert kept == [[4]]
+    assert logprobs == [pytest.approx(math.log(2 / 3))]
