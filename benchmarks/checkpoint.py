@@ -127,8 +127,8 @@ def store(named: str | None) -> Iterator[str]:
         yield named
         return
     with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as server:
-        os.environ.update(server.environment)
-        yield server.url("benchmark")
+        os.environ.update(server.address.environment)
+        yield server.address.url("benchmark")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A whole PPO iteration at several bounds of staleness: policy and critic on one GPU, a vLLM generator on another.
+"""A whole iteration at several bounds of staleness: the trainer on one GPU, a vLLM generator on another.
 
     .venv/bin/python benchmarks/iteration.py [--shape qwen2.5-1.5b] [--staleness 0 1 4] [--steps 10]
 
@@ -70,19 +70,19 @@ def make_prompts(file: Path, size: int, longest: int) -> None:
 
 def manifest(folder: Path, options: argparse.Namespace, staleness: int) -> Path:
     spec = {
-        "algorithm": "ppo",
+        "algorithm": options.algorithm,
         "seed": 1,
         "steps": options.steps,
         "model": {"dtype": options.dtype, "policy": str(folder / "model")},
         "data": {
             "train": [str(folder / "prompts.jsonl")],
             "maxPromptLength": options.prompt,
-            "promptsPerStep": options.responses,
+            "promptsPerStep": options.responses // options.group,
         },
-        "sampling": {"maxNewTokens": options.longest},
-        "ppo": {"klCoefficient": 0.0, "minibatchSize": options.responses // 2},
+        "sampling": {"maxNewTokens": options.longest, "answersPerPrompt": options.group},
+        options.algorithm: {"klCoefficient": 0.0, "minibatchSize": options.responses // 2},
         "reward": {"functions": [{"function": "benchmarks.iteration:length"}]},
-        "optimizer": {"learningRate": 1e-6, "criticLearningRate": 1e-5},
+        "optimizer": {"learningRate": 1e-6},
         "rollout": {"maxStaleness": staleness, **({"importance": "token"} if staleness else {})},
         "checkpoint": {"everySteps": options.steps},
     }
@@ -111,6 +111,7 @@ def figures(metrics: Path) -> dict[str, float]:
         "tokens/s": sum(row["tokens"] for row in rows) / seconds,
         "generator idle": idle(rows) / seconds,
         "trainer idle": sum(row["trainer_idle_share"] * row["seconds"] for row in rows) / seconds,
+        "memory GB": max(row.get("memory_peak_gigabytes", 0) for row in rows),
         "oldest": max(row.get("staleness_max", 0) for row in rows),
     }
 
@@ -124,6 +125,8 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen2.5-1.5b", help="of benchmarks/serving.py")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4])
+    parser.add_argument("--algorithm", choices=("ppo", "grpo"), default="ppo")
+    parser.add_argument("--group", type=int, default=1, help="responses to a prompt")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--responses", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=256)

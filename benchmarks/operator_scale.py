@@ -36,7 +36,6 @@ from rlhf_api.manifest import parse
 from rlhf_api.run import replicas, roles_of
 from rlhf_operator.cluster.api import Api
 from rlhf_operator.cluster.manager import WORKERS
-from rlhf_operator.cluster.names import token_name
 from rlhf_operator.cluster.objects import companions, owned, token_secret
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import build_pod
@@ -61,7 +60,7 @@ def objects(job: Job) -> list[dict[str, Any]]:
         {key: job.body[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": job.name}}
     ).spec
     pinned = Pinned.make(job.name, spec, SETTINGS.defaults)
-    made = {"config_name": pinned.name, "token_secret": token_name(job.name, job.uid)}
+    made = {"config_name": pinned.name, "uid": job.uid}
     pods = [
         build_pod(pinned.config, role, index, attempt=1, resume=False, defaults=pinned.defaults, **made)
         for role in roles_of(spec)

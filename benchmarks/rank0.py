@@ -2,62 +2,76 @@
 
     .venv/bin/python benchmarks/rank0.py [--prompts 1000] [--tokens 32768] [--concurrent 512]
 
-Stand-ins for vLLM, in processes of their own, stream responses of as many tokens as asked for in vLLM's form, as fast
-as they are read. Prints one JSON line: `peak_gb`, what the process holds at its peak beyond what it held before;
-`cpu_us_per_token`; `longest_wait_s`, of a request to the control API every 50 ms.
+Stand-ins for vLLM, in processes of their own, stream responses of as many tokens as asked for, as fast as they are
+read; rank 0 sends all to a second rank, a process too, and then encodes the step's episode for a snapshot on another
+thread. Prints one JSON line, of rank 0's process. Memory is what it holds beyond what it held before: `responses_gb`
+once all came, `shared_gb` once the other rank has them, and at its peak until then (`peak_gb`) and with the episode
+(`snapshot_peak_gb`). `sent_bytes_per_token` is what goes to the other rank, `cpu_us_per_token` until the responses are
+shared; `longest_wait_s` of a request to the control API every 50 ms, from another process, whose own sleeps were up to
+`late_s` too long on this machine; `stall_s` the longest time in which the main thread did not run while the episode was
+encoded, which took `encode_s`.
 """
 
 import argparse
 import json
 import multiprocessing
+import os
 import resource
 import threading
 import time
+import urllib.error
 import urllib.request
+from array import array
+from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
+import torch
 from aiohttp import web
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import distributed
+from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.roles import Role
 from rlhf_api.run import CONTROL_STATUS, Member
 from rlhf_api.spec import Sampling
 from rlhf_operator.local.ports import HOST, assign
-from rlhf_trainer.comms import wire
 from rlhf_trainer.comms.control import Control
+from rlhf_trainer.comms.frames import GENERATE, Asked, Kind, encode
 from rlhf_trainer.comms.http import Background, EventLoop
+from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.requests import Responses
-from rlhf_trainer.generation.vllm import STREAM_INTERVAL, VllmClient
+from rlhf_trainer.generation.vllm import VllmClient
 from rlhf_trainer.generation.work import Work, rollouts
 from rlhf_trainer.records import Prompt
-from rlhf_trainer.training.responses import message
+from rlhf_trainer.replay.buffer import EpisodeReplayBuffer
+from rlhf_trainer.scoring.rewards import texts
+from rlhf_trainer.training.responses import collected
 from rlhf_trainer.weights.members import VERSION_HEADER
 
 SERVERS = 2
+WORDS = 1000
 
 
 def serve(port: int) -> None:
-    async def complete(request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
+    async def respond(request: web.Request) -> web.StreamResponse:
+        asked = Asked.model_validate_json(await request.read())
         response = web.StreamResponse(headers={VERSION_HEADER: "1"})
         await response.prepare(request)
-        left = asked["max_tokens"]
+        left = asked.max_tokens
         while left:
-            count = min(STREAM_INTERVAL, left)
+            count = min(asked.stream_interval, left)
             left -= count
-            choice = {
-                "index": 0,
-                "text": "",
-                "token_ids": [100_000 + left + i for i in range(count)],
-                "logprobs": {"token_logprobs": [-0.123456789 - 1e-6 * i for i in range(count)]},
-                "finish_reason": None if left else "length",
-            }
-            await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
+            tokens = [(left + i) % WORDS for i in range(count)]
+            logprobs = [-0.123456789 - 1e-6 * i for i in range(count)]
+            await response.write(encode(0, Kind.TOKENS if left else Kind.LENGTH, tokens, logprobs))
         return response
 
     app = web.Application()
-    app.router.add_post("/v1/completions", complete)
+    app.router.add_post(GENERATE, respond)
     web.run_app(app, host=HOST, port=port, print=None)
 
 
@@ -67,15 +81,66 @@ def resident() -> float:
     return pages * resource.getpagesize() / 1e9
 
 
-def watch(control: int, over: threading.Event, waits: list[float]) -> None:
+def peak() -> float:
+    """GB of memory that this process held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def watch(control: int, over: Event, longest: Any, late: Any) -> None:
+    """The host, as the operator or a kubelet: asks again and again, once there is an answer. `late`: by how much its
+    own sleeps were too long, which is the machine's doing."""
     asked = urllib.request.Request(
         f"http://{HOST}:{control}{CONTROL_STATUS}", headers={"Authorization": "Bearer token"}
     )
+    up = False
+    asleep = time.monotonic()
     while not over.wait(0.05):
         began = time.monotonic()
-        with urllib.request.urlopen(asked, timeout=60) as reply:
-            reply.read()
-        waits.append(time.monotonic() - began)
+        late.value = max(late.value, began - asleep - 0.05)
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as reply:
+                reply.read()
+        except urllib.error.URLError:
+            assert not up, "the control API is gone"
+        else:
+            if up:
+                longest.value = max(longest.value, time.monotonic() - began)
+            up = True
+        asleep = time.monotonic()
+
+
+def join(rank: int, port: int) -> Ranks:
+    os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    distributed.init_process_group("gloo")
+    return Ranks(rank, 2, torch.device("cpu"))
+
+
+def other_rank(port: int) -> None:
+    collected(join(1, port), 1, Responses(), {})
+    distributed.barrier()
+
+
+def count_sent() -> list[int]:
+    """A list that grows by the bytes of each broadcast from here on."""
+    sent, broadcast = list[int](), distributed.broadcast
+
+    def counted(tensor: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        sent.append(tensor.nbytes)
+        return broadcast(tensor, *rest, **options)
+
+    distributed.broadcast = counted
+    return sent
+
+
+def encode_beside(kept: EpisodeReplayBuffer) -> tuple[float, float]:
+    """Seconds of encoding the episode on another thread, and the longest in which this one did not run."""
+    began = latest = time.monotonic()
+    thread, stall = threading.Thread(target=kept.blob), 0.0
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.001)
+        stall, latest = max(stall, time.monotonic() - latest), time.monotonic()
+    return latest - began, stall
 
 
 def main() -> None:
@@ -87,23 +152,30 @@ def main() -> None:
     parser.add_argument("--concurrent", type=int, default=512, help="requests at once with each server")
     options = parser.parse_args()
 
-    control, *ports = assign(["control", *(f"server {i}" for i in range(SERVERS))], None).values()
-    servers = [multiprocessing.Process(target=serve, args=(port,), daemon=True) for port in ports]
-    for server in servers:
-        server.start()
+    control, gang, *ports = assign(
+        ["control", "gang", *(f"server {i}" for i in range(SERVERS))], None
+    ).values()
+    over, longest, late = multiprocessing.Event(), multiprocessing.Value("d"), multiprocessing.Value("d")
+    others = [
+        *(multiprocessing.Process(target=serve, args=(port,), daemon=True) for port in ports),
+        multiprocessing.Process(target=other_rank, args=(gang,), daemon=True),
+        multiprocessing.Process(target=watch, args=(control, over, longest, late), daemon=True),
+    ]
+    for process in others:
+        process.start()
+    ranks = join(0, gang)
     members = [
         Member(role=Role.GENERATOR, name=f"s{i}", uid=f"s{i}", address=f"http://{HOST}:{port}")
         for i, port in enumerate(ports)
     ]
-    http, over, waits = Background("token"), threading.Event(), list[float]()
+    http = Background("token")
     sampling = Sampling.model_validate({"maxNewTokens": options.tokens})
-    client = VllmClient(http, model="job", sampling=sampling, seed=0, ends=[0])
+    client = VllmClient(http, sampling=sampling, seed=0, ends=[0])
     while not all(http.run(client.listens(member)) for member in members):
         time.sleep(0.1)
     works = [Work.begin(Prompt(f"0/{i}", (1, 2, 3), {}), 1) for i in range(options.prompts)]
     EventLoop("control").run(Control(1).serve(HOST, control, "token"))
-    watching = threading.Thread(target=watch, args=(control, over, waits), daemon=True)
-    watching.start()
+    time.sleep(1)  # the host has found it
 
     before, began, cpu = resident(), time.monotonic(), time.process_time()
     found = start_round(
@@ -111,25 +183,40 @@ def main() -> None:
         current=lambda: {member.uid: member for member in members},
         concurrent=options.concurrent, silence=600,
     ).result()  # fmt: skip
-    seconds = time.monotonic() - began
-    held = resident() - before
-    whole = rollouts(work for _, work in found.results)
-    arrays, header = message(Responses(whole), {work.prompt.id: i for i, work in enumerate(works)})
-    size = len(wire.encode(arrays, header))
+    seconds, held = time.monotonic() - began, resident() - before
+    responses = Responses(rollouts(work for _, work in found.results))
+    del found
+    sent = count_sent()
+    episode = collected(ranks, 1, responses, {work.prompt.id: i for i, work in enumerate(works)}).episode
+    distributed.barrier()
+    used, shared, at_most = time.process_time() - cpu, resident() - before, peak() - before
+    assert episode is not None
+    assert len(episode) == options.prompts
+    assert isinstance(responses.rollouts[0].tokens, array)
+    del responses, works
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({f"w{i}": i for i in range(WORDS)}))
+    )
+    encoded, stall = encode_beside(EpisodeReplayBuffer(episode, partial(texts, tokenizer=tokenizer)))
     over.set()
-    watching.join()
+    others[-1].join()
     http.close()
     count = options.prompts * options.tokens
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     figures = {
         "prompts": options.prompts,
         "tokens": count,
         "seconds": round(seconds, 1),
-        "cpu_us_per_token": round((time.process_time() - cpu) / count * 1e6, 3),
+        "sent_bytes_per_token": round(sum(sent) / count, 2),
+        "cpu_us_per_token": round(used / count * 1e6, 3),
         "responses_gb": round(held, 3),
-        "message_gb": round(size / 1e9, 3),
-        "peak_gb": round(peak - before, 3),
-        "longest_wait_s": round(max(waits, default=0.0), 3),
+        "shared_gb": round(shared, 3),
+        "peak_gb": round(at_most, 3),
+        "encode_s": round(encoded, 1),
+        "stall_s": round(stall, 3),
+        "snapshot_peak_gb": round(peak() - before, 3),
+        "longest_wait_s": round(longest.value, 3),
+        "late_s": round(late.value, 3),
+        "load": round(os.getloadavg()[0], 1),
     }
     print(json.dumps(figures))
 

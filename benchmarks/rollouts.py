@@ -71,7 +71,6 @@ def online(server: Server, options: argparse.Namespace) -> None:
     with Background(server.token) as http:
         client = VllmClient(
             http,
-            model="policy",
             sampling=server.config.spec.sampling,
             seed=0,
             ends=[EOS],

@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/train_step.py [--shape 1.5b] [--sequences 128] [--only padded packed-32k ...]
 
-Models of Qwen2.5's shapes with random weights, responses of lognormal length with a long tail, one ZeRO-1 rank. Each
-variant runs in a process of its own, one after the other, and prints a JSON line for its update and its inference.
+Models of Qwen2.5's shapes with random weights, responses of lognormal length with a long tail (`--exactly N`: of N
+tokens with their prompts), one ZeRO-1 rank unless the variant says otherwise. Each runs in processes of its own, one
+after the other, and prints a JSON line for its update and its inference, with the memory that the plan has for it.
 Operations are counted for real tokens alone: 6 per parameter and token of the layers, of the output layer for response
 tokens only, and of attention 6 x layers x width x length^2 for causal pairs; a third of it for inference. `peak` is
 what a bfloat16 matrix product of 8192^3 reaches on the same GPU in the same run.
@@ -24,6 +25,9 @@ import torch
 from torch import distributed
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config
 
+from rlhf_api.activations import Pass, backward_bytes
+from rlhf_api.memory import Zero, trainer
+from rlhf_api.parameters import shape_of
 from rlhf_trainer.batches import ResponseLogprobs, response_values
 from rlhf_trainer.models.response_head import response_head
 from rlhf_trainer.models.trained_model import TrainedModel
@@ -47,8 +51,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full-64k": {**FUSED, "tokens": 65536, "gradient_checkpointing": "full"},
     "critic-padded": {**PADDED, "critic": True},
     "critic-fused": {**FUSED, "critic": True},
+    "offload": {**FUSED, "gradient_checkpointing": "full", "stage": 2, "offload": True},
+    "zero3": {**FUSED, "gradient_checkpointing": "full", "stage": 3, "ranks": 2},
+    "sequence-2": {**FUSED, "ranks": 2, "sequence_parallel": 2},
 }
-"""`padded` is the step as it was before sequences were packed: whole logits, the model's own layers."""
+"""`padded` is the step as it was before sequences were packed: whole logits, the model's own layers. Those with `ranks`
+take as many GPUs; the operations of all are divided by them."""
+ALONE = [name for name, settings in VARIANTS.items() if not {"ranks", "offload"} & settings.keys()]
 
 
 def main() -> None:
@@ -56,8 +65,10 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1.5b")
     parser.add_argument("--sequences", type=int, default=128)
     parser.add_argument("--longest", type=int, default=4096)
+    parser.add_argument("--exactly", type=int, metavar="N")
+    parser.add_argument("--tokens", type=int, help="tokens of a micro-batch, in place of the variant's")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--only", nargs="*", choices=VARIANTS, default=ALONE)
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     parser.add_argument("--peak", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -67,8 +78,10 @@ def main() -> None:
     peak = matrix_peak()
     print(json.dumps({"what": "peak", "tflops": round(peak, 1)}), flush=True)
     for name in options.only:
+        ranks = f"--nproc-per-node={VARIANTS[name].get('ranks', 1)}"
+        torchrun = ["-m", "torch.distributed.run", "--standalone", ranks, __file__]
         subprocess.run(
-            [sys.executable, __file__, *sys.argv[1:], "--variant", name, "--peak", str(peak)], check=False
+            [sys.executable, *torchrun, *sys.argv[1:], "--variant", name, "--peak", str(peak)], check=False
         )
 
 
@@ -76,29 +89,46 @@ def measure(name: str, options: argparse.Namespace) -> None:
     """One variant: an update and an inference over all sequences."""
     settings = dict(VARIANTS[name])
     critic, whole = settings.pop("critic", False), settings.pop("whole_logits", False)
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+    ranks, stage, offload = settings.pop("ranks", 1), settings.pop("stage", 1), settings.pop("offload", False)
+    settings["tokens"] = tokens = options.tokens or settings["tokens"]
     cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("nccl" if cuda else "gloo")
+    zero = {"stage": stage} | ({"offload_optimizer": {"device": "cpu"}} if offload else {})
+    made = make_model(options.shape, critic=critic, device="cuda" if cuda else "cpu")
     model = TrainedModel(
-        make_model(options.shape, critic=critic, device="cuda" if cuda else "cpu"),
-        deepspeed={"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}},
+        made,
+        deepspeed={"bf16": {"enabled": True}, "zero_optimization": zero},
         learning_rate=1e-6, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.0, gradient_clip=1.0,
         micro_batch_tokens=settings.pop("tokens"), pad_token_id=1, **settings,
     )  # fmt: skip
+    run = Pass(tokens, 2, settings.get("gradient_checkpointing", "none"), settings["kernels"] == "auto")
+    shape = shape_of(made.config.to_dict())
+    assert shape is not None
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in made.parameters())
+    planned = trainer(
+        Zero(dtype="bfloat16", stage=stage, ranks=ranks, optimizer_away=offload),
+        [parameters],
+        backward_bytes(shape, run, head=not critic),
+    ).total
     if whole and (head := response_head(model.unwrapped)) is not None:
         head.fits = False
-    sequences = long_tailed(options.sequences, options.longest, SHAPES[options.shape][-1])
+    sequences = drawn(options.sequences, options.longest, options.exactly, SHAPES[options.shape][-1])
     read = response_values if critic else ResponseLogprobs()
     weights = torch.randn(int(sequences.response_lengths.sum()))
     operations = tera(options.shape, sequences, critic=critic)
 
+    norms = []
+
     def update() -> None:
-        model.update(
+        found = model.update(
             sequences,
             read,
             lambda out, m: ((out * weights[m.response_index].to(out.device)).sum() / len(weights), {}),
             1e-6,
         )
+        norms.append(found["grad_norm"])
 
     def infer() -> None:
         model.infer(sequences, read, sequences.response_lengths)
@@ -109,14 +139,15 @@ def measure(name: str, options: argparse.Namespace) -> None:
             "variant": name,
             "what": what,
             "seconds": round(seconds, 3),
-            "tflops": round(count / seconds, 1),
+            "tflops": round(count / seconds / ranks, 1),
         }
-        share = {"of_peak": round(count / seconds / options.peak, 3)} if options.peak else {}
-        micro = len(model._forward.plan(sequences)[0])
-        print(
-            json.dumps({**found, **share, "peak_gb": round(memory / 1e9, 1), "micro_batches": micro}),
-            flush=True,
-        )
+        share = {"of_peak": round(count / seconds / ranks / options.peak, 3)} if options.peak else {}
+        memories = {"peak_gb": round(memory / 1e9, 1), "plan_gb": round(planned / 1e9, 1)}
+        micro = len(model._forward.plan(sequences, ranks)[0])
+        if model.rank == 0:
+            line = {**found, **share, **memories, "micro_batches": micro, "grad_norm": round(norms[0], 6)}
+            print(json.dumps(line), flush=True)
+    distributed.destroy_process_group()
 
 
 def timed(call: Callable[[], None], rounds: int) -> tuple[float, int]:
@@ -139,7 +170,7 @@ def make_model(shape: str, *, critic: bool, device: str) -> Any:
     config = Qwen2Config(
         hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=key_heads, vocab_size=vocabulary, tie_word_embeddings=shape != "7b",
-        max_position_embeddings=8192, rope_theta=1e6, bos_token_id=None, eos_token_id=0, pad_token_id=1,
+        max_position_embeddings=32768, rope_theta=1e6, bos_token_id=None, eos_token_id=0, pad_token_id=1,
         num_labels=1 if critic else 2,
     )  # fmt: skip
     torch.manual_seed(1)
@@ -148,13 +179,14 @@ def make_model(shape: str, *, critic: bool, device: str) -> Any:
         return kind.from_config(config, dtype=torch.bfloat16)
 
 
-def long_tailed(count: int, longest: int, vocabulary: int) -> Sequences:
-    """Prompts of 64-256 tokens, responses of lognormal length: median 600, 32 at least, `longest` at most."""
+def drawn(count: int, longest: int, exactly: int | None, vocabulary: int) -> Sequences:
+    """Prompts of 64-256 tokens, responses of lognormal length: median 600, 32 at least, `longest` at most; or such that
+    both together have `exactly` so many."""
     dice = random.Random(1)
     pairs = []
     for _ in range(count):
         prompt, response = dice.randint(64, 256), int(math.exp(dice.gauss(math.log(600), 0.8)))
-        lengths = (prompt, min(longest, max(32, response)))
+        lengths = (prompt, exactly - prompt if exactly else min(longest, max(32, response)))
         pairs.append(tuple([dice.randrange(2, vocabulary) for _ in range(length)] for length in lengths))
     return Sequences.pack(pairs)
 

@@ -1,0 +1,78 @@
+"""A dataset of many short rows: seconds and peak memory of a start, and of the first batches of an epoch.
+
+    .venv/bin/python benchmarks/rows.py [--rows 10000000]
+
+Writes a JSONL file of so many prompts (57 bytes each) into a temporary directory, and does what the trainer does with
+it: opens it, checks every row, draws the epoch's order, and reads and checks the rows of 100 batches of 64. One JSON
+line, with memory beyond what the process held before: at the end of each part (`held_mb`) and the highest until then
+(`peak_mb`); the index and the order of a run have 8 and 4 bytes a row.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rlhf_api.row_files import Rows
+from rlhf_api.sources import Source
+from rlhf_trainer.data.dataset import open_dataset, stream
+
+T = TypeVar("T")
+BATCHES, PROMPTS = 100, 64
+WRITTEN_AT_ONCE = 100_000
+
+
+def write(file: Path, rows: int) -> None:
+    with file.open("w") as lines:
+        for begin in range(0, rows, WRITTEN_AT_ONCE):
+            numbers = range(begin, min(begin + WRITTEN_AT_ONCE, rows))
+            lines.writelines(f'{{"prompt": "Question number {i:8}: what follows?"}}\n' for i in numbers)
+
+
+def held() -> float:
+    """MB of this process's memory, without pages of files."""
+    (line,) = [s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith("RssAnon:")]
+    return int(line.split()[1]) / 1000
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    rows: int = parser.parse_args().rows
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "rows.jsonl")
+        write(file, rows)
+        before, highest = held(), peak()
+        found: dict[str, float] = {"rows": rows, "file_mb": file.stat().st_size / 1e6}
+
+        def part(name: str, work: Callable[[], T]) -> T:
+            began = time.perf_counter()
+            made = work()
+            found[f"{name}_s"] = time.perf_counter() - began
+            found[f"{name}_held_mb"], found[f"{name}_peak_mb"] = held() - before, peak() - highest
+            return made
+
+        dataset = part("open", lambda: open_dataset("rows", [Source(path=str(file))], "prompts"))
+        part("check", dataset.check)
+        order = stream(dataset, seed=0)
+        part("order", lambda: order.take(PROMPTS))
+        part("batches", lambda: read(dataset, [order.take(PROMPTS) for _ in range(BATCHES)]))
+    print(json.dumps({name: round(value, 2) for name, value in found.items()}))
+
+
+def read(dataset: Rows, batches: list[list[tuple[int, int]]]) -> None:
+    for batch in batches:
+        for _, row in batch:
+            dataset[row]
+
+
+if __name__ == "__main__":
+    main()
