@@ -1,6 +1,7 @@
 """Two ranks over gloo: rank 0 may work alone for longer than a collective waits, and a rank that dies is noticed."""
 
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,7 +32,7 @@ arrays = {
 }
 
 try:
-    with mine.raise_if_rank_lost():
+    with ranks.raise_if_rank_lost():
         for expected in ("late", "soon"):
             found, header = mine.share(make if expected == "late" else lambda: (arrays, {"text": "soon"}))
             assert header == {"text": expected}, header
@@ -42,6 +43,20 @@ except ranks.RankLost:
     print("lost")
 sys.stdout.flush()
 import os; os._exit(0)
+"""
+JOIN = """
+import os, sys, time
+import torch.distributed as dist
+from rlhf_trainer.comms.ranks import RankLost, Ranks
+
+if os.environ["RANK"] == "0":
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, is_master=True)
+    print("both are here", flush=True)
+    time.sleep(600)
+try:
+    Ranks.join(0)
+except RankLost:
+    print("lost")
 """
 Start = Callable[[float, float], list[subprocess.Popen[str]]]
 
@@ -63,6 +78,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def wait_for(file: Path, processes: list[subprocess.Popen[str]]) -> None:
     while not file.exists():
         assert all(process.poll() is None for process in processes)
+        time.sleep(0.01)
 
 
 def ends(process: subprocess.Popen[str]) -> str:
@@ -87,6 +103,14 @@ def test_rank_0_is_missed_when_it_dies_at_its_work(start):
     first, other = start(600.0, 600.0)
     first.kill()
     assert ends(other) == "lost"
+
+
+def test_rank_0_is_missed_when_it_dies_while_they_join():
+    with two_ranks("-c", JOIN) as (first, other):
+        assert first.stdout is not None
+        assert first.stdout.readline() == "both are here\n"
+        first.kill()
+        assert ends(other) == "lost"
 
 
 def test_another_rank_is_missed_while_rank_0_works(start, tmp_path):

@@ -42,6 +42,19 @@ class RankLost(RuntimeError):
     """Another rank ended in the middle of something that all do together."""
 
 
+@contextmanager
+def raise_if_rank_lost() -> Iterator[None]:
+    """Turns a backend's error about a connection into RankLost, in whatever the ranks do in here together."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and GLOO not in str(error):
+            raise
+        raise RankLost(
+            f"another rank of the trainer has ended or is not reached, see the log of its pod or process ({error})"
+        ) from error
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process's place among the trainer's ranks."""
@@ -63,20 +76,9 @@ class Ranks:
             torch.cuda.set_device(device)
         else:
             device, backend = torch.device("cpu"), "gloo"
-        dist.init_process_group(backend, timeout=GANG_TIMEOUT)
+        with raise_if_rank_lost():
+            dist.init_process_group(backend, timeout=GANG_TIMEOUT)
         return cls(dist.get_rank(), dist.get_world_size(), device)
-
-    @contextmanager
-    def raise_if_rank_lost(self) -> Iterator[None]:
-        """Turns a backend's error about a connection into RankLost, in whatever the ranks do in here together."""
-        try:
-            yield
-        except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and GLOO not in str(error):
-                raise
-            raise RankLost(
-                f"another rank of the trainer has ended, see the log of its pod or process ({error})"
-            ) from error
 
     def share(self, make: Callable[[], Message]) -> Message:
         """Broadcast of what `make` returns on rank 0, where alone it runs, for as long as it takes; on the CPU."""

@@ -28,7 +28,7 @@ from ..checkpoint.saver import Saver
 from ..comms import rdma
 from ..comms.control import Control
 from ..comms.http import Background, EventLoop
-from ..comms.ranks import Ranks
+from ..comms.ranks import Ranks, raise_if_rank_lost
 from ..comms.roster import Roster, Stopped
 from ..context import Services, TrainerContext
 from ..data.chat import check_template
@@ -53,7 +53,7 @@ def run(env: ProcessEnv) -> int:
     if ranks.device.type == "cuda":
         check_network(env, services)
     try:
-        with ranks.raise_if_rank_lost():
+        with raise_if_rank_lost():
             return work(env.config, ranks, services)
     except Stopped as error:
         log.warning("%s", error)  # nothing is lost: the newest checkpoint holds all that was trained on
