@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 _KUBECTL = Path(sys.executable).with_name("kubectl")
 _POLL_S = 0.1
+_SHARE = 0.25
+"""Of the time of waiting that looks may take: each is a new process, beside tests that need the processor."""
 T = TypeVar("T")
 
 
@@ -54,14 +56,14 @@ def eventually(look: Callable[[], T], what: str, timeout: float = 60) -> T:
     """
     deadline = time.monotonic() + timeout
     last = ""
-    while time.monotonic() < deadline:
+    while (begun := time.monotonic()) < deadline:
         try:
             if found := look():
                 return found
             last = ""
         except KubectlError as error:
             last = f": {error}"
-        time.sleep(_POLL_S)
+        time.sleep(max(_POLL_S, (time.monotonic() - begun) * (1 / _SHARE - 1)))
     raise TimeoutError(f"{what}: not within {timeout:g} s{last}")
 
 
