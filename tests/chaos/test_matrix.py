@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.fault_matrix.cells import Cell
+from tests.fault_matrix.kills import ANY_TIME, begins, schedule
 from tests.fault_matrix.page import happened, page
 from tests.fault_matrix.running import Running, running
 from tests.support.seaweed import Server
@@ -49,3 +50,18 @@ def test_a_page_says_what_was_not_run():
     assert "| reward | scoring | reward started again | 2 | 3.0 | 5.0 | 0 | 0 | 7 |" in text
     assert "| reward | training | **no step**: nothing within 180 s | 1 |" in text
     assert "reward generating, broadcasting, committing, checkpointing;" in text
+
+
+def test_a_page_tells_what_kills_at_random_cost():
+    kill = {"seed": 3, "after": 1.5, "victim": "torchrun", "moment": ANY_TIME}
+    found = {"seconds": 9.04, "lost": 0, "twice": 1, "old": 0, "begun": 4, "gone": 2}
+    text = page([], [kill | found, kill | {"after": None, "failed": "nothing within 180 s"}])
+    assert "2 kills of the trainer and the generators" in text
+    assert "| torchrun | 2 | 1 | 1 | 9.0 | 9.0 | 0 | 1 | 0 | 4 | 2 |" in text
+
+
+def test_a_response_goes_on_from_its_part_with_the_versions_that_sampled_it():
+    assert begins(([5, 6, 7], [1, 1, 2]), ([5, 6], [1, 1]))
+    assert not begins(([5, 6, 7], [1, 2, 2]), ([5, 6], [1, 1]))
+    assert not begins(([5], [1]), ([5, 6], [1, 1]))
+    assert schedule(7, 6) == schedule(7, 6) != schedule(8, 6)

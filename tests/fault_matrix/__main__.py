@@ -1,8 +1,10 @@
 """Runs the fault matrix on this machine and writes docs/faults.md; `make faults`.
 
     .venv/bin/python -m tests.fault_matrix [--minutes M] [--times N] [--only WORDS] [--results FILE] [--page]
+    .venv/bin/python -m tests.fault_matrix --kills N --seed S
 
-Cells that the results have N times already are left out, so a matrix may be run in several sittings.
+Cells that the results have N times already are left out, so a matrix may be run in several sittings. With `--kills` one
+job that generates ahead is killed so often instead, at random.
 """
 
 import argparse
@@ -18,11 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.fault_matrix.cells import STALENESS, Cell, Mode, cells
+from tests.fault_matrix.kills import MODE, Responses, schedule
 from tests.fault_matrix.page import PAGE, page
 from tests.fault_matrix.running import NoStep, note, running
 from tests.support.seaweed import Server
 
-RESULTS = PAGE.with_suffix(".jsonl")
+RESULTS, KILLS = PAGE.with_suffix(".jsonl"), PAGE.with_name("kills.jsonl")
 STORE_MEGABYTES, LEFT_MEGABYTES = 512, 192
 """Size of the object store's disk, and what has to be free of it for another cell: SeaweedFS keeps what was deleted."""
 
@@ -42,16 +45,23 @@ def main() -> None:
     parser.add_argument(
         "--page", action="store_true", help="only write the page of the results that there are"
     )
+    parser.add_argument("--kills", type=int, default=0, help="kills at random of one job, in place of cells")
+    parser.add_argument("--seed", type=int, default=0, help="of the kills")
     options = parser.parse_args()
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.touch()
-    if not options.page:
+    if options.kills:
+        _kills(options.seed, options.kills)
+    elif not options.page:
         until = time.monotonic() + 60 * options.minutes
         for mode in STALENESS:
             while todo := _todo(mode, options.times, options.only, options.results):
                 if time.monotonic() > until or not _sitting(mode, todo, until, options.results):
                     break
-    PAGE.write_text(page([json.loads(line) for line in options.results.read_text().splitlines()]))
+    rows, kills = (
+        [json.loads(line) for line in file.read_text().splitlines()] for file in (options.results, KILLS)
+    )
+    PAGE.write_text(page(rows, kills))
 
 
 def _todo(mode: Mode, times: int, only: str, results: Path) -> list[Cell]:
@@ -91,6 +101,31 @@ def _sitting(mode: Mode, todo: Sequence[Cell], until: float, results: Path) -> b
             note(cell, vars(outcome), results)
             print(outcome, flush=True)
     return bool(ran)
+
+
+def _kills(seed: int, kills: int) -> None:
+    """One job, until it was killed so often, or a kill stops it for good, which is noted."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kills-") as name,
+        _store(Path(name)) as store,
+        running(MODE, Path(name), store, begun=True) as job,
+    ):
+        responses = Responses(store.address.url(MODE.replace(" ", "-")))
+        for number, kill in enumerate(schedule(seed, kills)):
+            told = {"seed": seed, "number": number, "after": kill.after}
+            begun = list[int]()
+            try:
+                outcome = job.strike(
+                    kill.cell, kill.after, lambda begun=begun: begun.append(responses.keep())
+                )
+            except (NoStep, LookupError) as error:
+                note(kill.cell, {**told, "failed": str(error)}, KILLS)
+                print(f"no step: {error}", flush=True)
+                break
+            gone, old = responses.check()
+            result = {**told, "begun": begun[0], "gone": gone, "old": old, **vars(outcome)}
+            note(kill.cell, result, KILLS)
+            print(kill, result, flush=True)
 
 
 @contextmanager

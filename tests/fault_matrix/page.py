@@ -40,9 +40,27 @@ processes and of loading, which takes most of them on so few cores.
 - SIGSTOP lasts {pause:g} s, an outage or a full disk of the store {outage:g} s. Connections are cut by the kernel,
   which resets all that the process has. Out of memory: a limit of the address space below what the process has.
 """
+KILLED = """
+## Killed at random
+
+```console
+$ make faults FAULTS='--kills 10 --seed 1'
+```
+
+{kills} kills of the trainer and the generators of a job that generates ahead (staleness 2), after {made} of which it
+went on; who is killed, and when, is drawn with the seeds {seeds}: half at a named point as above, half at any time.
+Each generator has one request at a time, so that snapshots hold responses that are only begun. After each kill every
+response of the newest snapshot is looked for, token by token with its version, in what was trained on or in the newest
+snapshot then.
+
+- **begun**: responses of which these snapshots had a part; **gone**: responses of these snapshots, begun or whole, that
+  were not found again as they were; **too old**: tokens that were trained on beyond the bound.
+"""
+_COUNTED = {"lost": "lost", "twice": "twice", "old": "too old", "begun": "begun", "gone": "gone"}
+"""Numbers of a kill that are summed up, with their columns."""
 
 
-def page(rows: Sequence[Row]) -> str:
+def page(rows: Sequence[Row], kills: Sequence[Row] = ()) -> str:
     """The whole page; a cell without a result says so."""
     found: defaultdict[Cell, list[Row]] = defaultdict(list)
     for row in rows:
@@ -54,7 +72,31 @@ def page(rows: Sequence[Row]) -> str:
         parts.append(f"\n## {mode.capitalize()}\n\n{len(run)} of {len(of_mode)} cells were run.\n")
         for fault in dict.fromkeys(cell.fault for cell in of_mode):
             parts.append(_table(fault, [cell for cell in of_mode if cell.fault == fault], found))
-    return "".join(parts)
+    return "".join(parts + [_killed(kills)] * bool(kills))
+
+
+def _killed(kills: Sequence[Row]) -> str:
+    """The section about kills at random, one line a victim."""
+    done = [row for row in kills if "seconds" in row]
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in kills})))
+    columns = ("victim", "kills", "at any time", "no step", "p50 s", "longest s", *_COUNTED.values())
+    lines = [_line(columns), _line(["---"] * len(columns))]
+    for victim in sorted({row["victim"] for row in kills}):
+        own = [row for row in kills if row["victim"] == victim]
+        ended = [row for row in own if "seconds" in row]
+        seconds = sorted(row["seconds"] for row in ended) or [math.nan]
+        lines.append(
+            _line(
+                [
+                    *(victim, str(len(own)), str(sum(row["after"] is not None for row in own))),
+                    str(len(own) - len(ended)),
+                    *(f"{s:.1f}" for s in (seconds[math.ceil(len(seconds) / 2) - 1], seconds[-1])),
+                    *(str(sum(row[name] for row in ended)) for name in _COUNTED),
+                ]
+            )
+        )
+    head = KILLED.format(kills=len(kills), made=len(done), seeds=seeds)
+    return "\n".join([head, *lines]) + "\n"
 
 
 def _table(fault: str, of_fault: Sequence[Cell], found: Mapping[Cell, Sequence[Row]]) -> str:

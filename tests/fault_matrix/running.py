@@ -63,8 +63,11 @@ class Running:
         self._process = self._start()
         self._wait_for((workdir / "run.json").exists, STEP_SECONDS)
 
-    def strike(self, cell: Cell) -> Outcome:
-        """One cell, from a step at which every role is ready to the next such step.
+    def strike(
+        self, cell: Cell, after: float | None = None, struck: Callable[[], object] = lambda: None
+    ) -> Outcome:
+        """One cell, from a step at which every role is ready to the next such step; `after` so many seconds of the
+        first one instead of at the cell's moment. `struck` is called right after the fault.
 
         Raises:
             NoStep: the job did not reach the moment, or made no step within STEP_SECONDS after it.
@@ -72,12 +75,16 @@ class Running:
         before = self._quiet()
         generated = self._tokens.generated()
         self._release()
-        self._reach(cell.point)
+        if after is None:
+            self._reach(cell.point)
+        else:
+            time.sleep(after)
         self._tokens.generated()
         # Ahead of training a step may be done but for its last lines, whoever dies now.
         step, told = newest(self._workdir) + bool(STALENESS[cell.mode]), len(self._lines)
         began = time.monotonic()
         over = inject(cell, self._workdir, self._store, self._way)
+        struck()
         self._release()
         end = self._wait_for(lambda: newest(self._workdir) > step, STEP_SECONDS)
         seconds = time.monotonic() - began
@@ -162,14 +169,15 @@ class Running:
 
 
 @contextmanager
-def running(mode: Mode, folder: Path, store: Server) -> Iterator[Running]:
-    """The job in `folder`, its checkpoints in `store` behind a proxy; it is stopped afterwards."""
+def running(mode: Mode, folder: Path, store: Server, *, begun: bool = False) -> Iterator[Running]:
+    """The job in `folder`, its checkpoints in `store` behind a proxy; it is stopped afterwards. `begun`: its generators
+    are slower than its trainer, so that snapshots hold responses that are only begun."""
     folder.mkdir(parents=True, exist_ok=True)
     policy = tiny_model(folder / "policy", tie=False, seed=1)
     port = int(store.address.endpoint.rsplit(":", 1)[1])
     with proxy(port) as way, patch.dict(os.environ, store.address.environment):
         manifest = folder / "job.yaml"
-        manifest.write_text(json.dumps(_document(mode, folder, policy, store)))
+        manifest.write_text(json.dumps(_document(mode, folder, policy, store, begun=begun)))
         job = Running(mode, folder / "run", manifest, store, way)
         try:
             yield job
@@ -183,7 +191,7 @@ def note(cell: Cell, result: Mapping[str, object], file: Path) -> None:
         out.write(json.dumps({**vars(cell), **result}) + "\n")
 
 
-def _document(mode: Mode, folder: Path, policy: Path, store: Server) -> dict[str, object]:
+def _document(mode: Mode, folder: Path, policy: Path, store: Server, *, begun: bool) -> dict[str, object]:
     rows = [json.dumps({"prompt": f"the {i}th thing is"}) for i in range(PROMPTS)]
     (folder / "prompts.jsonl").write_text("\n".join(rows))
     # A window of a second: each fault finds the budget as if it were the first.
@@ -198,7 +206,7 @@ def _document(mode: Mode, folder: Path, policy: Path, store: Server) -> dict[str
             "maxPromptLength": 16,
             "promptsPerStep": PER_STEP,
         },
-        "sampling": {"maxNewTokens": 64},
+        "sampling": {"maxNewTokens": 128, "answersPerPrompt": 2} if begun else {"maxNewTokens": 64},
         "ppo": {"minibatchSize": 4},
         "replay": {"maxReplayEpisode": 40, "samplesPerStep": 1},
         "optimizer": {"learningRate": 1e-5},
@@ -208,7 +216,12 @@ def _document(mode: Mode, folder: Path, policy: Path, store: Server) -> dict[str
             "processesPerReplica": 2,
             "deepspeed": {"zero_optimization": {"stage": 2}},
         },
-        "generator": {**again, "replicas": 2, "timeoutSeconds": 60},
+        "generator": {
+            **again,
+            "replicas": 2,
+            "timeoutSeconds": 60,
+            **({"concurrentRequests": 1} if begun else {}),
+        },
         "reference": again,
         "reward": {
             **again,
