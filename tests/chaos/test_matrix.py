@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 from tests.fault_matrix.cells import Cell
-from tests.fault_matrix.kills import ANY_TIME, begins, schedule
+from tests.fault_matrix.kills import ANY_TIME, schedule
 from tests.fault_matrix.page import happened, page
+from tests.fault_matrix.responses import begins
 from tests.fault_matrix.running import Running, running
 from tests.support.seaweed import Server
 
@@ -30,7 +31,7 @@ def job(tmp_path_factory: pytest.TempPathFactory, store_server: Server) -> Itera
 @pytest.mark.parametrize(("victim", "moment", "role", "words"), KILLED)
 def test_what_is_killed_is_started_again_and_nothing_is_lost(job: Running, victim, moment, role, words):
     outcome = job.strike(Cell("on-policy", victim, "SIGKILL", moment))
-    assert (outcome.lost, outcome.twice, outcome.end) == (0, 0, ""), outcome
+    assert (outcome.lost, outcome.twice, outcome.gone, outcome.old, outcome.end) == (0, 0, 0, 0, ""), outcome
     assert any(words in event for event in outcome.events), outcome
     assert happened({"events": outcome.events, "end": outcome.end}) == f"{role} started again"
 

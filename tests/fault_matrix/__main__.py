@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.fault_matrix.cells import STALENESS, Cell, Mode, cells
-from tests.fault_matrix.kills import MODE, Responses, schedule
+from tests.fault_matrix.kills import MODE, schedule
 from tests.fault_matrix.page import PAGE, page
 from tests.fault_matrix.running import NoStep, note, running
 from tests.support.seaweed import Server
@@ -110,22 +110,16 @@ def _kills(seed: int, kills: int) -> None:
         _store(Path(name)) as store,
         running(MODE, Path(name), store, begun=True) as job,
     ):
-        responses = Responses(store.address.url(MODE.replace(" ", "-")))
         for number, kill in enumerate(schedule(seed, kills)):
             told = {"seed": seed, "number": number, "after": kill.after}
-            begun = list[int]()
             try:
-                outcome = job.strike(
-                    kill.cell, kill.after, lambda begun=begun: begun.append(responses.keep())
-                )
+                outcome = job.strike(kill.cell, kill.after)
             except (NoStep, LookupError) as error:
                 note(kill.cell, {**told, "failed": str(error)}, KILLS)
                 print(f"no step: {error}", flush=True)
                 break
-            gone, old = responses.check()
-            result = {**told, "begun": begun[0], "gone": gone, "old": old, **vars(outcome)}
-            note(kill.cell, result, KILLS)
-            print(kill, result, flush=True)
+            note(kill.cell, {**told, **vars(outcome)}, KILLS)
+            print(kill, outcome, flush=True)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from tests.fault_matrix.account import Prompts, Tokens, newest
 from tests.fault_matrix.cells import PAUSE_SECONDS, STALENESS, VICTIMS, Cell, Mode
 from tests.fault_matrix.hook import ARMED, GO, REACHED
 from tests.fault_matrix.inject import inject
+from tests.fault_matrix.responses import Responses
 from tests.support import rlhf
 from tests.support.models import tiny_model
 from tests.support.outage import Proxy, proxy
@@ -37,7 +38,9 @@ class NoStep(RuntimeError):
 class Outcome:
     """What a fault did. `seconds` from the fault to the end of the next training step; `again`: tokens that were
     generated and not trained on; `events`: lines of `rlhf run` since then; `end`: how the job itself ended, if it did,
-    after which it was resumed."""
+    after which it was resumed. `begun`: responses of which the newest snapshot before the fault had a part; `gone`:
+    responses, begun or whole, that such a snapshot had, and that are not what was trained on nor in the newest one
+    after it; `old`: tokens that were trained on beyond the bound."""
 
     seconds: float
     lost: int
@@ -45,6 +48,9 @@ class Outcome:
     again: int
     events: list[str]
     end: str = ""
+    begun: int = 0
+    gone: int = 0
+    old: int = 0
 
 
 class Running:
@@ -56,18 +62,17 @@ class Running:
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{way.port}",
             "RLHF_FAULTS": "tests.fault_matrix.hook:wait_at_point",
         }
-        self._prompts = Prompts(store.address.url(mode.replace(" ", "-")), PER_STEP)
+        url = store.address.url(mode.replace(" ", "-"))
+        self._prompts, self._responses = Prompts(url, PER_STEP), Responses(url, STALENESS[mode])
         self._tokens = Tokens(workdir)
         self._lines: list[str] = []
         self._number = 0
         self._process = self._start()
         self._wait_for((workdir / "run.json").exists, STEP_SECONDS)
 
-    def strike(
-        self, cell: Cell, after: float | None = None, struck: Callable[[], object] = lambda: None
-    ) -> Outcome:
+    def strike(self, cell: Cell, after: float | None = None) -> Outcome:
         """One cell, from a step at which every role is ready to the next such step; `after` so many seconds of the
-        first one instead of at the cell's moment. `struck` is called right after the fault.
+        first one instead of at the cell's moment.
 
         Raises:
             NoStep: the job did not reach the moment, or made no step within STEP_SECONDS after it.
@@ -80,11 +85,11 @@ class Running:
         else:
             time.sleep(after)
         self._tokens.generated()
+        begun = self._responses.keep()
         # Ahead of training a step may be done but for its last lines, whoever dies now.
         step, told = newest(self._workdir) + bool(STALENESS[cell.mode]), len(self._lines)
         began = time.monotonic()
         over = inject(cell, self._workdir, self._store, self._way)
-        struck()
         self._release()
         end = self._wait_for(lambda: newest(self._workdir) > step, STEP_SECONDS)
         seconds = time.monotonic() - began
@@ -98,12 +103,11 @@ class Running:
             )
         after = self._quiet()
         again = self._tokens.generated() - generated - self._tokens.trained(before, after)
-        lost, twice = self._prompts.check()
+        (lost, twice), (gone, old) = self._prompts.check(), self._responses.check()
         self._release()
         events = [_CUT.sub("", line) for line in self._lines[told:] if not re.search(r" step \d+/", line)]
-        return Outcome(
-            round(seconds, 2), lost, twice, again, [e for e in events if "checkpoint of step" not in e], end
-        )
+        events = [event for event in events if "checkpoint of step" not in event]
+        return Outcome(round(seconds, 2), lost, twice, again, events, end, begun, gone, old)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGINT)

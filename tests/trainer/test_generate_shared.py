@@ -1,6 +1,7 @@
 """Answers made in the trainer: what was sampled, its log-probabilities, where it ends, and whose it is."""
 
 import threading
+from array import array
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.generation.shared import Penalized, generate_shared
 from rlhf_trainer.models.inference import Forward, infer
-from rlhf_trainer.records import Prompt, flat_floats
+from rlhf_trainer.records import Prompt, Rollout, flat_floats
 from rlhf_trainer.training.responses import collected, message
 
 TOKENIZER = byte_tokenizer()
@@ -228,6 +229,20 @@ def test_the_trainer_replays_what_truncation_left_out(engine, sampling):
     whole = replace(sequences, kept=None)
     plain = infer(Forward(engine.model, 512, 257), whole, read, sequences.response_lengths)
     assert not torch.allclose(plain, sampled, atol=1e-2)
+
+
+def test_each_token_keeps_its_version_on_every_rank():
+    ids = [prompt.id for prompt in PROMPTS[:3]]
+    versions = [[3, 3, 4], [4, 4], [2, 3, 2, 2]]
+    found = [
+        Rollout(prompt, array("i", own), array("f", [-1.0] * len(own)), array("i", own), finished=True)
+        for prompt, own in zip(PROMPTS, versions, strict=False)
+    ]
+    arrays, header = message(Responses(found), {name: i for i, name in enumerate(ids)})
+    assert len(arrays["versions"]) == 6, "one for each run of a response"
+    episode = collected(Told(arrays, header), 1, Responses(), {}).episode
+    assert episode.columns["versions"].tolist() == [version for own in versions for version in own]
+    assert episode.columns["versions"].dtype == torch.int64
 
 
 @dataclass

@@ -1,0 +1,83 @@
+"""What becomes of responses that a snapshot holds: read from the store, not asked of the trainer."""
+
+from collections import Counter
+from collections.abc import Iterator
+from io import BytesIO
+
+import pyarrow.parquet as parquet
+
+from rlhf_api.replay import EPISODES
+from rlhf_store.archive import Archive, Snapshot
+from rlhf_trainer.generation.ahead import BLOB
+from rlhf_trainer.generation.ahead import decode as decode_works
+
+Sampled = tuple[list[int], list[int]]
+"""Tokens of a response, and the weight version that sampled each."""
+
+
+class Responses:
+    """What snapshots hold of responses, and what became of it: each key is a prompt's id and a number among its
+    responses."""
+
+    def __init__(self, url: str, staleness: int) -> None:
+        self._archive, self._staleness = Archive(url), staleness
+        self._read: set[str] = set()
+        self._trained: dict[tuple[str, int], Sampled] = {}
+        self._kept: list[tuple[tuple[str, int], Sampled]] = []
+        self._old = 0
+
+    def keep(self) -> int:
+        """Remembers the responses of the newest snapshot that no episode has; returns how many are only begun."""
+        if not (entries := self._archive.entries()):
+            return 0
+        ahead = _ahead(self._archive.open(entries[-1]))
+        self._kept += [(key, sampled) for key, (sampled, _) in ahead.items()]
+        return sum(not whole for _, whole in ahead.values())
+
+    def check(self) -> tuple[int, int]:
+        """Of all that was remembered, the responses that the newest snapshot neither has nor has trained on as they
+        were; and since the last call the tokens that were trained on beyond the bound."""
+        snapshot = self._archive.open(self._archive.entries()[-1])
+        self._read_episodes(snapshot)
+        now = {key: sampled for key, (sampled, _) in _ahead(snapshot).items()} | self._trained
+        gone = sum(not (key in now and begins(now[key], sampled)) for key, sampled in self._kept)
+        self._kept = [kept for kept in self._kept if kept[0] not in self._trained]
+        old, self._old = self._old, 0
+        return gone, old
+
+    def _read_episodes(self, snapshot: Snapshot) -> None:
+        for name in snapshot.blobs:
+            digest = snapshot.manifest.blobs[name].digest
+            if not name.startswith(EPISODES) or digest in self._read:
+                continue
+            self._read.add(digest)
+            for key, episode, sampled in _rows(snapshot.blob(name)):
+                if key not in self._trained:
+                    self._old += sum(version < episode - 1 - self._staleness for version in sampled[1])
+                self._trained[key] = sampled
+
+
+def _ahead(snapshot: Snapshot) -> dict[tuple[str, int], tuple[Sampled, bool]]:
+    """Responses that no episode has, and whether each is whole."""
+    works = decode_works(snapshot.blob(BLOB)) if BLOB in snapshot.blobs else []
+    return {
+        (work.prompt.id, k): ((list(r.tokens), list(r.versions)), r.end is not None)
+        for work in works
+        for k, r in enumerate(work.responses)
+        if r.tokens
+    }
+
+
+def begins(whole: Sampled, part: Sampled) -> bool:
+    """The response goes on from the part, token by token, each of the version that sampled it."""
+    count = len(part[0])
+    return (whole[0][:count], whole[1][:count]) == part
+
+
+def _rows(data: bytes) -> Iterator[tuple[tuple[str, int], int, Sampled]]:
+    names = ["episode", "prompt_id", "response_tokens", "weight_versions"]
+    table = parquet.read_table(BytesIO(data), columns=names)
+    seen = Counter[str]()
+    for episode, prompt, tokens, versions in zip(*(table[n].to_pylist() for n in names), strict=True):
+        yield (prompt, seen[prompt]), episode, (tokens, versions)
+        seen[prompt] += 1
