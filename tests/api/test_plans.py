@@ -115,6 +115,18 @@ def test_the_table_of_a_job() -> None:
     ]
 
 
+def test_the_plan_tells_what_long_responses_take_with_their_masks() -> None:
+    long = ("spec.data.promptsPerStep=1000", "spec.sampling.maxNewTokens=32768")
+    (line,) = plan_lines(unchecked(*long, "spec.sampling.topK=-1"))
+    assert line == (
+        "a step's responses, 32.77e6 tokens at most, take 1.44 GB of the node's memory in each rank of the trainer, "
+        "1.84 GB in rank 0"
+    )
+    (masked,) = plan_lines(unchecked(*long, "spec.sampling.topK=50", "spec.rollout.maxStaleness=1"))
+    assert "8.13 GB of the node's memory in each rank" in masked
+    assert masked.endswith("22 GB in rank 0, of which 19.7 GB are sampling masks")
+
+
 def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:

@@ -113,7 +113,7 @@ def _kills(seed: int, kills: int) -> None:
         for number, kill in enumerate(schedule(seed, kills)):
             told = {"seed": seed, "number": number, "after": kill.after}
             try:
-                outcome = job.strike(kill.cell, kill.after)
+                outcome = job.kill(kill.cell, kill.after)
             except (NoStep, LookupError) as error:
                 note(kill.cell, {**told, "failed": str(error)}, KILLS)
                 print(f"no step: {error}", flush=True)

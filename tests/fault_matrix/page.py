@@ -49,7 +49,8 @@ $ make faults FAULTS='--kills 10 --seed 1'
 
 {kills} kills of the trainer and the generators of a job that generates ahead (staleness 2), after {made} of which it
 went on; who is killed, and when, is drawn with the seeds {seeds}: half at a named point as above, half at any time.
-Each generator has one request at a time, so that snapshots hold responses that are only begun. After each kill every
+The next one comes as soon as there is somebody to kill, whoever else is still starting. Each generator has one request
+at a time, so that snapshots hold responses that are only begun. After each kill every
 response of the newest snapshot is looked for, token by token with its version, in what was trained on or in the newest
 snapshot then.
 

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -43,10 +43,10 @@ class Outcome:
     after it; `old`: tokens that were trained on beyond the bound."""
 
     seconds: float
-    lost: int
-    twice: int
-    again: int
-    events: list[str]
+    lost: int = 0
+    twice: int = 0
+    again: int = 0
+    events: Sequence[str] = ()
     end: str = ""
     begun: int = 0
     gone: int = 0
@@ -66,19 +66,33 @@ class Running:
         self._prompts, self._responses = Prompts(url, PER_STEP), Responses(url, STALENESS[mode])
         self._tokens = Tokens(workdir)
         self._lines: list[str] = []
-        self._number = 0
+        self._number = self._told = 0
         self._process = self._start()
         self._wait_for((workdir / "run.json").exists, STEP_SECONDS)
 
-    def strike(self, cell: Cell, after: float | None = None) -> Outcome:
-        """One cell, from a step at which every role is ready to the next such step; `after` so many seconds of the
-        first one instead of at the cell's moment.
+    def strike(self, cell: Cell) -> Outcome:
+        """One cell, from a step at which every role is ready to the next such step.
 
         Raises:
             NoStep: the job did not reach the moment, or made no step within STEP_SECONDS after it.
         """
         before = self._quiet()
         generated = self._tokens.generated()
+        outcome = self._strike(cell, None)
+        after = self._quiet()
+        again = self._tokens.generated() - generated - self._tokens.trained(before, after)
+        return self._checked(replace(outcome, again=again))
+
+    def kill(self, cell: Cell, after: float | None) -> Outcome:
+        """The same as soon as the victim's role is ready, whoever else is on the way; `after` so many seconds of a step
+        instead of at the cell's moment. Tokens are not counted."""
+        self._quiet(VICTIMS[cell.victim].name.partition("-")[0])
+        outcome = self._strike(cell, after)
+        self._quiet("trainer")
+        return self._checked(outcome)
+
+    def _strike(self, cell: Cell, after: float | None) -> Outcome:
+        """The fault, and the step after it."""
         self._release()
         if after is None:
             self._reach(cell.point)
@@ -87,7 +101,7 @@ class Running:
         self._tokens.generated()
         begun = self._responses.keep()
         # Ahead of training a step may be done but for its last lines, whoever dies now.
-        step, told = newest(self._workdir) + bool(STALENESS[cell.mode]), len(self._lines)
+        step, self._told = newest(self._workdir) + bool(STALENESS[cell.mode]), len(self._lines)
         began = time.monotonic()
         over = inject(cell, self._workdir, self._store, self._way)
         self._release()
@@ -99,15 +113,19 @@ class Running:
             name = VICTIMS[cell.victim].name
             started = (f" {name} started", f" {name} started again")
             end += self._wait_for(
-                lambda: any(line.endswith(started) for line in self._lines[told:]), STEP_SECONDS
+                lambda: any(line.endswith(started) for line in self._lines[self._told :]), STEP_SECONDS
             )
-        after = self._quiet()
-        again = self._tokens.generated() - generated - self._tokens.trained(before, after)
+        return Outcome(round(seconds, 2), end=end, begun=begun)
+
+    def _checked(self, outcome: Outcome) -> Outcome:
+        """With what the store says, while the job is held at a step, and the events since the fault; it goes on then."""
+        events = [
+            _CUT.sub("", line) for line in self._lines[self._told :] if not re.search(r" step \d+/", line)
+        ]
+        events = [event for event in events if "checkpoint of step" not in event]
         (lost, twice), (gone, old) = self._prompts.check(), self._responses.check()
         self._release()
-        events = [_CUT.sub("", line) for line in self._lines[told:] if not re.search(r" step \d+/", line)]
-        events = [event for event in events if "checkpoint of step" not in event]
-        return Outcome(round(seconds, 2), lost, twice, again, events, end, begun, gone, old)
+        return replace(outcome, lost=lost, twice=twice, gone=gone, old=old, events=events)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGINT)
@@ -128,22 +146,27 @@ class Running:
         threading.Thread(target=follow, daemon=True).start()
         return process
 
-    def _quiet(self) -> int:
-        """Holds the job at the beginning of a step at which all are ready; returns the number of steps done."""
+    def _quiet(self, role: str | None = None) -> int:
+        """Holds the job at the beginning of a step at which all are ready, or those of one role; returns the number of
+        steps done."""
         deadline = time.monotonic() + READY_SECONDS
         while True:
             self._reach("trainer-0 step")
-            if self._ready():
+            if self._ready(role):
                 return newest(self._workdir)
             if time.monotonic() > deadline:
-                raise NoStep(f"not every role is ready after {READY_SECONDS:g} s: {self._lines[-5:]}")
+                raise NoStep(
+                    f"not every {role or 'role'} is ready after {READY_SECONDS:g} s: {self._lines[-5:]}"
+                )
             self._release()
 
-    def _ready(self) -> bool:
+    def _ready(self, role: str | None) -> bool:
         status = json.loads((self._workdir / "status.json").read_text())
-        members = status["generators"]
-        return all(role["ready"] == role["desired"] for role in status["roles"].values()) and (
-            [member["ready"] for member in members] == [True] * status["roles"]["generator"]["desired"]
+        members, roles = status["generators"], status["roles"]
+        wanted = roles.values() if role is None else [roles[role]]
+        return all(each["ready"] == each["desired"] for each in wanted) and (
+            role not in (None, "generator")
+            or [member["ready"] for member in members] == [True] * roles["generator"]["desired"]
         )
 
     def _reach(self, point: str) -> None:
