@@ -6,20 +6,24 @@ from rlhf_api.resources import gpu_of, plan
 from rlhf_api.run import roles_of
 from rlhf_api.sizes import NOTHING, Found
 from rlhf_api.spec import Spec
+from rlhf_api.step_memory import StepMemory
 
 _HEAD = ("role", "pods", "GPUs", "memory of one GPU")
 
 
 def plan_lines(spec: Spec, found: Found = NOTHING) -> list[str]:
-    """An aligned table, then what to set to learn more; nothing where the job says neither GPUs nor sizes."""
-    plans = plan(spec, found)
+    """An aligned table, then what to set to learn more, no table where the job says neither GPUs nor sizes; and the
+    memory that a step's responses take, where it is much."""
+    plans, responses = plan(spec, found), StepMemory.of(spec)
+    last = [responses.line] if responses and responses.line else []
     if not any(each.gpus or each.memory for each in plans.values()):
-        return []
+        return last
     rows = [(role.value, str(each.pods), str(each.gpus), each.memory or "-") for role, each in plans.items()]
     widths = [max(len(row[i]) for row in (_HEAD, *rows)) for i in range(3)]
     return [
         *(f"{r:{widths[0]}}  {p:>{widths[1]}}  {g:>{widths[2]}}  {m}" for r, p, g, m in (_HEAD, *rows)),
         *_advice(spec, worked_out=any(each.memory for each in plans.values())),
+        *last,
     ]
 
 
