@@ -1,13 +1,14 @@
 """Rank 0 with one step's responses: its memory, its CPU time, and how long its control API lets a host wait.
 
-    .venv/bin/python benchmarks/rank0.py [--prompts 1000] [--tokens 32768] [--concurrent 512]
+    .venv/bin/python benchmarks/rank0.py [--prompts 1000] [--tokens 32768] [--concurrent 512] [--kept 0]
 
 Stand-ins for vLLM, in processes of their own, stream responses of as many tokens as asked for, as fast as they are
 read; rank 0 sends all to a second rank, a process too, and then encodes the step's episode for a snapshot on another
-thread. Prints one JSON line, of rank 0's process. Memory is what it holds beyond what it held before: `responses_gb`
-once all came, `shared_gb` once the other rank has them, and at its peak until then (`peak_gb`) and with the episode
-(`snapshot_peak_gb`). `sent_bytes_per_token` is what goes to the other rank, `cpu_us_per_token` until the responses are
-shared; `longest_wait_s` of a request to the control API every 50 ms, from another process, whose own sleeps were up to
+thread. With `--kept` each token has a sampling mask of so many other ones. Prints one JSON line, of rank 0's process.
+Memory is what it holds beyond what it held before: `responses_gb` once all came, `shared_gb` once the other rank has
+them, and at its peak until then (`peak_gb`) and with the episode (`snapshot_peak_gb`); `other_gb` and `other_peak_gb`
+are the other rank's. `sent_bytes_per_token` is what goes to it in `share_s` seconds, `cpu_us_per_token` until it has
+all; `longest_wait_s` of a request to the control API every 50 ms, from another process, whose own sleeps were up to
 `late_s` too long on this machine; `stall_s` the longest time in which the main thread did not run while the episode was
 encoded, which took `encode_s`.
 """
@@ -67,7 +68,8 @@ def serve(port: int) -> None:
             left -= count
             tokens = [(left + i) % WORDS for i in range(count)]
             logprobs = [-0.123456789 - 1e-6 * i for i in range(count)]
-            await response.write(encode(0, Kind.TOKENS if left else Kind.LENGTH, tokens, logprobs))
+            masks = [range(1, asked.kept)] * count if asked.kept else None
+            await response.write(encode(0, Kind.TOKENS if left else Kind.LENGTH, tokens, logprobs, masks))
         return response
 
     app = web.Application()
@@ -115,9 +117,12 @@ def join(rank: int, port: int) -> Ranks:
     return Ranks(rank, 2, torch.device("cpu"))
 
 
-def other_rank(port: int) -> None:
-    collected(join(1, port), 1, Responses(), {})
+def other_rank(port: int, held: Any, most: Any) -> None:
+    ranks, before = join(1, port), resident()
+    episode = collected(ranks, 1, Responses(), {}).episode
+    held.value, most.value = resident() - before, peak() - before
     distributed.barrier()
+    assert episode is not None
 
 
 def count_sent() -> list[int]:
@@ -149,6 +154,9 @@ def main() -> None:
     )
     parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=32768)
+    parser.add_argument(
+        "--kept", type=int, default=0, help="other tokens in the sampling mask of each, 0 to 255"
+    )
     parser.add_argument("--concurrent", type=int, default=512, help="requests at once with each server")
     options = parser.parse_args()
 
@@ -156,9 +164,10 @@ def main() -> None:
         ["control", "gang", *(f"server {i}" for i in range(SERVERS))], None
     ).values()
     over, longest, late = multiprocessing.Event(), multiprocessing.Value("d"), multiprocessing.Value("d")
+    other, other_peak = multiprocessing.Value("d"), multiprocessing.Value("d")
     others = [
         *(multiprocessing.Process(target=serve, args=(port,), daemon=True) for port in ports),
-        multiprocessing.Process(target=other_rank, args=(gang,), daemon=True),
+        multiprocessing.Process(target=other_rank, args=(gang, other, other_peak), daemon=True),
         multiprocessing.Process(target=watch, args=(control, over, longest, late), daemon=True),
     ]
     for process in others:
@@ -169,7 +178,8 @@ def main() -> None:
         for i, port in enumerate(ports)
     ]
     http = Background("token")
-    sampling = Sampling.model_validate({"maxNewTokens": options.tokens})
+    masked = {"topK": options.kept + 1} if options.kept else {}
+    sampling = Sampling.model_validate({"maxNewTokens": options.tokens, **masked})
     client = VllmClient(http, sampling=sampling, seed=0, ends=[0])
     while not all(http.run(client.listens(member)) for member in members):
         time.sleep(0.1)
@@ -186,9 +196,10 @@ def main() -> None:
     seconds, held = time.monotonic() - began, resident() - before
     responses = Responses(rollouts(work for _, work in found.results))
     del found
-    sent = count_sent()
+    sent, ready = count_sent(), time.monotonic()
     episode = collected(ranks, 1, responses, {work.prompt.id: i for i, work in enumerate(works)}).episode
     distributed.barrier()
+    told = time.monotonic() - ready
     used, shared, at_most = time.process_time() - cpu, resident() - before, peak() - before
     assert episode is not None
     assert len(episode) == options.prompts
@@ -206,11 +217,14 @@ def main() -> None:
         "prompts": options.prompts,
         "tokens": count,
         "seconds": round(seconds, 1),
+        "share_s": round(told, 2),
         "sent_bytes_per_token": round(sum(sent) / count, 2),
         "cpu_us_per_token": round(used / count * 1e6, 3),
         "responses_gb": round(held, 3),
         "shared_gb": round(shared, 3),
         "peak_gb": round(at_most, 3),
+        "other_gb": round(other.value, 3),
+        "other_peak_gb": round(other_peak.value, 3),
         "encode_s": round(encoded, 1),
         "stall_s": round(stall, 3),
         "snapshot_peak_gb": round(peak() - before, 3),

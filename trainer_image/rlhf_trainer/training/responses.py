@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..comms.ranks import Message, Ranks
 from ..generation.requests import Responses
@@ -32,8 +33,8 @@ def collected(ranks: Ranks, number: int, answers: Responses, places: Mapping[str
     if not header["ids"]:
         return Collected(None, requeued, dropped)
     kept = Kept(arrays["kept_counts"], arrays["kept"]) if "kept" in arrays else None
-    # Out of the message one by one: nobody holds both widths of all of them at once.
-    tokens, versions = arrays.pop("tokens").long(), arrays.pop("versions").long()
+    tokens = arrays.pop("tokens").long()  # out of the message: nobody holds both widths from here on
+    versions = _whole(arrays["versions"], arrays["version_counts"])
     sequences = Sequences(tokens, arrays["lengths"], arrays["prompt_lengths"], kept)
     columns = Columns(
         sequences,
@@ -58,7 +59,8 @@ def joined(parts: Sequence[Episode]) -> Episode:
 
 
 def message(answers: Responses, places: Mapping[str, int]) -> Message:
-    """The responses as rank 0 tells the others of them, in int32 where that does; `places` as in `collected`."""
+    """The responses as rank 0 tells the others of them, 8 bytes a token and the sampling masks; `places` as in
+    `collected`. Versions are run lengths: they change only where new weights interrupt a response."""
     rollouts = answers.rollouts
     lengths = [(len(r.prompt.tokens), len(r.tokens)) for r in rollouts]
     dropped: dict[str, list[int]] = {}
@@ -69,16 +71,33 @@ def message(answers: Responses, places: Mapping[str, int]) -> Message:
         "requeued": [places[prompt_id] for prompt_id in answers.requeued],
         "dropped": dropped,
     }
-    masks = {
-        "kept_counts": flat_int32s(filled(r.kept_counts, len(r.tokens)) for r in rollouts),
-        "kept": flat_int32s(r.kept for r in rollouts),
-    }
-    return (masks if any(r.kept_counts for r in rollouts) else {}) | {
+    versions, version_counts = _runs([r.versions for r in rollouts])
+    masks = dict[str, Tensor]()
+    if any(r.kept_counts for r in rollouts):
+        masks["kept_counts"] = flat_int32s(filled(r.kept_counts, len(r.tokens)) for r in rollouts)
+        masks["kept"] = flat_int32s(r.kept for r in rollouts)
+    return masks | {
         "tokens": flat_int32s(part for r in rollouts for part in (r.prompt.tokens, r.tokens)),
         "lengths": torch.tensor([sum(pair) for pair in lengths], dtype=torch.int64),
         "prompt_lengths": torch.tensor([prompt for prompt, _ in lengths], dtype=torch.int64),
         "sampled_logprobs": flat_floats(r.logprobs for r in rollouts),
-        "versions": flat_int32s(r.versions for r in rollouts),
+        "versions": versions,
+        "version_counts": version_counts,
         "position": torch.tensor([places[r.prompt.id] for r in rollouts], dtype=torch.int64),
         "finished": torch.tensor([r.finished for r in rollouts], dtype=torch.bool),
     }, header
+
+
+def _runs(parts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Runs of equal values in int32 arrays, no run across two of them: the values, int32, and their lengths, int64."""
+    found = [torch.unique_consecutive(flat_int32s([part]), return_counts=True) for part in parts]
+    values = [torch.zeros(0, dtype=torch.int32), *(each for each, _ in found)]
+    return torch.cat(values), torch.cat([torch.zeros(0, dtype=torch.int64), *(counts for _, counts in found)])
+
+
+def _whole(values: Tensor, counts: Tensor) -> Tensor:
+    """The inverse: int64. In place, since `repeat_interleave` makes an index of the same size first."""
+    whole = torch.empty(int(counts.sum()), dtype=torch.int64)
+    for part, value in zip(whole.split(counts.tolist()), values.tolist(), strict=True):
+        part.fill_(value)
+    return whole
