@@ -118,7 +118,7 @@ class Running:
         return Outcome(round(seconds, 2), end=end, begun=begun)
 
     def _checked(self, outcome: Outcome) -> Outcome:
-        """With what the store says, while the job is held at a step, and the events since the fault; it goes on then."""
+        """With the events since the fault and what the store says, while the job is held at a step; it goes on then."""
         events = [
             _CUT.sub("", line) for line in self._lines[self._told :] if not re.search(r" step \d+/", line)
         ]
