@@ -133,6 +133,12 @@ _SAMPLING = (
         "spec.sampling.minNewTokens must not exceed maxNewTokens",
     ),
 )
+_MODEL_SERVER = (
+    Rule(
+        "!has(self.tensorParallelSize) || self.tensorParallelSize == 1 || (has(self.engine) && self.engine == 'vllm')",
+        "tensorParallelSize is of engine vllm; use 1, or set that",
+    ),
+)
 _AUTOSCALE = (
     Rule(
         "!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
@@ -240,6 +246,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Model": _POLICY,
     "Sampling": _SAMPLING,
     "Autoscale": _AUTOSCALE,
+    "Reference": _MODEL_SERVER,
+    "Reward": _MODEL_SERVER,
     "Replay": _REPLAY,
     "PodSettings": _POD_SETTINGS,
     "Volume": _VOLUME,

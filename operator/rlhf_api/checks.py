@@ -10,6 +10,7 @@ from . import (
     generator_checks,
     health,
     lora,
+    model_server_checks,
     pod_checks,
     resources,
     rollout,
@@ -187,7 +188,7 @@ RULES: tuple[Rule, ...] = (
     *(trainer_checks.sequence_parallel, _replay, _sampled, rollout.problems, lora.problems),
     *(generator_checks.none, generator_checks.autoscale, _evaluation, _checkpoint),
     *(trainer_checks.precision, trainer_checks.deepspeed, health.problems),
-    *(generator_checks.engine_arguments, _trackers, _environment),
+    *(generator_checks.engine_arguments, model_server_checks.problems, _trackers, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
 """In the order in which their problems are told."""

@@ -11,8 +11,7 @@ from .algorithms import graph_of, settings_of
 from .graph import Dataset, Graph, Infer, Score, Train
 from .memory import BYTES
 from .problems import InvalidJob, Problem
-from .roles import Role
-from .run import replicas
+from .roles import ModelServerSpec, Role
 from .sizes import Found, Sizes
 from .spec import Spec
 
@@ -155,12 +154,18 @@ def _scoring(spec: Spec, sizes: _Sizes, graph: Graph, ranks: int) -> float:
     for node in graph.prepare:
         role = graph.remote(node)
         if isinstance(node, Score) and sizes.scores():
-            each[Role.REWARD] = 2 * sizes.of("reward") / replicas(spec, Role.REWARD)
+            each[Role.REWARD] = 2 * sizes.of("reward") / _gpus(spec, Role.REWARD)
         elif isinstance(node, Infer) and role is not None:
-            each[role] = each.get(role, 0.0) + 2 * sizes.of(node.model.field) / replicas(spec, role)
+            each[role] = each.get(role, 0.0) + 2 * sizes.of(node.model.field) / _gpus(spec, role)
         elif isinstance(node, Infer):
             each[Role.TRAINER] += 2 * sizes.of(node.model.field) / ranks
     return max(each.values())
+
+
+def _gpus(spec: Spec, role: Role) -> int:
+    """Of all the servers of a frozen model."""
+    section: ModelServerSpec = getattr(spec, role.value)
+    return section.replicas * section.tensor_parallel_size
 
 
 def _update(spec: Spec, sizes: _Sizes, node: Train) -> float:

@@ -1,7 +1,8 @@
 """Rules of `spec.generator` and `spec.weights`: generators that are not there, their number, vLLM's options."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from pydantic import JsonValue
 from pydantic.alias_generators import to_camel
 
 from .algorithms import graph_of
@@ -53,14 +54,23 @@ def autoscale(spec: Spec) -> Iterator[Problem]:
 
 
 def engine_arguments(spec: Spec) -> Iterator[Problem]:
-    for key, value in spec.generator.engine_arguments.items():
-        where, name = f"spec.generator.engineArguments.{key}", key.lstrip("-").replace("_", "-")
+    arguments = spec.generator.engine_arguments
+    yield from engine_argument_problems("spec.generator", arguments, OWNED_ENGINE_ARGUMENTS)
+    for key, value in arguments.items():
+        if key.lstrip("-").replace("_", "-") == "enable-eplb" and value is not False:
+            message = "moves experts between GPUs while they serve, and what is served is compared with what arrived"
+            yield Problem(f"spec.generator.engineArguments.{key}", f"{message}; remove it")
+
+
+def engine_argument_problems(
+    section: str, arguments: Mapping[str, JsonValue], owned: Mapping[str, str]
+) -> Iterator[Problem]:
+    """Options that vLLM would not read, or that are the job's own: `owned` says by what each is set."""
+    for key, value in arguments.items():
+        where, name = f"{section}.engineArguments.{key}", key.lstrip("-").replace("_", "-")
         if key != name:
             yield Problem(where, f"spell it as vLLM does, without dashes: {name}")
         if value is None:
             yield Problem(where, "null is no value; true switches a flag on, false off; got null")
-        if name in OWNED_ENGINE_ARGUMENTS:
-            yield Problem(where, f"is set by the job ({OWNED_ENGINE_ARGUMENTS[name]}); remove it")
-        if name == "enable-eplb" and value is not False:
-            message = "moves experts between GPUs while they serve, and what is served is compared with what arrived"
-            yield Problem(where, f"{message}; remove it")
+        if name in owned:
+            yield Problem(where, f"is set by the job ({owned[name]}); remove it")

@@ -8,12 +8,12 @@ from typing import get_args
 from .activations import Pass, backward_bytes
 from .algorithms import graph_of
 from .graph import CRITIC
-from .memory import BYTES, Need, Zero, count, gigabytes, trainer, weights
+from .memory import BYTES, Need, Zero, count, gigabytes, trainer
 from .pods import Gpu, combine
 from .problems import Problem
-from .roles import GradientCheckpointing, Role, RoleSpec
+from .roles import GradientCheckpointing, ModelServerSpec, Role, RoleSpec
 from .run import replicas, roles_of
-from .serving import Serving, gpus
+from .serving import Serving, gpus, held, on_vllm
 from .sizes import NOTHING, Found, Sizes
 from .spec import Spec
 from .status import RolePlan
@@ -62,7 +62,7 @@ def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None
         return None
     memory = gpu.memory_gigabytes if gpu else None
     generates = role.row.work == "generate"
-    on_top = "the KV cache" if generates else "activations"
+    on_top = "the KV cache" if on_vllm(spec, role) else "activations"
     without = "" if role.row.work == "train" and _activations(spec, sizes) else f" without {on_top}"
     words = f"{gigabytes(need.total)}{f' of {memory:g}' if memory else ''} GB{without}: {need.words}"
     if generates:
@@ -82,7 +82,7 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
             return serving.need if serving else None
         case "score" | "infer":
             size = sizes.frozen.get(role)
-            return weights(size.parameters, _section(spec, role).dtype or spec.model.dtype) if size else None
+            return held(spec, role, size.parameters) if size else None
 
 
 def _training(spec: Spec, sizes: Sizes, share: float = 1.0) -> Need:
@@ -135,9 +135,10 @@ def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
             ranks = spec.trainer.processes_per_replica
             return ranks, f"one for each process (spec.trainer.processesPerReplica {ranks})"
         case "generate":
-            return gpus(spec)
+            return gpus(spec.generator)
         case "score" | "infer":
-            return 1, "it runs one model"
+            section: ModelServerSpec = getattr(spec, role.value)
+            return gpus(section) if on_vllm(spec, role) else (1, "it runs one model")
 
 
 def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
@@ -159,7 +160,9 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
     need = _need(spec, role, sizes)
     if need is None or need.total <= memory:
         return
-    remedy = "use larger GPUs or a smaller model"
+    remedy = (
+        f"use larger GPUs, a smaller model, or spec.{role.value}.engine vllm with a larger tensorParallelSize"
+    )
     if role.row.work == "train":
         if _training(spec, sizes, _CERTAIN).total <= memory:
             return

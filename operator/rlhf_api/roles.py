@@ -133,6 +133,13 @@ class ModelServerSpec(RoleSpec):
     micro_batch_tokens: Positive | None = None
     """Tokens of one chunk and of one forward pass, at most; the trainer's unless given."""
 
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """`vllm`: models that one GPU cannot hold too (docs/model-servers.md)."""
+    tensor_parallel_size: Positive = 1
+    """GPUs that share the model's layers, with engine `vllm`."""
+    engine_arguments: dict[str, JsonValue] = {}
+    """Further options of vLLM, as in `generator`."""
+
     def micro_batch(self, trainer: Trainer) -> int:
         """Tokens of one chunk and of one forward pass."""
         return self.micro_batch_tokens or trainer.micro_batch_tokens

@@ -1,4 +1,4 @@
-"""GPU memory of a generator: served and received weights, KV cache, and vLLM's utilization that leaves room; pure."""
+"""GPU memory of vLLM: frozen weights; of a generator served and received ones, its cache, its utilization; pure."""
 
 import math
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from pydantic import JsonValue
 
 from .memory import Need, gigabytes, weights
 from .problems import Problem
+from .roles import Generator, ModelServerSpec, Role
 from .sizes import Sizes
 from .spec import Spec
 
@@ -26,13 +27,29 @@ _LARGEST = 10**15
 """JSON's integers have no end, but floats do."""
 
 
-def gpus(spec: Spec) -> tuple[int, str]:
-    """The GPUs of one server, and where that number comes from."""
-    arguments, tensor = spec.generator.engine_arguments, spec.generator.tensor_parallel_size
+def on_vllm(spec: Spec, role: Role) -> bool:
+    """Its processes are vLLM servers, or hold a frozen model that vLLM runs."""
+    return role.row.work == "generate" or getattr(getattr(spec, role.value), "engine", None) == "vllm"
+
+
+def gpus(section: Generator | ModelServerSpec) -> tuple[int, str]:
+    """The GPUs of one vLLM, and where that number comes from."""
+    arguments, tensor = section.engine_arguments, section.tensor_parallel_size
     sizes = {"tensorParallelSize": tensor}
     sizes |= {name: _size(arguments.get(name)) for name in (_PIPELINE, *_COPIES)}
     words = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     return math.prod(sizes.values()), words or "tensorParallelSize 1"
+
+
+def held(spec: Spec, role: Role, parameters: float) -> Need | None:
+    """The weights of a frozen model of so many parameters on one GPU of its role; None where vLLM's arguments keep them
+    elsewhere or in another form."""
+    section: ModelServerSpec = getattr(spec, role.value)
+    arguments = section.engine_arguments
+    if any(name in arguments for name in _OTHER_SIZE):
+        return None
+    parts = section.tensor_parallel_size * _size(arguments.get(_PIPELINE))
+    return weights(parameters, section.dtype or spec.model.dtype, parts)
 
 
 def left_open(spec: Spec) -> bool:

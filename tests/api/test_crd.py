@@ -178,7 +178,7 @@ def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
     assert {path for path, node in nodes(ROOT) if "x-kubernetes-preserve-unknown-fields" in node} == {
         ".spec.custom.settings",
         ".spec.model.create.config",
-        ".spec.generator.engineArguments",
+        *(f".spec.{role}.engineArguments" for role in ("generator", "reward", "reference")),
         ".spec.trackers[].settings",
         *(
             f".spec.trainer.deepspeed.{key}"

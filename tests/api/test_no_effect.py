@@ -63,6 +63,28 @@ REFUSED = [
     ((*SFT, "spec.weights.timeoutSeconds=9"), "spec.weights", "the job has none"),
     ((*SHARED, "spec.generator.replicas=3"), "spec.generator.replicas", "use 1; got 3"),
     ((*SHARED, "spec.generator.autoscale={maxReplicas: 2}"), "spec.generator.autoscale", "job has none"),
+    (("spec.reference.tensorParallelSize=2",), "spec.reference.tensorParallelSize", "engine vllm; use 1"),
+    (
+        ("spec.reward.engineArguments={quantization: fp8}",),
+        *("spec.reward.engineArguments", "are of spec.reward.engine vllm"),
+    ),
+    (
+        ("spec.reference={engine: vllm, engineArguments: {runner: pooling}}",),
+        *("spec.reference.engineArguments.runner", "is set by the job (the role)"),
+    ),
+    ((*SFT, "spec.reference.engine=vllm"), "spec.reference.engine", "no reference of its own"),
+    (
+        ("spec.reference.engine=vllm", "spec.sampling.topK=20"),
+        *("spec.reference.engine", "vLLM's log-probabilities are over all tokens"),
+    ),
+    (
+        ("spec.reward={engine: vllm, fineGrained: true}",),
+        *("spec.reward.engine", "no token classification of language models"),
+    ),
+    (
+        ("spec.reward={engine: vllm, modelWeight: 0, functions: [{function: 'a:b'}]}",),
+        *("spec.reward.engine", "the job has no reward model"),
+    ),
     ((*SHARED, "spec.generator.tensorParallelSize=2"), "spec.generator.tensorParallelSize", "use 1; got 2"),
 ]
 

@@ -15,11 +15,13 @@ from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_trainer.data.dataset import open_datasets
 from rlhf_trainer.data.prompts import prompts
+from rlhf_trainer.engines.vllm.launch import frozen_options
 from rlhf_trainer.generation.ahead import RolloutsAhead
 from rlhf_trainer.generation.fleet import Fleet
 from rlhf_trainer.maths.rewards import scaled_scores
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.roles import generator, reward
+from rlhf_trainer.settings import ModelSource
 from rlhf_trainer.training import assembly, collector
 from rlhf_trainer.training.evaluation import evaluate
 
@@ -117,6 +119,10 @@ def rewards(job: RLHFJob) -> Any:
         )
         for name in ("on_device", "served", "ModelScorer", "TokenScorer", "application", "serve"):
             patch.setattr(reward, name, lambda *given: len(given))
+        for name in ("forward_scores", "positions_of", "check_served"):
+            patch.setattr(reward, name, lambda *given: len(given))
+        engine = SimpleNamespace(scores=None, trouble=None, close=lambda: None)
+        patch.setattr(reward, "FrozenModel", SimpleNamespace(of=lambda *_: engine))
         patch.setattr(reward, "Rewards", made)
         reward.run(SimpleNamespace(config=config(job), token="t", host="h", port=1))
     for (_, seconds, functions, *model), named in made.told:
@@ -144,4 +150,16 @@ def servers(job: RLHFJob) -> Any:
     return [(each._timeout, each._patience, each._chunk_tokens) for each in made]
 
 
-VIEWS = (servers, serving, collecting, evaluations, rewards)
+def frozen(job: RLHFJob) -> Any:
+    """vLLM's options for models that are frozen."""
+    found = []
+    for role in roles_of(job.spec):
+        if getattr(getattr(job.spec, role.value), "engine", None) == "vllm":
+            source = ModelSource("spec.model", "policy")
+            found.append(
+                (role, [frozen_options(config(job), role, source, 13, cpu=cpu) for cpu in (False, True)])
+            )
+    return found
+
+
+VIEWS = (servers, frozen, serving, collecting, evaluations, rewards)

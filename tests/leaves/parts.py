@@ -22,7 +22,7 @@ class Made:
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         self.told.append((given, named))
-        return SimpleNamespace(cuts=[], told=self.told)
+        return SimpleNamespace(cuts=[], told=self.told, config=None)
 
 
 @contextmanager

@@ -55,6 +55,19 @@ def test_where_none_is_left_scorers_sit_with_the_trainer():
     }
 
 
+def test_what_vllm_serves_has_gpus_of_its_own():
+    one = {"engine": "vllm", "tensorParallelSize": 2}
+    assert seen(spec(generator={"replicas": 2}, reference=one), 6) == {
+        "trainer-0": "0",
+        "generator-0": "1",
+        "generator-1": "2",
+        "reward-0": "5",
+        "reference-0": "3,4",
+    }
+    with pytest.raises(InvalidJob, match="trainer, generator, reference need 4 GPUs, this machine has 3"):
+        gpus.check(spec(reference=one), ["0", "1", "2"])
+
+
 def test_without_gpus_nothing_is_set():
     assert set(seen(spec(), 0).values()) == {"all"}
     gpus.check(spec(), [])

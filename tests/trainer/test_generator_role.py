@@ -11,7 +11,8 @@ from rlhf_api.checks import check
 from rlhf_api.generator_checks import OWNED_ENGINE_ARGUMENTS
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
-from rlhf_trainer.roles.generator import CPU_HEAD_SIZES, arguments, engine_environment, option
+from rlhf_trainer.engines.vllm.launch import CPU_HEAD_SIZES, engine_environment, option
+from rlhf_trainer.roles.generator import arguments
 from rlhf_trainer.settings import listen_host
 
 

@@ -12,10 +12,10 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer.imports import import_function
-from rlhf_trainer.models.load import create_tokenizer
+from rlhf_trainer.models.load import create_tokenizer, positions_of
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring.function_pool import FunctionPool
-from rlhf_trainer.scoring.rewards import Function, ModelScorer, Rewards, texts, token_texts
+from rlhf_trainer.scoring.rewards import Function, ModelScorer, Rewards, forward_scores, texts, token_texts
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.eos_token_id
@@ -365,6 +365,11 @@ def model() -> LlamaForSequenceClassification:
     return LlamaForSequenceClassification(config).eval()
 
 
+def model_scorer(model, own, budget=60, stop=()) -> ModelScorer:
+    scores = forward_scores(model, budget, own.pad_token_id)
+    return ModelScorer(scores, positions_of(model.config), TOKENIZER, own, stop)
+
+
 def one_by_one(model, rows: list[list[int]]) -> list[float]:
     with torch.no_grad():
         return [model(torch.tensor([row])).logits.item() for row in rows]
@@ -373,7 +378,7 @@ def one_by_one(model, rows: list[list[int]]) -> list[float]:
 def test_a_model_scores_as_it_does_alone(model):
     rows = [SEQUENCES.row(i).tolist() for i in range(4)]
     for budget in (1, 40, 1000):
-        found = ModelScorer(model, TOKENIZER, byte_tokenizer(), budget)(SEQUENCES, ROWS)
+        found = model_scorer(model, byte_tokenizer(), budget)(SEQUENCES, ROWS)
         assert found.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
 
 
@@ -383,7 +388,7 @@ def test_a_model_with_another_vocabulary_reads_the_text(model):
     for sequences, end in ((SEQUENCES, [own.eos_token_id]), (cut, [])):
         rows = [[*own(a)["input_ids"], *own(b)["input_ids"], *end] for a, b in TEXTS]
         assert any(len(row) != len(ids(a + b)) + len(end) for row, (a, b) in zip(rows, TEXTS, strict=True))
-        found = ModelScorer(model, TOKENIZER, own, 60)(sequences, ROWS)
+        found = model_scorer(model, own)(sequences, ROWS)
         assert found.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
 
 
@@ -391,7 +396,7 @@ def test_a_stop_string_is_an_end_to_a_model_with_another_vocabulary(model):
     own = create_tokenizer([a + b for a, b in TEXTS] * 3, 290)
     sequences = Sequences.pack([(ids(prompt), ids(answer + "##")) for prompt, answer in TEXTS])
     rows = [[*own(a)["input_ids"], *own(b)["input_ids"], own.eos_token_id] for a, b in TEXTS]
-    found = ModelScorer(model, TOKENIZER, own, 60, ["##"])(sequences, ROWS)
+    found = model_scorer(model, own, stop=["##"])(sequences, ROWS)
     assert found.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
 
 
@@ -400,5 +405,5 @@ def test_what_another_vocabulary_makes_too_long_loses_its_beginning(model):
     own.add_tokens(["<unused>"])
     sequences = Sequences.pack([(ids("p" * 30), [*ids("an answer"), EOS])])
     row = [*own("p" * 30)["input_ids"], *own("an answer")["input_ids"], own.eos_token_id][-32:]
-    found = ModelScorer(model, TOKENIZER, own, 60)(sequences, ROWS[:1])
+    found = model_scorer(model, own)(sequences, ROWS[:1])
     assert found.tolist() == pytest.approx(one_by_one(model, [row]), abs=1e-5)

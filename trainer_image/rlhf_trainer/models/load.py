@@ -52,6 +52,28 @@ def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
         return _model(AutoModelForSequenceClassification, path, dtype=dtype, num_labels=1)
 
 
+def served_config(path: str, *, score: bool) -> PreTrainedConfig:
+    """The configuration of a model that another engine than ours is to run: a causal language model, or with `score` a
+    sequence classifier with one output. Raises ValueError where it is none: that engine might make a head up.
+    """
+    config = _config(path)
+    if not any(
+        name.endswith("ForSequenceClassification" if score else "ForCausalLM")
+        for name in config.architectures or ()
+    ):
+        kind = ", ".join(config.architectures or ()) or "of no known kind"
+        needed = "a trained sequence-classification model" if score else "a causal language model"
+        raise ValueError(f"{path!r} is {kind}; engine vllm needs {needed}")
+    if score:
+        _check_one_output(config, path)
+    return config
+
+
+def positions_of(config: PreTrainedConfig) -> int:
+    """Positions that a model knows; 0 where nothing bounds them."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or 0
+
+
 def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A fine-grained reward model: token classification with one output. Raises ValueError where it is none."""
     config = _config(path)

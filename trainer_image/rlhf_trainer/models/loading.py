@@ -55,6 +55,21 @@ def load_model(
     return loading(source.where, fitting)
 
 
+def check_served(
+    config: RunConfig, field: TrainedField, tokenizer: PreTrainedTokenizerBase, length: int
+) -> int:
+    """Checks, without its weights, the model of a field of `spec.model` that vLLM is to run on sequences of up to
+    `length` tokens; returns the positions that it knows, 0 for any. Raises InvalidJob, as `load_model` does."""
+    source = model_source(config, field)
+
+    def fitting() -> int:
+        found = load.served_config(source.path, score=HEADS[field] == "score")
+        load.check_fit(found, tokenizer, length)
+        return load.positions_of(found)
+
+    return loading(source.where, fitting)
+
+
 def load_job_tokenizer(config: RunConfig, field: ModelField = "tokenizer") -> PreTrainedTokenizerBase:
     """Loads the job's tokenizer, with the manifest's chat template, or that of another field's model. Raises
     InvalidJob, naming the field."""

@@ -1,37 +1,69 @@
-"""The reference role: log-probabilities of the frozen policy."""
+"""The reference role: log-probabilities of the frozen policy, by transformers or by vLLM."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
 
 from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.graph import REFERENCE, Infer
+from rlhf_api.model_server_checks import VLLM_OUTPUTS
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
-from rlhf_api.run import ProcessEnv
+from rlhf_api.run import ProcessEnv, RunConfig
 
 from ..comms.ranks import Message
+from ..engines.vllm.frozen import FrozenModel
 from ..models.inference import infer, served
-from ..models.loading import load_job_tokenizer, load_model, on_device
+from ..models.loading import check_served, load_job_tokenizer, load_model, on_device
 from ..ops import output_fn
 from ..process import run_role
+from ..records import Sequences
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
 from ..scoring.server import application, serve
-from ..settings import listen_host
+from ..settings import listen_host, longest, model_source
+
+Logprobs = Callable[[Sequences], Tensor]
+"""Log-probabilities of the response tokens: float32 [A]."""
 
 
-def run(env: ProcessEnv) -> None:
-    config, spec = env.config, env.config.spec
-    tokenizer = load_job_tokenizer(config)
+def by_transformers(config: RunConfig, output: str) -> Logprobs:
+    spec, tokenizer = config.spec, load_job_tokenizer(config)
     model = load_model(config, "reference", Role.REFERENCE, tokenizer)
     on_device(model)
     forward = served(model, spec.trainer, spec.reference.micro_batch(spec.trainer), tokenizer.pad_token_id)
-    nodes = (
-        node for node in resolve(spec).graph.prepare if isinstance(node, Infer) and node.model == REFERENCE
-    )
-    read = output_fn(next(node.output for node in nodes), spec)
+    read = output_fn(output, spec)
+    return lambda sequences: infer(forward, sequences, read, sequences.response_lengths)
+
+
+def by_vllm(config: RunConfig, output: str) -> FrozenModel:
+    """Raises InvalidJob where vLLM cannot give this output of this model."""
+    if output not in VLLM_OUTPUTS:
+        message = (
+            f"vLLM gives {' and '.join(VLLM_OUTPUTS)}, and the graph asks for {output}; use transformers"
+        )
+        raise InvalidJob([Problem("spec.reference.engine", message)])
+    # It has to have room for a token after the longest sequence, which nobody looks at.
+    length = longest(config.spec) + 1
+    check_served(config, "reference", load_job_tokenizer(config), length)
+    temperature = config.spec.sampling.temperature if output == "logprobs" else 1.0
+    return FrozenModel.of(config, Role.REFERENCE, model_source(config, "reference"), length, temperature)
+
+
+def run(env: ProcessEnv) -> None:
+    config = env.config
+    nodes = resolve(config.spec).graph.prepare
+    output = next(n.output for n in nodes if isinstance(n, Infer) and n.model == REFERENCE)
+    engine = by_vllm(config, output) if config.spec.reference.engine == "vllm" else None
+    logprobs = engine.logprobs if engine else by_transformers(config, output)
 
     def answer(message: Message) -> Message:
-        sequences = unpack(message)
-        logprobs = infer(forward, sequences, read, sequences.response_lengths)
-        return {"logprobs": logprobs}, {}
+        return {"logprobs": logprobs(unpack(message))}, {}
 
-    serve(application(LOGPROBS_ROUTE, answer, env.token), listen_host(env.host), env.port)
+    listening = partial(application, LOGPROBS_ROUTE, answer, env.token)
+    serve(listening(engine.trouble) if engine else listening(), listen_host(env.host), env.port)
+    if engine:
+        engine.close()
 
 
 if __name__ == "__main__":

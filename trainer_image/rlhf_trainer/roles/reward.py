@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -14,18 +15,20 @@ from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
 from ..comms.ranks import Message
+from ..engines.vllm.frozen import FrozenModel
 from ..maths.rewards import scaled_scores
 from ..models.inference import served
-from ..models.loading import load_job_tokenizer, load_model, on_device
+from ..models.load import positions_of
+from ..models.loading import check_served, load_job_tokenizer, load_model, on_device
 from ..process import run_role
 from ..scoring.function_pool import FunctionPool
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
 from ..scoring.program import Program
-from ..scoring.rewards import Function, ModelScore, ModelScorer, Rewards, TokenScorer
+from ..scoring.rewards import Function, ModelScore, ModelScorer, Rewards, TokenScorer, forward_scores
 from ..scoring.samples import Limits, Scorer
 from ..scoring.server import application, serve
 from ..scoring.service import HttpService, secret_headers
-from ..settings import listen_host
+from ..settings import listen_host, longest, model_source
 
 T = TypeVar("T")
 
@@ -33,23 +36,32 @@ SHARE_OF_TIME = 0.9
 """Of the time that a chunk may take: responses without a score by then have failed, and the trainer hears why."""
 
 
-def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[float, ModelScore] | None:
-    """The reward model with its weight, where the manifest has one."""
-    spec = config.spec
-    if spec.model.reward is None or spec.reward.model_weight == 0:
-        return None
-    own = load_job_tokenizer(config, "reward")
+def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ModelScore:
+    """The reward model, by transformers."""
+    spec, own = config.spec, load_job_tokenizer(config, "reward")
     model = load_model(
         config, "reward", Role.REWARD, own, "token_score" if spec.reward.fine_grained else None
     )
     on_device(model)
     budget = spec.reward.micro_batch(spec.trainer)
     if not spec.reward.fine_grained:
-        return spec.reward.model_weight, ModelScorer(model, tokenizer, own, budget, spec.sampling.stop)
+        scores = forward_scores(model, budget, own.pad_token_id or 0)
+        return ModelScorer(scores, positions_of(model.config), tokenizer, own, spec.sampling.stop)
     if own.get_vocab() != tokenizer.get_vocab():
         message = "the model has another vocabulary than the policy, so its tokens are not the policy's"
         raise InvalidJob([Problem("spec.reward.fineGrained", f"{message}; got true")])
-    return spec.reward.model_weight, TokenScorer(served(model, spec.trainer, budget, tokenizer.pad_token_id))
+    return TokenScorer(served(model, spec.trainer, budget, tokenizer.pad_token_id))
+
+
+def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[FrozenModel, ModelScore]:
+    """The reward model, by vLLM, which has it score up to the longest sequence of the job; one with a vocabulary of its
+    own, up to as many tokens as it has positions."""
+    own, length = load_job_tokenizer(config, "reward"), longest(config.spec)
+    positions = check_served(config, "reward", own, length)
+    if own.get_vocab() != tokenizer.get_vocab():
+        length = positions or length
+    engine = FrozenModel.of(config, Role.REWARD, model_source(config, "reward"), length)
+    return engine, ModelScorer(engine.scores, length, tokenizer, own, config.spec.sampling.stop)
 
 
 async def function(where: str, entry: RewardFunction) -> Function:
@@ -79,7 +91,14 @@ async def function(where: str, entry: RewardFunction) -> Function:
 def run(env: ProcessEnv) -> None:
     config, spec = env.config, env.config.spec
     tokenizer = load_job_tokenizer(config)
-    model = model_scorer(config, tokenizer)
+    engine: FrozenModel | None = None
+    model: tuple[float, ModelScore] | None = None
+    if spec.model.reward is not None and spec.reward.model_weight != 0:
+        if spec.reward.engine == "vllm":
+            engine, scorer = vllm_scorer(config, tokenizer)
+        else:
+            scorer = model_scorer(config, tokenizer)
+        model = spec.reward.model_weight, scorer
     # Functions work on a loop of their own, in a thread that lives as long as the role: their processes end with it.
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="functions", daemon=True).start()
@@ -108,7 +127,10 @@ def run(env: ProcessEnv) -> None:
         scores = scaled_scores(total, bias=section.bias, scale=section.scale, clip=section.clip)
         return {name: scores}, report.model_dump(mode="json")
 
-    serve(application(SCORE_ROUTE, answer, env.token), listen_host(env.host), env.port)
+    listening = partial(application, SCORE_ROUTE, answer, env.token)
+    serve(listening(engine.trouble) if engine else listening(), listen_host(env.host), env.port)
+    if engine:
+        engine.close()
 
 
 if __name__ == "__main__":

@@ -38,28 +38,40 @@ class TokenScorer:
         return infer(self.forward, sequences, token_scores, sequences.response_lengths)
 
 
+SequenceScores = Callable[[Sequences], Tensor]
+"""Scores of whole sequences: float32 [N]."""
+
+
+def forward_scores(model: PreTrainedModel, token_budget: int, pad_token_id: int) -> SequenceScores:
+    """Forward passes of a sequence-classification model, over at most so many tokens each."""
+
+    def scores(sequences: Sequences) -> Tensor:
+        sizes = torch.ones(len(sequences), dtype=torch.int64)
+        return infer(Forward(model, token_budget, pad_token_id), sequences, sequence_scores, sizes)
+
+    return scores
+
+
 @dataclass(frozen=True)
 class ModelScorer:
-    """A sequence-classification model over tokens; with a vocabulary of its own, over the text tokenized again."""
+    """A sequence-classification model over tokens; with a vocabulary of its own, over the text tokenized again, of
+    which the last `positions` tokens count (0: all)."""
 
-    model: PreTrainedModel
+    scores: SequenceScores
+    positions: int
     tokenizer: PreTrainedTokenizerBase
     own_tokenizer: PreTrainedTokenizerBase
-    token_budget: int
     stop: Sequence[str] = ()
 
     def __call__(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """float32 [N]."""
         if self.own_tokenizer.get_vocab() != self.tokenizer.get_vocab():
             sequences = self._tokenized_again(sequences, rows)
-        sizes = torch.ones(len(sequences), dtype=torch.int64)
-        pad = self.own_tokenizer.pad_token_id or 0
-        return infer(Forward(self.model, self.token_budget, pad), sequences, sequence_scores, sizes)
+        return self.scores(sequences)
 
     def _tokenized_again(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Sequences:
         """An answer that was cut off gets no end token here either; what is too long loses its beginning."""
-        own, config = self.own_tokenizer, self.model.config.get_text_config()
-        positions = getattr(config, "max_position_embeddings", None) or 0  # [-0:] is all of it
+        own = self.own_tokenizer
         ends, stops, pairs = special_tokens(self.tokenizer), StopStrings(self.tokenizer, self.stop), []
         for i, (prompt, response, row) in enumerate(
             zip(*texts(sequences, self.tokenizer, self.stop), rows, strict=True)
@@ -69,7 +81,9 @@ class ModelScorer:
             asked = PromptRow.model_validate(row).prompt if conversation else prompt
             ids = sequences.row(i).tolist()[int(sequences.prompt_lengths[i]) :]
             ended = ids[-1] in ends or stops.ending(ids) is not None
-            tokens = encode_sampled(own, asked, response, ended=ended)[-positions:]
+            tokens = encode_sampled(own, asked, response, ended=ended)[
+                -self.positions :
+            ]  # [-0:] is all of it
             # The score is of the whole: where the answer begins makes no difference.
             pairs.append((tokens[:1], tokens[1:]))
         return Sequences.pack(pairs)

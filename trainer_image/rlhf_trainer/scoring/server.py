@@ -10,7 +10,7 @@ from aiohttp import web
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import HEALTH
 
-from ..comms.control import healthy, token_required
+from ..comms.control import token_required
 from ..comms.ranks import Message
 from ..comms.wire import WireError, decode, encode
 
@@ -20,8 +20,10 @@ Score = Callable[[Message], Message]
 MAX_REQUEST_BYTES = 1 << 30
 
 
-def application(route: str, score: Score, token: str) -> web.Application:
-    """`POST route` scores a message; one after the other, beside the health check.
+def application(
+    route: str, score: Score, token: str, trouble: Callable[[], str] = lambda: ""
+) -> web.Application:
+    """`POST route` scores a message; one after the other, beside the health check, which fails in `trouble`.
 
     A job's own mistake (InvalidJob) is answered with 422, bytes that are no message with 400, and any other error
     with 500 and its name. To be run with `handler_cancellation`: nothing is begun whose client has gone.
@@ -41,8 +43,12 @@ def application(route: str, score: Score, token: str) -> web.Application:
             raise web.HTTPInternalServerError(text=f"{type(error).__name__}: {error}") from None
         return web.Response(body=encode(*result), content_type="application/octet-stream")
 
+    async def health(_request: web.Request) -> web.Response:
+        reason = trouble()
+        return web.json_response({"status": reason or "ok"}, status=503 if reason else 200)
+
     app = web.Application(middlewares=[token_required(token)], client_max_size=MAX_REQUEST_BYTES)
-    app.add_routes([web.get(HEALTH, healthy), web.post(route, handle)])
+    app.add_routes([web.get(HEALTH, health), web.post(route, handle)])
     return app
 
 

@@ -1,5 +1,6 @@
-"""Worker extension: reports the versions and digests of a vLLM worker's weights."""
+"""Worker extensions: reports of a vLLM worker's versions and digests of weights; logits at a temperature."""
 
+from collections.abc import Callable
 from typing import Any
 
 SLICE_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
@@ -45,3 +46,21 @@ class WeightStatus:
         engine = self.weight_transfer_engine
         engine.served.recheck(SLICE_BYTES[engine.device.type])
         return {"rank": self.rank, "changed": engine.served.changed}
+
+
+class Tempered:
+    """`--worker-extension-cls rlhf_trainer.engines.vllm.extension.Tempered`: log-probabilities of prompts at a sampling
+    temperature, where vLLM has them at 1 whatever is asked for."""
+
+    get_model: Callable[[], Any]
+
+    def rlhf_temper(self, temperature: float) -> None:
+        """From now on the model's logits are those of a forward pass divided by `temperature`, in float32."""
+        model = self.get_model()
+        compute = model.compute_logits
+
+        def compute_logits(*args: Any, **kwargs: Any) -> Any:
+            logits = compute(*args, **kwargs)
+            return None if logits is None else logits.float() / temperature  # None: another rank has them
+
+        model.compute_logits = compute_logits

@@ -1,0 +1,83 @@
+"""Rules of `spec.reference` and `spec.reward` about the engine that runs their model."""
+
+from collections.abc import Iterator
+
+from .algorithms import graph_of
+from .generator_checks import engine_argument_problems
+from .graph import REFERENCE, Infer
+from .problems import Problem
+from .roles import ModelServerSpec, Role
+from .run import roles_of
+from .spec import MOST_KEPT, Spec
+
+VLLM_OUTPUTS = ("logprobs", "logprobs_untempered")
+"""Outputs of a graph's nodes that vLLM gives of a prompt."""
+_OWNED = {
+    "max-model-len": "the model and spec.data",
+    "runner": "the role",
+    "convert": "the role",
+    "pooler-config": "the role",
+    "hf-overrides": "the model",
+    "tokenizer": "the trainer, which sends tokens",
+    "skip-tokenizer-init": "the trainer, which sends tokens",
+    "logprobs-mode": "spec.sampling.temperature",
+    "worker-extension-cls": "spec.sampling.temperature",
+    "weight-transfer-config": "the role, whose model is frozen",
+    "seed": "the role, which samples nothing",
+    "enable-prefix-caching": "the role, which needs every token's output",
+}
+"""Options of vLLM that follow from a role whose model is frozen."""
+
+
+def problems(spec: Spec) -> Iterator[Problem]:
+    for role, section in ((Role.REFERENCE, spec.reference), (Role.REWARD, spec.reward)):
+        if section.engine == "vllm":
+            owned = {
+                **_OWNED,
+                "model": f"spec.model.{role.row.model}",
+                "dtype": f"spec.{role.value}.dtype",
+                "tensor-parallel-size": f"spec.{role.value}.tensorParallelSize",
+            }
+            yield from engine_argument_problems(f"spec.{role.value}", section.engine_arguments, owned)
+            yield from _served(spec, role)
+        else:
+            yield from _without_engine(f"spec.{role.value}", section)
+
+
+def _without_engine(where: str, section: ModelServerSpec) -> Iterator[Problem]:
+    size = section.tensor_parallel_size
+    if size > 1:
+        yield Problem(
+            f"{where}.tensorParallelSize", f"is of {where}.engine vllm; use 1, or set that; got {size}"
+        )
+    if section.engine_arguments:
+        message = f"are of {where}.engine vllm; set that, or remove them"
+        yield Problem(f"{where}.engineArguments", f"{message}; got {', '.join(section.engine_arguments)}")
+
+
+def _served(spec: Spec, role: Role) -> Iterator[Problem]:
+    """What vLLM cannot give, or nobody would ask it."""
+    where = f"spec.{role.value}.engine"
+    if role not in roles_of(spec):
+        yield Problem(where, f"the job has no {role.value} of its own; use transformers; got vllm")
+    elif role is Role.REWARD:
+        if spec.model.reward is None or spec.reward.model_weight == 0:
+            yield Problem(
+                where, "the job has no reward model; set spec.model.reward, or transformers; got vllm"
+            )
+        if spec.reward.fine_grained:
+            message = "vLLM serves no token classification of language models, which fineGrained needs"
+            yield Problem(where, f"{message}; use transformers; got vllm")
+    else:
+        if spec.sampling.kept and graph_of(spec).generates:
+            message = (
+                f"vLLM's log-probabilities are over all tokens, and with a topK of up to {MOST_KEPT} they are"
+            )
+            message = (
+                f"{message} over those that were left; use transformers, or another topK; got vllm with topK"
+            )
+            yield Problem(where, f"{message} {spec.sampling.top_k}")
+        for node in graph_of(spec).prepare:
+            if isinstance(node, Infer) and node.model == REFERENCE and node.output not in VLLM_OUTPUTS:
+                message = f"vLLM gives {' and '.join(VLLM_OUTPUTS)}, and the algorithm asks for {node.output}"
+                yield Problem(where, f"{message}; use transformers; got vllm")

@@ -1,0 +1,55 @@
+"""`python -m tests.trainer.frozen_worker FOLDER`: a reference and a reward model, each by vLLM in a process of its own.
+
+They are forked from one that has imported vLLM, and fork their engines, so that it is imported once. Each writes what
+it computes of `sequences.json` to `<role>.json`, then stays until its engine dies; `codes.json` has their exit codes.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401  imported before the forks
+
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig
+from rlhf_trainer.engines.vllm.frozen import FrozenModel
+from rlhf_trainer.engines.vllm.launch import engine_environment, frozen_options
+from rlhf_trainer.records import Sequences
+from rlhf_trainer.settings import model_source
+
+LONGEST = 128
+TEMPERATURE = 0.7
+
+
+def work(folder: Path, role: Role) -> None:
+    os.environ["RLHF_TERMINATION_LOG"] = str(folder / f"{role.value}.end")
+    config = RunConfig.model_validate_json((folder / "run.json").read_bytes())
+    rows = json.loads((folder / "sequences.json").read_text())
+    options = frozen_options(config, role, model_source(config, role.value), LONGEST, cpu=True)
+    model = FrozenModel(options, TEMPERATURE if role is Role.REFERENCE else 1.0)
+    compute = model.logprobs if role is Role.REFERENCE else model.scores
+    found = compute(Sequences.pack([tuple(row) for row in rows])).tolist()
+    partial = folder / f"{role.value}.partial"
+    partial.write_text(json.dumps({"found": found, "trouble": model.trouble(), "pid": os.getpid()}))
+    partial.rename(folder / f"{role.value}.json")
+    time.sleep(600)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    os.environ.update(engine_environment(os.environ, cpu=True), VLLM_WORKER_MULTIPROC_METHOD="fork")
+    children = []
+    for role in (Role.REFERENCE, Role.REWARD):
+        pid = os.fork()
+        if pid == 0:
+            work(folder, role)
+            os._exit(1)
+        children.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    (folder / "codes.json").write_text(json.dumps(codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""vLLM inside the process of a role whose model is frozen: log-probabilities of sequences, or their scores.
+
+The engine and its workers are processes of their own, over as many GPUs as the manifest says; the role's process holds
+no weights and asks them token by token over vLLM's own sockets. The watchdog ends it where they die.
+"""
+
+import asyncio
+import itertools
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Self
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig
+
+from ...comms.http import EventLoop
+from ...records import Sequences
+from ...settings import ModelSource
+from . import watchdog
+from .launch import engine_environment, frozen_options, on_cpu, option
+from .probes import ENGINE_DEAD, HUNG_SECONDS
+
+TEMPERED = "rlhf_trainer.engines.vllm.extension.Tempered"
+
+
+class FrozenModel:
+    """A model under vLLM. `logprobs` and `scores` are called from one thread at a time, `trouble` from any."""
+
+    def __init__(self, options: dict[str, JsonValue], temperature: float = 1.0) -> None:
+        """`options`: of `vllm serve`; log-probabilities are at `temperature`. To be made in the main thread, with whose
+        end the kernel ends the engine's process too. Raises what vLLM raises where it cannot serve the model."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        if temperature != 1:
+            options = {**options, "worker-extension-cls": TEMPERED}
+        words = [word for name, value in options.items() for word in option(name, value)]
+        parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+        arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(words))
+        engine: Any = AsyncLLM.from_engine_args(arguments)
+        watchdog.start(engine)
+        self._engine = engine
+        self._loop = EventLoop("vllm")
+        self._ids = itertools.count()
+        self._asked = 0
+        self._heard = time.monotonic()
+        if temperature != 1:
+            self._loop.run(self._engine.collective_rpc("rlhf_temper", args=(temperature,)))
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, role: Role, model: ModelSource, longest: int, temperature: float = 1.0
+    ) -> Self:
+        """The frozen model of a role, for sequences of up to `longest` tokens. Sets vLLM's environment variables.
+        Raises InvalidJob where it is known that vLLM cannot run it."""
+        cpu = on_cpu()
+        options = frozen_options(config, role, model, longest, cpu=cpu)
+        os.environ.update(engine_environment(os.environ, cpu))
+        return cls(options, temperature)
+
+    def logprobs(self, sequences: Sequences) -> Tensor:
+        """The log-probability of each response token, in nats: float32 [A]. Raises RuntimeError where vLLM's output
+        does not hold one finite number for each."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        asked = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+        async def one(ids: list[int], begin: int) -> list[float]:
+            output = (await collected(self._engine.generate({"prompt_token_ids": ids}, asked, self._id())))[
+                -1
+            ]
+            return response_logprobs(output.prompt_logprobs, ids, begin)
+
+        found = self._all(one, sequences)
+        return torch.tensor([value for values in found for value in values], dtype=torch.float32)
+
+    def scores(self, sequences: Sequences) -> Tensor:
+        """The score of each sequence by a classifier with one output: float32 [N]. Raises
+        RuntimeError where vLLM gives other than one number."""
+        from vllm import PoolingParams
+
+        asked = PoolingParams(task="classify", use_activation=False)
+
+        async def one(ids: list[int], _begin: int) -> float:
+            output = (await collected(self._engine.encode({"prompt_token_ids": ids}, asked, self._id())))[-1]
+            score = torch.as_tensor(output.outputs.data).flatten()
+            if len(score) != 1:
+                raise RuntimeError(f"vLLM gave {len(score)} scores for a sequence, of a model that has one")
+            return float(score)
+
+        return torch.tensor(self._all(one, sequences), dtype=torch.float32)
+
+    def trouble(self) -> str:
+        """Reason why only a new process will help; empty if there is none."""
+        if self._engine.errored:
+            return ENGINE_DEAD
+        silent = time.monotonic() - self._heard
+        return (
+            f"vLLM has finished nothing for {silent:.0f} s" if self._asked and silent > HUNG_SECONDS else ""
+        )
+
+    def close(self) -> None:
+        """Ends the engine's processes."""
+        self._engine.shutdown()
+
+    def _id(self) -> str:
+        return f"sequence-{next(self._ids)}"
+
+    def _all(
+        self, one: Callable[[list[int], int], Coroutine[Any, Any, Any]], sequences: Sequences
+    ) -> Sequence[Any]:
+        """What `one` returns of the tokens and the prompt's length of each sequence; the engine has all at once."""
+
+        async def noted(ids: list[int], begin: int) -> Any:
+            found = await one(ids, begin)
+            self._heard, self._asked = time.monotonic(), self._asked - 1
+            return found
+
+        async def together() -> list[Any]:
+            begins = sequences.prompt_lengths.tolist()
+            rows = [noted(sequences.row(i).tolist(), begin) for i, begin in enumerate(begins)]
+            self._heard, self._asked = time.monotonic(), len(rows)
+            tasks = [asyncio.ensure_future(row) for row in rows]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                self._asked = 0
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        found: list[Any] = self._loop.run(together())
+        return found
+
+
+async def collected(outputs: AsyncIterator[Any]) -> list[Any]:
+    return [output async for output in outputs]
+
+
+def response_logprobs(found: Any, ids: Sequence[int], begin: int) -> list[float]:
+    """Of vLLM's `prompt_logprobs`, a mapping from tokens for each place, those of `ids` from `begin` on."""
+    if found is None or len(found) != len(ids):
+        raise RuntimeError(
+            f"vLLM gave {'no' if found is None else len(found)} log-probabilities for {len(ids)} tokens"
+        )
+    values = []
+    for place in range(begin, len(ids)):
+        entry = (found[place] or {}).get(ids[place])
+        if entry is None or not math.isfinite(entry.logprob):
+            raise RuntimeError(f"vLLM gave no finite log-probability of token {ids[place]} at place {place}")
+        values.append(float(entry.logprob))
+    return values

