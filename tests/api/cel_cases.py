@@ -50,14 +50,11 @@ CASES = [
         "spec.generator.autoscale={minReplicas: 4, maxReplicas: 4}",
         *("spec.generator.autoscale={minReplicas: 5, maxReplicas: 4}", "minReplicas"),
     ),
-    *(
-        (
-            f"spec.{role}={{engine: vllm, tensorParallelSize: 2}}",
-            f"spec.{role}={{tensorParallelSize: 2}}",
-            "tensorParallelSize is of engine vllm",
-        )
-        for role in ("reference", "reward")
+    (
+        "spec.reward={engine: vllm, tensorParallelSize: 2}",
+        *("spec.reward={tensorParallelSize: 2}", "tensorParallelSize is of engine vllm"),
     ),
+    ("spec.reference={tensorParallelSize: 1}", "spec.reference={tensorParallelSize: 2}", "is of engine vllm"),
     ("spec.sampling.minNewTokens=256", "spec.sampling.minNewTokens=257", "minNewTokens"),
     *(
         (
