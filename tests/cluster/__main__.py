@@ -1,4 +1,4 @@
-"""`python -m tests.cluster up|build|images|down [--state DIR]`: what `make cluster` and its like run."""
+"""`python -m tests.cluster up|join|build|images|down [--state DIR]`: what `make cluster` and its like run."""
 
 import argparse
 import sys
@@ -10,14 +10,14 @@ from tests.cluster.binaries import binaries
 from tests.cluster.down import down, running
 from tests.cluster.node import Place
 from tests.cluster.packages import Unavailable, cache
-from tests.cluster.up import up
+from tests.cluster.up import join, up
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="tests.cluster", description="A real Kubernetes with one node, for tests."
+        prog="tests.cluster", description="A real Kubernetes with one node, or two, for tests."
     )
-    parser.add_argument("verb", choices=("up", "build", "images", "down"))
+    parser.add_argument("verb", choices=("up", "join", "build", "images", "down"))
     parser.add_argument(
         "--state", type=Path, default=cache() / "cluster", help="its folder; default %(default)s"
     )
@@ -29,6 +29,10 @@ def main() -> None:
             started = up(place)
             how = f"up after {time.monotonic() - begin:.0f} s" if started else "up already"
             print(f"the cluster is {how}; next:\n  make images\n  export KUBECONFIG={place.kubeconfig}")
+        elif arguments.verb == "join":
+            up(place)
+            images.load(join(place))
+            print(f"{place.second.name} has joined, with our images")
         elif arguments.verb == "build":
             binaries()
             images.build()

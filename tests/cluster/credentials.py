@@ -6,7 +6,7 @@ import secrets
 import subprocess
 from pathlib import Path
 
-NODE = "node1"
+NODE, SECOND = "node1", "node2"
 _USERS = {
     "admin": ("admin", "system:masters"),
     # Accounts of their own for its forty controllers would make its start 6 s longer.
@@ -14,6 +14,7 @@ _USERS = {
     "scheduler": ("system:kube-scheduler", ""),
     "proxy": ("system:kube-proxy", ""),
     "kubelet": (f"system:node:{NODE}", "system:nodes"),
+    "kubelet2": (f"system:node:{SECOND}", "system:nodes"),
     "dns": ("system:serviceaccount:kube-system:kube-dns", ""),
 }
 _NAMES = ("localhost", *(f"kubernetes{rest}" for rest in ("", ".default", ".default.svc")))

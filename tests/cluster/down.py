@@ -21,7 +21,7 @@ def claim(place: Place) -> None:
 
 
 def running(place: Place) -> bool:
-    return bool(_processes(place))
+    return bool(processes(place))
 
 
 def down(place: Place) -> None:
@@ -32,12 +32,10 @@ def down(place: Place) -> None:
     """
     if place.state.exists() and any(place.state.iterdir()) and not (place.state / _MARK).exists():
         raise RuntimeError(f"{place.state} is not a test cluster's folder: name another one with --state")
+    if place.first is None:
+        down(place.second)
     deadline = time.monotonic() + _GONE_S
-    while (left := _processes(place)) and time.monotonic() < deadline:
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
+    kill(place)
     subprocess.run(["ip", "link", "delete", place.link], capture_output=True, timeout=30, check=False)
     route = ["ip", "route", "delete", "unreachable", str(place.subnet)]
     subprocess.run(route, capture_output=True, timeout=30, check=False)
@@ -46,19 +44,29 @@ def down(place: Place) -> None:
             with suppress(OSError):  # busy for a moment longer
                 folder.rmdir()
     # Last, so that what could not be removed can be looked into, and removed by another call.
-    if left := [*_processes(place), *_control_groups(place)]:
+    if left := [*processes(place), *_control_groups(place)]:
         raise RuntimeError(f"still there after {_GONE_S} s: {left}")
     if place.state.exists():
         shutil.rmtree(place.state)
 
 
-def _processes(place: Place) -> list[int]:
+def kill(place: Place) -> None:
+    """Ends all of its processes at once, as when its machine loses power; within half a minute."""
+    deadline = time.monotonic() + _GONE_S
+    while (left := processes(place)) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def processes(place: Place) -> list[int]:
     """The first process inside and the one that made the namespaces for it. All others end with them."""
     found = []
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            arguments = cmdline.read_bytes().split(b"\0")
-            if b"tests.cluster.inside" in arguments and str(place.state).encode() in arguments:
+            _, mark, rest = cmdline.read_bytes().partition(b"\0tests.cluster.inside\0")
+            if mark and rest.startswith(str(place.state).encode() + b"\0"):
                 found.append(int(cmdline.parent.name))
     return found
 

@@ -1,5 +1,7 @@
 """The first process inside the cluster's namespaces: mounts, network, then every server. It ends when one of them does,
-and the kernel ends everything with it.   python -m tests.cluster.inside STATE BINARIES FD_OF_THE_HOST'S_NETWORK
+and the kernel ends everything with it.   python -m tests.cluster.inside STATE BINARIES FD_OF_THE_HOST'S_NETWORK [FIRST]
+
+With FIRST, the state of a cluster that is up, this is its second node, and the "host" is its first one.
 """
 
 import os
@@ -26,21 +28,12 @@ _TUNABLES = (
 def main(place: Place, binaries: Path, host: str) -> None:
     _mounts(place)
     _network(place, host)
-    files = place.files
-    api = servers.apiserver(binaries, files, _ETCD_PORT, node.API_PORT, "0.0.0.0", place.address)
-    started = {
-        "etcd": _start(place, "etcd", servers.etcd(place.state / "etcd", _ETCD_PORT, _PEER_PORT)),
-        "containerd": _start(place, "containerd", node.containerd(place)),
-        "apiserver": _start(place, "apiserver", api),
-    }
-    _wait_for_api(place, started["apiserver"])
-    dns = [sys.executable, "-m", "tests.cluster.dns", str(files / "dns.kubeconfig"), place.address]
+    started = {"containerd": _start(place, "containerd", node.containerd(place))}
+    if place.first is None:
+        started |= _control_plane(place, binaries)
     for name, command in {
-        "controller-manager": servers.controller_manager(binaries, files),
-        "scheduler": servers.scheduler(binaries, files),
         "kubelet": node.kubelet(binaries, place),
         "proxy": node.proxy(binaries, place),
-        "dns": dns,
     }.items():
         started[name] = _start(place, name, command)
     names = {process.pid: name for name, process in started.items()}
@@ -48,6 +41,24 @@ def main(place: Place, binaries: Path, host: str) -> None:
     while (ended := os.wait()[0]) not in names:
         pass
     sys.exit(f"{names[ended]} has ended; see {place.logs / names[ended]}.log")
+
+
+def _control_plane(place: Place, binaries: Path) -> dict[str, subprocess.Popen]:
+    files = place.files
+    api = servers.apiserver(binaries, files, _ETCD_PORT, node.API_PORT, "0.0.0.0", place.address)
+    started = {
+        "etcd": _start(place, "etcd", servers.etcd(place.state / "etcd", _ETCD_PORT, _PEER_PORT)),
+        "apiserver": _start(place, "apiserver", api),
+    }
+    _wait_for_api(place, started["apiserver"])
+    dns = [sys.executable, "-m", "tests.cluster.dns", str(files / "dns.kubeconfig"), place.address]
+    for name, command in {
+        "controller-manager": servers.controller_manager(binaries, files),
+        "scheduler": servers.scheduler(binaries, files),
+        "dns": dns,
+    }.items():
+        started[name] = _start(place, name, command)
+    return started
 
 
 def _mounts(place: Place) -> None:
@@ -62,7 +73,7 @@ def _mounts(place: Place) -> None:
         _run("mount", "-t", "overlay", "overlay", "-o", options, f"/var/{name}")
     for path, inside in (("/var/log/pods", "pods"), ("/var/lib/kubelet", "kubelet-var")):
         Path(path).mkdir(exist_ok=True)
-        (place.state / inside).mkdir()
+        (place.state / inside).mkdir(exist_ok=True)  # a machine that comes back
         _run("mount", "--bind", str(place.state / inside), path)
     for name in _TUNABLES:
         copy = place.state / "tunables" / name
@@ -85,6 +96,11 @@ def _network(place: Place, host: str) -> None:
     _run("ip", "link", "set", "services", "up")
     _run("ip", "route", "add", servers.SERVICES, "dev", "services")
     _run("ip", "route", "add", "unreachable", "default", "metric", "4000")
+    if place.first is not None:
+        first = Place(place.first)
+        for there_of_first in (first.address, first.pods):
+            _run("ip", "route", "add", there_of_first, "via", place.host_address)
+        _run(*there, "ip", "route", "replace", place.pods, "via", place.address)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
@@ -112,4 +128,5 @@ def _run(*command: str) -> None:
 
 if __name__ == "__main__":
     _FDS = (int(sys.argv[3]),)
-    main(Place(Path(sys.argv[1])), Path(sys.argv[2]), f"/proc/self/fd/{sys.argv[3]}")
+    place = Place(Path(sys.argv[1]), *map(Path, sys.argv[4:]))
+    main(place, Path(sys.argv[2]), f"/proc/self/fd/{sys.argv[3]}")

@@ -1,4 +1,4 @@
-"""The one node of the test cluster: where it lives on this machine, and its servers' files and command lines."""
+"""A node of the test cluster: where it lives on this machine, and its servers' files and command lines."""
 
 import json
 import zlib
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-from tests.cluster.credentials import NODE
+from tests.cluster.credentials import NODE, SECOND
 
 PODS = "10.244.0.0/16"
 DNS_SERVICE = "10.96.0.10"
@@ -17,9 +17,27 @@ API_PORT = 6443
 @dataclass(frozen=True)
 class Place:
     """A cluster's folder, and the names and addresses on the host that follow from it: four addresses of 10.77.0.0/16,
-    so that two folders hardly ever share them (with 254 subnets, a run of CI in a hundred had two clusters in one)."""
+    so that two folders hardly ever share them (with 254 subnets, a run of CI in a hundred had two clusters in one).
+
+    With `first`, the folder of a cluster that is up, a second node of it: a machine of its own at a cable to the first.
+    """
 
     state: Path
+    first: Path | None = None
+
+    @property
+    def second(self) -> "Place":
+        """The second node of this cluster, whether it is there or not."""
+        return Place(self.state.with_name(f"{self.state.name}-second"), first=self.state)
+
+    @property
+    def name(self) -> str:
+        return SECOND if self.first else NODE
+
+    @property
+    def pods(self) -> str:
+        """Addresses of its pods."""
+        return f"10.244.{1 if self.first else 0}.0/24"
 
     @property
     def number(self) -> int:
@@ -68,8 +86,8 @@ def write_files(place: Place) -> None:
     """The configuration of kubelet, containerd and the pod network."""
     (place.files / "kubelet.json").write_text(json.dumps(_kubelet(place), indent=1))
     (place.files / "containerd.toml").write_text(_CONTAINERD.format(place=place, pause=PAUSE))
-    (place.files / "cni").mkdir()
-    (place.files / "cni" / "10-bridge.conflist").write_text(json.dumps(_NETWORK, indent=1))
+    (place.files / "cni").mkdir(exist_ok=True)
+    (place.files / "cni" / "10-bridge.conflist").write_text(json.dumps(_network(place), indent=1))
 
 
 def containerd(place: Place) -> list[str]:
@@ -82,14 +100,14 @@ def kubelet(binaries: Path, place: Place) -> list[str]:
         *(f"--kubeconfig={place.files / 'kubelet.kubeconfig'}", f"--config={place.files / 'kubelet.json'}"),
         *("--container-runtime=remote", f"--container-runtime-endpoint=unix://{place.containerd}"),
         *(f"--root-dir={place.state / 'kubelet'}", f"--cert-dir={place.state / 'kubelet' / 'pki'}"),
-        *(f"--hostname-override={NODE}", f"--node-ip={place.address}"),
+        *(f"--hostname-override={place.name}", f"--node-ip={place.address}"),
     ]
 
 
 def proxy(binaries: Path, place: Place) -> list[str]:
     return [
         str(binaries / "kube-proxy"),
-        *(f"--kubeconfig={place.files / 'proxy.kubeconfig'}", f"--hostname-override={NODE}"),
+        *(f"--kubeconfig={place.files / 'proxy.kubeconfig'}", f"--hostname-override={place.name}"),
         *(f"--cluster-cidr={PODS}", "--proxy-mode=iptables", "--conntrack-max-per-core=0"),
     ]
 
@@ -142,21 +160,23 @@ state = "{place.state}/containerd/state"
   conf_dir = "{place.files}/cni"
 """
 
-_NETWORK = {
-    "cniVersion": "0.3.1",
-    "name": "pods",
-    "plugins": [
-        {
-            "type": "bridge",
-            "bridge": "cni0",
-            "isGateway": True,
-            "ipMasq": True,
-            "hairpinMode": True,
-            "ipam": {
-                "type": "host-local",
-                "ranges": [[{"subnet": "10.244.0.0/24"}]],
-                "routes": [{"dst": "0.0.0.0/0"}],
-            },
-        }
-    ],
-}
+
+def _network(place: Place) -> dict:
+    return {
+        "cniVersion": "0.3.1",
+        "name": "pods",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": True,
+                "ipMasq": True,
+                "hairpinMode": True,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": place.pods}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            }
+        ],
+    }

@@ -1,4 +1,5 @@
-"""Brings a cluster with one node up: a real Kubernetes in network, mount and process namespaces of its own."""
+"""Brings a cluster up, with one node or two: a real Kubernetes, each node in network, mount and process namespaces of
+its own."""
 
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from dnslib import DNSRecord
 from tests.cluster import credentials, node, pause, servers
 from tests.cluster.binaries import binaries
-from tests.cluster.down import claim, down, running
+from tests.cluster.down import claim, down, processes, running
 from tests.cluster.node import Place
 from tests.cluster.packages import CONTROL_PLANE, NODE, Unavailable, require, require_root
 from tests.support.kube import KubectlError, eventually, kubectl
@@ -48,18 +49,7 @@ def up(place: Place) -> bool:
     first = _start(place, programs)
     try:
         eventually(lambda: _alive(place, first) and _well(place), "the node's readiness", _READY_S)
-        image = pause.archive(node.PAUSE, programs / "pause")
-        command = [
-            "ctr",
-            "--address",
-            str(place.containerd),
-            "--namespace",
-            "k8s.io",
-            "images",
-            "import",
-            "-",
-        ]
-        subprocess.run(command, input=image, capture_output=True, timeout=60, check=True)
+        _load_pause(place, programs)
         kubectl(place.kubeconfig, "apply", "-f", "-", input=json.dumps(_dns_service(place)))
         eventually(lambda: _alive(place, first) and _resolves(place), "the cluster's DNS", _READY_S)
     except BaseException:
@@ -67,6 +57,32 @@ def up(place: Place) -> bool:
         down(place)
         raise
     return True
+
+
+def join(first: Place) -> Place:
+    """The second node of a cluster that is up: made, or, once its loss after `down.kill` was noticed, brought back with
+    the images it had; returns when it is ready."""
+    place, programs = first.second, binaries()
+    fresh = not place.state.exists()
+    if fresh:
+        claim(place)
+        place.files.mkdir()
+        for ours, name in {"kubelet2": "kubelet", "proxy": "proxy", "admin": "admin"}.items():
+            shutil.copy(first.files / f"{ours}.kubeconfig", place.files / f"{name}.kubeconfig")
+        node.write_files(place)
+        _make_groups(place)
+    shutil.rmtree(place.state / "containerd" / "state", ignore_errors=True)
+    began = _start(place, programs)
+    eventually(lambda: _alive(place, began) and _well(place), "the second node's readiness", _READY_S)
+    if fresh:
+        _load_pause(place, programs)
+    return place
+
+
+def _load_pause(place: Place, programs: Path) -> None:
+    image = pause.archive(node.PAUSE, programs / "pause")
+    command = ["ctr", "--address", str(place.containerd), "--namespace", "k8s.io", "images", "import", "-"]
+    subprocess.run(command, input=image, capture_output=True, timeout=60, check=True)
 
 
 def _make_groups(place: Place) -> None:
@@ -79,14 +95,25 @@ def _make_groups(place: Place) -> None:
 
 
 def _start(place: Place, programs: Path) -> subprocess.Popen[bytes]:
-    # While the cable is not there, what is meant for the node must not leave through another one.
-    route = ["ip", "route", "add", "unreachable", str(place.subnet), "metric", "4000"]
-    subprocess.run(route, check=True, timeout=30)
-    host = os.open("/proc/self/ns/net", os.O_RDONLY)
+    if place.first is None:
+        # While the cable is not there, what is meant for the node must not leave through another one.
+        route = ["ip", "route", "add", "unreachable", str(place.subnet), "metric", "4000"]
+        subprocess.run(route, check=True, timeout=30)
+    first = () if place.first is None else (str(place.first),)
+    other_end = processes(Place(place.first))[0] if place.first else "self"
+    host = os.open(f"/proc/{other_end}/ns/net", os.O_RDONLY)
     namespaces = ("--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
-    inside = (sys.executable, "-m", "tests.cluster.inside", str(place.state), str(programs), str(host))
+    inside = (
+        sys.executable,
+        "-m",
+        "tests.cluster.inside",
+        str(place.state),
+        str(programs),
+        str(host),
+        *first,
+    )
     with (place.logs / "inside.log").open("ab") as log:
-        first = subprocess.Popen(
+        process = subprocess.Popen(
             ["unshare", *namespaces, "--propagation", "private", *inside],
             cwd=_ROOT,
             stdin=subprocess.DEVNULL,
@@ -96,7 +123,7 @@ def _start(place: Place, programs: Path) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     os.close(host)
-    return first
+    return process
 
 
 def _alive(place: Place, first: subprocess.Popen[bytes]) -> bool:
@@ -108,9 +135,7 @@ def _alive(place: Place, first: subprocess.Popen[bytes]) -> bool:
 def _well(place: Place) -> bool:
     condition = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
     try:
-        return (
-            kubectl(place.kubeconfig, "get", "node", credentials.NODE, "-o", condition, timeout=10) == "True"
-        )
+        return kubectl(place.kubeconfig, "get", "node", place.name, "-o", condition, timeout=10) == "True"
     except KubectlError:
         return False
 

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from tests.cluster import images
 from tests.support.cluster import Cluster, existing
-from tests.support.helm import CHART, helm
+from tests.support.helm import helm
+from tests.support.installed import CLAIM, SYSTEM, install, uninstall, volume
 from tests.support.kube import eventually, get, kubectl
 from tests.support.operator import Jobs
 
@@ -22,7 +23,7 @@ from rlhf_operator.cluster.names import token_name
 from rlhf_operator.cluster.pod import USER
 
 ROOT = Path(__file__).parents[2]
-SYSTEM, JOBS, CLAIM = "rlhf-system", "team", "rlhf-workspace"
+JOBS = "team"
 START_S, RUN_S = 240.0, 420.0
 END_S = 150.0
 """A grace of 15 s, the minute between two of the kubelet's rounds of removing ended containers, and its reports."""
@@ -51,37 +52,12 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     kubectl(kubeconfig, "label", "namespace", JOBS, "pod-security.kubernetes.io/enforce=restricted")
     kubectl(kubeconfig, "apply", "-n", JOBS, "-f", "-", input=yaml.safe_dump_all(volume(workspace)))
     kubectl(kubeconfig, "apply", "-n", JOBS, "-f", str(Path(images.__file__).with_name("seaweedfs.yaml")))
-    helm(
-        *("install", "rlhf", str(CHART), "-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "100s"),
-        *("--set", "image.repository=localhost/rlhf-operator", "--set", "image.tag=dev"),
-        *("--set", f"jobs.trainerImage={images.TRAINER}", "--set", f"jobs.workspaceClaim={CLAIM}"),
-        kubeconfig=kubeconfig,
-    )
+    install(kubeconfig)
     helm("test", "rlhf", "-n", SYSTEM, kubeconfig=kubeconfig)
     yield Jobs(kubeconfig, JOBS)
     if cluster.own:
         return
-    kubectl(kubeconfig, "delete", "rlhfjobs", "--all", "-n", JOBS)
-    helm("uninstall", "rlhf", "-n", SYSTEM, "--wait", kubeconfig=kubeconfig)
-    kubectl(kubeconfig, "delete", "namespace", JOBS, SYSTEM, timeout=180)
-    kubectl(kubeconfig, "delete", "pv", CLAIM, "--ignore-not-found")
-    kubectl(kubeconfig, "delete", "crd", "--selector=app.kubernetes.io/instance=rlhf")
-
-
-def volume(directory: Path) -> list[dict[str, Any]]:
-    """A workspace that all pods of this one node can mount."""
-    size = {"storage": "1Gi"}
-    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    spec = {**common, "capacity": size, "hostPath": {"path": str(directory)}}
-    return [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": CLAIM}, "spec": spec},
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": CLAIM},
-            "spec": {**common, "resources": {"requests": size}, "volumeName": CLAIM},
-        },
-    ]
+    uninstall(kubeconfig, JOBS)
 
 
 def manifest(name: str, **spec: Any) -> dict[str, Any]:

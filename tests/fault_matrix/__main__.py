@@ -19,10 +19,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.fault_matrix.cells import STALENESS, Cell, Mode, cells
+from tests.cluster.packages import Unavailable
+from tests.fault_matrix.cells import PODS, STALENESS, Cell, Mode, cells
 from tests.fault_matrix.kills import MODE, schedule
 from tests.fault_matrix.page import PAGE, page
-from tests.fault_matrix.running import NoStep, note, running
+from tests.fault_matrix.pods import OnPods, on_pods
+from tests.fault_matrix.running import NoStep, Running, note, running
 from tests.support.seaweed import Server
 
 RESULTS, KILLS = PAGE.with_suffix(".jsonl"), PAGE.with_name("kills.jsonl")
@@ -56,7 +58,11 @@ def main() -> None:
         until = time.monotonic() + 60 * options.minutes
         for mode in STALENESS:
             while todo := _todo(mode, options.times, options.only, options.results):
-                if time.monotonic() > until or not _sitting(mode, todo, until, options.results):
+                try:
+                    if time.monotonic() > until or not _sitting(mode, todo, until, options.results):
+                        break
+                except Unavailable as reason:
+                    print(f"{mode}: {reason}", flush=True)
                     break
     rows, kills = (
         [json.loads(line) for line in file.read_text().splitlines()] for file in (options.results, KILLS)
@@ -80,13 +86,9 @@ def _chosen(cell: str, only: str) -> bool:
 def _sitting(mode: Mode, todo: Sequence[Cell], until: float, results: Path) -> bool:
     """One job, until a cell stops it for good, which is noted, or its store's disk fills up; whether it ran any."""
     ran = 0
-    with (
-        tempfile.TemporaryDirectory(prefix="faults-") as name,
-        _store(Path(name)) as store,
-        running(mode, Path(name), store) as job,
-    ):
+    with tempfile.TemporaryDirectory(prefix="faults-") as name, _job(mode, Path(name)) as (job, data):
         for cell in todo:
-            if time.monotonic() > until or shutil.disk_usage(store.data).free < LEFT_MEGABYTES << 20:
+            if time.monotonic() > until or shutil.disk_usage(data).free < LEFT_MEGABYTES << 20:
                 break
             print(" ".join(vars(cell).values()), end=": ", flush=True)
             try:
@@ -95,7 +97,8 @@ def _sitting(mode: Mode, todo: Sequence[Cell], until: float, results: Path) -> b
                 print(f"no step: {error}", flush=True)
                 note(cell, {"failed": str(error)}, results)
                 logs = results.with_suffix(".failed")
-                shutil.copytree(Path(name, "run", "logs"), logs, dirs_exist_ok=True)
+                if mode != PODS:
+                    shutil.copytree(Path(name, "run", "logs"), logs, dirs_exist_ok=True)
                 break
             ran += 1
             note(cell, vars(outcome), results)
@@ -120,6 +123,17 @@ def _kills(seed: int, kills: int) -> None:
                 break
             note(kill.cell, {**told, **vars(outcome)}, KILLS)
             print(kill, outcome, flush=True)
+
+
+@contextmanager
+def _job(mode: Mode, folder: Path) -> Iterator[tuple[Running | OnPods, Path]]:
+    """The job of a mode, and a folder in the file system of its checkpoints."""
+    if mode == PODS:
+        with on_pods(folder) as job:
+            yield job, folder
+    else:
+        with _store(folder) as store, running(mode, folder, store) as local:
+            yield local, store.data
 
 
 @contextmanager

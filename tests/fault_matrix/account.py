@@ -3,6 +3,8 @@
 import json
 import re
 import urllib.request
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import cast
@@ -45,33 +47,42 @@ class Prompts:
 
 
 class Tokens:
-    """Tokens that the generators have sampled so far, those of processes that are gone included."""
+    """Tokens that the generators have sampled so far, those of servers that are gone included."""
 
-    def __init__(self, workdir: Path) -> None:
-        self._workdir = workdir
-        self._counted: dict[int, float] = {}
+    def __init__(self, workdir: Path, counters: Callable[[], Mapping[Hashable, int]]) -> None:
+        """`counters`: the present count of each server that answers."""
+        self._workdir, self._counters = workdir, counters
+        self._counted: dict[Hashable, int] = {}
 
     def generated(self) -> int:
         """Whoever does not answer has what it had."""
-        for process in processes(self._workdir):
-            if "vllm.entrypoints" in " ".join(_command(process)[:4]):
-                environ = process.environ()
-                request = urllib.request.Request(
-                    f"http://127.0.0.1:{environ['RLHF_PORT']}/metrics",
-                    headers={"Authorization": f"Bearer {environ['RLHF_TOKEN']}"},
-                )
-                try:
-                    with urllib.request.urlopen(request, timeout=2) as answer:
-                        found = _GENERATED.findall(answer.read())
-                except OSError:
-                    continue
-                self._counted[process.pid] = sum(map(float, found))
-        return int(sum(self._counted.values()))
+        self._counted |= self._counters()
+        return sum(self._counted.values())
 
     def trained(self, after: int, until: int) -> int:
         """Tokens of the steps in (after, until]."""
         steps = metrics(self._workdir)
         return sum(int(steps[step]["tokens"]) for step in range(after + 1, until + 1))
+
+
+def of_processes(workdir: Path) -> dict[Hashable, int]:
+    """The counts of the servers of `rlhf run`."""
+    found: dict[Hashable, int] = {}
+    for process in processes(workdir):
+        if "vllm.entrypoints" in " ".join(_command(process)[:4]):
+            environ = process.environ()
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{environ['RLHF_PORT']}/metrics",
+                headers={"Authorization": f"Bearer {environ['RLHF_TOKEN']}"},
+            )
+            with suppress(OSError), urllib.request.urlopen(request, timeout=2) as answer:
+                found[process.pid] = sampled(answer.read())
+    return found
+
+
+def sampled(page: bytes) -> int:
+    """Tokens by a page of vLLM's metrics."""
+    return int(sum(map(float, _GENERATED.findall(page))))
 
 
 def metrics(workdir: Path) -> dict[int, dict[str, float]]:

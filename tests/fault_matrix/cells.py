@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-Mode = Literal["on-policy", "staleness 2"]
-STALENESS: dict[Mode, int] = {"on-policy": 0, "staleness 2": 2}
+Mode = Literal["on-policy", "staleness 2", "on pods"]
+STALENESS: dict[Mode, int] = {"on-policy": 0, "staleness 2": 2, "on pods": 0}
 
 MOMENTS = {
     "generating": "generating",
@@ -47,12 +47,24 @@ VICTIMS = {
     "supervisor of the reward": Victim("reward-0", "reaper.py"),
 }
 PROCESS_FAULTS = ("SIGKILL", "SIGTERM", "SIGSTOP", "connections cut", "out of memory")
+PODS: Mode = "on pods"
+"""On-policy, as pods of a cluster with two nodes."""
+POD_VICTIMS = {
+    "trainer": "training",
+    "generator": "generating",
+    "reward": "scoring",
+    "reference": "scoring",
+    "operator": "generating",
+}
+"""Of them one pod, at one moment: the second generator, and the operator that leads."""
+POD_FAULTS = ("SIGKILL", "SIGTERM", "eviction", "node lost")
+NODE, EVERY_NODE = "node of a trainer and a generator", "every node"
 STORE_FAULTS = ("connections cut", "SIGKILL", "SIGSTOP", "disk full")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One fault: `victim` is a key of VICTIMS or STORE, `moment` one of MOMENTS."""
+    """One fault: `victim` is a key of VICTIMS or POD_VICTIMS, STORE, or nodes; `moment` one of MOMENTS."""
 
     mode: Mode
     victim: str
@@ -72,6 +84,13 @@ class Cell:
 
 def cells(mode: Mode) -> Iterator[Cell]:
     """All cells of one mode, those first that happen most in practice."""
+    if mode == PODS:
+        for fault in POD_FAULTS:
+            for victim, moment in POD_VICTIMS.items():
+                yield Cell(mode, victim, fault, moment)
+        for victim in (NODE, EVERY_NODE):
+            yield Cell(mode, victim, "drain", "generating")
+        return
     for fault in PROCESS_FAULTS:
         for moment, victim in product(MOMENTS, VICTIMS):
             yield Cell(mode, victim, fault, moment)

@@ -1,5 +1,5 @@
 """Rendezvous at named points of `rlhf_trainer.faults`: the process that reaches the armed point waits there until the
-fault has been injected. The files lie beside the run's configuration."""
+fault has been injected. The files lie beside the run's configuration, or in the folder that `FOLDER` names."""
 
 import os
 import time
@@ -7,12 +7,14 @@ from pathlib import Path
 
 ARMED, REACHED, GO = "fault-armed", "fault-reached", "fault-go-"
 """The first holds `<number> <process> <point>`; `GO` and that number let the process go on."""
+FOLDER = "FAULTS_FOLDER"
 DEADLINE_SECONDS = 60.0
 
 
 def wait_at_point(point: str) -> None:
     """The hook: ranks but the first, and all but the armed process (`RLHF_NAME`) and its point, pass."""
-    armed = Path(os.environ["RLHF_RUN_CONFIG"]).with_name(ARMED)
+    folder = os.environ.get(FOLDER) or Path(os.environ["RLHF_RUN_CONFIG"]).parent
+    armed = Path(folder, ARMED)
     try:
         wanted = armed.read_text()
     except OSError:

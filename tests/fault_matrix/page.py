@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.fault_matrix.cells import MOMENTS, OUTAGE_SECONDS, PAUSE_SECONDS, STALENESS, Cell, cells
+from tests.fault_matrix.cells import MOMENTS, OUTAGE_SECONDS, PAUSE_SECONDS, PODS, STALENESS, Cell, cells
+from tests.fault_matrix.nodes import GRACE_SECONDS, TOLERATED_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 Row = Mapping[str, Any]
@@ -39,6 +40,19 @@ processes and of loading, which takes most of them on so few cores.
   it can be a few hundred either way.
 - SIGSTOP lasts {pause:g} s, an outage or a full disk of the store {outage:g} s. Connections are cut by the kernel,
   which resets all that the process has. Out of memory: a limit of the address space below what the process has.
+"""
+ON_PODS = """
+The same job as pods of a real Kubernetes 1.20 with two nodes on this machine, each in namespaces of its own
+(`tests/cluster`): one trainer, two generators, a reward, a reference, and two operators of the chart; checkpoints of
+every step on the volume that all pods share. As root, `python -m tests.fault_matrix --only "on pods"`.
+
+- **SIGKILL**, **SIGTERM**: to the first process of the pod's container. **Eviction**: through the Eviction API.
+- **Node lost**: the victim's pod is put on the second node, alone; that machine falls silent with all that is on it, as
+  without power, and comes back after the job has gone on. Kubernetes notices after 40 s and deletes the pod after
+  {tolerated} s more, which the job's `tolerations` say; a trainer's pod has a grace of {grace} s, by its template; 30 s
+  after it the pod is given up. With the defaults, 300 s each, a trainer's node costs {more} s more, another {less} s.
+- **Drain**: `kubectl drain`, then `uncordon`. Of every node: there is nowhere to go until that.
+- The operator that leads is the victim; training does not need it.
 """
 KILLED = """
 ## Killed at random
@@ -70,7 +84,18 @@ def page(rows: Sequence[Row], kills: Sequence[Row] = ()) -> str:
     for mode in STALENESS:
         of_mode = list(cells(mode))
         run = [cell for cell in of_mode if cell in found]
-        parts.append(f"\n## {mode.capitalize()}\n\n{len(run)} of {len(of_mode)} cells were run.\n")
+        parts.append(f"\n## {mode.capitalize()}\n")
+        if mode == PODS:
+            less = 300 - TOLERATED_SECONDS
+            parts.append(
+                ON_PODS.format(
+                    tolerated=TOLERATED_SECONDS,
+                    grace=GRACE_SECONDS,
+                    less=less,
+                    more=less + 300 - GRACE_SECONDS,
+                )
+            )
+        parts.append(f"\n{len(run)} of {len(of_mode)} cells were run.\n")
         for fault in dict.fromkeys(cell.fault for cell in of_mode):
             parts.append(_table(fault, [cell for cell in of_mode if cell.fault == fault], found))
     return "".join(parts + [_killed(kills)] * bool(kills))

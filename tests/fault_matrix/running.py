@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
-from tests.fault_matrix.account import Prompts, Tokens, newest
+from tests.fault_matrix.account import Prompts, Tokens, newest, of_processes
 from tests.fault_matrix.cells import PAUSE_SECONDS, STALENESS, VICTIMS, Cell, Mode
-from tests.fault_matrix.hook import ARMED, GO, REACHED
 from tests.fault_matrix.inject import inject
+from tests.fault_matrix.meeting import READY_SECONDS, Meeting
 from tests.fault_matrix.responses import Responses
 from tests.support import rlhf
 from tests.support.models import tiny_model
@@ -24,8 +26,8 @@ from tests.support.outage import Proxy, proxy
 from tests.support.seaweed import Server
 
 PROMPTS, PER_STEP = 4096, 8
-STEP_SECONDS, READY_SECONDS = 180.0, 240.0
-"""Deadlines of the step after a fault, and of every role to be ready."""
+STEP_SECONDS = 180.0
+"""Deadline of the step after a fault."""
 _CUT = re.compile(r"^\d\d:\d\d:\d\d |; see \S+")
 """Of a line of `rlhf run`: when it was, and where the log is."""
 
@@ -64,9 +66,10 @@ class Running:
         }
         url = store.address.url(mode.replace(" ", "-"))
         self._prompts, self._responses = Prompts(url, PER_STEP), Responses(url, STALENESS[mode])
-        self._tokens = Tokens(workdir)
+        self._tokens = Tokens(workdir, partial(of_processes, workdir))
         self._lines: list[str] = []
-        self._number = self._told = 0
+        self._told = 0
+        self._meeting = Meeting(workdir, self._wait_for)
         self._process = self._start()
         self._wait_for((workdir / "run.json").exists, STEP_SECONDS)
 
@@ -93,9 +96,9 @@ class Running:
 
     def _strike(self, cell: Cell, after: float | None) -> Outcome:
         """The fault, and the step after it."""
-        self._release()
+        self._meeting.release()
         if after is None:
-            self._reach(cell.point)
+            self._meeting.reach(cell.point)
         else:
             time.sleep(after)
         self._tokens.generated()
@@ -104,7 +107,7 @@ class Running:
         step, self._told = newest(self._workdir) + bool(STALENESS[cell.mode]), len(self._lines)
         began = time.monotonic()
         over = inject(cell, self._workdir, self._store, self._way)
-        self._release()
+        self._meeting.release()
         end = self._wait_for(lambda: newest(self._workdir) > step, STEP_SECONDS)
         seconds = time.monotonic() - began
         if over is not None:
@@ -124,7 +127,7 @@ class Running:
         ]
         events = [event for event in events if "checkpoint of step" not in event]
         (lost, twice), (gone, old) = self._prompts.check(), self._responses.check()
-        self._release()
+        self._meeting.release()
         return replace(outcome, lost=lost, twice=twice, gone=gone, old=old, events=events)
 
     def stop(self) -> None:
@@ -151,14 +154,14 @@ class Running:
         steps done."""
         deadline = time.monotonic() + READY_SECONDS
         while True:
-            self._reach("trainer-0 step")
+            self._meeting.reach("trainer-0 step")
             if self._ready(role):
                 return newest(self._workdir)
             if time.monotonic() > deadline:
                 raise NoStep(
                     f"not every {role or 'role'} is ready after {READY_SECONDS:g} s: {self._lines[-5:]}"
                 )
-            self._release()
+            self._meeting.release()
 
     def _ready(self, role: str | None) -> bool:
         status = json.loads((self._workdir / "status.json").read_text())
@@ -168,17 +171,6 @@ class Running:
             role not in (None, "generator")
             or [member["ready"] for member in members] == [True] * roles["generator"]["desired"]
         )
-
-    def _reach(self, point: str) -> None:
-        (self._workdir / REACHED).unlink(missing_ok=True)
-        self._number += 1
-        fresh = self._workdir / f"{ARMED}.new"
-        fresh.write_text(f"{self._number} {point}")
-        fresh.rename(self._workdir / ARMED)
-        self._wait_for((self._workdir / REACHED).exists, READY_SECONDS)
-
-    def _release(self) -> None:
-        (self._workdir / f"{GO}{self._number}").touch()
 
     def _wait_for(self, happened: Callable[[], bool], seconds: float) -> str:
         """Waits, and resumes the job where it ends meanwhile; returns how it ended, if it did."""
@@ -219,47 +211,48 @@ def note(cell: Cell, result: Mapping[str, object], file: Path) -> None:
 
 
 def _document(mode: Mode, folder: Path, policy: Path, store: Server, *, begun: bool) -> dict[str, object]:
+    write_prompts(folder / "prompts.jsonl")
+    spec = specification(mode, policy=str(policy), prompts=str(folder / "prompts.jsonl"))
+    spec["trainer"] |= {"processesPerReplica": 2, "deepspeed": {"zero_optimization": {"stage": 2}}}
+    spec["checkpoint"] |= {"store": store.address.url(mode.replace(" ", "-")), "timeoutSeconds": 120}
+    if begun:
+        spec["sampling"] = {"maxNewTokens": 128, "answersPerPrompt": 2}
+        spec["generator"] |= {"concurrentRequests": 1}
+    head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "faults"}}
+    return {**head, "spec": spec}
+
+
+def write_prompts(file: Path) -> None:
     rows = [json.dumps({"prompt": f"the {i}th thing is"}) for i in range(PROMPTS)]
-    (folder / "prompts.jsonl").write_text("\n".join(rows))
+    file.write_text("\n".join(rows))
+
+
+def specification(mode: Mode, policy: str, prompts: str) -> dict[str, Any]:
+    """The job of every cell, its model and its data as a manifest names them."""
     # A window of a second: each fault finds the budget as if it were the first.
     again = {"backoffLimit": 100, "backoffWindowSeconds": 1}
-    spec = {
+    return {
         "algorithm": "ppo",
         "steps": 100_000,
         "seed": 5,
-        "model": {"policy": str(policy), "dtype": "float32"},
+        "model": {"policy": policy, "dtype": "float32"},
         "data": {
-            "train": [str(folder / "prompts.jsonl")],
+            "train": [prompts],
             "maxPromptLength": 16,
             "promptsPerStep": PER_STEP,
         },
-        "sampling": {"maxNewTokens": 128, "answersPerPrompt": 2} if begun else {"maxNewTokens": 64},
+        "sampling": {"maxNewTokens": 64},
         "ppo": {"minibatchSize": 4},
         "replay": {"maxReplayEpisode": 40, "samplesPerStep": 1},
         "optimizer": {"learningRate": 1e-5},
         "rollout": {"maxStaleness": STALENESS[mode]},
-        "trainer": {
-            **again,
-            "processesPerReplica": 2,
-            "deepspeed": {"zero_optimization": {"stage": 2}},
-        },
-        "generator": {
-            **again,
-            "replicas": 2,
-            "timeoutSeconds": 60,
-            **({"concurrentRequests": 1} if begun else {}),
-        },
+        "trainer": {**again},
+        "generator": {**again, "replicas": 2, "timeoutSeconds": 60},
         "reference": again,
         "reward": {
             **again,
             "functions": [{"function": "tests.fault_matrix.reward:shorter", "concurrency": 1}],
         },
         "weights": {"bucketMegabytes": 1, "timeoutSeconds": 10.0},
-        "checkpoint": {
-            "everySteps": 1,
-            "store": store.address.url(mode.replace(" ", "-")),
-            "timeoutSeconds": 120,
-        },
+        "checkpoint": {"everySteps": 1},
     }
-    head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "faults"}}
-    return {**head, "spec": spec}

@@ -1,0 +1,45 @@
+"""Our chart on a cluster of the tests, and a workspace for its jobs."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import images
+from tests.support.helm import CHART, helm
+from tests.support.kube import kubectl
+
+SYSTEM, CLAIM = "rlhf-system", "rlhf-workspace"
+
+
+def install(kubeconfig: Path) -> None:
+    """Returns when the operator is ready; its jobs have our images and the workspace."""
+    helm(
+        *("install", "rlhf", str(CHART), "-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "100s"),
+        *("--set", "image.repository=localhost/rlhf-operator", "--set", "image.tag=dev"),
+        *("--set", f"jobs.trainerImage={images.TRAINER}", "--set", f"jobs.workspaceClaim={CLAIM}"),
+        kubeconfig=kubeconfig,
+    )
+
+
+def uninstall(kubeconfig: Path, namespace: str) -> None:
+    """All of it, with the jobs and their namespace."""
+    kubectl(kubeconfig, "delete", "rlhfjobs", "--all", "-n", namespace)
+    helm("uninstall", "rlhf", "-n", SYSTEM, "--wait", kubeconfig=kubeconfig)
+    kubectl(kubeconfig, "delete", "namespace", namespace, SYSTEM, timeout=180)
+    kubectl(kubeconfig, "delete", "pv", CLAIM, "--ignore-not-found")
+    kubectl(kubeconfig, "delete", "crd", "--selector=app.kubernetes.io/instance=rlhf")
+
+
+def volume(directory: Path) -> list[dict[str, Any]]:
+    """A workspace that all pods of this machine can mount."""
+    size = {"storage": "1Gi"}
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    spec = {**common, "capacity": size, "hostPath": {"path": str(directory)}}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": CLAIM}, "spec": spec},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": CLAIM},
+            "spec": {**common, "resources": {"requests": size}, "volumeName": CLAIM},
+        },
+    ]
