@@ -14,7 +14,7 @@ TOLERATED_SECONDS, GRACE_SECONDS = 20, 30
 """Of a job's pods on a node that is gone: until Kubernetes deletes them (300 unless the manifest says otherwise), and
 the grace of its trainer (300 too)."""
 DRAIN_SECONDS = 180
-_NOTICED_SECONDS = 120
+_NOTICED_SECONDS, _GIVEN_UP_SECONDS = 120, 360
 
 
 def first_process(uid: str) -> int:
@@ -72,7 +72,7 @@ def lose(place: Place) -> threading.Thread:
 
     def come_back() -> None:
         eventually(lambda: not _ready(place), f"{place.name} is noticed to be gone", _NOTICED_SECONDS)
-        eventually(lambda: not _pods_of_jobs(place), f"{place.name} is given up", DRAIN_SECONDS)
+        eventually(lambda: not _pods_of_jobs(place), f"{place.name} is given up", _GIVEN_UP_SECONDS)
         join(first)
 
     thread = threading.Thread(target=come_back, daemon=True)

@@ -52,7 +52,8 @@ every step on the volume that all pods share. As root, `python -m tests.fault_ma
   {tolerated} s more, which the job's `tolerations` say; a trainer's pod has a grace of {grace} s, by its template; 30 s
   after it the pod is given up. With the defaults, 300 s each, a trainer's node costs {more} s more, another {less} s.
 - **Drain**: `kubectl drain`, then `uncordon`. Of every node: there is nowhere to go until that.
-- The operator that leads is the victim; training does not need it.
+- The operator that leads is the victim; training does not need it. Of a trainer, **s** is until the first step of its
+  successor: told to end, it first makes the step that it is at, and a checkpoint.
 """
 KILLED = """
 ## Killed at random

@@ -68,6 +68,9 @@ class OnPods:
         began = time.monotonic()
         over = fault()
         self._meeting.release()
+        if "trainer" in _victims(cell):  # one that is told to end makes its step first
+            self._wait_for(lambda: self._gone(cell, there), STEP_SECONDS)
+            step = newest(self._workdir)
         self._wait_for(lambda: newest(self._workdir) > step, STEP_SECONDS)
         seconds = time.monotonic() - began
         if over is not None:
@@ -107,10 +110,9 @@ class OnPods:
 
     def _place_for(self, cell: Cell) -> None:
         """Where a node is to go, its victims are put on it, alone; all else is on the first one."""
-        names = {"trainer", "generator"} if cell.victim == NODE else {cell.victim}
         if cell.fault == "node lost" or cell.victim == NODE:
             nodes.cordon(self._place.kubeconfig, self._place.name)
-            for name in sorted(names):
+            for name in _victims(cell):
                 self._move(Cell(PODS, name, cell.fault, cell.moment))
             if cell.fault == "drain":
                 nodes.cordon(self._place.kubeconfig)
@@ -143,14 +145,7 @@ class OnPods:
                 name: uid for name, uid in there.items() if name.startswith("operator")
             }
         now = self._jobs.pods()
-        names = (
-            ["trainer", "generator"]
-            if cell.victim == NODE
-            else ["trainer", "generator", "reward", "reference"]
-            if cell.victim == EVERY_NODE
-            else [cell.victim]
-        )
-        pods = [_POD.get(name, f"{JOB}-{name}-0") for name in names]
+        pods = [_POD.get(name, f"{JOB}-{name}-0") for name in _victims(cell)]
         return all(name in now and now[name] != there.get(name) for name in pods)
 
     def _pods(self) -> dict[str, str]:
@@ -207,6 +202,12 @@ class OnPods:
                 status = self._jobs.status(JOB)
                 raise NoStep(f"nothing within {seconds:g} s: {status.get('phase')}, {status.get('message')}")
             time.sleep(0.02)
+
+
+def _victims(cell: Cell) -> tuple[str, ...]:
+    """Those whose pods a cell takes away."""
+    of_node = {NODE: ("trainer", "generator"), EVERY_NODE: ("trainer", "generator", "reward", "reference")}
+    return of_node.get(cell.victim, (cell.victim,))
 
 
 def _or_false(happened: Callable[[], bool]) -> bool:
