@@ -15,7 +15,8 @@ from rlhf_api.runtime import parse_runtime
 from rlhf_operator import cli
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = ROOT / "examples"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(EXAMPLES.rglob("*.md"))]
 VALUES = json.loads((ROOT / "charts" / "rlhf-operator" / "values.schema.json").read_text())
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -78,3 +79,10 @@ def test_the_manifest_reference_is_current():
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     assert (ROOT / "docs" / "manifest.md").read_text() == made.page(), f"run {script.relative_to(ROOT)}"
+
+
+def test_the_gallery_shows_every_example():
+    shown = re.findall(r"\]\(([^)#]+)\)", (EXAMPLES / "README.md").read_text())
+    covered = {(EXAMPLES / link).resolve() for link in shown}
+    for manifest in EXAMPLES.rglob("*.yaml"):
+        assert covered & {manifest, manifest.parent}, f"{manifest.relative_to(EXAMPLES)} is in no table"

@@ -36,10 +36,10 @@ def test_given_responses_are_evaluated_on_rows_that_were_held_out(chain):
 def test_dpo_is_evaluated_against_its_reference(chain, tmp_path):
     pairs = chain.reward.workdir.parent / "pairs.jsonl"
     finished = succeed(
-        SENTIMENT / "reward.yaml",
+        SENTIMENT / "dpo.yaml",
         tmp_path / "dpo",
         chain.overrides[0],
-        *("spec.algorithm=dpo", "spec.steps=2", "spec.optimizer={learningRate: 0.0003}"),
+        *("spec.steps=2", "spec.optimizer.warmupSteps=0"),
         f"spec.evaluation={{sets: [{{name: pairs, data: [{pairs}]}}], everySteps: 2}}",
     )
     before, after = lines(finished.workdir / "evaluation.jsonl")
