@@ -159,7 +159,7 @@ def test_a_sidecar_does_not_keep_the_pod_and_its_gpus_for_ever():
     world.kubelet()
     assert status(world).phase == "Succeeded"
     assert "job-trainer-0" not in names(world.look())[1]
-    assert world.look(quota="admitted").queue is None
+    assert world.look(quota="admitted").queue == "report"
     world.step(1)
     assert names(world.step())[1] == ["job-trainer-0"]
     world.kubelet()

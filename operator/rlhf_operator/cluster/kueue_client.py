@@ -7,7 +7,7 @@ from .api import Api, ApiError, Body, Key
 from .cache import Cache
 from .conditions import Event
 from .desired import Desired
-from .kueue import quota, released, report, workload
+from .kueue import released, report, workload
 from .names import PRIORITY
 from .objects import owned
 from .placement import flavors
@@ -23,26 +23,21 @@ class KueueClient:
         self._api, self._cache, self._recorder = api, cache, recorder
 
     async def line_up(self, key: Key, job: Job, want: Desired, todo: Plan) -> None:
-        """Does what the plan says of the queue; of an admitted Workload, reports how its pods are."""
+        """Does what the plan says of the queue."""
         found, stamp = self._cache.workload(key), time_text(datetime.datetime.now(datetime.UTC))
-        if (
-            todo.queue is None
-            and found is not None
-            and quota(job, want.spec, found, want.pinned.name) == "admitted"
-        ):
-            status = todo.status or job.status
-            ready = status is not None and is_true(status, "RolesReady")
-            if (patch := report(found, want.spec, ready=ready, stamp=stamp)) is not None:
-                self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
-        elif todo.queue == "release" and found is not None:
-            patch = released(found, stamp)
-            self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
-        elif todo.queue == "leave":
+        if todo.queue == "leave":
             await self._api.delete("Workload", job.namespace, job.name)
         elif todo.queue == "enter":
             name = job.body["metadata"].get("labels", {}).get(PRIORITY)
             priority = await self._read(job, "WorkloadPriorityClass", name) if name else None
             self._cache.put(await self._api.apply(owned(workload(job, want.pinned, priority), job)))
+        elif todo.queue is not None and found is not None:
+            status = todo.status or job.status
+            ready = status is not None and is_true(status, "RolesReady")
+            told = todo.queue == "report"
+            patch = report(found, want.spec, ready=ready, stamp=stamp) if told else released(found, stamp)
+            if patch is not None:
+                self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
 
     async def flavors(self, job: Job, admitted: Body) -> dict[str, Body]:
         """The ResourceFlavors that the job's Workload was given, by name."""

@@ -29,6 +29,10 @@ SIDECAR_SECONDS = 30.0
 """Grace of a pod's other containers at the end of a job, after the role's has ended: say to send its log away."""
 
 
+Queue = Literal["enter", "leave", "release", "report"]
+"""Ask Kueue for the job's quota, return it, return it and stay in the queue, or tell how its admitted pods are."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The status to write first, then what follows from it. Each part may fail or be cut short: the next look at the
@@ -44,8 +48,7 @@ class Plan:
     stop: bool = False
     """Ask the trainer for a checkpoint and its end."""
     events: tuple[Event, ...] = ()
-    queue: Literal["enter", "leave", "release"] | None = None
-    """Ask Kueue for the job's quota, give it back, or give it back and stay in the queue."""
+    queue: Queue | None = None
     generators: int | None = None
     """Scale the job to so many."""
     expire: bool = False
@@ -123,7 +126,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         members=membership(sight),
         events=events,
         generators=generators,
-        queue="leave" if observed.quota == "left" else None,
+        queue="leave" if observed.quota == "left" else _report(observed),
         again=POLL_SECONDS,
     )
 
@@ -198,17 +201,21 @@ def _waiting(observed: Observed) -> tuple[str, str]:
     return "WaitingForQuota", f"waits in queue {observed.job.queue}"
 
 
-def _queue(observed: Observed, *, idle: bool) -> Literal["enter", "leave", "release"] | None:
+def _report(observed: Observed) -> Queue | None:
+    return "report" if observed.quota == "admitted" else None
+
+
+def _queue(observed: Observed, *, idle: bool) -> Queue | None:
     """Quota is asked for once, and given back where none of the job's pods is left. An evicted job keeps its place's
     history; one that outgrew its quota lines up anew."""
     suspended, quota = observed.wanted.spec.suspend or observed.wanted.waits is not None, observed.quota
     if quota in ("absent", "outdated") and not suspended:
         return "enter"
     if not idle or quota in ("none", "absent"):
-        return None
+        return _report(observed)
     if suspended or quota == "outgrown":
         return "leave"
-    return "release" if quota == "evicted" else None
+    return "release" if quota == "evicted" else _report(observed)
 
 
 def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:
@@ -229,7 +236,7 @@ def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime
     return Plan(
         status=seen_at(before, observed.job.generation),
         delete=_deletions(ending, sight, now),
-        queue="leave" if observed.quota not in ("none", "absent") and not holding else None,
+        queue="leave" if observed.quota not in ("none", "absent") and not holding else _report(observed),
         expire=expire,
         again=POLL_SECONDS if holding else left if not expire else None,
     )
