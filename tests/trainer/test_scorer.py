@@ -12,10 +12,10 @@ from aiohttp import web
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
-from rlhf_api.run import Member, Membership
+from rlhf_api.run import HEALTH, Member, Membership
 from rlhf_trainer.batches import plan
 from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import Background, HttpError
 from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.comms.wire import WireError, decode, encode
 from rlhf_trainer.records import WHOLE, Kept, Sequences
@@ -238,6 +238,17 @@ def test_a_reply_with_other_than_what_was_asked_for_is_an_error(trainer, reply):
     trainer.know(server.member.model_copy(update={"address": address}))
     with pytest.raises(RuntimeError, match=r"the reply's scores are float32 \[\d\], not .*3 times"):
         trainer.scorer().ask(SEQUENCES, "scores", ROWS)
+
+
+def test_a_server_in_trouble_fails_its_health_check(trainer):
+    troubles = ["vLLM's engine is dead", ""]
+    runner = web.AppRunner(application(SCORE_ROUTE, lambda _: ({}, {}), TOKEN, troubles.pop))
+    trainer.http.run(runner.setup())
+    trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}{HEALTH}"
+    assert trainer.http.run(trainer.http.json("GET", address, timeout=60)) == {"status": "ok"}
+    with pytest.raises(HttpError, match=r"503: .*vLLM's engine is dead"):
+        trainer.http.run(trainer.http.json("GET", address, timeout=60))
 
 
 def test_nobody_answers_in_time(trainer):
