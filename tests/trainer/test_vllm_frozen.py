@@ -131,8 +131,8 @@ def test_a_model_whose_head_vllm_would_make_up_is_refused(folder, field, path, s
     written = json.loads((folder / "run.json").read_text())
     written["spec"]["model"][field] = str(folder / path)
     with pytest.raises(InvalidJob, match=says):
-        check_served(RunConfig.model_validate(written), field, TOKENIZER, LONGEST)
+        check_served(RunConfig.model_validate_json(json.dumps(written)), field, TOKENIZER, LONGEST)
     written["spec"]["model"][field] = str(folder / ("reward" if field == "reward" else "policy"))
-    assert check_served(RunConfig.model_validate(written), field, TOKENIZER, LONGEST) == 256
+    assert check_served(RunConfig.model_validate_json(json.dumps(written)), field, TOKENIZER, LONGEST) == 256
     with pytest.raises(InvalidJob, match="257 tokens do not fit a model with 256 positions"):
-        check_served(RunConfig.model_validate(written), field, TOKENIZER, 257)
+        check_served(RunConfig.model_validate_json(json.dumps(written)), field, TOKENIZER, 257)
