@@ -1,4 +1,5 @@
-"""A whole iteration at several bounds of staleness: the trainer on one GPU, a vLLM generator on another.
+"""A whole iteration at several bounds of staleness: the trainer on one GPU, a vLLM generator on another, or both on one
+that CUDA_VISIBLE_DEVICES names twice.
 
     .venv/bin/python benchmarks/iteration.py [--shape qwen2.5-1.5b] [--staleness 0 1 4] [--steps 10]
 
@@ -10,14 +11,14 @@ Prints where the time of the steps after the first went, tokens a second, and th
 import argparse
 import json
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-WARM = 3
-"""First steps of a run that are not timed: kernels are compiled, and the window fills."""
+AGREEMENT = ("logprob_difference", "ratio_outside_share", "importance_effective_share", "grad_norm")
 PHASES = ("generate", "score", "train", "broadcast")
 
 
@@ -72,7 +73,7 @@ def manifest(folder: Path, options: argparse.Namespace, staleness: int) -> Path:
     spec = {
         "algorithm": options.algorithm,
         "seed": 1,
-        "steps": options.steps,
+        "steps": options.steps + 1,  # the last of which would be saved
         "model": {"dtype": options.dtype, "policy": str(folder / "model")},
         "data": {
             "train": [str(folder / "prompts.jsonl")],
@@ -84,7 +85,7 @@ def manifest(folder: Path, options: argparse.Namespace, staleness: int) -> Path:
         "reward": {"functions": [{"function": "benchmarks.iteration:length"}]},
         "optimizer": {"learningRate": 1e-6},
         "rollout": {"maxStaleness": staleness, **({"importance": "token"} if staleness else {})},
-        "checkpoint": {"everySteps": options.steps},
+        "checkpoint": {"everySteps": options.steps + 1},
     }
     document = {
         "apiVersion": "rlhf.dev/v1alpha1",
@@ -97,11 +98,11 @@ def manifest(folder: Path, options: argparse.Namespace, staleness: int) -> Path:
     return file
 
 
-def figures(metrics: Path) -> dict[str, float]:
+def figures(metrics: Path, warm: int) -> dict[str, float]:
     """Means over the timed steps."""
     from ahead import idle
 
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()][WARM:]
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()][warm:]
     seconds = sum(row["seconds"] for row in rows)
     return {
         "steps": len(rows),
@@ -113,11 +114,12 @@ def figures(metrics: Path) -> dict[str, float]:
         "trainer idle": sum(row["trainer_idle_share"] * row["seconds"] for row in rows) / seconds,
         "memory GB": max(row.get("memory_peak_gigabytes", 0) for row in rows),
         "oldest": max(row.get("staleness_max", 0) for row in rows),
+        **{name: max(row[name] for row in rows) for name in AGREEMENT if name in rows[0]},
     }
 
 
 def main() -> None:
-    from launch import rlhf_run
+    from launch import rlhf_steps
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -132,6 +134,10 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--longest", type=int, default=1024)
     parser.add_argument("--mean", type=int, default=400)
+    parser.add_argument(
+        "--warm", type=int, default=3, help="first steps that are not timed: kernels are compiled"
+    )
+    parser.add_argument("--keep", type=Path, help="a folder for the logs and metrics of the runs")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="more of the manifest")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -142,8 +148,13 @@ def main() -> None:
         first = None
         for staleness in options.staleness:
             workdir = folder / f"run-{staleness}"
-            rlhf_run(manifest(folder, options, staleness), workdir, options.set, sys.stderr)
-            found = figures(workdir / "metrics.jsonl")
+            job = manifest(folder, options, staleness)
+            try:
+                rlhf_steps(job, workdir, options.set, sys.stderr, options.steps)
+            finally:
+                if options.keep and workdir.exists():
+                    shutil.copytree(workdir, options.keep / job.stem, dirs_exist_ok=True)
+            found = figures(workdir / "metrics.jsonl", options.warm)
             first = first or found["tokens/s"]
             words = {name: round(value, 4) for name, value in found.items()}
             print(

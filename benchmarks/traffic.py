@@ -2,36 +2,48 @@
 
 import asyncio
 import time
-from itertools import pairwise
+from itertools import count, pairwise
 
+from rlhf_api.run import Member
+from rlhf_api.spec import Sampling
+from rlhf_trainer.comms.dispatch import Interrupted
 from rlhf_trainer.comms.http import Background
+from rlhf_trainer.generation.vllm import VllmClient
+from rlhf_trainer.generation.work import Work
+from rlhf_trainer.records import Prompt
 
 
 class Load:
-    """`count` answers in generation at a time, of which one is streamed; `gaps` lists the times between its tokens."""
+    """`answers` answers of `tokens` tokens in generation at a time, asked as the trainer does and continued where new
+    weights interrupt them; `times` lists when frames with tokens of the first one came, `all_times` those of all."""
 
-    def __init__(self, http: Background, address: str, count: int, tokens: int) -> None:
+    def __init__(self, http: Background, member: Member, answers: int, tokens: int) -> None:
         self.times: list[float] = []
-        self._http, self._address, self._body = http, address, {"model": "policy", "temperature": 1.0}
-        self._body |= {"prompt": [5] * 32, "max_tokens": tokens, "ignore_eos": True}
-        self._tasks = [http.start(self._stream())] + [http.start(self._plain()) for _ in range(count - 1)]
-        time.sleep(3.0 if count > 8 else 0.5)
+        self.all_times: list[float] = []
+        self._http, self._member, self._numbers = http, member, count()
+        sampling = Sampling.model_validate({"maxNewTokens": tokens, "minNewTokens": tokens})
+        self._client = VllmClient(http, sampling=sampling, seed=1, ends=())
+        self._tasks = [http.start(self._answer(first=not i)) for i in range(answers)]
+        time.sleep(3.0 if answers > 8 else 0.5)
 
-    async def _plain(self) -> None:
+    async def _answer(self, *, first: bool) -> None:
         while True:
-            await self._http.json("POST", f"{self._address}/v1/completions", self._body, timeout=600)
+            work = Work.begin(Prompt(f"{next(self._numbers)}", (5,) * 32, {}), 1)
+            while not work.whole:
+                try:
+                    await self._client.ask(self._member, work, lambda: self._came(first))
+                except Interrupted:
+                    continue
 
-    async def _stream(self) -> None:
-        while True:
-            request = self._http.session.post(
-                f"{self._address}/v1/completions", json=self._body | {"stream": True}
-            )
-            async with request as response:
-                async for _ in response.content:
-                    self.times.append(time.monotonic())
+    def _came(self, first: bool) -> None:
+        now = time.monotonic()
+        self.all_times.append(now)
+        if first:
+            self.times.append(now)
 
-    def longest(self, since: float) -> float:
-        times = [t for t in self.times if t >= since]
+    def longest(self, since: float, *, of_all: bool = False) -> float:
+        """Seconds between two frames of the first answer, or `of_all` between any two."""
+        times = [t for t in (self.all_times if of_all else self.times) if t >= since]
         return max((b - a for a, b in pairwise(times)), default=0.0)
 
     def stop(self) -> None:

@@ -60,12 +60,13 @@ class Bench:
         self.action: Callable[[], None] = lambda: None
         self.at: dict[str, float] = {}
 
-    def sync(self, bucket: int, timeout_s: float = TIMEOUT_S) -> WeightSync:
+    def sync(self, bucket: int, timeout_s: float = TIMEOUT_S, *, keep: bool = False) -> WeightSync:
         settings = {
             "host": "127.0.0.1",
             "timeout_s": timeout_s,
             "bucket_bytes": bucket,
             "device": self.device,
+            "clear_cache": not keep,
         }
         return WeightSync(self.http, fault=self._at, **settings)
 
@@ -99,17 +100,38 @@ class Bench:
         return found
 
 
-def under_load(bench: Bench, sync: WeightSync, rounds: int, answers: int, tokens: int) -> None:
-    """To one generator with so many answers of so many tokens under way: also the longest time without a token."""
-    load = Load(bench.http, bench.servers[0].address, answers, tokens)
-    before = load.longest(time.monotonic() - 1.0)
+def proof(bench: Bench, sync: WeightSync, rounds: int) -> None:
+    """What it costs a generator to look at what it serves: all of it after a swap, then a slice."""
     for number in range(rounds):
-        at = time.monotonic()
-        found = bench.round(sync, check=False)
-        time.sleep(SETTLE_SECONDS)
-        gaps = {"longest_gap": load.longest(at), "longest_gap_before": before}
-        tell({"what": "sync under load", "load": answers, "round": number, **gaps, **found})
-    load.stop()
+        found, seconds = bench.round(sync, check=False), []
+        for _ in range(10):
+            began = time.monotonic()
+            said = sync.changed([bench.servers[0].member()])
+            seconds.append(time.monotonic() - began)
+            assert not said, said
+        slices = {"slice_median": median(seconds[1:]), "slice_longest": max(seconds[1:])}
+        tell({"what": "proof", "round": number, "all_and_a_slice": seconds[0], **slices, **found})
+
+
+def under_load(bench: Bench, bucket: int, rounds: int, answers: int, tokens: int) -> None:
+    """To one generator with so many answers of so many tokens under way, which the trainer continues: also the longest
+    time without a token, of one answer and of all, with what is computed anew for them and with what is kept."""
+    for keep in (False, True):
+        sync = bench.sync(bucket, keep=keep)
+        bench.round(sync, check=False)
+        load = Load(bench.http, bench.servers[0].member(), answers, tokens)
+        before = load.longest(time.monotonic() - 1.0)
+        for number in range(rounds):
+            at = time.monotonic()
+            found = bench.round(sync, check=False)
+            sync.changed([bench.servers[0].member()])
+            time.sleep(SETTLE_SECONDS)
+            gaps = {"longest_gap": load.longest(at), "longest_gap_before": before}
+            gaps["longest_gap_of_all"] = load.longest(at, of_all=True)
+            mode = {"what": "sync under load", "in_flight": "keep" if keep else "recompute", "load": answers}
+            tell({**mode, "round": number, **gaps, **found})
+        load.stop()
+        sync.close()
 
 
 def to_several(bench: Bench, sync: WeightSync, rounds: int) -> None:
@@ -170,8 +192,9 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
     began = time.monotonic()
     model = make_model(options.model, device)
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    seconds = median(raw_broadcast.seconds(nbytes, device, "cuda:1" if gpu else "cpu")[1:])
-    tell({"what": "raw broadcast", "bytes": nbytes, "seconds": seconds, "GB/s": nbytes / seconds / 1e9})
+    if not gpu or torch.cuda.device_count() > 1:
+        seconds = median(raw_broadcast.seconds(nbytes, device, "cuda:1" if gpu else "cpu")[1:])
+        tell({"what": "raw broadcast", "bytes": nbytes, "seconds": seconds, "GB/s": nbytes / seconds / 1e9})
     save(model, folder / "model")
     tell({"what": "model made and saved, raw measured", "seconds": time.monotonic() - began})
     engine = {"kv-cache-memory-bytes": 20 << 30, "gpu-memory-utilization": 0.4} if gpu else {}
@@ -201,8 +224,10 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
                     tell({"what": "sync", "bucket": megabytes, "round": number, **bench.round(sync)})
                 sync.close()
             sync = bench.sync(options.buckets[-1] << 20)
-            bench.round(sync, check=False)
-            under_load(bench, sync, options.rounds, options.load, 900 if gpu else 60)
+            proof(bench, sync, options.rounds)
+            sync.close()
+            under_load(bench, options.buckets[-1] << 20, options.rounds, options.load, 900 if gpu else 60)
+            sync = bench.sync(options.buckets[-1] << 20)
             if options.own:
                 own.wait_ready()
                 own_rounds(own, model, options.rounds, free_port())

@@ -86,3 +86,21 @@ def test_what_the_user_hid_stays_hidden(tmp_path):
     assert gpus.present({}, tmp_path) == ["0", "2", "10"]
     assert gpus.present({gpus.VISIBLE: "3,1"}, tmp_path) == ["3", "1"]
     assert gpus.present({gpus.VISIBLE: ""}, tmp_path) == []
+
+
+def test_a_gpu_that_is_named_twice_is_shared_by_processes_that_nccl_takes_for_two_hosts():
+    room = {"engineArguments": {"kv-cache-memory-bytes": 1 << 30, "gpu-memory-utilization": 0.2}}
+    job = spec(generator=room)
+    gpus.check(job, ["3", "3"])
+    places = [Process(role, 0, 1, "127.0.0.1", "") for role in (Role.TRAINER, Role.GENERATOR)]
+    found = [gpus.variables(job, place, ["3", "3"]) for place in places]
+    assert [each[gpus.VISIBLE] for each in found] == ["3", "3"]
+    assert found[0][gpus.HOST] != found[1][gpus.HOST]
+    assert gpus.HOST not in gpus.variables(job, places[0], ["3", "4"])
+
+
+def test_what_cannot_share_a_gpu_is_refused_all_at_once():
+    with pytest.raises(InvalidJob) as error:
+        gpus.check(spec(trainer={"processesPerReplica": 2}), ["0", "0", "0"])
+    assert "trainer-0 has a GPU twice (CUDA_VISIBLE_DEVICES: 0,0)" in str(error.value)
+    assert "set kv-cache-memory-bytes" in str(error.value)

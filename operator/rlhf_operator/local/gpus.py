@@ -1,17 +1,22 @@
-"""Assigns this machine's GPUs to a job's processes: NCCL refuses two members of a group on one."""
+"""Assigns this machine's GPUs to a job's processes.
+
+NCCL refuses two members of a group on one GPU, unless they are of two hosts: processes that share a GPU, because
+CUDA_VISIBLE_DEVICES names it more than once, say that they are, and their weights go by TCP.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import gpus_each
 from rlhf_api.roles import Role
 from rlhf_api.run import Process, replicas, roles_of
-from rlhf_api.serving import on_vllm
+from rlhf_api.serving import CACHE, UTILIZATION, on_vllm
 from rlhf_api.spec import Spec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+HOST = "NCCL_HOSTID"
 
 
 def present(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
@@ -24,16 +29,40 @@ def present(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[st
 
 
 def check(spec: Spec, gpus: Sequence[str]) -> None:
-    """Raises InvalidJob where trainers, and what vLLM serves, need more GPUs than there are; without any they use the
-    CPU."""
+    """Raises InvalidJob where trainers, and what vLLM serves, need more GPUs than there are, or cannot share one that
+    is named more than once; without any they use the CPU."""
     alone = [role for role in roles_of(spec) if _alone(spec, role)]
     needed = sum(replicas(spec, role) * gpus_each(spec, role)[0] for role in alone)
     if gpus and needed > len(gpus):
         message = (
             f"{', '.join(alone)} need {needed} GPUs, this machine has {len(gpus)}; use fewer, or "
-            "`spec.generator.sharedWithTrainer: true`, or hide the GPUs with CUDA_VISIBLE_DEVICES="
+            f"`spec.generator.sharedWithTrainer: true`, or name a GPU as often as processes share it ({VISIBLE}=0,0), "
+            f"or hide the GPUs with {VISIBLE}="
         )
         raise InvalidJob([Problem("spec", message)])
+    if wrong := list(_shared(spec, alone, gpus)):
+        raise InvalidJob(wrong)
+
+
+def _shared(spec: Spec, alone: Sequence[Role], gpus: Sequence[str]) -> Iterator[Problem]:
+    """What would fail of GPUs that are named more than once."""
+    places = [Process(role, i, 0, "", "") for role in alone for i in range(replicas(spec, role))]
+    taken = {place: _taken(spec, place, gpus) for place in places}
+    used = [gpu for mine in taken.values() for gpu in mine]
+    for place, mine in taken.items():
+        if len(set(mine)) < len(mine):
+            names = ",".join(mine)
+            yield Problem(
+                "spec", f"{place.name} has a GPU twice ({VISIBLE}: {names}); name each once for a process"
+            )
+        if not on_vllm(spec, place.role) or all(used.count(gpu) == 1 for gpu in mine):
+            continue
+        if not {UTILIZATION, CACHE} <= getattr(spec, place.role.value).engine_arguments.keys():
+            yield Problem(
+                f"spec.{place.role}.engineArguments",
+                f"vLLM would fill the GPU of {place.name}, which another process has too: set {CACHE} to what is left "
+                f"of it for the cache, and {UTILIZATION} to the part that vLLM is to find free at its start",
+            )
 
 
 def _alone(spec: Spec, role: Role) -> bool:
@@ -44,13 +73,17 @@ def _alone(spec: Spec, role: Role) -> bool:
 def variables(spec: Spec, process: Process, gpus: Sequence[str]) -> dict[str, str]:
     """The trainers' ranks come first, then what vLLM serves, a GPU for each of its workers; reward and reference models
     of transformers get one each of what is left, and where nothing is, the first trainer's. Empty without GPUs."""
-    if not gpus:
-        return {}
+    mine = _taken(spec, process, gpus)
+    host = {HOST: process.name} if any(gpus.count(gpu) > 1 for gpu in mine) else {}
+    return {VISIBLE: ",".join(mine), **host} if mine else {}
+
+
+def _taken(spec: Spec, process: Process, gpus: Sequence[str]) -> Sequence[str]:
     first = 0
     for role in sorted(roles_of(spec), key=lambda role: not _alone(spec, role)):
         size = gpus_each(spec, role)[0]
         if role is process.role:
             first += process.index * size
-            return {VISIBLE: ",".join(gpus[first : first + size] or gpus[:1])}
+            return gpus[first : first + size] or gpus[:1]
         first += replicas(spec, role) * size
-    return {}
+    return ()
