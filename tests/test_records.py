@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_trainer.batches import MicroBatch
-from rlhf_trainer.records import WHOLE, Columns, Kept, MissingColumn, Sequences, ragged_index
+from rlhf_trainer.packed import ragged_index
+from rlhf_trainer.records import Columns, MissingColumn, Sequences
+from rlhf_trainer.sampling_mask import WHOLE, Kept
 
 repeatable = settings(derandomize=True, deadline=None)
 tokens = st.lists(st.integers(0, 50), min_size=1, max_size=6)

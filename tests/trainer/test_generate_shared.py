@@ -19,7 +19,8 @@ from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.generation.shared import Penalized, generate_shared
 from rlhf_trainer.models.inference import Forward, infer
-from rlhf_trainer.records import Prompt, Rollout, flat_floats
+from rlhf_trainer.packed import flat_floats
+from rlhf_trainer.records import Prompt, Rollout
 from rlhf_trainer.training.responses import collected, message
 
 TOKENIZER = byte_tokenizer()

@@ -18,7 +18,8 @@ from rlhf_trainer.comms.control import Control
 from rlhf_trainer.comms.http import Background, HttpError
 from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.comms.wire import WireError, decode, encode
-from rlhf_trainer.records import WHOLE, Kept, Sequences
+from rlhf_trainer.records import Sequences
+from rlhf_trainer.sampling_mask import WHOLE, Kept
 from rlhf_trainer.scoring import client as module
 from rlhf_trainer.scoring.client import Scorer
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, pack, rows_of, unpack

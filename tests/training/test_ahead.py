@@ -18,7 +18,8 @@ from rlhf_trainer.comms.http import Background
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.generation.ahead import RolloutsAhead, decode, encode
 from rlhf_trainer.generation.work import Response, Work
-from rlhf_trainer.records import WHOLE, Prompt
+from rlhf_trainer.records import Prompt
+from rlhf_trainer.sampling_mask import WHOLE
 
 PROMPTS = 3
 LENGTH = 4

@@ -36,7 +36,8 @@ from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.generation.work import Work
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.inference import Forward, infer
-from rlhf_trainer.records import Kept, Prompt, Rollout, Sequences
+from rlhf_trainer.records import Prompt, Rollout, Sequences
+from rlhf_trainer.sampling_mask import Kept
 
 pytestmark = pytest.mark.slow
 

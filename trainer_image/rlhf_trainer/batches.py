@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from .maths.logprobs import CHUNK_ELEMENTS, token_logprobs
-from .records import Sequences, ragged_index
+from .packed import ragged_index
+from .records import Sequences
 
 
 def plan(

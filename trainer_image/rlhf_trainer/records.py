@@ -5,13 +5,16 @@ lengths. "response-aligned" arrays hold one value for each answer token and noth
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+
+from .packed import flat_ints, ragged_index
+from .sampling_mask import Kept
 
 
 @dataclass(frozen=True)
@@ -40,110 +43,6 @@ class Rollout:
     finished: bool
     kept_counts: "array[int]" = field(default_factory=lambda: array("i"))
     kept: "array[int]" = field(default_factory=lambda: array("i"))
-
-
-def flat_ints(parts: Iterable[Sequence[int]]) -> Tensor:
-    """int32 arrays, or other int sequences, end to end: int64 [sum of their lengths]."""
-    return _flat(parts, torch.int64)
-
-
-def flat_int32s(parts: Iterable[Sequence[int]]) -> Tensor:
-    """The same, in half of the memory: int32."""
-    return _flat(parts, torch.int32)
-
-
-def flat_floats(parts: Iterable["array[float]"]) -> Tensor:
-    """float32 arrays end to end: float32 [sum of their lengths]."""
-    return _flat(parts, torch.float32)
-
-
-def _flat(parts: Iterable[Sequence[Any]], dtype: torch.dtype) -> Tensor:
-    parts, at = list(parts), 0
-    whole = torch.empty(sum(map(len, parts)), dtype=dtype)
-    for part in parts:
-        # Cast as it is copied: a step's responses are gigabytes already.
-        whole[at : at + len(part)] = _view(part)
-        at += len(part)
-    return whole
-
-
-def _view(values: Sequence[Any]) -> Tensor:
-    """An array without a copy; other sequences are ints."""
-    if isinstance(values, array) and values:
-        return torch.frombuffer(values, dtype=torch.float32 if values.typecode == "f" else torch.int32)
-    return torch.tensor(values, dtype=torch.int64)
-
-
-def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
-    """Positions `starts[i], starts[i] + 1, ... starts[i] + lengths[i] - 1` of every i, end to end.
-
-    Shapes: two int64 [N] -> int64 [sum(lengths)].
-    """
-    ends = lengths.cumsum(0)
-    first = torch.repeat_interleave(starts - (ends - lengths), lengths)
-    return first + torch.arange(int(ends[-1]) if len(ends) else 0)
-
-
-WHOLE = -1
-"""Count of a token that was sampled from the whole vocabulary."""
-ROUNDING = 1e-5
-"""Of a sum of float32 probabilities, and of its logarithm: what is kept sums to 1 but for this."""
-
-
-def filled(counts: "array[int]", length: int) -> "array[int]":
-    """Counts of a sampling mask for the first tokens of `length`, and WHOLE for the others."""
-    return counts + array("i", [WHOLE]) * (length - len(counts))
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Sampling mask of A response tokens: the other tokens that top-k and top-p kept when each one was sampled. Packed:
-    int32 `tokens` [sum of the counts], and int32 `counts` [A], `WHOLE` for a token without a mask."""
-
-    counts: Tensor
-    tokens: Tensor
-
-    @classmethod
-    def none(cls, count: int) -> Self:
-        """Of `count` tokens without a mask."""
-        return cls(torch.full((count,), WHOLE, dtype=torch.int32), torch.zeros(0, dtype=torch.int32))
-
-    @classmethod
-    def checked(cls, counts: Tensor, tokens: Tensor, responses: int) -> Self:
-        """A mask of so many response tokens, from what was read. Raises ValueError where it is none."""
-        flat = all(each.dtype == torch.int32 and each.ndim == 1 for each in (counts, tokens))
-        if flat and len(counts) == responses and not ((counts < WHOLE).any() or (tokens < 0).any()):
-            found = cls(counts, tokens)
-            if int(found.sizes.sum()) == len(tokens):
-                return found
-        raise ValueError(
-            f"a sampling mask is two int32 arrays, counts of the {responses} response tokens and as many token ids as "
-            f"they add up to; got {counts.dtype} {list(counts.shape)} and {tokens.dtype} {list(tokens.shape)}"
-        )
-
-    @cached_property
-    def sizes(self) -> Tensor:
-        """Entries of each token in `tokens`: int64 [A]."""
-        return self.counts.long().clamp(min=0)
-
-    def select(self, index: Tensor) -> "Kept":
-        """Those of the tokens `index` (int64 [n]), in that order."""
-        starts = self.sizes.cumsum(0) - self.sizes
-        return Kept(self.counts[index], self.tokens[ragged_index(starts[index], self.sizes[index])])
-
-    @classmethod
-    def join(cls, parts: Sequence["Kept"]) -> Self:
-        """Of the tokens of all parts, one after the other."""
-        return cls(torch.cat([part.counts for part in parts]), torch.cat([part.tokens for part in parts]))
-
-    def with_own(self, own: Tensor) -> Tensor:
-        """Each token (`own`, int64 [A]) and the others kept with it, filled up with the token: int64 [A, K], K >= 1;
-        rows of WHOLE for tokens without a mask."""
-        found = own[:, None].repeat(1, 1 + int(self.sizes.max() if len(own) else 0))
-        rows = torch.repeat_interleave(torch.arange(len(own)), self.sizes)
-        found[rows, ragged_index(torch.ones_like(self.sizes), self.sizes)] = self.tokens.long()
-        found[self.counts == WHOLE] = WHOLE
-        return found
 
 
 @dataclass(frozen=True)

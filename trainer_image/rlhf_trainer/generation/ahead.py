@@ -17,7 +17,9 @@ import torch
 from ..comms import wire
 from ..comms.roster import Stopped, Unavailable
 from ..context import TrainerContext
-from ..records import Prompt, filled, flat_floats, flat_int32s, flat_ints
+from ..packed import flat_floats, flat_int32s, flat_ints
+from ..records import Prompt
+from ..sampling_mask import filled
 from .fleet import Fleet
 from .requests import Requests, Responses
 from .work import Response, Work, rollouts

@@ -28,7 +28,8 @@ from ..comms.roster import Stopped
 from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
 from ..models.trained_model import TrainedModel
-from ..records import ROUNDING, Prompt, Rollout
+from ..records import Prompt, Rollout
+from ..sampling_mask import ROUNDING
 
 
 class Sampled(NamedTuple):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
 
-from ..records import Prompt, Rollout, filled
+from ..records import Prompt, Rollout
+from ..sampling_mask import filled
 
 ENDS = ("stop", "length")
 """Reasons by which a response is whole: an end token, or the limit."""

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from rlhf_api.roles import Attention, Trainer
 
 from ..batches import MicroBatch, OutputFn, ResponseLogprobs, plan
-from ..records import Sequences, ragged_index
+from ..packed import ragged_index
+from ..records import Sequences
 from .efficiency import fuse
 from .packing import PACKED, can_pack, packs_exactly
 from .response_head import install, response_head

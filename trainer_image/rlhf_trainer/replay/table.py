@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..maths.kl import token_kl
-from ..records import Columns, Kept, Sequences, ragged_index
+from ..packed import ragged_index
+from ..records import Columns, Sequences
+from ..sampling_mask import Kept
 
 FORMAT = b"1"
 _ORDER = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")

@@ -12,7 +12,8 @@ from rlhf_api.base import Report
 
 from ..comms.ranks import Message
 from ..comms.wire import WireError, as_array, json_of
-from ..records import Kept, Sequences
+from ..records import Sequences
+from ..sampling_mask import Kept
 
 SCORE_ROUTE = "/score"
 """Arrays `rows` and `row`, see `pack`; header `judge`: true asks the evaluation function instead of the reward. Reply:

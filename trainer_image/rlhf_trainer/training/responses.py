@@ -9,8 +9,10 @@ from torch import Tensor
 
 from ..comms.ranks import Message, Ranks
 from ..generation.requests import Responses
-from ..records import Columns, Kept, Rollout, Sequences, filled, flat_floats, flat_int32s
+from ..packed import flat_floats, flat_int32s
+from ..records import Columns, Rollout, Sequences
 from ..replay.table import Episode
+from ..sampling_mask import Kept, filled
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.responses import StreamingResponse
 
 from ...comms.frames import GENERATE, Asked, Kind, encode, encode_error
-from ...records import ROUNDING
+from ...sampling_mask import ROUNDING
 from .asgi import body, reply
 from .guard import App, Receive, Scope, Send
 

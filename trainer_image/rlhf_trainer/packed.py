@@ -1,0 +1,50 @@
+"""Packed arrays: the values of N sequences end to end in one dimension, without padding, beside their lengths."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def flat_ints(parts: Iterable[Sequence[int]]) -> Tensor:
+    """int32 arrays, or other int sequences, end to end: int64 [sum of their lengths]."""
+    return _flat(parts, torch.int64)
+
+
+def flat_int32s(parts: Iterable[Sequence[int]]) -> Tensor:
+    """The same, in half of the memory: int32."""
+    return _flat(parts, torch.int32)
+
+
+def flat_floats(parts: Iterable["array[float]"]) -> Tensor:
+    """float32 arrays end to end: float32 [sum of their lengths]."""
+    return _flat(parts, torch.float32)
+
+
+def _flat(parts: Iterable[Sequence[Any]], dtype: torch.dtype) -> Tensor:
+    parts, at = list(parts), 0
+    whole = torch.empty(sum(map(len, parts)), dtype=dtype)
+    for part in parts:
+        # Cast as it is copied: a step's responses are gigabytes already.
+        whole[at : at + len(part)] = _view(part)
+        at += len(part)
+    return whole
+
+
+def _view(values: Sequence[Any]) -> Tensor:
+    """An array without a copy; other sequences are ints."""
+    if isinstance(values, array) and values:
+        return torch.frombuffer(values, dtype=torch.float32 if values.typecode == "f" else torch.int32)
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Positions `starts[i], starts[i] + 1, ... starts[i] + lengths[i] - 1` of every i, end to end.
+
+    Shapes: two int64 [N] -> int64 [sum(lengths)].
+    """
+    ends = lengths.cumsum(0)
+    first = torch.repeat_interleave(starts - (ends - lengths), lengths)
+    return first + torch.arange(int(ends[-1]) if len(ends) else 0)
