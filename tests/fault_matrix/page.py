@@ -58,9 +58,7 @@ every step on the volume that all pods share. As root, `python -m tests.fault_ma
 KILLED = """
 ## Killed at random
 
-```console
-$ make faults FAULTS='--kills 10 --seed 1'
-```
+`FAULTS='--kills 10 --seed 1' make faults` runs one sitting.
 
 {kills} kills of the trainer and the generators of a job that generates ahead (staleness 2), after {made} of which it
 went on; who is killed, and when, is drawn with the seeds {seeds}: half at a named point as above, half at any time.
