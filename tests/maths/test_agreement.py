@@ -5,11 +5,16 @@ import math
 import pytest
 import torch
 
-from rlhf_trainer.maths.agreement import FEW, comparable, mean_abs_difference, ratio_outside
+from rlhf_trainer.maths.agreement import FEW, agreement, comparable, mean_abs_difference, ratio_outside
 
 
 def test_mean_abs_difference_by_hand():
     assert float(mean_abs_difference(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0]))) == 0.75
+
+
+def test_token_mult_prob_error_by_hand():
+    found = agreement(torch.log(torch.tensor([0.5, 0.4])), torch.log(torch.tensor([0.25, 0.8])))
+    assert float(found["token_mult_prob_error"]) == pytest.approx(2.0)
 
 
 def test_ratio_outside_by_hand():

@@ -118,6 +118,8 @@ def test_policy_losses_and_their_gradients(algorithm, own, old):
             assert statistics["ratio_mean"] == pytest.approx(1.0, rel=1e-6)
             off = (output[:, 0] - made["sampled_logprobs"]).detach()
             assert statistics["logprob_difference"] == pytest.approx(float(off.abs().mean()), rel=1e-6)
+            error = float(off.abs().exp().mean())
+            assert statistics["token_mult_prob_error"] == pytest.approx(error, rel=1e-6)
             outside = ((off.exp() < 0.9) | (off.exp() > 1.1)).double().mean()
             assert statistics["ratio_outside_share"] == pytest.approx(float(outside), rel=1e-6)
             kl = float((output[:, 0] - made["reference_logprobs"]).mean())

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+AGREEMENT = ("logprob_difference", "token_mult_prob_error", "ratio_outside_share")
+"""Metrics that compare generator and trainer at the same weights."""
 FEW = 32
 """Tokens, of a step with tokens of other versions too, that say nothing yet: two engines differ by much in a few."""
 
@@ -17,6 +19,17 @@ def comparable(versions: Tensor, version: int, *, keep: bool) -> Tensor:
     if bool(same.all()) or (not keep and int(same.sum()) >= FEW):
         return same
     return torch.zeros_like(same)
+
+
+def agreement(logprobs: Tensor, sampled_logprobs: Tensor) -> dict[str, Tensor]:
+    """Means over tokens, by their names in a step's metrics. `token_mult_prob_error`, which NeMo-RL wants below 1.1, is
+    mean exp |log p - log p_sampler|.
+
+    Shapes: two float [A], A >= 1, in nats -> each [], same dtype.
+    """
+    factor = (logprobs - sampled_logprobs).abs().exp().mean()
+    means = mean_abs_difference(logprobs, sampled_logprobs), factor, ratio_outside(logprobs, sampled_logprobs)
+    return dict(zip(AGREEMENT, means, strict=True))
 
 
 def mean_abs_difference(logprobs: Tensor, sampled_logprobs: Tensor) -> Tensor:

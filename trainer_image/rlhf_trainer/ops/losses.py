@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from ..batches import Loss, MicroBatch
-from ..maths.agreement import comparable, mean_abs_difference, ratio_outside
+from ..maths.agreement import AGREEMENT, agreement, comparable
 from ..maths.kl import kl_estimate, token_kl_k3
 from ..maths.losses import (
     clipped_surrogate,
@@ -158,12 +158,8 @@ def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
 def _against_sampler(new: Tensor, sampled: Tensor, tokens: int) -> Named:
     """A micro-batch's part of the means over all tokens of a minibatch; see `maths.agreement`."""
     if not len(new):
-        return {"logprob_difference": new.sum(), "ratio_outside_share": new.sum()}
-    share = len(new) / tokens
-    return {
-        "logprob_difference": share * mean_abs_difference(new, sampled),
-        "ratio_outside_share": share * ratio_outside(new, sampled),
-    }
+        return dict.fromkeys(AGREEMENT, new.sum())
+    return {name: len(new) / tokens * mean for name, mean in agreement(new, sampled).items()}
 
 
 def _weights(columns: Columns, ctx: OpContext) -> Tensor:

@@ -22,7 +22,7 @@ from ..context import TrainerContext
 from ..generation.ahead import BLOB
 from ..generation.fleet import Fleet
 from ..graph.executor import Executor, RemoteCall
-from ..maths.agreement import comparable
+from ..maths.agreement import AGREEMENT, comparable
 from ..maths.kl import adaptive_kl_coefficient
 from ..models.average import MovingAverage
 from ..models.trained_model import TrainedModel
@@ -39,7 +39,7 @@ from .evaluation import Judge, evaluate
 from .export import export_models
 from .prompt_source import PromptSource
 from .responses import joined
-from .step_metrics import AGREEMENT, step_metrics
+from .step_metrics import step_metrics
 from .trained_state import TrainedState
 from .updates import PretrainingText, Updates
 

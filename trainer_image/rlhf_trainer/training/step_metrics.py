@@ -3,13 +3,10 @@
 import torch
 from torch import Tensor
 
-from ..maths.agreement import mean_abs_difference, ratio_outside
+from ..maths.agreement import agreement
 from ..maths.importance import effective_share
 from ..maths.kl import token_kl
 from ..records import Columns
-
-AGREEMENT = ("logprob_difference", "ratio_outside_share")
-"""Metrics that compare generator and trainer at the same weights."""
 
 
 def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, float]:
@@ -29,9 +26,7 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
         found["value_explained_variance"] = float(1 - residual / spread) if spread > 0 else 0.0
     if "logprobs" in columns and compared is not None and bool(compared.any()):
         pair = columns["logprobs"][compared], columns["sampled_logprobs"][compared]
-        found |= dict(
-            zip(AGREEMENT, (float(mean_abs_difference(*pair)), float(ratio_outside(*pair))), strict=True)
-        )
+        found |= {name: float(mean) for name, mean in agreement(*pair).items()}
     if "importance_weights" in columns:
         found["importance_effective_share"] = float(effective_share(columns["importance_weights"]))
     return found

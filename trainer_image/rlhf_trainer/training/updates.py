@@ -12,6 +12,7 @@ from rlhf_api.spec import Spec
 from .. import faults
 from ..context import TrainerContext
 from ..data.dataset import stream
+from ..maths.agreement import AGREEMENT
 from ..maths.schedule import learning_rate
 from ..models.trained_model import TrainedModel
 from ..ops import LOSSES, OpContext, find, output_fn
@@ -19,7 +20,7 @@ from ..ops.datasets import given_columns
 from ..ops.pretraining import mixed
 from ..records import Columns
 
-SHARED = ("kl_mean", "logprob_difference", "ratio_outside_share", "entropy")
+SHARED = ("kl_mean", "entropy", *AGREEMENT)
 """Statistics that are about the step, whichever model's update computes them: logged without the model's name."""
 CRITIC_RATE = 10.0
 """Learning rate of the critic, in those of the policy, unless given (docs/algorithms.md says where it comes from)."""

@@ -80,9 +80,7 @@ class FrozenModel:
         )
 
         async def one(ids: list[int], begin: int) -> list[float]:
-            output = (await collected(self._engine.generate({"prompt_token_ids": ids}, asked, self._id())))[
-                -1
-            ]
+            output = await final(self._engine.generate({"prompt_token_ids": ids}, asked, self._id()))
             return response_logprobs(output.prompt_logprobs, ids, begin)
 
         found = self._all(one, sequences)
@@ -96,7 +94,7 @@ class FrozenModel:
         asked = PoolingParams(task="classify", use_activation=False)
 
         async def one(ids: list[int], _begin: int) -> float:
-            output = (await collected(self._engine.encode({"prompt_token_ids": ids}, asked, self._id())))[-1]
+            output = await final(self._engine.encode({"prompt_token_ids": ids}, asked, self._id()))
             score = torch.as_tensor(output.outputs.data).flatten()
             if len(score) != 1:
                 raise RuntimeError(f"vLLM gave {len(score)} scores for a sequence, of a model that has one")
@@ -147,8 +145,8 @@ class FrozenModel:
         return found
 
 
-async def collected(outputs: AsyncIterator[Any]) -> list[Any]:
-    return [output async for output in outputs]
+async def final(outputs: AsyncIterator[Any]) -> Any:
+    return [output async for output in outputs][-1]
 
 
 def response_logprobs(found: Any, ids: Sequence[int], begin: int) -> list[float]:
