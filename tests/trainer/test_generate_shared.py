@@ -16,8 +16,9 @@ from rlhf_api.spec import Sampling
 from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.data.stop_strings import StopStrings
+from rlhf_trainer.generation.processors import Penalized
 from rlhf_trainer.generation.requests import Responses
-from rlhf_trainer.generation.shared import Penalized, generate_shared
+from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.packed import flat_floats
 from rlhf_trainer.records import Prompt, Rollout

@@ -31,7 +31,7 @@ from rlhf_trainer.comms.frames import GENERATE
 from rlhf_trainer.comms.http import HttpError
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.generation.dispatch import start_round
-from rlhf_trainer.generation.shared import Penalized
+from rlhf_trainer.generation.processors import Penalized
 from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.generation.work import Work
 from rlhf_trainer.models.adapter import Adapter

@@ -8,17 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.spec import Sampling
@@ -29,7 +19,7 @@ from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
 from ..models.trained_model import TrainedModel
 from ..records import Prompt, Rollout
-from ..sampling_mask import ROUNDING
+from .processors import AtStopStrings, Interrupted, Penalized, Recorder, warpers
 
 
 class Sampled(NamedTuple):
@@ -128,15 +118,15 @@ def _generate(
         eos_token_id=list(ends),
         pad_token_id=pad,
     )
-    recorder, stopped = _Recorder(sampling.kept), _Stopped(stops, width, sampling.min_new_tokens)
+    recorder, stopped = Recorder(sampling.kept), AtStopStrings(stops, width, sampling.min_new_tokens)
     penalty = [] if penalties == NO_PENALTIES else [Penalized(penalties, ids, mask)]
-    processors = LogitsProcessorList([*penalty, *_warpers(sampling), recorder])
+    processors = LogitsProcessorList([*penalty, *warpers(sampling), recorder])
     out = model.generate(
         ids,
         attention_mask=mask,
         generation_config=config,
         logits_processor=processors,
-        stopping_criteria=StoppingCriteriaList([_Stop(stop), stopped]),
+        stopping_criteria=StoppingCriteriaList([Interrupted(stop), stopped]),
     )
     tokens = out[:, width:].cpu()
     logprobs, mask = recorder.found(out)
@@ -155,107 +145,6 @@ def _packed_mask(padded: Tensor) -> tuple[Tensor, Tensor]:
     real = padded >= 0
     counts = real.sum(1) if padded.shape[1] else real.new_zeros(0)
     return counts.int(), padded[real].int()
-
-
-def _warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
-    """Logits processors that `generate` makes of temperature, top-k and top-p, in its order; its own would come after
-    the recorder."""
-    if sampling.temperature not in (0, 1):
-        yield TemperatureLogitsWarper(sampling.temperature)
-    if sampling.top_k > 0:
-        yield TopKLogitsWarper(sampling.top_k)
-    if sampling.top_p < 1:
-        yield TopPLogitsWarper(sampling.top_p)
-
-
-class Penalized(LogitsProcessor):
-    """Logits after penalties, in vLLM's order and with its numbers; Hugging Face's own would count padding."""
-
-    def __init__(self, penalties: Penalties, prompts: Tensor, mask: Tensor) -> None:
-        """`prompts` int64 [n, P] with padding where the `mask`, int64 of that shape, is 0."""
-        self._penalties, self._prompts, self._mask = penalties, prompts, mask
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """`scores` float [n, V], given the tokens so far, int64 [n, T]."""
-        response = input_ids[:, self._prompts.shape[1] :]
-        counts = torch.zeros_like(scores).scatter_add_(
-            1, response, torch.ones_like(response, dtype=scores.dtype)
-        )
-        prompted = torch.zeros_like(scores).scatter_add_(1, self._prompts, self._mask.to(scores.dtype))
-        repetition, presence, frequency = self._penalties
-        lower = torch.where(scores > 0, scores / repetition, scores * repetition)
-        scores = torch.where(counts + prompted > 0, lower, scores)
-        return scores - frequency * counts - presence * (counts > 0)
-
-
-class _Stop(StoppingCriteria):
-    """Ends all responses once the run is to stop."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:  # noqa: ARG002
-        """int64 [n, T] -> bool [n]."""
-        return torch.full((len(input_ids),), self._stop.is_set(), device=input_ids.device)
-
-
-class _Stopped(StoppingCriteria):
-    """Ends each response at the token that completes a stop string, the first `least` ones apart; `lengths`: the tokens
-    of those that it ended, by row."""
-
-    def __init__(self, stops: StopStrings, width: int, least: int) -> None:
-        """Prompts have `width` tokens."""
-        self._stops, self._width, self._least = stops, width, least
-        self.lengths: dict[int, int] = {}
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:  # noqa: ARG002
-        """int64 [n, T] -> bool [n]."""
-        length = input_ids.shape[1] - self._width
-        if self._stops.strings and length > self._least:
-            tails = input_ids[:, max(self._width, input_ids.shape[1] - self._stops.window) :].tolist()
-            for row, tail in enumerate(tails):
-                if row not in self.lengths and self._stops.ending(tail) is not None:
-                    self.lengths[row] = length
-        return torch.tensor([row in self.lengths for row in range(len(input_ids))], device=input_ids.device)
-
-
-class _Recorder(LogitsProcessor):
-    """Log-probabilities of the sampled tokens, and up to `most` tokens that each was sampled from, taken as generation
-    goes on: one step's logits are held, never all."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._last: Tensor | None = None
-        self._found: list[Tensor] = []
-        self._kept: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """`scores` float [n, V], processed as they will be sampled from, given the tokens so far, int64 [n, T]."""
-        self._take(input_ids)
-        self._last = scores.float().log_softmax(-1)
-        return scores
-
-    def found(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each new token of the whole `sequences`: its log-probability, float32 [n, new tokens], and the others that
-        it was sampled from, int64 [n, new tokens, most] filled up with -1; on the CPU."""
-        self._take(sequences)
-        return torch.stack(self._found, dim=1).cpu(), torch.stack(self._kept, dim=1).cpu()
-
-    def _take(self, input_ids: Tensor) -> None:
-        if self._last is None:
-            return
-        own = input_ids[:, -1:]
-        chosen = self._last.gather(-1, own)
-        values, tokens = self._last.topk(min(self._most, self._last.shape[-1]), dim=-1)
-        other = (tokens != own) & values.isfinite()
-        if self._most:
-            # More than the likeliest are kept only where some tie with the last of them: see `sampled_from` of vLLM's.
-            total = torch.cat([chosen, values.masked_fill(~other, -torch.inf)], dim=-1).logsumexp(
-                -1, keepdim=True
-            )
-            chosen = torch.where(total < -ROUNDING, chosen - total, chosen)
-        self._found.append(chosen.squeeze(-1))
-        self._kept.append(tokens.masked_fill(~other, -1))
 
 
 def _packed(responses: dict[int, Sampled]) -> dict[str, Tensor]:
