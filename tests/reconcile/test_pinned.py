@@ -14,7 +14,8 @@ from rlhf_operator.cluster.desired import active_config, wanted
 from rlhf_operator.cluster.observed import Observed
 from rlhf_operator.cluster.pinned import Pinned, UnreadableConfig, defaults_of_0_1
 from rlhf_operator.cluster.plan import plan
-from rlhf_operator.cluster.pod import RESUME_CONFIG, START_CONFIG, build_pod
+from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pod_process import RESUME_CONFIG, START_CONFIG
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job, Pod
 

@@ -19,7 +19,8 @@ from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
 
 from .names import common_labels
-from .pod import RESUME_CONFIG, START_CONFIG, WORKSPACE
+from .pod_process import RESUME_CONFIG, START_CONFIG
+from .pod_volumes import WORKSPACE
 from .settings import Defaults
 
 DEFAULTS = "defaults.json"

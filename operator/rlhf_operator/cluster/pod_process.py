@@ -1,0 +1,93 @@
+"""A role's process in a pod: the addresses it has, and its environment."""
+
+import math
+from typing import Any
+
+from rlhf_api.pods import PodSettings, amount
+from rlhf_api.roles import Role
+from rlhf_api.run import Process, RunConfig, environment
+
+from .names import pod_name, service_name
+from .pod_volumes import CONFIG_DIRECTORY, WORKSPACE
+from .ports import MASTER_PORT, PORT, http_port, master_port
+
+Body = dict[str, Any]
+
+START_CONFIG, RESUME_CONFIG = "start.json", "resume.json"
+"""The two files of a job's ConfigMap: the same run, begun or gone on with."""
+
+
+def shares_node_network(pods: PodSettings) -> bool:
+    """The template asks for `hostNetwork`."""
+    spec = pods.template.get("spec")
+    return isinstance(spec, dict) and spec.get("hostNetwork") is True
+
+
+def process_of(config: RunConfig, role: Role, index: int, uid: str, *, on_node: bool) -> Process:
+    """The role's process, with the address it listens at and that of the first trainer; `on_node`: in its node's
+    network."""
+    return _node_network(config, role, index, uid) if on_node else _own_network(config, role, index)
+
+
+def _own_network(config: RunConfig, role: Role, index: int) -> Process:
+    """Pods find each other by their names in the headless service; the first trainer knows itself by its hostname,
+    before the service has heard of it."""
+    first = pod_name(config.job, Role.TRAINER, 0)
+    master = first if (role, index) == (Role.TRAINER, 0) else f"{first}.{service_name(config.job)}"
+    return Process(role, index, PORT, "0.0.0.0", f"{master}:{MASTER_PORT}")
+
+
+def _node_network(config: RunConfig, role: Role, index: int, uid: str) -> Process:
+    """The hostname is the node's there, and the first trainer knows itself by its address, which the kubelet puts into
+    its command."""
+    first = f"{pod_name(config.job, Role.TRAINER, 0)}.{service_name(config.job)}"
+    master = "$(RLHF_HOST)" if (role, index) == (Role.TRAINER, 0) else first
+    return Process(role, index, http_port(uid, role, index), "0.0.0.0", f"{master}:{master_port(uid)}")
+
+
+def ports(process: Process, on_node: bool) -> list[Body]:
+    """Of the role's container; in its node's network the rendezvous of trainers too, which nothing else may have."""
+    named = {"http": process.port}
+    if on_node and (process.role, process.index) == (Role.TRAINER, 0):
+        named["rendezvous"] = int(process.master.rpartition(":")[2])
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in named.items()]
+
+
+def environment_of(
+    config: RunConfig, process: Process, pods: PodSettings, token_secret: str, *, resume: bool
+) -> list[Body]:
+    """The contract's variables, with the pod's own address and the job's token by reference."""
+    file = RESUME_CONFIG if resume and process.role is Role.TRAINER else START_CONFIG
+    variables = environment(
+        config,
+        process,
+        config_file=f"{CONFIG_DIRECTORY}/{file}",
+        termination_log="/dev/termination-log",
+    )
+    # What was put into the cache is taken as it is: the same revision for all roles, and at every restart.
+    hub = {"HF_HUB_CACHE": pods.model_cache, "HF_HUB_OFFLINE": "1"} if pods.model_cache else {}
+    fixed = {
+        "HOME": "/tmp",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": WORKSPACE,
+        **hub,
+        **_threads(pods),
+        **variables,
+    }
+    del fixed["RLHF_HOST"]
+    return [
+        *({"name": name, "value": value} for name, value in fixed.items()),
+        {"name": "RLHF_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {
+            "name": "RLHF_TOKEN",
+            "valueFrom": {"secretKeyRef": {"name": token_secret, "key": "token"}},
+        },
+    ]
+
+
+def _threads(pods: PodSettings) -> dict[str, str]:
+    """OMP_NUM_THREADS: the pod's CPU limit or request; without either, torch takes all cores of the node."""
+    cpus = pods.resources.limits.get("cpu") or pods.resources.requests.get("cpu")
+    if cpus is None:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, math.floor(amount(cpus))))}
