@@ -1,5 +1,6 @@
 """The trainer's questions to reward and reference over real HTTP: spread, in order, and through failures."""
 
+import math
 import threading
 import time
 import urllib.error
@@ -228,17 +229,29 @@ def test_the_jobs_own_mistake_names_its_field(trainer):
     assert caught.value.problems == (Problem(FIELD, "the function raised KeyError: 'a: b'"),)
 
 
-@pytest.mark.parametrize("reply", [{}, {"scores": torch.zeros(99)}, {"scores": torch.zeros(2).double()}])
-def test_a_reply_with_other_than_what_was_asked_for_is_an_error(trainer, reply):
+def replies(trainer: Trainer, make) -> None:
+    """A member that answers each message with the arrays that `make` has of its sequences."""
     server = Server(trainer.http, "reward-0")
-    app = application(SCORE_ROUTE, lambda _: (reply, {}), TOKEN)
+    app = application(SCORE_ROUTE, lambda message: (make(unpack(message)), {}), TOKEN)
     runner = web.AppRunner(app)
     trainer.http.run(runner.setup())
     trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
     address = f"http://127.0.0.1:{runner.addresses[0][1]}"
     trainer.know(server.member.model_copy(update={"address": address}))
+
+
+@pytest.mark.parametrize("reply", [{}, {"scores": torch.zeros(99)}, {"scores": torch.zeros(2).double()}])
+def test_a_reply_with_other_than_what_was_asked_for_is_an_error(trainer, reply):
+    replies(trainer, lambda _: reply)
     with pytest.raises(RuntimeError, match=r"the reply's scores are float32 \[\d\], not .*3 times"):
         trainer.scorer().ask(SEQUENCES, "scores", ROWS)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_log_probabilities_that_are_no_numbers_are_an_error(trainer, value):
+    replies(trainer, lambda asked: {"logprobs": torch.full((int(asked.response_lengths.sum()),), value)})
+    with pytest.raises(RuntimeError, match="the reply's logprobs are not finite, 3 times"):
+        trainer.scorer().ask(SEQUENCES, "logprobs")
 
 
 def test_a_server_in_trouble_fails_its_health_check(trainer):

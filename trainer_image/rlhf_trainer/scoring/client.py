@@ -116,6 +116,9 @@ class Scorer:
             if values is None or values.dtype != torch.float32 or list(values.shape) != expected:
                 got = "nothing" if values is None else f"{values.dtype} {list(values.shape)}"
                 raise Failed(f"the reply's {array} are float32 {expected}, not {got}")
+            # NaN is what a response without a score has, and no log-probability.
+            if bool(values.isinf().any()) or (array == "logprobs" and bool(values.isnan().any())):
+                raise Failed(f"the reply's {array} are not finite")
             return values, told
 
         def gave_up(chunk: Chunk, why: str) -> None:
