@@ -28,7 +28,7 @@ class Place:
     @property
     def second(self) -> "Place":
         """The second node of this cluster, whether it is there or not."""
-        return Place(self.state.with_name(f"{self.state.name}-second"), first=self.state)
+        return Place(self.state.with_name(f"{self.state.name}-2"), first=self.state)
 
     @property
     def name(self) -> str:
