@@ -42,11 +42,6 @@ SHAPES = {
 PADDED = {"attention": "padded", "kernels": "torch", "tokens": 16384, "whole_logits": True}
 PACKED = {"attention": "packed", "kernels": "torch", "tokens": 16384}
 FUSED = {"attention": "packed", "kernels": "auto", "tokens": 16384}
-LIGHT = {
-    "bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True},
-    "optimizer": {"type": "AdamW"},
-}
-OFFLOAD = {**FUSED, "gradient_checkpointing": "full", "stage": 2, "offload": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "padded": PADDED,
     "packed": PACKED,
@@ -56,13 +51,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full-64k": {**FUSED, "tokens": 65536, "gradient_checkpointing": "full"},
     "critic-padded": {**PADDED, "critic": True},
     "critic-fused": {**FUSED, "critic": True},
-    "offload": OFFLOAD,
-    "offload-bf16": {**OFFLOAD, "light": True},
+    "offload": {**FUSED, "gradient_checkpointing": "full", "stage": 2, "offload": True},
     "zero3": {**FUSED, "gradient_checkpointing": "full", "stage": 3, "ranks": 2},
     "sequence-2": {**FUSED, "ranks": 2, "sequence_parallel": 2},
 }
-"""`padded` is the step as it was before sequences were packed: whole logits, the model's own layers. `offload-bf16` has
-master weights and moments in bfloat16, by DeepSpeed's own AdamW, which it compiles. Those with `ranks`
+"""`padded` is the step as it was before sequences were packed: whole logits, the model's own layers. Those with `ranks`
 take as many GPUs; the operations of all are divided by them."""
 ALONE = [name for name, settings in VARIANTS.items() if not {"ranks", "offload"} & settings.keys()]
 
@@ -102,12 +95,11 @@ def measure(name: str, options: argparse.Namespace) -> None:
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("nccl" if cuda else "gloo")
-    light = settings.pop("light", False)
     zero = {"stage": stage} | ({"offload_optimizer": {"device": "cpu"}} if offload else {})
     made = make_model(options.shape, critic=critic, device="cuda" if cuda else "cpu")
     model = TrainedModel(
         made,
-        deepspeed={"bf16": {"enabled": True}, "zero_optimization": zero} | (LIGHT if light else {}),
+        deepspeed={"bf16": {"enabled": True}, "zero_optimization": zero},
         learning_rate=1e-6, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.0, gradient_clip=1.0,
         micro_batch_tokens=settings.pop("tokens"), pad_token_id=1, **settings,
     )  # fmt: skip
