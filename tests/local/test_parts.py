@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -46,6 +47,16 @@ def test_ports_are_free_and_different() -> None:
         ("generator-0", base + 2),
     ]
     assert {p.master for p in processes} == {f"127.0.0.1:{base + len(processes)}"}
+
+
+def test_a_port_is_given_once_though_nobody_listens_there_yet(monkeypatch) -> None:
+    monkeypatch.setattr(random, "sample", lambda ports, _count: list(ports))
+    (first,), (second,) = (assign(["a role's"], None).values() for _ in range(2))
+    assert first < second
+    with socket.socket() as role:
+        role.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio, vLLM and torch do
+        role.bind(("127.0.0.1", first))
+        role.listen()
 
 
 def test_a_taken_port_is_named_with_its_process() -> None:

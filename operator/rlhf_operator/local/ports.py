@@ -2,6 +2,7 @@
 
 import random
 import socket
+from collections import deque
 from collections.abc import Sequence
 
 from rlhf_api.problems import InvalidJob, Problem
@@ -12,6 +13,9 @@ _RENDEZVOUS = "the trainers' rendezvous"
 # Below the ports that the kernel gives to outgoing connections (32768 up): a role may take a minute until it
 # listens, and one of the others' connections could take its port meanwhile.
 _AUTOMATIC = range(15000, 32000)
+_reserved = deque[socket.socket](maxlen=256)
+"""Bound to the last ports that were given out, without listening: until this process ends, no other job of the machine
+is given them. A role's server may listen there all the same, since both allow that (SO_REUSEADDR)."""
 
 
 def is_free(port: int) -> bool:
@@ -26,6 +30,19 @@ def is_free(port: int) -> bool:
     return True
 
 
+def _reserve(port: int) -> bool:
+    """Takes a port, if nobody listens there or has reserved it."""
+    bound = socket.socket()
+    try:
+        bound.bind((HOST, port))
+    except OSError:
+        bound.close()
+        return False
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _reserved.append(bound)
+    return True
+
+
 def place(config: RunConfig, base: int | None) -> list[Process]:
     """Every process of a job with its port, trainers first. Raises InvalidJob where a port is taken."""
     places = [(role, i) for role in roles_of(config.spec) for i in range(replicas(config.spec, role))]
@@ -35,14 +52,14 @@ def place(config: RunConfig, base: int | None) -> list[Process]:
 
 
 def assign(names: Sequence[str], base: int | None) -> dict[str, int]:
-    """A port for each name: `base`, `base + 1` ... in order, or free ones where no base is given.
+    """A port for each name: `base`, `base + 1` ... in order, or free ones, then reserved, where no base is given.
 
     Raises:
         InvalidJob: a port is taken, or beyond 65535.
     """
     if base is None:
-        candidates = (port for port in random.sample(_AUTOMATIC, len(_AUTOMATIC)) if is_free(port))
-        found = dict(zip(names, candidates, strict=False))
+        candidates = iter(random.sample(_AUTOMATIC, len(_AUTOMATIC)))
+        found = dict(zip(names, filter(_reserve, candidates), strict=False))
         if len(found) < len(names):
             raise InvalidJob([Problem("ports", f"fewer than {len(names)} of {_AUTOMATIC} are free")])
         return found
