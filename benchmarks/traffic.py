@@ -6,8 +6,8 @@ from itertools import count, pairwise
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
-from rlhf_trainer.comms.dispatch import Interrupted
 from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.outcomes import Interrupted
 from rlhf_trainer.generation.vllm import VllmClient
 from rlhf_trainer.generation.work import Work
 from rlhf_trainer.records import Prompt

@@ -26,9 +26,9 @@ from rlhf_api.lora import Lora
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer.batches import ResponseLogprobs
-from rlhf_trainer.comms.dispatch import Interrupted, Refused
 from rlhf_trainer.comms.frames import GENERATE
 from rlhf_trainer.comms.http import HttpError
+from rlhf_trainer.comms.outcomes import Interrupted, Refused
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.processors import Penalized

@@ -3,17 +3,20 @@
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic
 
 import aiohttp
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import Member
 
+from .assignments import Assigned, Assignments
 from .http import HttpError
+from .outcomes import Ask, Failed, Interrupted, Item, Outcome, Refused, Result
 
 log = logging.getLogger(__name__)
 
@@ -24,24 +27,8 @@ LISTENING_SECONDS = 1.0
 TRIES = 3
 """Failures of an item, with members that live, before it is given up."""
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-_Item = TypeVar("_Item", contravariant=True)
-_Result = TypeVar("_Result", covariant=True)
 Current = Callable[[], Mapping[str, Member]]
 """The members by uid, as the host sees them now."""
-
-
-class Refused(Exception):
-    """The item itself cannot be done, by nobody: it is not tried again."""
-
-
-class Failed(Exception):
-    """The item was not done, though its member lives: it is tried again, TRIES times in all."""
-
-
-class Interrupted(Exception):
-    """The member stopped working on the item while its round was closing: another round goes on with it."""
 
 
 @dataclass
@@ -53,51 +40,14 @@ class Switches:
     over: bool = False
 
 
-class Ask(Protocol[_Item, _Result]):
-    """Has a member do an item, and calls `progress` whenever it shows that it works on it. Cancelled, it gives up.
-
-    Raises Refused, Failed, Interrupted, InvalidJob or HttpError 4xx, which end the round, or, where the member failed,
-    one of aiohttp.ClientError, OSError, ValueError and HttpError.
-    """
-
-    def __call__(
-        self, member: Member, item: _Item, progress: Callable[[], None], /
-    ) -> Awaitable[_Result]: ...
-
-
-@dataclass(frozen=True)
-class Outcome(Generic[Item, Result]):
-    """The results, in the order of their items; items that nobody did; which members failed and why, by uid; items
-    that are given up and why; and items that were handed out again, each as often as that happened."""
-
-    results: list[tuple[Item, Result]]
-    unanswered: list[Item]
-    failed: dict[str, str]
-    refused: list[tuple[Item, str]]
-    requeued: list[Item]
-
-
-@dataclass
-class _Asked:
-    """An item that is with a member."""
-
-    place: int
-    member: Member
-    heard: float
-    """Time at which it was handed out, or last made progress."""
-    begun: bool = False
-    late: bool = False
-
-
 class Dispatch(Generic[Item, Result]):
     """One round of items among `members`, at most `concurrent` at once with each.
 
     Who drains finishes what it has and gets no more. Who fails, takes no connections or is not in `current` any more
     gets no more either, and what it had goes to the others, first in line: no item is lost.
 
-    An item without progress for `silence` seconds fails, and not its member; before its first progress it may be
-    waiting in its member's line, and any progress of that member counts. It goes to another member where one has room,
-    and a member that was silent altogether gets nothing while others are there.
+    An item without progress for `silence` seconds fails, and not its member (see `Assignments`). It goes to another
+    member where one has room.
     """
 
     def __init__(
@@ -119,20 +69,15 @@ class Dispatch(Generic[Item, Result]):
         """`describe` names an item in the log; `left` is told how many items have no result yet, `arrived` each result
         as it comes, and `gave_up` of an item that is not tried again and why, which may raise to end the round."""
         self._items, self._members = items, members
-        self._ask, self._listens, self._current = ask, listens, current
-        self._concurrent, self._silence = concurrent, silence
+        self._ask, self._listens, self._current, self._silence = ask, listens, current, silence
         self._describe, self._left, self._arrived, self._gave_up = describe, left, arrived, gave_up
         self._switches = switches or Switches()
         self._waiting = deque(range(len(items)))
         self._results: dict[int, Result] = {}
-        self._failed: dict[str, str] = {}
         self._refused: dict[int, str] = {}
         self._requeued: list[Item] = []
-        self._asked: dict[asyncio.Future[Result], _Asked] = {}
-        self._load: Counter[str] = Counter()  # items that are with each member
-        self._heard: dict[str, float] = {}  # when each member last made progress
-        self._silent: set[str] = set()
-        self._tries: Counter[tuple[int, str]] = Counter()  # failures of an item with a member
+        self._assignments = Assignments(members, concurrent, silence)
+        self._asked: dict[asyncio.Future[Result], Assigned] = {}
         self._ended: asyncio.Queue[asyncio.Future[Result]] = asyncio.Queue()
         self._looked_at = time.monotonic()
 
@@ -152,7 +97,7 @@ class Dispatch(Generic[Item, Result]):
         return Outcome(
             [(self._items[p], self._results[p]) for p in places if p in self._results],
             [self._items[p] for p in places if p not in self._results and p not in self._refused],
-            self._failed,
+            self._assignments.failed,
             [(self._items[place], why) for place, why in self._refused.items()],
             self._requeued,
         )
@@ -164,26 +109,13 @@ class Dispatch(Generic[Item, Result]):
         if self._switches.closing:
             return bool(self._asked)
         present = self._current()
-        able = [m for m in self._members if m.uid not in self._failed and _takes_work(present.get(m.uid))]
-        awake = [m for m in able if m.uid not in self._silent] or able
-        while self._waiting and (free := [m for m in awake if self._load[m.uid] < self._concurrent]):
-            place = self._waiting.popleft()
-            tries = self._tries
-            member = min(free, key=lambda m: (tries[place, m.uid], self._load[m.uid]))
-            self._give(place, member)
+        while self._waiting and (member := self._assignments.choose(self._waiting[0], present)) is not None:
+            assigned = self._assignments.give(self._waiting.popleft(), member)
+            progress = partial(self._assignments.progress, assigned)
+            task = asyncio.ensure_future(self._ask(member, self._items[assigned.place], progress))
+            task.add_done_callback(self._ended.put_nowait)
+            self._asked[task] = assigned
         return bool(self._asked)
-
-    def _give(self, place: int, member: Member) -> None:
-        asked = _Asked(place, member, time.monotonic())
-
-        def progress() -> None:
-            asked.heard, asked.begun = time.monotonic(), True
-            self._hear(member)
-
-        task = asyncio.ensure_future(self._ask(member, self._items[place], progress))
-        task.add_done_callback(self._ended.put_nowait)
-        self._asked[task] = asked
-        self._load[member.uid] += 1
 
     async def _settle(self) -> None:
         """Waits for a result, but not longer than until the next look at the members."""
@@ -195,12 +127,12 @@ class Dispatch(Generic[Item, Result]):
             task = await asyncio.wait_for(self._ended.get(), LOOK_SECONDS)
         except TimeoutError:
             return
-        asked = self._asked.pop(task)
-        place, member = asked.place, asked.member
-        self._load[member.uid] -= 1
+        assigned = self._asked.pop(task)
+        place, member = assigned.place, assigned.member
+        self._assignments.take_back(assigned)
         try:
             self._results[place] = task.result()
-            self._hear(member)
+            self._assignments.hear(member)
             self._arrived(self._results[place])
         except InvalidJob:  # a ValueError that no member is to blame for
             raise
@@ -209,33 +141,27 @@ class Dispatch(Generic[Item, Result]):
         except Interrupted:
             if not self._switches.closing:  # its server ends
                 self._requeue(place)
-                self._fail(member, "it gave up its requests")
+                self._assignments.fail(member, "it gave up its requests")
         except Failed as error:
-            self._hear(member)
-            self._try_again(place, member, str(error))
+            self._assignments.hear(member)
+            self._try_again(assigned, str(error))
         except (aiohttp.ClientError, OSError, HttpError, ValueError, asyncio.CancelledError) as error:
             if isinstance(error, HttpError) and 400 <= error.status < 500:
                 raise
-            if asked.late:
-                self._try_again(place, member, f"no progress for {self._silence:g} s")
+            if assigned.late:
+                self._try_again(assigned, f"no progress for {self._silence:g} s")
             else:
                 self._requeue(place)
-                self._fail(member, repr(error))
+                self._assignments.fail(member, repr(error))
         self._left(len(self._items) - len(self._results) - len(self._refused))
 
-    def _hear(self, member: Member) -> None:
-        self._heard[member.uid] = time.monotonic()
-        self._silent.discard(member.uid)
-
-    def _try_again(self, place: int, member: Member, why: str) -> None:
-        self._tries[place, member.uid] += 1
-        tries = sum(count for (tried, _), count in self._tries.items() if tried == place)
-        item = self._describe(self._items[place])
-        log.warning("try %d of %d of %s, with %s: %s", tries, TRIES, item, member.name, why)
+    def _try_again(self, assigned: Assigned, why: str) -> None:
+        tries, item = self._assignments.count_try(assigned), self._describe(self._items[assigned.place])
+        log.warning("try %d of %d of %s, with %s: %s", tries, TRIES, item, assigned.member.name, why)
         if tries < TRIES:
-            self._requeue(place)
+            self._requeue(assigned.place)
         else:
-            self._refuse(place, f"{why}, {TRIES} times")
+            self._refuse(assigned.place, f"{why}, {TRIES} times")
 
     def _requeue(self, place: int) -> None:
         self._waiting.appendleft(place)  # first in line
@@ -260,27 +186,13 @@ class Dispatch(Generic[Item, Result]):
                 self._give_up_on(member, "it is gone")
 
     def _give_up_what_is_late(self) -> None:
-        deadline = time.monotonic() - self._silence
-        for task, asked in self._asked.items():
-            theirs = self._heard.get(asked.member.uid, asked.heard)
-            if asked.heard < deadline and (asked.begun or theirs < deadline):
-                asked.late = True
+        for task, assigned in self._asked.items():
+            if self._assignments.check_late(assigned):
                 task.cancel()
-                if theirs < deadline:
-                    self._silent.add(asked.member.uid)
 
     def _give_up_on(self, member: Member, why: str) -> None:
-        theirs = [task for task, asked in self._asked.items() if asked.member.uid == member.uid]
+        theirs = [task for task, assigned in self._asked.items() if assigned.member.uid == member.uid]
         if theirs:
-            self._fail(member, why)
+            self._assignments.fail(member, why)
         for task in theirs:
             task.cancel()
-
-    def _fail(self, member: Member, why: str) -> None:
-        if member.uid not in self._failed:
-            self._failed[member.uid] = why
-            log.warning("%s failed (%s); what it had goes to the others", member.name, why)
-
-
-def _takes_work(member: Member | None) -> bool:
-    return member is not None and not member.draining

@@ -5,8 +5,9 @@ from concurrent.futures import Future
 
 from rlhf_api.run import Member
 
-from ..comms.dispatch import Current, Dispatch, Outcome, Switches
+from ..comms.dispatch import Current, Dispatch, Switches
 from ..comms.http import Background
+from ..comms.outcomes import Outcome
 from .engine import EngineClient
 from .work import Work
 

@@ -18,8 +18,8 @@ class EngineClient(Protocol):
         stops working on it; what came stays, and another call goes on from there.
 
         Raises:
-            comms.dispatch.Refused: the engine cannot respond to this prompt.
-            comms.dispatch.Interrupted: the server stopped, as before new weights.
+            comms.outcomes.Refused: the engine cannot respond to this prompt.
+            comms.outcomes.Interrupted: the server stopped, as before new weights.
             HttpError: refused (4xx) as every server would, or the server failed (5xx).
             aiohttp.ClientError, OSError, ValueError: the server failed, or its reply is not understood.
         """

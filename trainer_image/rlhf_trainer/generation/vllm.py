@@ -9,9 +9,9 @@ from contextlib import aclosing
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 
-from ..comms.dispatch import Interrupted, Refused
 from ..comms.frames import GENERATE, Asked, Frame, FrameReader, Kind, RequestFailed
 from ..comms.http import Background, HttpError
+from ..comms.outcomes import Interrupted, Refused
 from ..data.stop_strings import StopStrings
 from ..weights.members import VERSION_HEADER
 from .work import Response, Work

@@ -16,8 +16,9 @@ from rlhf_api.run import Member
 
 from .. import faults
 from ..batches import plan
-from ..comms.dispatch import Dispatch, Failed, Outcome
+from ..comms.dispatch import Dispatch
 from ..comms.http import Background, HttpError
+from ..comms.outcomes import Failed, Outcome
 from ..comms.roster import Roster, Stopped, Unavailable
 from ..comms.wire import decode, encode
 from ..records import Sequences
