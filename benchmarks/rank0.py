@@ -43,6 +43,7 @@ from rlhf_trainer.comms.control import Control
 from rlhf_trainer.comms.frames import GENERATE, Asked, Kind, encode
 from rlhf_trainer.comms.http import Background, EventLoop
 from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.garbage import full_collections_by_hand
 from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.generation.vllm import VllmClient
@@ -236,4 +237,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with full_collections_by_hand():  # as a trainer does
+        main()

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import logging
 import resource
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ CONNECT_SECONDS = 10.0
 CALLS_PER_SERVER = 32
 """Connections to one server, but for streams: further calls wait for one of them."""
 PROBE_SECONDS = 2.0
+SWITCH_SECONDS = 0.0003
+"""How long a thread waits for Python's lock before it demands it. A thread that releases the lock for a moment more
+often than that, and takes it back at once, keeps it from all others: at Python's 5 ms, one that decodes tokens does."""
 MOST_FILES = 1 << 16
 """Limit of open files that is asked for at most, if the hard one is higher or there is none."""
 
@@ -47,6 +51,7 @@ class EventLoop:
     (do not wait)."""
 
     def __init__(self, name: str) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()

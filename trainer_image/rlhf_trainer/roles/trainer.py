@@ -33,6 +33,7 @@ from ..comms.roster import Roster, Stopped
 from ..context import Services, TrainerContext
 from ..data.chat import check_template
 from ..data.dataset import Dataset, open_datasets
+from ..garbage import full_collections_by_hand
 from ..process import on_sigterm, run_role
 from ..settings import listen_host
 from ..training.assembly import make_task, prepare_model
@@ -95,6 +96,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     with (
         tracking or nullcontext(),
         Saver(ranks, archive, committer, committed=told, reached=faults.point) as saver,
+        full_collections_by_hand(),
     ):
         code = train(ctx, task, saver, shared(ranks, committer.cuts if committer else ()), tracking)
     # A rank that ends first, suspended, makes torchrun end the others: not before rank 0 has saved everything.

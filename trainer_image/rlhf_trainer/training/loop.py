@@ -1,5 +1,6 @@
 """The training loop: collect, train, publish, record, save. One page, the same for every algorithm."""
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -115,6 +116,7 @@ def train(
         figures["broadcast_seconds"] = time.perf_counter() - published
         figures["seconds"] = time.perf_counter() - began
         _record(ctx, metrics, step, figures)
+        gc.collect()
         reward = None
         if spec.evaluation and (step % spec.evaluation.every_steps == 0 or step == spec.steps):
             reward = _evaluate(ctx, task, metrics, step)

@@ -1,0 +1,39 @@
+"""When full collections run."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlhf_trainer.garbage import full_collections_by_hand
+
+
+class Node:
+    def __init__(self) -> None:
+        self.own = self  # freed by a collection alone
+
+
+@pytest.fixture
+def full() -> Iterator[list[str]]:
+    """Grows with each full collection."""
+    found: list[str] = []
+
+    def seen(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            found.append(phase)
+
+    gc.callbacks.append(seen)
+    yield found
+    gc.callbacks.remove(seen)
+
+
+def test_full_collections_run_where_they_are_asked_for(full: list[str]) -> None:
+    with full_collections_by_hand():
+        full.clear()
+        kept = [[Node()] for _ in range(1_000_000)]
+        assert not full
+        del kept
+        gc.collect()
+        assert full == ["start"]
+    assert not gc.get_freeze_count()
