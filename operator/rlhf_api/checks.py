@@ -186,7 +186,8 @@ def _environment(spec: Spec) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, _reward, _sampling, trainer_checks.batches, trainer_checks.critic),
     *(trainer_checks.sequence_parallel, _replay, _sampled, rollout.problems, lora.problems),
-    *(generator_checks.none, generator_checks.autoscale, _evaluation, _checkpoint),
+    *(generator_checks.none, generator_checks.autoscale, generator_checks.pods_per_replica),
+    *(_evaluation, _checkpoint),
     *(trainer_checks.precision, trainer_checks.deepspeed, health.problems),
     *(generator_checks.engine_arguments, model_server_checks.problems, _trackers, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),

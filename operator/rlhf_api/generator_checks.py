@@ -8,6 +8,7 @@ from pydantic.alias_generators import to_camel
 from .algorithms import graph_of
 from .problems import Problem
 from .roles import Role
+from .serving import COPIES, gpus
 from .spec import Spec
 
 OWNED_ENGINE_ARGUMENTS = {
@@ -27,6 +28,11 @@ OWNED_ENGINE_ARGUMENTS = {
     "logprobs-mode": "the trainer's log-probabilities",
 }
 """Options of vLLM that follow from another field, or from how a job works."""
+_GROUP = "spec.generator.podsPerReplica"
+GROUP_ENGINE_ARGUMENTS = dict.fromkeys(
+    ("nnodes", "node-rank", "master-addr", "master-port", "headless"), _GROUP
+)
+"""Those with which the pods of one generator find each other."""
 
 
 def none(spec: Spec) -> Iterator[Problem]:
@@ -35,7 +41,7 @@ def none(spec: Spec) -> Iterator[Problem]:
         return
     if spec.weights != type(spec.weights)():
         yield Problem("spec.weights", "is of weights that go to generators, and the job has none; remove it")
-    for name in ("replicas", "tensor_parallel_size"):
+    for name in ("replicas", "tensor_parallel_size", "pods_per_replica"):
         value = getattr(spec.generator, name)
         if value > 1:
             where = f"spec.generator.{to_camel(name)}"
@@ -53,9 +59,26 @@ def autoscale(spec: Spec) -> Iterator[Problem]:
         )
 
 
+def pods_per_replica(spec: Spec) -> Iterator[Problem]:
+    """A generator's GPUs are divided evenly, and its workers are vLLM's own processes."""
+    pods, arguments = spec.generator.pods_per_replica, spec.generator.engine_arguments
+    whole, words = gpus(spec.generator)
+    if pods == 1 or spec.generator.shared_with_trainer:
+        return
+    if whole % pods:
+        yield Problem(_GROUP, f"must divide the {whole} GPUs of a generator ({words}); got {pods}")
+    if arguments.get(COPIES, 1) != 1:
+        where, seen = f"spec.generator.engineArguments.{COPIES}", arguments[COPIES]
+        yield Problem(where, f"is for generators of one pod; use spec.generator.replicas; got {seen}")
+    if (backend := arguments.get("distributed-executor-backend", "mp")) != "mp":
+        where = "spec.generator.engineArguments.distributed-executor-backend"
+        yield Problem(where, f"must be mp where {_GROUP} is more than 1; got {backend}")
+
+
 def engine_arguments(spec: Spec) -> Iterator[Problem]:
     arguments = spec.generator.engine_arguments
-    yield from engine_argument_problems("spec.generator", arguments, OWNED_ENGINE_ARGUMENTS)
+    owned = OWNED_ENGINE_ARGUMENTS | GROUP_ENGINE_ARGUMENTS
+    yield from engine_argument_problems("spec.generator", arguments, owned)
     for key, value in arguments.items():
         if key.lstrip("-").replace("_", "-") == "enable-eplb" and value is not False:
             message = "moves experts between GPUs while they serve, and what is served is compared with what arrived"

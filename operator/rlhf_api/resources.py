@@ -12,7 +12,7 @@ from .memory import BYTES, Need, Zero, count, gigabytes, trainer
 from .pods import Gpu, combine
 from .problems import Problem
 from .roles import GradientCheckpointing, ModelServerSpec, Role, RoleSpec
-from .run import replicas, roles_of
+from .run import places, roles_of
 from .serving import Serving, gpus, held, on_vllm
 from .sizes import NOTHING, Found, Sizes
 from .spec import Spec
@@ -28,7 +28,7 @@ def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
     """Pods, GPUs and memory of each role; `found`: the models' sizes as a host found them."""
     sizes, made = Sizes.of(spec, found), dict[Role, RolePlan]()
     for role in roles_of(spec):
-        gpu, pods = gpu_of(spec, role), replicas(spec, role)
+        gpu, pods = gpu_of(spec, role), len(places(spec, role))
         memory = _memory(spec, role, sizes, gpu)
         made[role] = RolePlan(pods=pods, gpus=pods * gpu.count if gpu else 0, memory=memory)
     return made
@@ -135,7 +135,9 @@ def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
             ranks = spec.trainer.processes_per_replica
             return ranks, f"one for each process (spec.trainer.processesPerReplica {ranks})"
         case "generate":
-            return gpus(spec.generator)
+            whole, words = gpus(spec.generator)
+            pods = spec.generator.pods_per_replica
+            return max(1, whole // pods), f"{words} / podsPerReplica {pods}" if pods > 1 else words
         case "score" | "infer":
             section: ModelServerSpec = getattr(spec, role.value)
             return gpus(section) if on_vllm(spec, role) else (1, "it runs one model")

@@ -117,6 +117,8 @@ class Generator(RoleSpec):
     shared_with_trainer: bool = False
     """Generate in the trainer; no generator process is started."""
     tensor_parallel_size: Positive = 1
+    pods_per_replica: Positive = 1
+    """Pods that one generator spans, with an equal part of its GPUs each (docs/cluster.md)."""
     concurrent_requests: Positive = 256
     """Requests in flight for each generator."""
     timeout_seconds: Positive = 600

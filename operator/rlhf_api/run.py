@@ -8,6 +8,7 @@ message.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from .algorithms import graph_of
@@ -79,19 +80,32 @@ class Membership(Report):
 
 @dataclass(frozen=True)
 class Process:
-    """Address of one process of a job, and of the rendezvous of the trainer's ranks."""
+    """Address of one process of a job, and of the rendezvous of the trainer's ranks, or of those of one generator."""
 
     role: Role
     index: int
     port: int
+    """Of its HTTP; where rank 0 of its generator alone has one, of that."""
     host: str
     """The address under which others reach it."""
     master: str
-    """`host:port` of the trainers' rendezvous."""
+    """`host:port` of the rendezvous."""
+    rank: int = 0
+    """Of a generator that spans several pods."""
 
     @property
     def name(self) -> str:
-        return f"{self.role.value}-{self.index}"
+        return process_name(self.role, self.index, self.rank)
+
+
+def listens(process: Process) -> bool:
+    """It answers on its port: of the trainer's processes, and of one generator's, the first does."""
+    return process.rank == 0 and (process.role is not Role.TRAINER or process.index == 0)
+
+
+def process_name(role: Role, index: int, rank: int) -> str:
+    """`generator-2`, and its further pods `generator-2-1` and so on."""
+    return f"{role.value}-{index}" + (f"-{rank}" if rank else "")
 
 
 def roles_of(spec: Spec) -> tuple[Role, ...]:
@@ -103,6 +117,16 @@ def roles_of(spec: Spec) -> tuple[Role, ...]:
 def replicas(spec: Spec, role: Role) -> Positive:
     section: RoleSpec = getattr(spec, role.value)
     return section.replicas
+
+
+def pods_each(spec: Spec, role: Role) -> Positive:
+    """Pods, or processes of one machine, of one replica of a role."""
+    return spec.generator.pods_per_replica if role.row.work == "generate" else 1
+
+
+def places(spec: Spec, role: Role) -> list[tuple[int, int]]:
+    """The index of its replica, and the rank in it, of each process of a role."""
+    return list(product(range(replicas(spec, role)), range(pods_each(spec, role))))
 
 
 TORCHRUN = "rlhf_trainer.torchrun"
@@ -150,7 +174,14 @@ def environment(
         "RLHF_HOST": process.host,
         "RLHF_PORT": str(process.port),
         "RLHF_TERMINATION_LOG": termination_log,
+        **_group(config, process),
     }
+
+
+def _group(config: RunConfig, process: Process) -> dict[str, str]:
+    if pods_each(config.spec, process.role) == 1:
+        return {}
+    return {"RLHF_RANK": str(process.rank), "RLHF_MASTER": process.master}
 
 
 @dataclass(frozen=True)
@@ -163,6 +194,9 @@ class ProcessEnv:
     port: int
     token: str
     termination_log: str
+    rank: int = 0
+    master: str = ""
+    """Of the rendezvous of a generator's pods, where it has several."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "ProcessEnv":
@@ -175,4 +209,6 @@ class ProcessEnv:
             port=int(environ["RLHF_PORT"]),
             token=environ["RLHF_TOKEN"],
             termination_log=environ["RLHF_TERMINATION_LOG"],
+            rank=int(environ.get("RLHF_RANK", "0")),
+            master=environ.get("RLHF_MASTER", ""),
         )

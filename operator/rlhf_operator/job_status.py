@@ -145,7 +145,7 @@ def _phase(seen: Sequence[ProcessState], trainer: TrainerStatus | None) -> Phase
 def _role_status(
     spec: Spec, role: Role, seen: Sequence[ProcessState], restarts: Mapping[Role, int], *, over: bool
 ) -> RoleStatus:
-    ready = 0 if over else sum(s.role is role and s.ready and s.ended is None for s in seen)
+    ready = 0 if over else sum(s.role is role and s.rank == 0 and s.ready and not s.ended for s in seen)
     return RoleStatus(desired=replicas(spec, role), ready=ready, restarts=restarts.get(role, 0))
 
 

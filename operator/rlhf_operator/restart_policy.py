@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from rlhf_api.roles import Role, RoleSpec
-from rlhf_api.run import EXIT_INVALID, EXIT_ROLLED_BACK, EXIT_SUSPENDED, EXIT_UNHEALTHY
+from rlhf_api.run import EXIT_INVALID, EXIT_ROLLED_BACK, EXIT_SUSPENDED, EXIT_UNHEALTHY, process_name
 from rlhf_api.spec import Spec
 from rlhf_api.status import Phase
 
@@ -48,15 +49,17 @@ class ProcessState:
     ready: bool = False
     """It has answered since it was started."""
     ended: Ended | None = None
+    rank: int = 0
+    """Of a generator that spans several pods: the first has its API."""
 
     @property
     def name(self) -> str:
-        return f"{self.role.value}-{self.index}"
+        return process_name(self.role, self.index, self.rank)
 
 
 @dataclass(frozen=True)
 class Start:
-    """Start processes of one role; again, if they ran before."""
+    """Start processes of one role, all of each index; again, if they ran before."""
 
     role: Role
     indices: tuple[int, ...]
@@ -77,6 +80,7 @@ class Kill:
     role: Role
     index: int
     why: str
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,9 +163,15 @@ def _trainer_outcome(trainers: Sequence[ProcessState], now: float) -> Finish | N
 
 
 def _first_failure(processes: Sequence[ProcessState]) -> tuple[ProcessState, Ended]:
-    """The process that failed first; one that ended with 0 or was suspended only followed it."""
+    """The process that failed first; one that ended with 0 or was suspended only followed it. Of ends within a second a
+    later rank's was first: the first rank of a generator dies of the others, they do not notice its death."""
     ended = [(s, s.ended) for s in processes if s.ended]
-    return min(ended, key=lambda pair: (pair[1].code in (0, EXIT_SUSPENDED), pair[1].at, pair[1].disrupted))
+
+    def order(pair: tuple[ProcessState, Ended]) -> tuple[bool, float, bool, int]:
+        process, end = pair
+        return end.code in (0, EXIT_SUSPENDED), end.at, end.disrupted, -process.rank
+
+    return min(ended, key=order)
 
 
 def _exhausted(spec: Spec, process: ProcessState, ended: Ended, restarts: Restarts) -> Finish | None:
@@ -197,21 +207,35 @@ def _gang(spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now:
 
 
 def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:
-    """A server stands alone: it is started again when it ends, whatever its exit code. When the budget is used up the
-    job goes on for as long as another one of the role serves."""
+    """A server stands alone: it is started again when it ends, whatever its exit code, and where it has several
+    processes when one of them does. When the budget is used up the job goes on for as long as another one of the role
+    serves."""
     actions: list[Action] = []
-    serving = any(s.ready and s.ended is None for s in processes)
-    for process in processes:
-        if process.started is None:
-            actions.append(Start(process.role, (process.index,)))
-        elif process.ended is not None:
-            if not serving and (finish := _exhausted(spec, process, process.ended, restarts)) is not None:
-                return [finish]
-            if _due(spec, process.role, restarts, process.ended.at, now):
-                start = Start(process.role, (process.index,), again=True, disrupted=process.ended.disrupted)
-                actions.append(start)
-                restarts = restarts.after(now, budget(spec, process.role)[1], counts=start.counts)
+    whole = _whole(processes)
+    for index, group in groupby(processes, key=lambda s: s.index):
+        server = list(group)
+        role, ended = server[0].role, [s for s in server if s.ended]
+        if any(s.started is None for s in server):
+            actions.append(Start(role, (index,)))
+            continue
+        if not ended:
+            continue
+        first, end = _first_failure(server)
+        if not whole and (finish := _exhausted(spec, first, end, restarts)) is not None:
+            return [finish]
+        if running := [s for s in server if not s.ended]:
+            actions += [Kill(role, index, f"its peer {first.name} {end.reason}", s.rank) for s in running]
+        elif _due(spec, role, restarts, max(s.ended.at for s in ended if s.ended), now):
+            start = Start(role, (index,), again=True, disrupted=end.disrupted)
+            actions.append(start)
+            restarts = restarts.after(now, budget(spec, role)[1], counts=start.counts)
     return actions
+
+
+def _whole(servers: Sequence[ProcessState]) -> set[int]:
+    """Indices of those that serve, with all of their processes."""
+    broken = {s.index for s in servers if s.ended}
+    return {s.index for s in servers if s.rank == 0 and s.ready} - broken
 
 
 def _due(spec: Spec, role: Role, restarts: Restarts, ended: float, now: float) -> bool:
@@ -224,4 +248,4 @@ def _late(spec: Spec, process: ProcessState, now: float) -> Kill | None:
     if process.started is None or process.ready or process.ended or now < process.started + limit:
         return None
     field = f"spec.{process.role.value}.startupTimeoutSeconds"
-    return Kill(process.role, process.index, f"did not answer within {limit} s ({field})")
+    return Kill(process.role, process.index, f"did not answer within {limit} s ({field})", process.rank)

@@ -35,6 +35,29 @@ REFUSED = [
         "spec.generator.pods.gpu.count",
         "uses 12: tensorParallelSize 2 x pipeline-parallel-size 3 x data-parallel-size 2; set 12; got 2",
     ),
+    (
+        ("spec.generator={tensorParallelSize: 8, podsPerReplica: 2}", "spec.generator.pods.gpu={count: 2}"),
+        "spec.generator.pods.gpu.count",
+        "uses 4: tensorParallelSize 8 / podsPerReplica 2; set 4; got 2",
+    ),
+    (
+        ("spec.generator={tensorParallelSize: 4, podsPerReplica: 3}",),
+        "spec.generator.podsPerReplica",
+        "must divide the 4 GPUs of a generator (tensorParallelSize 4); got 3",
+    ),
+    (
+        ("spec.generator={podsPerReplica: 2, engineArguments: {data-parallel-size: 2}}",),
+        "spec.generator.engineArguments.data-parallel-size",
+        "is for generators of one pod; use spec.generator.replicas; got 2",
+    ),
+    (
+        (
+            "spec.generator={tensorParallelSize: 2, podsPerReplica: 2}",
+            "spec.generator.engineArguments.distributed-executor-backend=ray",
+        ),
+        "spec.generator.engineArguments.distributed-executor-backend",
+        "must be mp where spec.generator.podsPerReplica is more than 1; got ray",
+    ),
     (("spec.reference.pods.gpu={count: 2}",), "spec.reference.pods.gpu.count", "uses 1: it runs one model; set 1"),
     (
         (SEVEN, GPU, ALONE),

@@ -85,6 +85,7 @@ REFUSED = [
         ("spec.reward={engine: vllm, modelWeight: 0, functions: [{function: 'a:b'}]}",),
         *("spec.reward.engine", "the job has no reward model"),
     ),
+    ((*SHARED, "spec.generator.podsPerReplica=2"), "spec.generator.podsPerReplica", "use 1; got 2"),
     ((*SHARED, "spec.generator.tensorParallelSize=2"), "spec.generator.tensorParallelSize", "use 1; got 2"),
 ]
 

@@ -167,6 +167,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (r"deepspeed.fp16", ("spec.trainer={dtype: float16, deepspeed: {fp16: {enabled: true}}}",)),
     (r"deepspeed.optimizer", ("spec.trainer.deepspeed.optimizer={type: Adam}",)),
+    (r"podsPerReplica", ("spec.generator={tensorParallelSize: 4, podsPerReplica: 2}",)),
     (r"generator\.autoscale", ("spec.generator.autoscale={minReplicas: 2, maxReplicas: 6}",)),
     (r"spec\.(reward|reference)\.(tensorParallelSize|engineArguments)", ("spec.{}.engine=vllm",)),
     (r"spec\.trainer\.sequenceParallelSize", ("spec.trainer.processesPerReplica=2",)),

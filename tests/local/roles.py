@@ -1,4 +1,5 @@
-"""Small stand-ins for the roles: what they do is told by FAKE_<ROLE>, a list of words, one for each start.
+"""Small stand-ins for the roles: what they do is told by FAKE_<ROLE>, a list of words, one for each start; of the
+further processes of a generator, which have no HTTP, by FAKE_FOLLOWER.
 
 They speak the contract's HTTP and leave a grandchild in a session of its own, as the real roles do. Like a port or a
 GPU, a lock of each is held for as long as anything of one start is left; the next start ends where it is.
@@ -15,12 +16,13 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-role, index = sys.argv[1], os.environ["RLHF_INDEX"]
+role, index, rank = sys.argv[1], os.environ["RLHF_INDEX"], int(os.environ.get("RLHF_RANK", "0"))
+name = os.environ["RLHF_NAME"]
 config = json.loads(Path(os.environ["RLHF_RUN_CONFIG"]).read_text())
 workdir = Path(config["workdir"])
-starts = workdir / f"{role}-{index}.starts"
+starts = workdir / f"{name}.starts"
 starts.open("a").write("x\n")
-plan = os.environ.get(f"FAKE_{role.upper()}", "serve").split()
+plan = os.environ.get("FAKE_FOLLOWER" if rank else f"FAKE_{role.upper()}", "serve").split()
 number = len(starts.read_text().splitlines())
 word = plan[min(number, len(plan)) - 1]
 total = config["spec"]["steps"]
@@ -132,11 +134,11 @@ def train() -> None:
     os._exit(0)
 
 
-held = (workdir / f"{role}-{index}.held").open("w")
+held = (workdir / f"{name}.held").open("w")
 try:
     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except BlockingIOError:
-    leave(3, f"{role}-{index} still runs from before")
+    leave(3, f"{name} still runs from before")
 signal.signal(signal.SIGTERM, signal.SIG_IGN if word == "stubborn" else signal.SIG_DFL)
 # A grandchild in a session of its own that ignores SIGTERM, with a child that does, too.
 subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600; :"], start_new_session=True, pass_fds=[held.fileno()])
@@ -150,8 +152,9 @@ if word == "oom":
     bytearray(1 << 30)
 if word == "silent":
     time.sleep(600)
-server = ThreadingHTTPServer(("127.0.0.1", int(os.environ["RLHF_PORT"])), Handler)
-threading.Thread(target=server.serve_forever, daemon=True).start()
+if rank == 0:
+    server = ThreadingHTTPServer(("127.0.0.1", int(os.environ["RLHF_PORT"])), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
 if role == "trainer":
     train()
 if word == "die":

@@ -45,6 +45,21 @@ def test_trainers_and_generators_share_no_gpu():
     }
 
 
+def test_processes_of_one_generator_divide_its_gpus():
+    pair = spec(generator={"replicas": 2, "tensorParallelSize": 4, "podsPerReplica": 2})
+    places = [Process(Role.GENERATOR, i, 1, "127.0.0.1", "", rank) for i in range(2) for rank in range(2)]
+    names = [str(i) for i in range(9)]
+    found = {place.name: gpus.variables(pair, place, names)[gpus.VISIBLE] for place in places}
+    assert found == {
+        "generator-0": "1,2",
+        "generator-0-1": "3,4",
+        "generator-1": "5,6",
+        "generator-1-1": "7,8",
+    }
+    with pytest.raises(InvalidJob, match="need 9 GPUs, this machine has 8"):
+        gpus.check(pair, names[:8])
+
+
 def test_where_none_is_left_scorers_sit_with_the_trainer():
     assert seen(spec(generator={"replicas": 2}), 3) == {
         "trainer-0": "0",

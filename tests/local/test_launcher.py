@@ -190,6 +190,26 @@ def test_a_generator_that_dies_comes_back_under_a_new_uid(run: Run) -> None:
     assert log.count("=== ") == 2
 
 
+@pytest.mark.parametrize(("first", "second"), [("serve", "die serve"), ("die serve", "serve")])
+def test_a_generator_of_two_processes_lives_and_dies_as_one(run: Run, first: str, second: str) -> None:
+    """Whichever of them is killed, both are started again, once; the trainer hears of the first alone."""
+    pair = "spec.generator={replicas: 1, tensorParallelSize: 2, podsPerReplica: 2}"
+    code, out, _ = run(overrides=(pair,), generator=first, follower=second, trainer="renewed")
+    assert code == 0
+    dead, peer = ("generator-0", "generator-0-1")[:: 1 if first.startswith("die") else -1]
+    assert f"{dead} was ended by SIGKILL; see w/logs/{dead}.log" in out
+    assert f"{peer} its peer {dead} was ended by SIGKILL" in out
+    assert run.status()["roles"]["generator"] == {"desired": 1, "ready": 0, "restarts": 1}
+    for name in ("generator-0", "generator-0-1"):
+        assert (run.work / f"{name}.starts").read_text() == "x\nx\n"
+    pushed = [
+        json.loads(line)[1]["members"] for line in (run.work / "members.jsonl").read_text().splitlines()
+    ]
+    generators = {(m["name"], m["uid"]) for members in pushed for m in members if m["role"] == "generator"}
+    assert {name for name, _ in generators} == {"generator-0"}
+    assert len(generators) == 2
+
+
 def test_a_trainer_that_dies_goes_on_from_its_checkpoint(run: Run) -> None:
     code, out, _ = run(trainer="crash serve")
     assert code == 0

@@ -49,6 +49,21 @@ def test_ports_are_free_and_different() -> None:
     assert {p.master for p in processes} == {f"127.0.0.1:{base + len(processes)}"}
 
 
+def test_the_processes_of_a_generator_meet_at_a_port_of_their_own() -> None:
+    pairs = "spec.generator={replicas: 2, tensorParallelSize: 2, podsPerReplica: 2}"
+    processes = place(RunConfig(job="j", spec=job(pairs).spec, workdir="/w"), None)
+    found = [p for p in processes if p.role is Role.GENERATOR]
+    assert [p.name for p in found] == ["generator-0", "generator-0-1", "generator-1", "generator-1-1"]
+    for first, second in (found[:2], found[2:]):
+        assert (first.master, first.port) == (second.master, second.port), (
+            "the second's is the first one's HTTP"
+        )
+    others = {p.master for p in processes if p.role is not Role.GENERATOR}
+    meeting = {found[0].master, found[2].master} | others
+    assert len(meeting) == 3
+    assert not {int(where.rpartition(":")[2]) for where in meeting} & {p.port for p in processes}
+
+
 def test_a_port_is_given_once_though_nobody_listens_there_yet(monkeypatch) -> None:
     monkeypatch.setattr(random, "sample", lambda ports, _count: list(ports))
     (first,), (second,) = (assign(["a role's"], None).values() for _ in range(2))

@@ -16,7 +16,7 @@ from rlhf_api.status import JobStatus, TrainerStatus
 from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.desired import RuntimeWait, active_config, wanted
 from rlhf_operator.cluster.limits import Limits
-from rlhf_operator.cluster.names import ATTEMPT, INDEX, ROLE, pod_name
+from rlhf_operator.cluster.names import ATTEMPT, INDEX, RANK, ROLE, pod_name
 from rlhf_operator.cluster.observed import Observed
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.plan import Plan, plan
@@ -94,9 +94,9 @@ class World:
             if body and body["metadata"]["uid"] == deletion.uid and only("delete"):
                 body["metadata"].setdefault("deletionTimestamp", stamp(self.now))
         for new in todo.create:
-            name = pod_name("job", new.role, new.index)
+            name = pod_name("job", new.role, new.index, new.rank)
             if name not in self.pods and only("create"):
-                self.pods[name] = new_pod(new.role, new.index, new.attempt, self.now)
+                self.pods[name] = new_pod(new.role, new.index, new.attempt, self.now, new.rank)
                 self.made.append(name)
                 self.images.append((name, self.want.pinned.defaults.image))
         self.events += [(event.reason, event.message) for event in todo.events]
@@ -159,14 +159,14 @@ class World:
         return {pod["metadata"]["labels"][ATTEMPT] for pod in trainers}
 
 
-def new_pod(role: Role, index: int, attempt: int, now: datetime.datetime) -> dict[str, Any]:
+def new_pod(role: Role, index: int, attempt: int, now: datetime.datetime, rank: int = 0) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": pod_name("job", role, index),
+            "name": pod_name("job", role, index, rank),
             "uid": f"uid-{next(_uids)}",
-            "labels": {ROLE: role.value, INDEX: str(index), ATTEMPT: str(attempt)},
+            "labels": {ROLE: role.value, INDEX: str(index), ATTEMPT: str(attempt), RANK: str(rank)},
             "creationTimestamp": stamp(now),
         },
         "status": {"phase": "Pending"},
@@ -186,7 +186,8 @@ def running(*overrides: str) -> World:
 
 def names(todo: Plan) -> tuple[Sequence[str], Sequence[str]]:
     """What a plan makes and deletes."""
-    return [pod_name("job", new.role, new.index) for new in todo.create], [d.name for d in todo.delete]
+    made = [pod_name("job", new.role, new.index, new.rank) for new in todo.create]
+    return made, [d.name for d in todo.delete]
 
 
 def reasons(world: World) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from rlhf_api.checks import check
 from rlhf_api.generator_checks import OWNED_ENGINE_ARGUMENTS
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
-from rlhf_trainer.engines.vllm.launch import CPU_HEAD_SIZES, engine_environment, option
+from rlhf_trainer.engines.vllm.launch import CPU_HEAD_SIZES, engine_environment, group_environment, option
 from rlhf_trainer.roles.generator import arguments
 from rlhf_trainer.settings import listen_host
 
@@ -113,6 +113,29 @@ def test_the_cpu_build_is_spared_what_it_does_not_need(tmp_path):
     assert options(made, memory=None)["enforce-eager"] is True
     assert options(made, memory=None)["distributed-executor-backend"] == "uni"
     assert "distributed-executor-backend" not in options(config(tmp_path, tensorParallelSize=2), memory=None)
+
+
+def test_processes_of_one_generator_are_nodes_of_one_vllm(tmp_path):
+    made = config(tmp_path, tensorParallelSize=2, podsPerReplica=2)
+    words = arguments(made, "0.0.0.0", 8000, None, rank=1, master="job-generator-0.job-rlhf:29500")
+    wanted = {
+        "nnodes": "2",
+        "node-rank": "1",
+        "master-addr": "job-generator-0.job-rlhf",
+        "master-port": "29500",
+    }
+    one = set(options(config(tmp_path, tensorParallelSize=2), memory=None))
+    assert one.isdisjoint(wanted), "a generator of one process has none of it"
+    text = " ".join(words)
+    assert all(f"--{name} {value}" in text for name, value in wanted.items())
+    assert "--distributed-executor-backend mp" in text
+    assert engine_environment(group_environment("10.0.0.7", "eth0"), cpu=True)["VLLM_HOST_IP"] == "10.0.0.7"
+    with pytest.raises(
+        InvalidJob, match=r"podsPerReplica: vLLM on CPUs runs one worker in each pod .* use 4; got 2"
+    ):
+        options(config(tmp_path, tensorParallelSize=4, podsPerReplica=2), memory=None)
+    ipv6 = arguments(made, "::", 8000, None, rank=0, master="fd00::7:29500")
+    assert "--master-addr fd00::7 --master-port 29500" in " ".join(ipv6)
 
 
 def test_a_cpu_reads_prompts_whole_however_long_they_may_be(tmp_path):

@@ -2,7 +2,7 @@
 
 import psutil
 
-from rlhf_trainer.torchrun import interface
+from rlhf_trainer.settings import interface
 
 
 def test_the_interface_of_an_address_is_found():

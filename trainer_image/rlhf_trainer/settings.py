@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import psutil
+
 from rlhf_api.algorithms import graph_of
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
@@ -39,6 +41,13 @@ def longest(spec: Spec) -> int:
     """The most tokens that a sequence of this job can have."""
     answer = spec.sampling.max_new_tokens if graph_of(spec).generates else spec.data.max_answer_length
     return spec.data.max_prompt_length + answer
+
+
+def interface(address: str) -> str | None:
+    """The network interface that has an address. Gloo would look the host name up, which on a node's network may be the
+    loopback's."""
+    found = psutil.net_if_addrs().items()
+    return next((name for name, own in found for each in own if each.address.split("%")[0] == address), None)
 
 
 def listen_host(host: str) -> str:

@@ -8,6 +8,8 @@ from contextlib import suppress
 
 import psutil
 
+from .settings import interface
+
 HANDLED = "SIGINT,SIGHUP,SIGQUIT"
 """torchrun's signals but for SIGTERM, after which it would give the ranks 30 s: a pod's grace period may be longer."""
 
@@ -30,13 +32,6 @@ def main(arguments: list[str]) -> int:
         _, failure = error.get_first_failure()
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     return 0
-
-
-def interface(address: str) -> str | None:
-    """The network interface that has an address. Gloo would look the host name up, which on a node's network may be the
-    loopback's."""
-    found = psutil.net_if_addrs().items()
-    return next((name for name, own in found for each in own if each.address.split("%")[0] == address), None)
 
 
 def pass_on_sigterm() -> None:

@@ -8,12 +8,13 @@ from typing import Literal
 
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
-from rlhf_api.run import roles_of
+from rlhf_api.run import pods_each, roles_of
+from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, RuntimeStatus
 
 from ..job_status import condition, is_true, job_status, new_breach, time_text, with_times
 from ..restart_policy import Finish, ProcessState
-from .names import role_labels, selector
+from .names import RANK, role_labels, selector
 from .observed import Observed
 from .pod import MODEL_CACHE
 from .pod_groups import lost
@@ -80,7 +81,8 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
         if look.suspending
         else _join(status.message, reason, _filling(pods))
     )
-    generators = 0 if finish else sum(pod.role is Role.GENERATOR and pod.ended is None for pod in pods)
+    firsts = [pod for pod in pods if pod.role is Role.GENERATOR and pod.rank == 0]
+    generators = 0 if finish else sum(pod.ended is None for pod in firsts)
     has_generators = Role.GENERATOR in roles_of(spec)
     gpus = Counter[str]() if finish else held(pods, spec)
     phase = finish.phase if finish else _phase(status.phase, look)
@@ -90,7 +92,7 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
             "message": message[:LONGEST],
             "observed_generation": job.generation,
             "generator_replicas": generators,
-            "selector": selector(role_labels(job.name, Role.GENERATOR)) if has_generators else "",
+            "selector": _selector(job.name, spec) if has_generators else "",
             "plan": resource_plan(spec),
             "gpus": gpus.total(),
             "cost_per_hour": cost_per_hour(gpus, observed.prices),
@@ -101,6 +103,12 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
         }
     )
     return status, tuple(_events(status, reason, look))
+
+
+def _selector(job: str, spec: Spec) -> str:
+    """One pod of each generator: what autoscalers count is what `replicas` counts."""
+    first = {RANK: "0"} if pods_each(spec, Role.GENERATOR) > 1 else {}
+    return selector({**role_labels(job, Role.GENERATOR), **first})
 
 
 def _runtime(observed: Observed) -> RuntimeStatus | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhf_api.roles import Role
+from rlhf_api.run import pods_each
 from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
@@ -25,6 +26,7 @@ class NewPod:
     index: int
     attempt: int
     resume: bool
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def carried_out(
             made.finish = action
             continue
         if isinstance(action, Kill):
-            doomed = [pod for pod in sight.of(action.role) if pod.index == action.index]
+            place = action.index, action.rank
+            doomed = [pod for pod in sight.of(action.role) if (pod.index, pod.rank) == place]
             made.delete += [deletion(pod, KILL_SECONDS) for pod in doomed]
             continue
         occupied = _occupying(sight, action)
@@ -82,7 +85,12 @@ def carried_out(
             attempt = {"attempt": made.cluster.attempt + 1, "progress_time": time_text(now)}
             made.cluster = made.cluster.model_copy(update=attempt)
         resume = made.cluster.attempt > 1 or spec.checkpoint.resume
-        made.create += [NewPod(action.role, index, made.cluster.attempt, resume) for index in action.indices]
+        made.create += [
+            NewPod(action.role, index, made.cluster.attempt, resume, rank)
+            for index in action.indices
+            for rank in range(pods_each(spec, action.role))
+            if (action.role, index, rank) not in sight.current
+        ]
     return made
 
 
@@ -91,7 +99,9 @@ def deletion(pod: Pod, grace: int | None = None) -> Deletion:
 
 
 def _occupying(sight: PodGroups, start: Start) -> list[Pod]:
-    """The pods that are in the way of new ones: their names are taken. Trainers start all together or not at all."""
+    """The pods that are in the way of new ones: their names are taken. Trainers start all together or not at all; of a
+    generator that has not begun, pods that could not be made at first come to the others."""
     if start.role is Role.TRAINER:
         return sight.of(Role.TRAINER)
-    return [pod for pod in sight.of(start.role) if pod.index in start.indices]
+    found = [pod for pod in sight.of(start.role) if pod.index in start.indices]
+    return found if start.again else [pod for pod in found if pod not in sight.current.values()]

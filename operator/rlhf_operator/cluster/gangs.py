@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from rlhf_api.run import RunConfig, replicas, roles_of
+from rlhf_api.run import RunConfig, places, roles_of
 
 Body = dict[str, Any]
 
 
 def members(config: RunConfig) -> int:
     """All pods of the job."""
-    return sum(replicas(config.spec, role) for role in roles_of(config.spec))
+    return sum(len(places(config.spec, role)) for role in roles_of(config.spec))
 
 
 class Gang:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rlhf_api.roles import Role
-from rlhf_api.run import replicas, roles_of
+from rlhf_api.run import places, pods_each, roles_of
 from rlhf_api.spec import Spec
 
 from .names import CONFIG, common_labels
@@ -77,14 +77,18 @@ def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None
         "spec": {
             "queueName": job.queue,
             **(_priority(priority) if priority else {}),
-            "podSets": [_pod_set(role, counts[role.value], template(role)) for role in roles_of(config.spec)],
+            "podSets": [
+                _pod_set(config.spec, role, counts[role.value], template(role))
+                for role in roles_of(config.spec)
+            ],
         },
     }
 
 
-def _pod_set(role: Role, count: int, pod: Body) -> Body:
+def _pod_set(spec: Spec, role: Role, count: int, pod: Body) -> Body:
     pod_set = {"name": role.value, "count": count, "template": {"spec": pod["spec"]}}
-    request = topology_request(pod["metadata"].get("annotations", {}))
+    groups = count // pods_each(spec, role) if pods_each(spec, role) > 1 else None
+    request = topology_request(pod["metadata"].get("annotations", {}), groups)
     return {**pod_set, "topologyRequest": request} if request else pod_set
 
 
@@ -139,10 +143,11 @@ def _counts(workload: Mapping[str, Any]) -> dict[str, int]:
 
 def _wanted(spec: Spec) -> dict[str, int]:
     """Pods of each role that quota is held for; where generators come and go by themselves, for all that may come."""
-    counts: dict[str, int] = {role.value: replicas(spec, role) for role in roles_of(spec)}
-    scale, generator = spec.generator.autoscale, Role.GENERATOR.value
+    counts: dict[str, int] = {role.value: len(places(spec, role)) for role in roles_of(spec)}
+    scale, generator = spec.generator.autoscale, Role.GENERATOR
     if scale is not None and generator in counts:
-        counts[generator] = max(counts[generator], scale.max_replicas)
+        most = scale.max_replicas * pods_each(spec, generator)
+        counts[generator.value] = max(counts[generator.value], most)
     return counts
 
 

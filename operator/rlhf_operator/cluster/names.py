@@ -1,9 +1,12 @@
 """Names and labels of what belongs to a job."""
 
 from rlhf_api.roles import Role
+from rlhf_api.run import process_name
 
 ROLE = "rlhf.dev/role"
 INDEX = "rlhf.dev/index"
+RANK = "rlhf.dev/rank"
+"""On the pods of generators that span several; the first, 0, has the API."""
 ATTEMPT = "rlhf.dev/attempt"
 JOB = "rlhf.dev/job"
 CHECKPOINT = "rlhf.dev/checkpoint"
@@ -17,8 +20,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR = "rlhf-operator"
 
 
-def pod_name(job: str, role: Role, index: int) -> str:
-    return f"{job}-{role.value}-{index}"
+def pod_name(job: str, role: Role, index: int, rank: int = 0) -> str:
+    return f"{job}-{process_name(role, index, rank)}"
 
 
 def service_name(job: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhf_api.roles import Role
 
-from .names import INDEX
+from .names import INDEX, RANK
 
 Body = dict[str, Any]
 
@@ -25,14 +25,18 @@ TOPOLOGY_AWARE = "kueue.x-k8s.io/tas"
 """Label of pods whose place Kueue has counted already."""
 
 
-def topology_request(annotations: Mapping[str, str]) -> Body | None:
-    """A pod set's `topologyRequest` (PodSetTopologyRequest of v1beta1); None where its pods ask for none."""
+def topology_request(annotations: Mapping[str, str], groups: int | None = None) -> Body | None:
+    """A pod set's `topologyRequest` (PodSetTopologyRequest of v1beta1); None where its pods ask for none. `groups`: its
+    generators, where each has several pods."""
+    order: Body = {"podIndexLabel": INDEX}
+    if groups is not None:
+        order = {"podIndexLabel": RANK, "subGroupIndexLabel": INDEX, "subGroupCount": groups}
     if (level := annotations.get(REQUIRED)) is not None:
-        return {"required": level, "podIndexLabel": INDEX}
+        return {"required": level, **order}
     if (level := annotations.get(PREFERRED)) is not None:
-        return {"preferred": level, "podIndexLabel": INDEX}
+        return {"preferred": level, **order}
     if annotations.get(UNCONSTRAINED, "").lower() == "true":
-        return {"unconstrained": True, "podIndexLabel": INDEX}
+        return {"unconstrained": True, **order}
     return None
 
 
@@ -42,12 +46,18 @@ def flavors(workload: Mapping[str, Any]) -> set[str]:
 
 
 def placed(
-    pod: Body, role: Role, workload: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]
+    pod: Body,
+    role: Role,
+    workload: Mapping[str, Any],
+    known: Mapping[str, Mapping[str, Any]],
+    size: int = 1,
 ) -> Body:
-    """The pod where its role was admitted. `known`: ResourceFlavors by name. What the admission says of a node label
-    wins over the pod's own; of labels and annotations the pod's own win, by which the operator finds it again."""
+    """The pod where its role was admitted. `known`: ResourceFlavors by name; `size`: pods of one replica. What the
+    admission says of a node label wins over the pod's own; of labels and annotations the pod's own win, by which the
+    operator finds it again."""
     meta, spec = pod["metadata"], pod["spec"]
-    updates = [*_updates(role, workload, known), *_domain(role, int(meta["labels"].get(INDEX, 0)), workload)]
+    index, rank = (int(meta["labels"].get(label, 0)) for label in (INDEX, RANK))
+    updates = [*_updates(role, workload, known), *_domain(role, index * size + rank, workload)]
     selector, tolerations = dict(spec.get("nodeSelector") or {}), list(spec.get("tolerations") or ())
     labels, annotations = Body(), Body()
     for update in updates:
@@ -84,15 +94,15 @@ def _updates(
         yield from (each for each in check.get("podSetUpdates") or () if each["name"] == role.value)
 
 
-def _domain(role: Role, index: int, workload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The topology domain of the pod with this index: the domains take as many pods each as Kueue counted, in order."""
+def _domain(role: Role, place: int, workload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The topology domain of the pod with this place: the domains take as many pods each as Kueue counted, in order."""
     for assigned in _assignments(workload):
         topology = assigned.get("topologyAssignment")
         if assigned["name"] != role.value or not topology:
             continue
         for domain in topology["domains"]:
-            if index < domain["count"]:
+            if place < domain["count"]:
                 selector = dict(zip(topology["levels"], domain["values"], strict=True))
                 yield {"nodeSelector": selector, "labels": {TOPOLOGY_AWARE: "true"}}
                 return
-            index -= domain["count"]
+            place -= domain["count"]

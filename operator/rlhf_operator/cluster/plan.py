@@ -17,7 +17,7 @@ from . import autoscale, deadlines, windows
 from .conditions import Event, Look, describe
 from .consequences import Deletion, NewPod, carried_out, deletion
 from .observed import Observed
-from .pod_groups import PodGroups, lost, membership, seen, sort, stuck
+from .pod_groups import PodGroups, evicted, lost, membership, seen, sort, stuck
 
 POLL_SECONDS = 5.0
 """Between two looks at a running job."""
@@ -98,7 +98,8 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     create, delete = made.create, made.delete
     if finish is not None:
         create, delete = [], [deletion(pod) for pod in sight.pods if pod.ended is None]
-    delete = [*delete, *(deletion(pod) for pod in sight.pods if pod.uid in counted or pod in sight.surplus)]
+    leaving = [pod for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
+    delete = [*map(deletion, evicted(sight)), *delete, *map(deletion, leaving)]
     generators = None
     if finish is None and observed.trainer is not None:
         scaling = autoscale.looked(spec, observed.trainer, cluster.scaling, processes)
@@ -142,7 +143,7 @@ def _suspend(
     """The trainer saves itself and ends, while the others still serve it; then every pod goes."""
     since = cluster.suspend_requested or now.isoformat(timespec="seconds")
     waited = (now - datetime.datetime.fromisoformat(since)).total_seconds()
-    trainers = [pod for (role, _), pod in sight.current.items() if role is Role.TRAINER]
+    trainers = [pod for pod in sight.current.values() if pod.role is Role.TRAINER]
     first = next((pod for pod in trainers if pod.index == 0), None)
     done = first is not None and first.ended is not None and first.ended.code == 0
     saving = (

@@ -5,11 +5,11 @@ from typing import Any
 
 from rlhf_api.pods import PodSettings, combine
 from rlhf_api.roles import HEALTH, LIVE_FAILURES, LIVE_SECONDS, LIVE_TIMEOUT_SECONDS, Role, RoleSpec
-from rlhf_api.run import RunConfig, command
+from rlhf_api.run import RunConfig, command, listens, pods_each
 
 from .gangs import GANGS
 from .merge import merge
-from .names import ATTEMPT, INDEX, pod_name, role_labels, service_name, token_name
+from .names import ATTEMPT, INDEX, RANK, pod_name, role_labels, service_name, token_name
 from .pod_process import environment_of, ports, process_of, shares_node_network
 from .pod_volumes import WORKSPACE, mounts, volumes
 from .settings import Defaults
@@ -28,6 +28,7 @@ def build_pod(
     role: Role,
     index: int,
     *,
+    rank: int = 0,
     attempt: int,
     resume: bool,
     config_name: str,
@@ -35,10 +36,10 @@ def build_pod(
     defaults: Defaults,
 ) -> Body:
     """The pod's body, without namespace and owner; `attempt` is the trainer gang's, `uid` the job's."""
-    section, name = config.role(role), pod_name(config.job, role, index)
+    section, name = config.role(role), pod_name(config.job, role, index, rank)
     pods = combine(config.spec.pods, section.pods)
     on_node = shares_node_network(pods)
-    process = process_of(config, role, index, uid, on_node=on_node)
+    process = process_of(config, role, index, uid, rank=rank, on_node=on_node)
     gang = GANGS[config.spec.scheduling.gang]
     container = {
         "name": "role",
@@ -57,6 +58,8 @@ def build_pod(
         "volumeMounts": mounts(config, pods),
     }
     labels = {**role_labels(config.job, role), INDEX: str(index), ATTEMPT: str(attempt)}
+    if pods_each(config.spec, role) > 1:
+        labels[RANK] = str(rank)
     body: Body = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -87,9 +90,8 @@ def build_pod(
                 {
                     **container,
                     "command": command(config, process, torchrun=defaults.torchrun),
-                    "ports": ports(process, on_node),
-                    **_probes(role, index, section),
-                    **_lifecycle(role),
+                    "ports": ports(config, process, on_node),
+                    **(_probes(role, section) | _lifecycle(role) if listens(process) else {}),
                 }
             ],
             "volumes": volumes(config, pods, config_name, defaults),
@@ -130,11 +132,8 @@ def _resources(pods: PodSettings) -> Body:
     return {"requests": requests, "limits": limits}
 
 
-def _probes(role: Role, index: int, section: RoleSpec) -> Body:
-    """Startup bounds the loading of a model, readiness says who serves, liveness finds who hangs. Of the trainer's
-    pods only the first listens."""
-    if role is Role.TRAINER and index > 0:
-        return {}
+def _probes(role: Role, section: RoleSpec) -> Body:
+    """Startup bounds the loading of a model, readiness says who serves, liveness finds who hangs."""
 
     def probe(path: str, period: int, failures: int) -> Body:
         get = {"path": path, "port": "http"}

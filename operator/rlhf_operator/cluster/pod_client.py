@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf_api.run import pods_each
+
 from .api import Api, ApiError, Body
 from .cache import Cache
 from .conditions import Event
@@ -30,6 +32,7 @@ class PodClient:
             pinned.config,
             new.role,
             new.index,
+            rank=new.rank,
             attempt=new.attempt,
             resume=new.resume,
             config_name=pinned.name,
@@ -37,14 +40,15 @@ class PodClient:
             defaults=pinned.defaults,
         )
         if admitted is not None:
-            body = placed(body, new.role, admitted, flavors)
+            body = placed(body, new.role, admitted, flavors, size=pods_each(pinned.config.spec, new.role))
         try:
             self._cache.put(await self._api.create(owned(body, job)))
         except ApiError as error:
             if error.status != 409:
                 raise
             # One of this name is there, that we have not seen yet.
-            found = await self._api.get("Pod", job.namespace, pod_name(job.name, new.role, new.index))
+            name = pod_name(job.name, new.role, new.index, new.rank)
+            found = await self._api.get("Pod", job.namespace, name)
             if not owned_by(found, job):
                 raise
             if not is_marked(found, job.name):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlhf_api.roles import Role
-from rlhf_api.run import EXIT_SUSPENDED, Member, Membership, replicas, roles_of
+from rlhf_api.run import EXIT_SUSPENDED, Member, Membership, places, pods_each, replicas, roles_of
 from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
@@ -19,8 +19,8 @@ LOST_SECONDS = 30.0
 class PodGroups:
     """Every pod is in exactly one place."""
 
-    current: Mapping[tuple[Role, int], Pod]
-    """The pods that the job wants."""
+    current: Mapping[tuple[Role, int, int], Pod]
+    """The pods that the job wants, by role, index and rank."""
     counted: tuple[Pod, ...]
     """Ended ones that are being replaced."""
     surplus: tuple[Pod, ...]
@@ -40,7 +40,7 @@ class PodGroups:
 
 
 def sort(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGroups:
-    current: dict[tuple[Role, int], Pod] = {}
+    current: dict[tuple[Role, int, int], Pod] = {}
     counted, surplus = list[Pod](), list[Pod]()
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.uid in cluster.counted:
@@ -48,35 +48,43 @@ def sort(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGroups:
         elif not _wanted(spec, cluster, pod):
             surplus.append(pod)
         else:
-            current[pod.role, pod.index] = pod
+            current[pod.role, pod.index, pod.rank] = pod
     return PodGroups(current, tuple(counted), tuple(surplus))
 
 
 def _wanted(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
     if pod.role is Role.TRAINER and pod.attempt != cluster.attempt:
         return False
-    return pod.role in roles_of(spec) and pod.index < replicas(spec, pod.role)
+    within = pod.index < replicas(spec, pod.role) and pod.rank < pods_each(spec, pod.role)
+    return within and pod.role in roles_of(spec)
 
 
 def seen(
     spec: Spec, sight: PodGroups, *, begun: bool, suspending: bool, last: float = 0.0
 ) -> list[ProcessState]:
     """The job's processes; `begun`: the present attempt's trainer pods were made, so a missing one was taken away,
-    after the `last` start at the earliest."""
-    replaced = {(pod.role, pod.index): pod for pod in sight.counted}
+    after the `last` start at the earliest. So was one of a generator's pods whose first has been up, or is over or
+    gone: it is made before the others, and answers when all are there."""
+    replaced = {pod.replica: pod for pod in sight.counted}
+    waiting = {p.replica for p in sight.current.values() if p.rank == 0 and not p.up and p.ended is None}
+    met = {pod.replica for pod in sight.current.values()} - waiting
     found = []
     for role in roles_of(spec):
-        for index in range(replicas(spec, role)):
-            pod, going = sight.current.get((role, index)), replaced.get((role, index))
+        for index, rank in places(spec, role):
+            pod, going = sight.current.get((role, index, rank)), replaced.get((role, index))
             if pod is not None:
                 end = pod.ended if suspending or pod.ended is None else _not_suspended(pod.ended)
-                found.append(ProcessState(role, index, pod.started, pod.ready, end))
+                state = ProcessState(role, index, pod.started, pod.ready, end)
             elif going is not None:
-                found.append(ProcessState(role, index, going.started))
+                state = ProcessState(role, index, going.started)
             elif role is Role.TRAINER and begun:
-                found.append(ProcessState(role, index, 0.0, ended=_gone(sight, last)))
+                state = ProcessState(role, index, 0.0, ended=_gone(sight.of(role), last))
+            elif (role, index) in met:
+                peers = [each for each in sight.of(role) if each.index == index]
+                state = ProcessState(role, index, 0.0, ended=_gone(peers, 0.0))
             else:
-                found.append(ProcessState(role, index))
+                state = ProcessState(role, index)
+            found.append(replace(state, rank=rank))
     return found
 
 
@@ -101,9 +109,9 @@ def lost(pod: Pod, now: float) -> bool:
     return pod.deletion_deadline is not None and now > pod.deletion_deadline + LOST_SECONDS
 
 
-def _gone(sight: PodGroups, last: float) -> Ended:
+def _gone(peers: Sequence[Pod], last: float) -> Ended:
     """No sooner than its peers ended: who was taken away because they failed is not the first that failed."""
-    others = [pod.ended.at for pod in sight.of(Role.TRAINER) if pod.ended]
+    others = [pod.ended.at for pod in peers if pod.ended]
     return Ended(max([last, *others]), SIGTERMED, "was deleted", disrupted=True)
 
 
@@ -114,18 +122,25 @@ def _not_suspended(ended: Ended) -> Ended:
     return replace(ended, code=SIGTERMED, reason="was stopped, after a checkpoint", disrupted=True)
 
 
+def evicted(sight: PodGroups) -> list[Pod]:
+    """Pods of generators that lose another of theirs: the first is to finish what it was asked, and then all end."""
+    leaving = {pod.replica for pod in sight.current.values() if pod.deletion_deadline is not None}
+    return [pod for pod in sight.current.values() if pod.replica in leaving and pod.ended is None]
+
+
 def membership(sight: PodGroups) -> Membership:
     """Everyone who can serve the trainer; who is to go serves to the end of what it was asked."""
     staying = set(sight.current.values())
+    going = {pod.replica for pod in staying if pod.deletion_deadline is not None or pod.ended}
     members = [
         Member(
             role=pod.role,
             name=f"{pod.role.value}-{pod.index}",
             uid=pod.uid,
             address=pod.url,
-            draining=pod.deletion_deadline is not None or pod not in staying,
+            draining=pod.replica in going or pod.deletion_deadline is not None or pod not in staying,
         )
         for pod in sight.pods
-        if pod.role is not Role.TRAINER and pod.serving
+        if pod.role is not Role.TRAINER and pod.rank == 0 and pod.serving
     ]
     return Membership(members=tuple(sorted(members, key=lambda m: (m.name, m.uid))))

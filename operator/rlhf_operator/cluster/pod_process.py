@@ -5,11 +5,11 @@ from typing import Any
 
 from rlhf_api.pods import PodSettings, amount
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, RunConfig, environment
+from rlhf_api.run import Process, RunConfig, environment, listens, pods_each
 
 from .names import pod_name, service_name
 from .pod_volumes import CONFIG_DIRECTORY, WORKSPACE
-from .ports import MASTER_PORT, PORT, http_port, master_port
+from .ports import MASTER_PORT, PORT, group_port, http_port, master_port
 
 Body = dict[str, Any]
 
@@ -23,32 +23,29 @@ def shares_node_network(pods: PodSettings) -> bool:
     return isinstance(spec, dict) and spec.get("hostNetwork") is True
 
 
-def process_of(config: RunConfig, role: Role, index: int, uid: str, *, on_node: bool) -> Process:
-    """The role's process, with the address it listens at and that of the first trainer; `on_node`: in its node's
-    network."""
-    return _node_network(config, role, index, uid) if on_node else _own_network(config, role, index)
+def process_of(
+    config: RunConfig, role: Role, index: int, uid: str, *, rank: int = 0, on_node: bool
+) -> Process:
+    """The role's process, with the address it listens at and that where its group meets, at its first pod; `on_node`:
+    in its node's network. Pods find each other by their names in the headless service."""
+    group = pods_each(config.spec, role) > 1
+    first = pod_name(config.job, role, index) if group else pod_name(config.job, Role.TRAINER, 0)
+    host = f"{first}.{service_name(config.job)}"
+    if pod_name(config.job, role, index, rank) == first:
+        # The service has not heard of it yet, and on the node's network the hostname is the node's: the kubelet puts
+        # the address in.
+        host = "$(RLHF_HOST)" if on_node or group else first
+    port, meeting = PORT, MASTER_PORT
+    if on_node:
+        port, meeting = http_port(uid, role, index), group_port(uid, index) if group else master_port(uid)
+    return Process(role, index, port, "0.0.0.0", f"{host}:{meeting}", rank)
 
 
-def _own_network(config: RunConfig, role: Role, index: int) -> Process:
-    """Pods find each other by their names in the headless service; the first trainer knows itself by its hostname,
-    before the service has heard of it."""
-    first = pod_name(config.job, Role.TRAINER, 0)
-    master = first if (role, index) == (Role.TRAINER, 0) else f"{first}.{service_name(config.job)}"
-    return Process(role, index, PORT, "0.0.0.0", f"{master}:{MASTER_PORT}")
-
-
-def _node_network(config: RunConfig, role: Role, index: int, uid: str) -> Process:
-    """The hostname is the node's there, and the first trainer knows itself by its address, which the kubelet puts into
-    its command."""
-    first = f"{pod_name(config.job, Role.TRAINER, 0)}.{service_name(config.job)}"
-    master = "$(RLHF_HOST)" if (role, index) == (Role.TRAINER, 0) else first
-    return Process(role, index, http_port(uid, role, index), "0.0.0.0", f"{master}:{master_port(uid)}")
-
-
-def ports(process: Process, on_node: bool) -> list[Body]:
-    """Of the role's container; in its node's network the rendezvous of trainers too, which nothing else may have."""
-    named = {"http": process.port}
-    if on_node and (process.role, process.index) == (Role.TRAINER, 0):
+def ports(config: RunConfig, process: Process, on_node: bool) -> list[Body]:
+    """Of the role's container; in its node's network the rendezvous of its group too, which nothing else may have."""
+    meets = process.role is Role.TRAINER or pods_each(config.spec, process.role) > 1
+    named = {"http": process.port} if process.role is Role.TRAINER or listens(process) else {}
+    if on_node and meets and listens(process):
         named["rendezvous"] = int(process.master.rpartition(":")[2])
     return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in named.items()]
 
@@ -76,8 +73,9 @@ def environment_of(
     }
     del fixed["RLHF_HOST"]
     return [
-        *({"name": name, "value": value} for name, value in fixed.items()),
+        # First: others' values may name it.
         {"name": "RLHF_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        *({"name": name, "value": value} for name, value in fixed.items()),
         {
             "name": "RLHF_TOKEN",
             "valueFrom": {"secretKeyRef": {"name": token_secret, "key": "token"}},

@@ -12,7 +12,7 @@ from rlhf_api.roles import Role
 PORT = 8000
 """HTTP of every role."""
 MASTER_PORT = 29500
-"""The rendezvous of the trainer's ranks."""
+"""The rendezvous of the trainer's ranks, and of those of one generator."""
 HOST_PORTS = range(20000, 30000)
 """Below those that Kubernetes gives to services of type NodePort and kernels to outgoing connections."""
 
@@ -25,6 +25,11 @@ def http_port(job_uid: str, role: Role, index: int) -> int:
 def master_port(job_uid: str) -> int:
     """On the node's network."""
     return _drawn(job_uid, 0)
+
+
+def group_port(job_uid: str, index: int) -> int:
+    """On the node's network: the rendezvous of the pods of the generator with this index."""
+    return _drawn(job_uid, -1 - index)
 
 
 def _drawn(job_uid: str, place: int) -> int:

@@ -119,7 +119,9 @@ class Reconciler:
             await self._kueue.line_up(key, job, want, todo)
             admitted = self._cache.workload(key) if todo.create and job.queue else None
             known = await self._kueue.flavors(job, admitted) if admitted else {}
-            await _all(self._pods.create(job, want.pinned, pod, admitted, known) for pod in todo.create)
+            for first in (True, False):  # of a generator's pods, which are not made where that one is refused
+                wave = [pod for pod in todo.create if (pod.rank == 0) == first]
+                await _all(self._pods.create(job, want.pinned, pod, admitted, known) for pod in wave)
         if todo.create:
             self._refused.pop(key, None)
         if todo.generators is not None:

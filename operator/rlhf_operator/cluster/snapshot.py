@@ -13,7 +13,7 @@ from rlhf_api.status import JobStatus
 
 from ..exit_reasons import exit_words, telling_line
 from ..restart_policy import Ended
-from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, ROLE, pod_name
+from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, RANK, ROLE, pod_name
 from .ports import PORT
 
 Body = Mapping[str, Any]
@@ -100,6 +100,13 @@ class Pod:
     """The init container that runs."""
     port: int = PORT
     """Of its HTTP."""
+    rank: int = 0
+    """Of a generator's pods, where it spans several."""
+
+    @property
+    def replica(self) -> tuple[Role, int]:
+        """What its pods share that live and die together."""
+        return self.role, self.index
 
     @property
     def serving(self) -> bool:
@@ -139,17 +146,20 @@ class Pod:
             node=body.get("spec", {}).get("nodeName"),
             initializing=_initializing(status),
             port=_port(body.get("spec", {})),
+            rank=int(labels.get(RANK, "0")),
         )
 
 
 def is_marked(body: Body, job: str) -> bool:
-    """The pod has the labels of the job and of the role and index in its name."""
+    """The pod has the labels of the job and of the role, index and rank in its name."""
     meta = body["metadata"]
     labels: Mapping[str, str] = meta.get("labels") or {}
     role, index = labels.get(ROLE, ""), labels.get(INDEX, "")
     if labels.get(JOB) != job or role not in list(Role) or not labels.get(ATTEMPT, "").isdecimal():
         return False
-    return index.isdecimal() and bool(meta["name"] == pod_name(job, Role(role), int(index)))
+    rank = labels.get(RANK, "0")
+    numbered = index.isdecimal() and rank.isdecimal()
+    return numbered and bool(meta["name"] == pod_name(job, Role(role), int(index), int(rank)))
 
 
 def _port(spec: Body) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import gpus_each
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, replicas, roles_of
+from rlhf_api.run import Process, places, pods_each, roles_of
 from rlhf_api.serving import CACHE, UTILIZATION, on_vllm
 from rlhf_api.spec import Spec
 
@@ -32,7 +32,7 @@ def check(spec: Spec, gpus: Sequence[str]) -> None:
     """Raises InvalidJob where trainers, and what vLLM serves, need more GPUs than there are, or cannot share one that
     is named more than once; without any they use the CPU."""
     alone = [role for role in roles_of(spec) if _alone(spec, role)]
-    needed = sum(replicas(spec, role) * gpus_each(spec, role)[0] for role in alone)
+    needed = sum(len(places(spec, role)) * gpus_each(spec, role)[0] for role in alone)
     if gpus and needed > len(gpus):
         message = (
             f"{', '.join(alone)} need {needed} GPUs, this machine has {len(gpus)}; use fewer, or "
@@ -46,8 +46,8 @@ def check(spec: Spec, gpus: Sequence[str]) -> None:
 
 def _shared(spec: Spec, alone: Sequence[Role], gpus: Sequence[str]) -> Iterator[Problem]:
     """What would fail of GPUs that are named more than once."""
-    places = [Process(role, i, 0, "", "") for role in alone for i in range(replicas(spec, role))]
-    taken = {place: _taken(spec, place, gpus) for place in places}
+    processes = [Process(role, i, 0, "", "", rank) for role in alone for i, rank in places(spec, role)]
+    taken = {process: _taken(spec, process, gpus) for process in processes}
     used = [gpu for mine in taken.values() for gpu in mine]
     for place, mine in taken.items():
         if len(set(mine)) < len(mine):
@@ -83,7 +83,7 @@ def _taken(spec: Spec, process: Process, gpus: Sequence[str]) -> Sequence[str]:
     for role in sorted(roles_of(spec), key=lambda role: not _alone(spec, role)):
         size = gpus_each(spec, role)[0]
         if role is process.role:
-            first += process.index * size
+            first += (process.index * pods_each(spec, role) + process.rank) * size
             return gpus[first : first + size] or gpus[:1]
-        first += replicas(spec, role) * size
+        first += len(places(spec, role)) * size
     return ()

@@ -16,6 +16,7 @@ from rlhf_api.run import (
     Process,
     RunConfig,
     command,
+    listens,
 )
 from rlhf_api.status import JobStatus
 
@@ -125,20 +126,22 @@ class Host:
         for process in newly_ended(self.processes):
             if not _as_it_should(process):
                 self.display.event(f"{process.process.name} {process.ended.reason if process.ended else ''}")
-        waiting = [p for p in self.processes if p.running and not p.ready and _answers(p.process)]
+        waiting = [p for p in self.processes if p.running and not p.ready and listens(p.process)]
         answers = await asyncio.gather(*(control.healthy(p.address) for p in waiting))
         for process in itertools.compress(waiting, answers):
             process.ready = True
             self.display.event(f"{process.process.name} is ready")
         for process in self.processes:
-            if process.running and not _answers(process.process):
-                process.ready = self.trainer.answers
+            if process.running and not listens(process.process):
+                first = self._first(process.process)
+                process.ready = first.running and first.ready
         self._show_steps()
         await self.trainer.read(control)
 
     def _act(self, action: Start | Kill) -> None:
         if isinstance(action, Kill):
-            self._named(action.role, action.index).kill(action.why)
+            (doomed,) = self._of(action.role, action.index, action.rank)
+            doomed.kill(action.why)
             return
         if action.again:
             self.restarts = one_more(
@@ -147,13 +150,24 @@ class Host:
             if action.role is Role.TRAINER:
                 self.config = self.config.model_copy(update={"resume": True})
                 workdir.write(self.folder / workdir.CONFIG, self.config)
-        for index in action.indices:
-            process = self._named(action.role, index)
+        for process in (each for index in action.indices for each in self._of(action.role, index)):
             process.start(self.config, self.folder / workdir.CONFIG, self._token, self.make)
             self.display.event(f"{process.process.name} {'started again' if action.again else 'started'}")
 
-    def _named(self, role: Role, index: int) -> Supervised:
-        return next(p for p in self.processes if (p.process.role, p.process.index) == (role, index))
+    def _of(self, role: Role, index: int, rank: int | None = None) -> list[Supervised]:
+        """The processes of one replica, or the one with this rank."""
+        return [
+            each
+            for each in self.processes
+            if (each.process.role, each.process.index) == (role, index)
+            if rank is None or each.process.rank == rank
+        ]
+
+    def _first(self, process: Process) -> Supervised:
+        """The one that answers for this one's group."""
+        if process.role is Role.TRAINER:
+            return self.processes[0]
+        return self._of(process.role, process.index, 0)[0]
 
     async def _stop(self, control: ControlClient) -> Finish:
         """Ask the trainer for a checkpoint and its end; give it a while, unless asked to stop again."""
@@ -211,8 +225,3 @@ def _as_it_should(process: Supervised) -> bool:
     """It ended as a trainer does at the end of a run."""
     code = process.ended.code if process.ended else None
     return process.process.role is Role.TRAINER and code in (0, EXIT_SUSPENDED)
-
-
-def _answers(process: Process) -> bool:
-    """It listens on its port; of the trainer's processes, the first does."""
-    return process.role is not Role.TRAINER or process.index == 0

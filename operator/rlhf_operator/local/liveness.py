@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rlhf_api.roles import LIVE_FAILURES, LIVE_SECONDS
+from rlhf_api.run import listens
 
 from ..control import ControlClient
 from .processes import Supervised
@@ -20,7 +21,8 @@ async def end_the_hung(processes: Sequence[Supervised], control: ControlClient) 
         asked = [
             (process, process.uid, path)
             for process in processes
-            if process.running and process.ready and (path := process.process.role.row.live)
+            if process.running and process.ready and listens(process.process)
+            if (path := process.process.role.row.live)
         ]
         answers = await asyncio.gather(*(control.lives(process.address + path) for process, _, path in asked))
         for (process, uid, _), lives in zip(asked, answers, strict=True):

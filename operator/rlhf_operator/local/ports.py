@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.run import Process, RunConfig, replicas, roles_of
+from rlhf_api.run import Process, RunConfig, pods_each, process_name, replicas, roles_of
 
 HOST = "127.0.0.1"
 _RENDEZVOUS = "the trainers' rendezvous"
@@ -45,10 +45,19 @@ def _reserve(port: int) -> bool:
 
 def place(config: RunConfig, base: int | None) -> list[Process]:
     """Every process of a job with its port, trainers first. Raises InvalidJob where a port is taken."""
-    places = [(role, i) for role in roles_of(config.spec) for i in range(replicas(config.spec, role))]
-    ports = assign([*(f"{role.value}-{i}" for role, i in places), _RENDEZVOUS], base)
-    master = f"{HOST}:{ports[_RENDEZVOUS]}"
-    return [Process(role, i, ports[f"{role.value}-{i}"], HOST, master) for role, i in places]
+    spec = config.spec
+    servers = [(role, i) for role in roles_of(spec) for i in range(replicas(spec, role))]
+    meeting = {
+        (role, i): f"{role.value}-{i}'s rendezvous" if pods_each(spec, role) > 1 else _RENDEZVOUS
+        for role, i in servers
+    }
+    named = [process_name(role, i, 0) for role, i in servers]
+    ports = assign([*named, *dict.fromkeys([_RENDEZVOUS, *meeting.values()])], base)
+    return [
+        Process(role, i, ports[name], HOST, f"{HOST}:{ports[meeting[role, i]]}", rank)
+        for (role, i), name in zip(servers, named, strict=True)
+        for rank in range(pods_each(spec, role))
+    ]
 
 
 def assign(names: Sequence[str], base: int | None) -> dict[str, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlhf_api.oom import OomKills
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, RunConfig, command, environment, replicas
+from rlhf_api.run import Process, RunConfig, command, environment, places
 from rlhf_api.spec import Spec
 
 from ..exit_reasons import cause, exit_words
@@ -55,7 +55,8 @@ class Supervised:
         return self.started is not None and self.ended is None
 
     def seen(self) -> ProcessState:
-        return ProcessState(self.process.role, self.process.index, self.started, self.ready, self.ended)
+        place = self.process
+        return ProcessState(place.role, place.index, self.started, self.ready, self.ended, place.rank)
 
     def start(self, config: RunConfig, config_file: Path, token: str, make: Command = command) -> None:
         """Start it (again). Raises OSError where the machine refuses a process."""
@@ -138,7 +139,7 @@ def threads_each(spec: Spec, role: Role, cores: int) -> int:
     that wait sleep (`rlhf_api.run.SHARE_CORES`) and the others get the core.
     """
     ranks = spec.trainer.processes_per_replica if role is Role.TRAINER else 1
-    return max(1, cores // (replicas(spec, role) * ranks))
+    return max(1, cores // (len(places(spec, role)) * ranks))
 
 
 def _short(path: Path) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rlhf_api.roles import Role
-from rlhf_api.run import Member, Membership
+from rlhf_api.run import Member, Membership, listens
 from rlhf_api.status import CheckpointStatus, HealthStatus, TrainerStatus
 
 from ..control import ControlClient, Unreadable
@@ -55,7 +55,7 @@ class Trainer:
         members = tuple(
             Member(role=p.process.role, name=p.process.name, uid=p.uid, address=p.address)
             for p in processes
-            if p.running and p.process.role is not Role.TRAINER
+            if p.running and p.process.role is not Role.TRAINER and listens(p.process)
         )
         wanted = (self.process.uid, Membership(members=members))
         if self.answers and wanted != self._told and await control.members(self.process.address, wanted[1]):

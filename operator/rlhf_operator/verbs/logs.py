@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from rlhf_api.roles import Role
+from rlhf_api.run import process_name
 
 from ..cluster.api import ApiError, Body
-from ..cluster.names import INDEX, JOB, ROLE
+from ..cluster.names import INDEX, JOB, RANK, ROLE
 from ..exits import Failure
 from .api_errors import passing
 from .client import Session
@@ -139,7 +140,9 @@ async def _pods(session: Session, options: argparse.Namespace, *, patient: bool 
             raise
         return []
     roles = [role.value for role in Role]
-    return sorted(found, key=lambda pod: (roles.index(_label(pod, ROLE)), int(_label(pod, INDEX))))
+    return sorted(
+        found, key=lambda pod: (roles.index(_label(pod, ROLE)), int(_label(pod, INDEX)), _rank(pod))
+    )
 
 
 def _begun(pod: Body) -> bool:
@@ -156,9 +159,13 @@ def _label(pod: Body, name: str) -> str:
     return str(pod["metadata"]["labels"][name])
 
 
+def _rank(pod: Body) -> int:
+    return int(pod["metadata"]["labels"].get(RANK, "0"))
+
+
 def _emitter(pod: Body) -> Emit:
     role, index = _label(pod, ROLE), int(_label(pod, INDEX))
-    prefix = f"{role}-{index} | "
+    prefix = f"{process_name(Role(role), index, _rank(pod))} | "
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         colour = _COLOURS[(list(Role).index(Role(role)) + index) % len(_COLOURS)]
         prefix = f"\x1b[{colour}m{prefix}\x1b[0m"

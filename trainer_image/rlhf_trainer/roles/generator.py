@@ -11,28 +11,42 @@ import sys
 from pydantic import JsonValue
 
 from rlhf_api.model_files import model_sizes
-from rlhf_api.problems import InvalidJob
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
-from rlhf_api.run import ProcessEnv, RunConfig
-from rlhf_api.serving import UTILIZATION, Serving, left_open
+from rlhf_api.run import ProcessEnv, RunConfig, pods_each
+from rlhf_api.serving import UTILIZATION, Serving, gpus, left_open
 from rlhf_api.sizes import Sizes
 from rlhf_api.spec import MOST_KEPT, Spec
 
 from ..comms import rdma
-from ..engines.vllm.launch import check_head_size, cpu_options, engine_environment, gpu_memory, on_cpu, option
+from ..engines.vllm.launch import (
+    check_head_size,
+    cpu_options,
+    engine_environment,
+    gpu_memory,
+    group_environment,
+    group_options,
+    on_cpu,
+    option,
+)
 from ..process import run_role
-from ..settings import listen_host, longest, model_source
+from ..settings import interface, listen_host, longest, model_source
 
 log = logging.getLogger(__name__)
 
 EXTENSION = "rlhf_trainer.engines.vllm.extension.WeightStatus"
 FRONT = "rlhf_trainer.engines.vllm.middleware.Front"
+FOLLOWER = "rlhf_trainer.engines.vllm.follower"
 
 
-def arguments(config: RunConfig, host: str, port: int, memory: float | None) -> list[str]:
+def arguments(
+    config: RunConfig, host: str, port: int, memory: float | None, *, rank: int = 0, master: str = ""
+) -> list[str]:
     """The options of `vllm serve` on GPUs of so many bytes, None for the CPU; the manifest's `engineArguments` come
-    last. Raises InvalidJob where they cannot serve this policy."""
+    last. `rank`, `master`: of the generator's pods, where it has several. Raises InvalidJob where they cannot serve
+    this policy."""
     spec = config.spec
+    pods = pods_each(spec, Role.GENERATOR)
     options: dict[str, JsonValue] = {
         "model": model_source(config, "policy").path,
         "tokenizer": model_source(config, "tokenizer").path,
@@ -58,8 +72,13 @@ def arguments(config: RunConfig, host: str, port: int, memory: float | None) -> 
         given = spec.generator.engine_arguments.get("max-model-len")
         served = given if isinstance(given, int) else longest(spec)
         options |= cpu_options(served, spec.generator.tensor_parallel_size)
+        if pods > 1 and (workers := gpus(spec.generator)[0]) != pods:
+            message = f"vLLM on CPUs runs one worker in each pod of several; use {workers}; got {pods}"
+            raise InvalidJob([Problem("spec.generator.podsPerReplica", message)])
     else:
         options |= part_of_gpu(spec, memory)
+    if pods > 1:
+        options |= group_options(rank, pods, master)
     options |= dict(spec.generator.engine_arguments)
     return [text for name, value in options.items() for text in option(name, value)]
 
@@ -83,11 +102,14 @@ def run(env: ProcessEnv) -> None:
     memory = None if cpu else gpu_memory()
     if not cpu and (why := rdma.over_tcp(env.config, Role.GENERATOR, os.environ)) is not None:
         log.warning("%s", why)
-    serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command = serve + arguments(env.config, listen_host(env.host), env.port, memory)
+    several = pods_each(env.config.spec, Role.GENERATOR) > 1
+    own = group_environment(env.host, interface(env.host)) if several else {}
+    module = FOLLOWER if env.rank else "vllm.entrypoints.openai.api_server"
+    options = arguments(env.config, listen_host(env.host), env.port, memory, rank=env.rank, master=env.master)
     sys.stderr.flush()
     # The server replaces this process: signals and the exit code are its own.
-    os.execve(sys.executable, command, engine_environment(os.environ, cpu))
+    environ = engine_environment(own | os.environ, cpu)
+    os.execve(sys.executable, [sys.executable, "-m", module, *options], environ)
 
 
 if __name__ == "__main__":

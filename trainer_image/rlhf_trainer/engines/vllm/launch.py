@@ -109,6 +109,26 @@ def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
     return {**settings, **environ, **needed, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
 
+def group_options(rank: int, pods: int, master: str) -> dict[str, JsonValue]:
+    """Options of one of several processes that are a generator together; they meet at `master`, a host and port, where
+    rank 0 is. Their workers are one group of torch.distributed."""
+    host, _, port = master.rpartition(":")
+    return {
+        "distributed-executor-backend": "mp",
+        "nnodes": pods,
+        "node-rank": rank,
+        "master-addr": host,
+        "master-port": int(port),
+    }
+
+
+def group_environment(host: str, interface: str | None) -> dict[str, str]:
+    """`host`: this process's address, on this network interface. vLLM would take that of the way to the internet for
+    its messages, and gloo that of the host name. On a CPU each would bind its threads to the same core."""
+    gloo = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+    return {"VLLM_HOST_IP": host, "VLLM_CPU_OMP_THREADS_BIND": "nobind", **gloo}
+
+
 def on_cpu() -> bool:
     """True if the vLLM installed here is the build for CPUs."""
     try:

@@ -1,0 +1,64 @@
+"""vLLM's headless executor: workers in another pod than their engine, of a generator that spans several.
+`python -m rlhf_trainer.engines.vllm.follower` takes the options of `vllm serve`.
+
+It has no HTTP. It ends with code 70 when one of its workers does. vLLM does not notice here that the engine's pod has
+ended: the host ends this one then. On SIGTERM it goes on until the engine has answered what it was asked.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from multiprocessing import connection
+
+from rlhf_api.oom import OomKills
+
+from ... import termination
+from .watchdog import EXIT_ENGINE_DEAD, cause_of_death
+
+POLL_SECONDS, TIMEOUT_SECONDS = 0.5, 5.0
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    arguments, _ = parser.parse_known_args()  # the others are of the HTTP server
+    config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(headless=True)
+    executor, oom_kills = MultiprocExecutor(config, monitor_workers=False), OomKills()
+    engine = arguments.master_addr, int(os.environ["RLHF_PORT"])
+    told = threading.Event()
+    threading.Thread(target=_end_after, args=(told, engine), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    workers = {worker.proc.sentinel: worker.proc for worker in executor.workers}
+    ended = [workers[sentinel] for sentinel in connection.wait(workers)]
+    for worker in ended:
+        worker.join()
+    termination.write(cause_of_death(ended, oom_kills.words(), late=True))
+    os._exit(EXIT_ENGINE_DEAD)
+
+
+def _end_after(told: threading.Event, engine: tuple[str, int]) -> None:
+    """Once told, ends this process when nobody listens at the engine's address; where that hangs, SIGKILL ends both."""
+    told.wait()
+    while _listens(engine):
+        time.sleep(POLL_SECONDS)
+    os._exit(0)
+
+
+def _listens(engine: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(engine, TIMEOUT_SECONDS).close()
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
