@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-Mode = Literal["on-policy", "staleness 2", "on pods"]
-STALENESS: dict[Mode, int] = {"on-policy": 0, "staleness 2": 2, "on pods": 0}
+Mode = Literal["on-policy", "staleness 2", "on a GPU", "on pods"]
+STALENESS: dict[Mode, int] = {"on-policy": 0, "staleness 2": 2, "on a GPU": 2, "on pods": 0}
 
 MOMENTS = {
     "generating": "generating",
@@ -32,11 +32,11 @@ class Victim:
     part: str
 
 
-STORE = "object store"
+STORE, SECOND_RANK = "object store", "trainer rank 1"
 TRAINER = "rlhf_trainer.roles.trainer"
 VICTIMS = {
     "trainer rank 0": Victim("trainer-0", "RANK=0"),
-    "trainer rank 1": Victim("trainer-0", "RANK=1"),
+    SECOND_RANK: Victim("trainer-0", "RANK=1"),
     "torchrun": Victim("trainer-0", "rlhf_trainer.torchrun"),
     "generator server": Victim("generator-1", "vllm.entrypoints"),
     "generator engine": Victim("generator-1", "EngineCore"),
@@ -47,6 +47,8 @@ VICTIMS = {
     "supervisor of the reward": Victim("reward-0", "reaper.py"),
 }
 PROCESS_FAULTS = ("SIGKILL", "SIGTERM", "SIGSTOP", "connections cut", "out of memory")
+GPU: Mode = "on a GPU"
+"""At staleness 2, models and vLLM's engines on one GPU, with one trainer rank."""
 PODS: Mode = "on pods"
 """On-policy, as pods of a cluster with two nodes."""
 POD_VICTIMS = {
@@ -91,8 +93,9 @@ def cells(mode: Mode) -> Iterator[Cell]:
         for victim in (NODE, EVERY_NODE):
             yield Cell(mode, victim, "drain", "generating")
         return
+    victims = [victim for victim in VICTIMS if mode != GPU or victim != SECOND_RANK]
     for fault in PROCESS_FAULTS:
-        for moment, victim in product(MOMENTS, VICTIMS):
+        for moment, victim in product(MOMENTS, victims):
             yield Cell(mode, victim, fault, moment)
         if fault == PROCESS_FAULTS[0]:
             for found, moment in product(STORE_FAULTS, MOMENTS):

@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.fault_matrix.account import Prompts, Tokens, newest, of_processes
-from tests.fault_matrix.cells import PAUSE_SECONDS, STALENESS, VICTIMS, Cell, Mode
+from tests.fault_matrix.cells import GPU, PAUSE_SECONDS, STALENESS, VICTIMS, Cell, Mode
 from tests.fault_matrix.inject import inject
 from tests.fault_matrix.meeting import READY_SECONDS, Meeting
 from tests.fault_matrix.responses import Responses
@@ -63,6 +63,7 @@ class Running:
         self._environ = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{way.port}",
             "RLHF_FAULTS": "tests.fault_matrix.hook:wait_at_point",
+            **({"CUDA_VISIBLE_DEVICES": "0,0,0"} if mode == GPU else {}),
         }
         url = store.address.url(mode.replace(" ", "-"))
         self._prompts, self._responses = Prompts(url, PER_STEP), Responses(url, STALENESS[mode])
@@ -192,7 +193,7 @@ def running(mode: Mode, folder: Path, store: Server, *, begun: bool = False) -> 
     """The job in `folder`, its checkpoints in `store` behind a proxy; it is stopped afterwards. `begun`: its generators
     are slower than its trainer, so that snapshots hold responses that are only begun."""
     folder.mkdir(parents=True, exist_ok=True)
-    policy = tiny_model(folder / "policy", tie=False, seed=1)
+    policy = tiny_model(folder / "policy", tie=False, seed=1, head_dim=64 if mode == GPU else 32)
     port = int(store.address.endpoint.rsplit(":", 1)[1])
     with proxy(port) as way, patch.dict(os.environ, store.address.environment):
         manifest = folder / "job.yaml"
@@ -213,7 +214,18 @@ def note(cell: Cell, result: Mapping[str, object], file: Path) -> None:
 def _document(mode: Mode, folder: Path, policy: Path, store: Server, *, begun: bool) -> dict[str, object]:
     write_prompts(folder / "prompts.jsonl")
     spec = specification(mode, policy=str(policy), prompts=str(folder / "prompts.jsonl"))
-    spec["trainer"] |= {"processesPerReplica": 2, "deepspeed": {"zero_optimization": {"stage": 2}}}
+    ranks = 1 if mode == GPU else 2
+    spec["trainer"] |= {"processesPerReplica": ranks, "deepspeed": {"zero_optimization": {"stage": 2}}}
+    if (
+        mode == GPU
+    ):  # where many steps are made while a role starts: their responses are to be in the newest snapshot
+        spec["replay"]["maxReplayEpisode"] = 400
+        spec["model"]["dtype"] = "bfloat16"
+        spec["generator"]["engineArguments"] = {
+            "enforce-eager": True,
+            "gpu-memory-utilization": 0.02,
+            "kv-cache-memory-bytes": 200_000_000,
+        }
     spec["checkpoint"] |= {"store": store.address.url(mode.replace(" ", "-")), "timeoutSeconds": 120}
     if begun:
         spec["sampling"] = {"maxNewTokens": 128, "answersPerPrompt": 2}

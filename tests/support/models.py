@@ -24,10 +24,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
 
 
-def tiny_model(directory: Path, *, tie: bool, seed: int) -> Path:
+def tiny_model(directory: Path, *, tie: bool, seed: int, head_dim: int = 32) -> Path:
     """Saves a 2-layer float32 model and its tokenizer: Qwen2 with tied embeddings, Llama with an lm_head."""
     config_cls, model_cls = (Qwen2Config, Qwen2ForCausalLM) if tie else (LlamaConfig, LlamaForCausalLM)
-    return _saved(directory, config_cls, model_cls, seed, tie_word_embeddings=tie)
+    return _saved(directory, config_cls, model_cls, seed, tie_word_embeddings=tie, hidden_size=2 * head_dim)
 
 
 def tiny_experts(directory: Path, *, seed: int) -> Path:
@@ -42,12 +42,12 @@ def tiny_experts(directory: Path, *, seed: int) -> Path:
     return _saved(directory, Qwen3MoeConfig, Qwen3MoeForCausalLM, seed, **mixture, **own)
 
 
-def _saved(directory: Path, config_cls, model_cls, seed: int, **more) -> Path:
+def _saved(directory: Path, config_cls, model_cls, seed: int, hidden_size: int = 64, **more) -> Path:
     torch.manual_seed(seed)
     tokenizer = byte_tokenizer()
     config = config_cls(
         vocab_size=len(tokenizer),
-        hidden_size=64,
+        hidden_size=hidden_size,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,  # of 32: vLLM on CPU has no kernel for smaller ones
