@@ -1,12 +1,13 @@
 """Weights from the trainer to vLLM: how long they travel, and how long generation stands still.
 
-    .venv/bin/python benchmarks/weights.py --model qwen2.5-7b [--buckets 256 512 1024] [--kill] [--own]
+    .venv/bin/python benchmarks/weights.py --model qwen2.5-7b [--buckets 256 512 1024] [--kill] [--own] [--adapter 16]
 
 One trainer on the first GPU, with random weights; generators, as their role starts them, on the next ones. Where GPUs
 are too few, the last generators share those of the others: their wire is then TCP. On a machine without GPUs the same
 with gloo and `--model tiny`. Beside it, in the same run: a raw broadcast of the same bytes, and
 with `--own` vLLM's own NCCL engine in a second server on the second GPU. `--kill` ends a generator with SIGKILL in the
-middle of a broadcast. Prints one JSON line for each figure.
+middle of a broadcast. `--adapter` gives the model an adapter of that rank in the end, which travels alone. Prints one
+JSON line for each figure.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 
 import raw_broadcast
 import torch
+from adapters import Adapted
 from own_engine import own_command, own_rounds
 from serving import Server, free_port, logprobs, make_model, renew, run_config, save, served_logprobs, tell
 from traffic import Load
@@ -169,6 +171,16 @@ def kill(bench: Bench, bucket: int, at: int) -> None:
     sync.close()
 
 
+def adapter(bench: Bench, bucket: int, rounds: int, rank: int) -> None:
+    """The base once, with the first of so many adapters."""
+    sync, adapted = bench.sync(bucket), Adapted(bench.model, rank)
+    for number in range(rounds):
+        bench.version += 1
+        found = adapted.round(sync, [server.member() for server in bench.servers], bench.version)
+        tell({"what": "adapter", "rank": rank, "round": number, **found})
+    sync.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -180,6 +192,7 @@ def main() -> None:
     parser.add_argument("--load", type=int, default=256, help="answers under way in the rounds under load")
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--own", action="store_true", help="vLLM's own NCCL engine too")
+    parser.add_argument("--adapter", type=int, metavar="RANK")
     parser.add_argument("--logs", type=Path, help="where the servers' logs go")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -237,6 +250,8 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
             sync.close()
             if options.kill:
                 kill(bench, options.buckets[0] << 20, at=nbytes // (options.buckets[0] << 20) // 2)
+            if options.adapter:
+                adapter(bench, options.buckets[0] << 20, options.rounds, options.adapter)
     finally:
         for server in [*servers, own]:
             server.kill()

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from transformers import Qwen2ForTokenClassification as Qwen2Critic
 
 from rlhf_api.lora import Lora
 from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
+from rlhf_trainer.engines.vllm.held import HeldBase
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.export import save_model
 from rlhf_trainer.models.load import create_tokenizer
@@ -137,6 +139,13 @@ def copied(items) -> dict[str, Tensor]:
     return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in items}
 
 
+def sent_weights(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """What a generator makes of the base and the adapter that it is sent."""
+    base, came = copied(engine.base_tensors()), copied(engine.version_tensors())
+    held = HeldBase("a base", list(base.items()))
+    return held.with_adapter(list(came.items()), engine.adapter.scale, engine.adapter.transposed).merged()
+
+
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -149,12 +158,16 @@ def run(case: str, out: Path, states: Path | None) -> None:
     statistics.append(step(engine, kind, UPDATES - 1))
     weights, final = copied(engine.named_tensors()), copied(training_state(engine))
 
+    sent = copied(sent_weights(engine)) if engine.adapter else weights
+
     resumed = engine_of(case, seed=1)
     load_training_state(resumed, state.__getitem__)
     back = copied(training_state(resumed))
     again = step(resumed, kind, UPDATES - 1)
     report = {
         "statistics": statistics,
+        "sent_is_merged": sent.keys() == weights.keys()
+        and same(weights, {name: sent[name] for name in weights}),
         "loaded_state_is_the_saved": same(back, state),
         "resumed_is_uninterrupted": again == statistics[-1]
         and same(copied(training_state(resumed)), final)

@@ -175,6 +175,11 @@ def test_peft_loads_the_adapter_that_lies_beside_the_merged_model(runs, world, c
     assert not torch.equal(loaded["model.layers.0.mlp.up_proj.weight"], weights_of(ranks.make(kind)))
 
 
+@pytest.mark.parametrize(("world", "case"), [(w, c) for w in WORLDS for c in ranks.cases(w) if "lora" in c])
+def test_a_base_and_the_adapter_that_are_sent_make_the_merged_model_bit_for_bit(runs, world, case):
+    assert report(runs, world, case)["sent_is_merged"]
+
+
 def weights_of(model) -> torch.Tensor:
     return model.state_dict()["model.layers.0.mlp.up_proj.weight"]
 

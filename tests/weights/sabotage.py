@@ -1,8 +1,10 @@
 """A worker extension for tests: `spoil_swap` makes the next swap of weights fail half-way, `spoil_steps` every step of
-the engine, and `spoil_weight` a weight that serves."""
+the engine, and `spoil_weight` a weight that serves. `fingerprints` are those of all that serves."""
 
 import torch
 from tests.support.paced import Paced
+
+from rlhf_trainer.engines.vllm.served import parts
 
 
 class Sabotage(Paced):
@@ -32,3 +34,7 @@ class Sabotage(Paced):
         weight = torch.randn(sum(layer.output_partition_sizes), layer.input_size)
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         layer.quant_method.process_weights_after_loading(layer)
+
+    def fingerprints(self) -> dict[str, list[int]]:
+        model = self.weight_transfer_engine.model
+        return {part.name: part.fingerprint().flatten().tolist() for part in parts(model)}

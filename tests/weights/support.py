@@ -8,9 +8,13 @@ from tests.support.vllm_server import Server
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from rlhf_api.lora import Lora
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
 from rlhf_trainer.comms.http import Background
+from rlhf_trainer.models.adapter import Adapter
+from rlhf_trainer.models.trained_model import TrainedModel
+from rlhf_trainer.weights.base import Base
 
 TOKEN = "a token for tests"
 TEXT = list(range(40, 100))  # token ids
@@ -22,6 +26,30 @@ def load(directory: Path) -> PreTrainedModel:
 
 def weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     return iter(model.named_parameters())
+
+
+class Adapted(TrainedModel):
+    """A model with an adapter, whole in this process: what a trainer sends, without a trainer."""
+
+    unwrapped = None  # type: ignore[assignment]
+    stage = 0
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.unwrapped = model
+        self.adapter = Adapter(model, Lora(rank=4, alpha=6.0), seed=0, base="a base")
+        self.train(0)
+
+    def train(self, version: int) -> None:
+        """Matrices of this version, the same whenever it is called, in the dtype of the weights."""
+        generator = torch.Generator().manual_seed(version)
+        for _, matrix in self.trained_tensors():
+            torch.nn.init.normal_(matrix, std=0.1, generator=generator)
+        self.unwrapped.to(next(tensor.dtype for _, tensor in self.base_tensors()))
+
+    @property
+    def base(self) -> Base:
+        adapter = self.adapter
+        return Base(adapter.fingerprint["base"], self.base_tensors, adapter.scale, adapter.transposed)
 
 
 @torch.no_grad()

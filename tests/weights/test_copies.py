@@ -41,6 +41,7 @@ def test_repeated_copies_do_what_loading_does():
     names, copies = Copies.watch(model, weights(1), model.load)
     assert names == {"both", "scale"}
     assert copies is not None
+    assert copies.whole
     assert copies.fit(model, weights(2))
     copies.repeat(weights(2))
     other.load(weights(2))
@@ -78,7 +79,8 @@ def test_a_weight_that_is_not_loaded_whole_is_compared_and_not_repeated():
     model, given = Fused(), [*weights(1), ("other", torch.ones(3))]
     copies = Copies.watch(model, given, model.load)[1]
     assert copies is not None
-    assert not copies.fit(model, given)
+    assert copies.fit(model, given)
+    assert not copies.whole
     assert [name for name, _, _ in copies.pairs(given)] == ["up", "down", "scale"]
     assert all(torch.equal(into, part.to(into.dtype)) for _, into, part in copies.pairs(given))
     assert Copies.watch(model, weights(1), lambda given: model.load(given) and None) == (None, None)
@@ -108,4 +110,4 @@ def test_models_of_vllm_get_by_repetition_what_their_own_code_loads(folder):
         assert model["same"] == model["parameters"] > 0
         assert model["proven"]
         assert model["compared"] >= model["weights"], "each of them, fused ones part by part"
-        assert "is not what arrived as weight version 2" in model["of other weights"]
+        assert "is not what arrived as weight version 2" in model["of the base"]

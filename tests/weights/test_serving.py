@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from tests.support.kube import eventually
 from tests.support.models import byte_tokenizer
-from tests.weights.support import TOKEN, generator, model_logprobs, serves, status, weights
+from tests.weights.support import TOKEN, Adapted, generator, serves, status, weights
 
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.lora import Lora
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer.batches import ResponseLogprobs
@@ -34,7 +34,6 @@ from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.processors import Penalized
 from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.generation.work import Work
-from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.records import Prompt, Rollout, Sequences
 from rlhf_trainer.sampling_mask import Kept
@@ -67,31 +66,54 @@ def test_serves_exactly_what_was_sent(kind, request, http, make_sync, models):
         assert [sync.changed([target(server)]) for _ in range(2)] == ["", ""]
 
 
-def test_serves_what_a_model_with_an_adapter_computes(tied, http, make_sync, models):
-    """Merged weights on one side, W x + scale B A x on the other."""
-    model = models("tied", 1)
-    adapter = Adapter(model, Lora(rank=4, alpha=8.0), seed=0, base="tied-1")
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1, generator=generator)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_base_and_an_adapter_serve_bit_for_bit_what_merged_weights_do(dtype, tied, http, make_sync, models):
+    """The base travels once, whichever trainer sends it, and the matrices alone with each version."""
+    policy, sync, served = Adapted(models("tied", 1).to(dtype)), make_sync(), {}
+    for version in (1, 2):
+        policy.train(version)
+        whole = sync.send([target(tied)], policy.named_tensors, version)
+        assert whole.holders == (target(tied),)
+        served[version] = call(http, tied, "fingerprints")
+        assert status(http, tied)["base"] is None, "there is no room for it beside whole weights"
+    assert served[1] != served[2]
+    for version, sender in ((1, sync), (2, make_sync())):
+        policy.train(version)
+        report = sender.send([target(tied)], policy.version_tensors, version, base=policy.base)
+        assert report.holders == (target(tied),), report.lost
+        assert call(http, tied, "fingerprints") == served[version]
+        now = status(http, tied)
+        assert (now["version"], now["digest"]) == (version, report.digest)
+        assert now["base"] == policy.base.fingerprint
+        assert sender.changed([target(tied)]) == ""
+        assert (report.base_bytes > 0) == (version == 1)
+        assert report.bytes < whole.bytes / 5
+    if dtype is torch.float32:
+        assert serves(http, tied, policy.unwrapped)
 
-    def merged():
-        return (adapter.merged(*item) for item in adapter.published(weights(model)))
 
-    assert dict(merged()).keys() == dict(weights(models("tied", 1))).keys()
-    sync = make_sync()
-    assert sync.send([target(tied)], merged, 1).holders == (target(tied),)
-    assert serves(http, tied, model)
-    assert sync.changed([target(tied)]) == ""
-    with adapter.off():
-        assert not serves(http, tied, model)
-        assert torch.equal(model_logprobs(model), model_logprobs(models("tied", 1)))
+def test_an_adapter_of_another_model_is_refused_and_the_old_version_stays(tied, http, make_sync, models):
+    policy, sync = Adapted(models("tied", 1)), make_sync()
+    sync.send([target(tied)], policy.version_tensors, 1, base=policy.base)
+
+    def wrong():
+        yield from ((n, m[:-1] if "k_proj.weight.lora_B" in n else m) for n, m in policy.version_tensors())
+
+    report = sync.send([target(tied)], wrong, 2, base=policy.base)
+    assert report.holders == ()
+    layer = "model.layers.0.self_attn.k_proj.weight"
+    assert f"update of {layer} is of [31, 64], the base of [32, 64]" in report.lost[target(tied)]
+    assert status(http, tied)["version"] == 1
+    assert serves(http, tied, policy.unwrapped)
+    report = sync.send([target(tied)], policy.version_tensors, 3, base=policy.base)
+    assert (report.holders, report.base_bytes) == ((target(tied),), 0)
 
 
-def spoil(http, server, name: str) -> None:
-    call = {"method": "spoil_weight", "args": [name]}
-    http.run(http.json("POST", f"{server.address}/collective_rpc", call, timeout=20))
+def call(http, server, method: str, *args: object) -> Any:
+    """A method of the server's one worker."""
+    asked = {"method": method, "args": args}
+    answer = http.run(http.json("POST", f"{server.address}/collective_rpc", asked, timeout=60))
+    return answer["results"][0]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +125,7 @@ def test_a_weight_that_changes_while_it_serves_is_told(kind, name, request, make
     assert sync.send([target(server)], lambda: weights(models(kind, 1)), 7).holders == (target(server),)
     assert sync.changed([target(server)]) == ""
     before = status(http, server)
-    spoil(http, server, name)
+    call(http, server, "spoil_weight", name)
     assert status(http, server) == before
     assert ask(server, "/ready", {})[0] == 200
     what = f"generator-0 (worker 0): {name} is no longer what was loaded as weight version 7"
@@ -179,17 +201,11 @@ def test_answers_come_while_weights_are_on_their_way(tied, http, make_sync, mode
 @contextmanager
 def slow_steps(http, server) -> Iterator[None]:
     """Responses of some steps are still under way when a test acts, however busy the machine."""
-    pace(http, server, 0.5)
+    call(http, server, "pace", 0.5)
     try:
         yield
     finally:
-        pace(http, server, 0)
-
-
-def pace(http, server, seconds: float) -> None:
-    """Every step of the engine takes at least this long."""
-    call = {"method": "pace", "args": [seconds]}
-    http.run(http.json("POST", f"{server.address}/collective_rpc", call, timeout=60))
+        call(http, server, "pace", 0)
 
 
 @pytest.mark.parametrize("clear_cache", [True, False])

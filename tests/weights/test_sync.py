@@ -2,12 +2,13 @@
 
 import signal
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 from tests.support import vllm_server
 from tests.support.kube import eventually
-from tests.weights.support import TOKEN, generator, serves, status, weights
+from tests.weights.support import TOKEN, Adapted, generator, serves, status, weights
 
 from rlhf_api.run import Member
 
@@ -100,18 +101,23 @@ def test_a_member_that_hangs_is_noticed_at_the_deadline_and_may_come_back(
 def test_a_member_killed_in_mid_broadcast_costs_one_epoch_and_rejoins_when_restarted(
     tied, other, first, second, http, make_sync, models, folder
 ):
+    """In that of a base. The adapter alone goes to who has it, and the base once more to who came instead."""
     at = At()
     sync = make_sync(fault=at)
     old = models("tied", 1)
     before = sync.send([first, second], lambda: weights(old), 1)
     assert before.holders == (first, second)
-    passes = []
+    policy = Adapted(models("tied", 2))
+    passes, untouched = [], []
 
     def tensors():
         passes.append(0)
-        for pair in weights(models("tied", 2)):
+        untouched.append(not status(http, tied)["open"])
+        for pair in policy.base_tensors():
             passes[-1] += 1
             yield pair
+
+    base = replace(policy.base, tensors=tensors)
 
     below = psutil.Process(other.process.pid).children(recursive=True)
     (engine,) = (process for process in below if "EngineCore" in process.cmdline()[0])
@@ -124,14 +130,15 @@ def test_a_member_killed_in_mid_broadcast_costs_one_epoch_and_rejoins_when_resta
 
     at.set("bucket:1", kill_server)
     began = time.monotonic()
-    report = sync.send([first, second], tensors, 2)
+    report = sync.send([first, second], policy.version_tensors, 2, base=base)
     assert time.monotonic() - began < 20  # one deadline
     eventually(lambda: ended(engine) and ended(worker), "the end of the engine and its worker", PATIENCE_S)
     assert report.holders == (first,), report.lost
     assert report.lost.keys() == {second}
     assert (report.attempts, report.epoch) == (2, before.epoch + 1)
+    assert len(passes) == 2
     assert len(set(passes)) == 1  # each pass went to the end
-    assert serves(http, tied, models("tied", 2))
+    assert serves(http, tied, policy.unwrapped)
 
     port = int(second.address.rsplit(":", 1)[1])
     spoilable = ("--worker-extension-cls", "tests.weights.sabotage.Sabotage")
@@ -140,12 +147,18 @@ def test_a_member_killed_in_mid_broadcast_costs_one_epoch_and_rejoins_when_resta
     )
     try:
         reborn = second.model_copy(update={"uid": "2"})
-        new = models("tied", 3)
-        report = sync.send([first, reborn], lambda: weights(new), 3)
+        policy.train(3)
+        sent = sync.send([first], policy.version_tensors, 3, base=base)
+        assert (sent.holders, sent.base_bytes, len(passes)) == ((first,), 0, 2)
+        report = sync.send([first, reborn], policy.version_tensors, 3, base=base)
         assert report.holders == (first, reborn), report.lost
+        assert report.base_bytes > 10 * report.bytes
+        assert untouched == [False, False, True]
         for server in (tied, again):
-            assert serves(http, server, new)
-            assert (status(http, server)["version"], status(http, server)["digest"]) == (3, report.digest)
+            assert serves(http, server, policy.unwrapped)
+            now = status(http, server)
+            assert (now["version"], now["digest"]) == (3, report.digest)
+            assert now["base"] == base.fingerprint
         # A swap that fails ends the process, since half a model must never serve.
         ask = {"method": "spoil_swap"}
         http.run(http.json("POST", f"{again.address}/collective_rpc", ask, timeout=10))

@@ -1,5 +1,5 @@
-"""Whether a swap that repeats copies, as on a GPU, does to a model of vLLM's what its own loading does: `vllm_copies
-FOLDER...`, one JSON line for each."""
+"""Whether a swap that repeats copies, as on a GPU, does to a model of vLLM's what its own loading does, of a base and
+an adapter: `vllm_copies FOLDER...`, one JSON line for each."""
 
 import json
 import sys
@@ -17,6 +17,7 @@ from vllm.distributed import (
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
+from rlhf_trainer.engines.vllm.held import HeldBase, Weights
 from rlhf_trainer.engines.vllm.served import Served
 from rlhf_trainer.engines.vllm.swap import Swap
 from rlhf_trainer.weights.buckets import Bucket, pack, unpack
@@ -40,26 +41,32 @@ def compare(folder: Path) -> None:
     swap = Swap(served, config.model_config, torch.device("cpu"))
     swap._as_loaded = True  # on a CPU vLLM packs weights, but these were not
     with torch.no_grad():
-        swap.load(received(policy))
+        swap.load(Weights(received(policy)))
         watched = swap._copies
         for parameter in policy.parameters():
             parameter.normal_()
-        weights = received(policy)
+        adapter = [
+            (f"{name}.{matrix}", torch.randn(shape))
+            for name, weight in policy.named_parameters()
+            if "_proj.weight" in name
+            for matrix, shape in (("lora_A", (3, weight.shape[1])), ("lora_B", (weight.shape[0], 3)))
+        ]
+        weights = HeldBase("a base", received(policy)).with_adapter(adapter, 0.5, ())
         swap.load(weights)
         proof = Served(served)
         proof.loaded(1, swap.arrived(weights))
         proof.prove()
         proven, parts = proof.changed is None, len(list(swap.arrived(weights)))
-        proof.loaded(2, swap.arrived(received(load(folder))))
+        proof.loaded(2, swap.arrived(Weights(weights.plain)))  # the base alone
         proof.prove()
         repeats = watched is not None and swap._copies is watched
         repeated = [parameter.clone() for parameter in served.parameters()]
         for parameter in served.parameters():
             parameter.zero_()
-        served.load_weights(iter(weights))
+        served.load_weights(weights.merged())
     same = [torch.equal(mine, its) for mine, its in zip(repeated, served.parameters(), strict=True)]
-    told = {"repeats": repeats, "weights": len(weights), "parameters": len(same), "same": sum(same)}
-    print(json.dumps(told | {"proven": proven, "compared": parts, "of other weights": proof.changed}))
+    told = {"repeats": repeats, "weights": len(weights.plain), "parameters": len(same), "same": sum(same)}
+    print(json.dumps(told | {"proven": proven, "compared": parts, "of the base": proof.changed}))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf_api.lora import Lora
 
+from ..maths.low_rank import A, B, LowRank
+
 NAME = "default"
 """PEFT's name of the one adapter of a model."""
 HEADS = ("score", "classifier")
@@ -81,16 +83,30 @@ class Adapter:
         return [layer.lora_A[NAME].weight, layer.lora_B[NAME].weight] if layer else []
 
     def merged(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
-        """The name in the merged model, and W + scale B A: computed in float32 and rounded once, to W's dtype."""
-        plain = name.replace(".base_layer.", ".")
-        if name not in self._layers:
-            return plain, weight
-        layer = self._layers[name]
-        a, b = (matrix.detach().float() for matrix in self.matrices(name))
-        product: Tensor = (b @ a) * layer.scaling[NAME]
-        if layer.fan_in_fan_out:
-            product = product.T
-        return plain, (weight.float() + product).to(weight.dtype)
+        """The name in the merged model, and the weight there: `LowRank.merged`."""
+        if name in self._layers:
+            a, b = self.matrices(name)
+            weight = LowRank(a, b, self.scale, self._layers[name].fan_in_fan_out).merged(weight)
+        return _plain(name), weight
+
+    def travelling(self, name: str) -> str:
+        """The name under which a tensor goes to the generators: of A and B the merged weight's with an end of their
+        own, of all others that in the merged model."""
+        for end, matrix in ((A, "lora_A"), (B, "lora_B")):
+            layer = name.removesuffix(f".{matrix}.{NAME}.weight")
+            if layer != name:
+                return f"{layer}.weight{end}"
+        return _plain(name)
+
+    @property
+    def scale(self) -> float:
+        """Of B A, in every layer."""
+        return float(self.config.lora_alpha / self.config.r)
+
+    @property
+    def transposed(self) -> tuple[str, ...]:
+        """Weights [in, out], by their names in the merged model."""
+        return tuple(_plain(name) for name, layer in self._layers.items() if layer.fan_in_fan_out)
 
     def save(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
         """Writes the files that `PeftModel.from_pretrained` loads; `weights` are by their state-dict names."""
@@ -104,6 +120,10 @@ class Adapter:
     def _scale(self, factor: float) -> None:
         for layer in self._layers.values():
             layer.set_scale(NAME, factor)
+
+
+def _plain(name: str) -> str:
+    return name.replace(".base_layer.", ".")
 
 
 def _targets(model: PreTrainedModel, wanted: Sequence[str] | None) -> list[str]:
@@ -135,7 +155,6 @@ def _digest(model: PreTrainedModel) -> str:
     found = hashlib.sha256()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
-            plain = name.replace(".base_layer.", ".")
-            found.update(f"{plain} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+            found.update(f"{_plain(name)} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
             found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return found.hexdigest()

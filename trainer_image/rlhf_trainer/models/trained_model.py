@@ -188,6 +188,22 @@ class TrainedModel:
         items = ((name, tensor) for name, tensor in self.state_items() if tensor.requires_grad)
         return self._all_whole(items)
 
+    def base_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Of a model with an adapter the weights that it is added to, the same in every version, under their names in
+        the merged model; as `named_tensors`."""
+        assert self.adapter is not None, "all of another model is trained"
+        for name, tensor in self._all_whole((n, t) for n, t in self.state_items() if not t.requires_grad):
+            yield self.adapter.travelling(name), tensor
+
+    def version_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What of a version is not in `base_tensors`: `named_tensors`, or of a model with an adapter what is trained,
+        by `Adapter.travelling`."""
+        if self.adapter is None:
+            yield from self.named_tensors()
+            return
+        for name, tensor in self.trained_tensors():
+            yield self.adapter.travelling(name), tensor
+
     def adapter_off(self) -> contextlib.AbstractContextManager[None]:
         """The model computes as it did at the start of the run."""
         assert self.adapter is not None, "a graph has such nodes for models with an adapter"

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from rlhf_api.run import Member
 
 from ..comms.http import Background
 from . import stream
+from .base import Base
 from .group import TransferFailed, host_store
 from .members import COMMIT, MembersFailed, Servers
 from .membership import PROBE_S, Epoch, form
@@ -30,8 +32,9 @@ STRIKES = 2  # failures of its own after which a server that lives is left out
 @dataclass(frozen=True)
 class SyncReport:
     """Outcome of `WeightSync.send`: `holders` serve `version` now, their weights proven equal by `digest`; `lost` says
-    why each of the others does not. `bytes` went to each holder; `seconds` and `attempts` for all of it, of which the
-    last one took `wire_seconds` to send and had each holder paused for `pause_seconds` at most."""
+    why each of the others does not. `bytes` of the version went to each holder, and `base_bytes` before them to those
+    that lacked the base; `seconds` and `attempts` for all of it, of which the last one took `wire_seconds` to send the
+    version and had each holder paused for `pause_seconds` at most."""
 
     version: int
     epoch: int
@@ -43,6 +46,7 @@ class SyncReport:
     attempts: int
     wire_seconds: float = 0.0
     pause_seconds: float = 0.0
+    base_bytes: int = 0
 
 
 @dataclass
@@ -96,20 +100,23 @@ class WeightSync:
         tensors: Callable[[], Iterator[tuple[str, Tensor]]],
         version: int,
         committing: Callable[[], None] = lambda: None,
+        base: Base | None = None,
     ) -> SyncReport:
         """Brings the weights that `tensors()` yields to `targets`; calls it anew for each attempt, and always
-        exhausts what it returned. `committing` is called before they interrupt their responses under way. Whoever dies,
-        hangs or refuses is in `lost`; only `tensors` and `fault` make this raise."""
+        exhausts what it returned. With a `base` they are what is trained beside it, and who lacks it gets it first.
+        `committing` is called before they interrupt their responses under way. Whoever dies, hangs or refuses is in
+        `lost`; only `tensors`, those of the base, and `fault` make this raise."""
         begun = time.monotonic()
         state = _Attempt(list(targets))
-        attempts, paused, sent = 0, 0.0, stream.Sent("", 0, 0, 0.0)
+        attempts, paused, base_bytes, sent = 0, 0.0, 0, stream.Sent("", 0, 0, 0.0)
         while state.left:
             attempts += 1
             try:
-                epoch = self._join(state.left)
-                sent = self._stage(epoch, state.left, tensors, version)
+                if base is not None:
+                    base_bytes += self._bring(base, state.left, version)
+                sent = self._stage(state.left, tensors, version, base.adapter if base else {})
                 committing()
-                paused, doubtful = self._commit(state.left, version, sent)
+                paused, doubtful = self._commit(state.left, version, sent, base)
                 state.drop(doubtful)
                 break
             except TransferFailed as failure:
@@ -134,6 +141,7 @@ class WeightSync:
             attempts=attempts,
             wire_seconds=sent.seconds,
             pause_seconds=paused,
+            base_bytes=base_bytes,
         )
 
     def changed(self, holders: Sequence[Member]) -> str:
@@ -169,17 +177,33 @@ class WeightSync:
             self._fault("joined")
         return self._epoch
 
+    def _bring(self, base: Base, targets: Sequence[Member], version: int) -> int:
+        """Every worker keeps the base; returns the bytes that went to each that did not. In an epoch of their own: who
+        has it is not held up by who came, and has no room for a second one."""
+        lacking = [
+            target
+            for target, answer in self._servers.status(targets).results().items()
+            if any(worker["base"] != base.fingerprint for worker in answer["results"])
+        ]
+        if not lacking:
+            return 0
+        sent = self._stage(lacking, base.tensors, version, base.itself)
+        self._servers.call(lacking, "POST", "/finish_weight_update").results()
+        return sent.nbytes
+
     def _stage(
         self,
-        epoch: Epoch,
         targets: Sequence[Member],
         tensors: Callable[[], Iterator[tuple[str, Tensor]]],
         version: int,
+        part: Mapping[str, Any],
     ) -> stream.Sent:
-        """Every worker has received the same weights as were sent, beside those that it serves."""
+        """Every worker has received the same weights as were sent, beside those that it serves; `part` says which, in
+        fields of `ReceiveInfo`: all of them unless given."""
+        epoch = self._join(targets)
         epoch.updates += 1
         self._servers.call(targets, "POST", "/start_weight_update").results()
-        info = {"epoch": epoch.name, "update": epoch.updates, "version": version}
+        info = {"epoch": epoch.name, "update": epoch.updates, "version": version, **part}
         self._servers.call(targets, "POST", "/update_weights", {"update_info": info}).results()
         staging = Staging(self._servers, targets, version)
         sent = stream.send(
@@ -191,11 +215,13 @@ class WeightSync:
         return sent
 
     def _commit(
-        self, targets: Sequence[Member], version: int, sent: stream.Sent
+        self, targets: Sequence[Member], version: int, sent: stream.Sent, base: Base | None
     ) -> tuple[float, dict[Member, str]]:
         """They go over to what was sent; says for how long one was paused at most, and who did not and why."""
         self._fault("before-commit")
         wanted = {"version": version, "digest": sent.digest, "clear_cache": self._clear_cache}
+        if base is not None:
+            wanted["base"] = base.fingerprint
         done, doubtful = self._servers.call(targets, "POST", COMMIT, wanted).settled()
         self._fault("committed")
         return max((answer["pause_seconds"] for answer in done.values()), default=0.0), doubtful

@@ -1,7 +1,7 @@
 """Plan of the copies that loading weights makes: watched once, repeated for later updates without the model's code."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Named = Sequence[tuple[str, Tensor]]
+BATCH = 256 << 20  # bytes of weights that are copied at once
 CONSTANT = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 
 
 @dataclass(frozen=True)
 class Copy:
-    """`into`, in the model's memory, is the part of weight `name` that begins `offset` elements into it."""
+    """`into`, in the model's memory, is the part of a weight that begins `offset` elements into it."""
 
     into: Tensor
-    name: str
     offset: int
     stride: tuple[int, ...]
 
@@ -29,13 +29,13 @@ class Copy:
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of one loading. If they are of every weight `whole`, in one or several parts, they stand for any other
-    loading of weights of the same names, dtypes and shapes, as long as the model's parameters stay where they are."""
+    """The copies of one loading, by the weight's name: those of any other loading of weights that `fit`. If they are of
+    every weight `whole`, in one or several parts, to repeat them does what such a loading does."""
 
+    whole: bool
     _of: tuple[tuple[object, ...], ...]
     _where: tuple[int, ...]
-    _copies: tuple[Copy, ...]
-    _whole: bool
+    _copies: Mapping[str, Sequence[Copy]]
 
     @classmethod
     def watch(
@@ -50,20 +50,29 @@ class Copies:
         if names is None or watch.did_more():
             return names, None
         whole = watch.copied == {name: weight.numel() for name, weight in weights}
-        return names, cls(_kinds(weights), _places(model), tuple(watch.copies), whole)
+        return names, cls(whole, _kinds(weights), _places(model), watch.copies)
 
     def fit(self, model: nn.Module, weights: Named) -> bool:
-        return self._whole and _kinds(weights) == self._of and _places(model) == self._where
+        """They have the same names, dtypes and shapes, and the model's parameters are where they were."""
+        return _kinds(weights) == self._of and _places(model) == self._where
 
-    def repeat(self, weights: Named) -> None:
-        """Into the same places from other weights; in one kernel for many where the device has such."""
-        pairs = list(self.pairs(weights))
-        torch._foreach_copy_([into for _, into, _ in pairs], [part for _, _, part in pairs])
+    def repeat(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Into the same places from other weights; in one kernel for many where the device has such. Of weights that
+        are made as they are asked for no more than BATCH bytes, or one, are there at once."""
+        into, parts = list[Tensor](), list[Tensor]()
+        for _, place, part in self.pairs(weights):
+            into.append(place)
+            parts.append(part)
+            if sum(tensor.nbytes for tensor in parts) >= BATCH:
+                torch._foreach_copy_(into, parts)
+                into, parts = [], []
+        torch._foreach_copy_(into, parts)
 
-    def pairs(self, weights: Named) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def pairs(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(name of a weight, memory of the model, the part of the weight that is copied there), for every copy."""
-        given = dict(weights)
-        return ((copy.name, copy.into, copy.part(given[copy.name])) for copy in self._copies)
+        for name, weight in weights:
+            for copy in self._copies.get(name, ()):
+                yield name, copy.into, copy.part(weight)
 
 
 class _Watch(TorchDispatchMode):
@@ -71,7 +80,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, weights: Named) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.copies: list[Copy] = []
+        self.copies: dict[str, list[Copy]] = {}
         self.copied: Counter[str] = Counter()
         """Elements of each weight."""
         self._filled: list[Tensor] = []
@@ -91,7 +100,8 @@ class _Watch(TorchDispatchMode):
 
     def did_more(self) -> bool:
         """True if the model was written from anything else, or where it had been written already."""
-        written = [_memory(tensor) for tensor in (*self._filled, *(copy.into for copy in self.copies))]
+        copied = (copy.into for copies in self.copies.values() for copy in copies)
+        written = [_memory(tensor) for tensor in (*self._filled, *copied)]
         return self._more or any(
             storage == other and begin < last and first < end
             for (storage, begin, end), (other, first, last) in pairwise(sorted(written))
@@ -107,7 +117,7 @@ class _Watch(TorchDispatchMode):
             if source.shape == into.shape and (found := self._weight(source)):
                 name, weight = found
                 offset = int(source.storage_offset()) - int(weight.storage_offset())
-                self.copies.append(Copy(into.detach(), name, offset, source.stride()))
+                self.copies.setdefault(name, []).append(Copy(into.detach(), offset, source.stride()))
                 self.copied[name] += source.numel()
                 return
         self._more = True

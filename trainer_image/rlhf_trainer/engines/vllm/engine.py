@@ -3,10 +3,11 @@
 import logging
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from vllm.config import set_current_vllm_config
@@ -17,7 +18,10 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from ... import faults, termination
+from ...weights.buckets import Spec
 from ...weights.group import Group, connect_store
+from .copy_plan import Named
+from .held import HeldBase, Weights
 from .receiver import Received, Reception
 from .served import Served
 from .swap import Swap
@@ -44,11 +48,16 @@ class JoinInfo(WeightTransferInitInfo):
 
 @dataclass
 class ReceiveInfo(WeightTransferUpdateInfo):
-    """Receive update number `update` of `epoch`: the weights of `version`."""
+    """Receive update number `update` of `epoch`, for weight version `version`: its whole weights; or the base named
+    `base`, to keep; or, beside that, the adapter, to be merged into it as `weights.base.Base` says."""
 
     epoch: str
     update: int
     version: int
+    part: Literal["whole", "base", "adapter"] = "whole"
+    base: str | None = None
+    scale: float = 1.0
+    transposed: tuple[str, ...] = ()
 
 
 class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
@@ -62,6 +71,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         self.epoch: str | None = None
         self.announced: int | None = None
         self.reception: Reception | None = None
+        self.base: HeldBase | None = None  # of the adapters that come
         self.version: int | None = None  # of the weights that serve; None: those of the checkpoint
         self.digest: str | None = None
         tied = getattr(self.model_config.hf_config.get_text_config(), "tie_word_embeddings", False)
@@ -129,23 +139,41 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: ReceiveInfo) -> None:
-        self.announced = update_info.version
-        if self.group is None or update_info.epoch != self.epoch:
-            raise RuntimeError(f"asked for weights of epoch {update_info.epoch}, but joined {self.epoch}")
-        # Not in the thread: Transformers changes torch's default dtype while it makes a model.
-        tables = self.tables
+        info = update_info
+        if info.part != "base":
+            self.announced = info.version
+        if self.group is None or info.epoch != self.epoch:
+            raise RuntimeError(f"asked for weights of epoch {info.epoch}, but joined {self.epoch}")
+        if info.part == "adapter" and (self.base is None or self.base.name != info.base):
+            raise RuntimeError(f"asked for an adapter of base {info.base}, which is not here")
+        if info.part != "adapter":
+            self.base = None  # there is room for one copy beside what serves
         self.reception = Reception(
-            self.group,
-            update_info.update,
-            update_info.version,
-            check=lambda specs: check_fits(specs, tables, optional=self.optional),
-            stream=self.stream,
+            self.group, info.update, info.version, fit=self._fitting(info), stream=self.stream
         )
 
+    def _fitting(self, info: ReceiveInfo) -> Callable[[Named], Weights | HeldBase]:
+        """What makes of the tensors that come what they are for, and raises ValueError where they do not fit."""
+        # Not in the thread: Transformers changes torch's default dtype while it makes a model.
+        tables, base = self.tables, self.base
+
+        def fit(came: Named) -> Weights | HeldBase:
+            if info.part == "base":
+                return HeldBase(str(info.base), came)
+            weights = Weights(came) if base is None else base.with_adapter(came, info.scale, info.transposed)
+            check_fits([Spec.of(*named) for named in weights.plain], tables, optional=self.optional)
+            return weights
+
+        return fit
+
     def finish_weight_update(self) -> None:
-        """Swaps in what was received; without anything received (an update that was given up) does nothing."""
+        """Swaps in what was received, or keeps it where it is a base; without anything received (an update that was
+        given up) does nothing."""
         staged, self.reception = self.staged, None
         if staged is None:
+            return
+        if isinstance(staged.weights, HeldBase):
+            self.base = staged.weights
             return
         faults.point(f"swap:{staged.version}")
         try:
@@ -160,7 +188,8 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             threading.Timer(FAREWELL_S, os._exit, [EXIT_ENGINE_DEAD]).start()
             raise
         self.version, self.digest = staged.version, staged.digest
-        self.served.loaded(staged.version, self.swap.arrived(staged.weights))
+        kept = self.base.parts if self.base else ()
+        self.served.loaded(staged.version, self.swap.arrived(staged.weights), kept)
         log.info("serving weight version %s, digest %s", self.version, self.digest)
 
     @staticmethod

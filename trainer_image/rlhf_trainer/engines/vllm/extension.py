@@ -17,8 +17,9 @@ class WeightStatus:
 
     def rlhf_status(self) -> dict[str, object]:
         """`version` and `digest` of the weights that serve (None: the checkpoint's), `epoch` joined, the
-        `announced_version` that the trainer sent last, whether or not it came; and of an update under way: whether a
-        session is `open`, the `staged_version` and `staged_digest` received, or the `failure` to receive them.
+        `announced_version` that the trainer sent last, whether or not it came, and the name of the `base` that is kept
+        for adapters; and of an update under way: whether a session is `open`, the `staged_version` and `staged_digest`
+        received, or the `failure` to receive them.
         """
         engine = self.weight_transfer_engine
         staged = engine.staged
@@ -28,6 +29,7 @@ class WeightStatus:
             "digest": engine.digest,
             "epoch": engine.epoch,
             "announced_version": engine.announced,
+            "base": engine.base.name if engine.base else None,
             "open": self._weight_update_active,
             "staged_version": staged.version if staged else None,
             "staged_digest": staged.digest if staged else None,

@@ -3,30 +3,32 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from ...weights.buckets import Spec, unpack
+from ...weights.buckets import unpack
 from ...weights.group import Group
 from ...weights.stream import receive
+from .copy_plan import Named
+from .held import HeldBase, Weights
 
 log = logging.getLogger("vllm.rlhf")
 
 
 @dataclass(frozen=True)
 class Received:
-    """Weights that came whole and fit the model, but do not serve yet."""
+    """Weights that came whole and fit the model, but do not serve yet; or a base for those of later versions."""
 
     version: int
     digest: str
-    weights: tuple[tuple[str, Tensor], ...]
+    weights: Weights | HeldBase
 
 
 class Reception:
-    """Receives update number `update` of `group`, the weights of `version`; `check` raises where they do not fit.
+    """Receives update number `update` of `group`, of weight version `version`; `fit` makes of its tensors what they are
+    for, and raises where they do not fit.
 
     `received` is there once they came whole, `failure` says why they never will; until then both are None. vLLM's
     workers run calls between two steps of the engine: a call that received would stop all generation meanwhile.
@@ -38,23 +40,22 @@ class Reception:
         update: int,
         version: int,
         *,
-        check: Callable[[Sequence[Spec]], None],
+        fit: Callable[[Named], Weights | HeldBase],
         stream: torch.cuda.Stream | None,
     ) -> None:
         """`stream`: on a GPU, one that the engine does not use, or its steps would wait for the wire."""
         self.received: Received | None = None
         self.failure: str | None = None
         self._group, self._update, self._version = group, update, version
-        self._check, self._stream = check, stream
+        self._fit, self._stream = fit, stream
         threading.Thread(target=self._run, name="rlhf-weights", daemon=True).start()
 
     def _run(self) -> None:
         try:
             with self._on_stream():
                 buckets, digest = receive(self._group, self._update)
-                self._check([spec for bucket in buckets for spec in bucket.specs])
                 # Here and not in the swap, for which generation is paused.
-                weights = tuple(pair for bucket in buckets for pair in unpack(bucket))
+                weights = self._fit(tuple(pair for bucket in buckets for pair in unpack(bucket)))
         except Exception as error:  # told to the trainer, which asks
             log.warning("weight version %s did not come: %s", self._version, error)
             self._group.abort()

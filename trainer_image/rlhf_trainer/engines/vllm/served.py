@@ -1,7 +1,7 @@
 """Fingerprints of the memory that a model computes with: whether it holds, and goes on holding, what was loaded."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,10 +44,13 @@ class Served:
         self._next = 0
         self._proof: Iterator[int] = iter(())
 
-    def loaded(self, version: int, arrived: Iterable[Pair]) -> None:
-        """Weights of `version` serve from now on; `arrived` is read, and kept, until `prove` is done."""
+    def loaded(
+        self, version: int, arrived: Iterable[Pair], made_of: Sequence[tuple[Part, Tensor]] = ()
+    ) -> None:
+        """Weights of `version` serve from now on; `arrived` is read, and kept, until `prove` is done. They were
+        `made_of` memory that had these fingerprints when it arrived."""
         self._version, self._kept, self._next = version, [], 0
-        self._proof = self._proving(arrived)
+        self._proof = self._proving(arrived, made_of)
 
     def prove(self, most: float = math.inf) -> bool:
         """True once every part has its fingerprint and is what arrived, as far as that can be compared."""
@@ -58,10 +61,16 @@ class Served:
         self.prove()
         _spend(self._rechecking(), most)
 
-    def _proving(self, arrived: Iterable[Pair]) -> Iterator[int]:
+    def _proving(self, arrived: Iterable[Pair], made_of: Sequence[tuple[Part, Tensor]]) -> Iterator[int]:
         # In this order a change in between is found, by the comparison or by the next fingerprint.
         for part in parts(self._model):
             self._kept.append((part, part.fingerprint()))
+            yield part.nbytes
+        for part, kept in made_of:
+            if not torch.equal(part.fingerprint(), kept):
+                self._tell(
+                    f"{part.name} is no longer what arrived, of which weight version {self._version} is made"
+                )
             yield part.nbytes
         for name, served, came in arrived:
             if not _same(served, came):

@@ -15,7 +15,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from .copy_plan import Copies, Named
+from .copy_plan import Copies
+from .held import Weights
 
 AS_LOADED = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 """On a GPU these compute with the parameters just as they were loaded."""
@@ -31,7 +32,7 @@ class Swap:
         self._as_loaded = device.type == "cuda" and computes_as_loaded(model)
         self._copies: Copies | None = None
 
-    def load(self, weights: Named) -> None:
+    def load(self, weights: Weights) -> None:
         """Waits for the device. Raises RuntimeError where a parameter got no new weights."""
         if self._as_loaded:
             self._load_as_before(weights)
@@ -40,12 +41,12 @@ class Swap:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def arrived(self, weights: Named) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def arrived(self, weights: Weights) -> Iterator[tuple[str, Tensor, Tensor]]:
         """What the model holds of the weights that were loaded last, beside these: `Copies.pairs`. Nothing where
         loading does more than to copy them."""
-        return iter(()) if self._copies is None else self._copies.pairs(weights)
+        return iter(()) if self._copies is None else self._copies.pairs(weights.merged())
 
-    def _reload(self, weights: Named) -> None:
+    def _reload(self, weights: Weights) -> None:
         if self._device.type == "cpu":
             # Experts are repacked only where their kernel is made: with one, an update would leave them as loaded.
             for module in self.model.modules():
@@ -53,7 +54,7 @@ class Swap:
                 if isinstance(method, FusedMoEMethodBase):
                     method.moe_kernel = None
         initialize_layerwise_reload(self.model)
-        loaded = self._model_code.load_weights(iter(weights))
+        loaded = self._model_code.load_weights(weights.merged())
         finalize_layerwise_reload(self.model, self._config)
         if self._device.type == "cpu":
             # A tied lm_head gets no tensor of its own, so its packed copy of the embedding stays the old one.
@@ -62,17 +63,21 @@ class Swap:
                     module.quant_method.process_weights_after_loading(module)
         self._check_all(loaded)
 
-    def _load_as_before(self, weights: Named) -> None:
+    def _load_as_before(self, weights: Weights) -> None:
         """Straight into the parameters, what the other way does too in the end. Generation is paused meanwhile: the
         model's own code, a call in Python for each weight, is asked once which copies it makes.
         """
-        if self._copies is not None and self._copies.fit(self.model, weights):
-            self._copies.repeat(weights)
-            return
-        loaded, self._copies = Copies.watch(
-            self.model, weights, lambda given: self._model_code.load_weights(iter(given))
-        )
-        self._check_all(loaded)
+        if self._copies is None or not self._copies.fit(self.model, weights.plain):
+            loaded, self._copies = Copies.watch(
+                self.model, weights.plain, lambda given: self._model_code.load_weights(iter(given))
+            )
+            self._check_all(loaded)
+            if not weights.updates:
+                return
+        if self._copies is not None and self._copies.whole:
+            self._copies.repeat(weights.merged())
+        else:
+            self._check_all(self._model_code.load_weights(weights.merged()))
 
     def _check_all(self, loaded: Set[str] | None) -> None:
         if loaded is None or self._config.quantization is not None:  # parameters then have other names

@@ -1,0 +1,41 @@
+"""Rounds of `weights.py` in which an adapter travels alone, and is merged by the generator."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_api.lora import Lora
+from rlhf_api.run import Member
+from rlhf_trainer.models.adapter import Adapter
+from rlhf_trainer.weights.base import Base
+from rlhf_trainer.weights.broadcaster import WeightSync
+
+
+class Adapted:
+    """The benchmark's model with matrices beside all of its linear layers."""
+
+    def __init__(self, model: Any, rank: int) -> None:
+        self._model, self._adapter = model, Adapter(model, Lora(rank=rank), 0, "a model")
+        base = partial(self._tensors, trained=False)
+        adapter = self._adapter
+        self._base = Base(adapter.fingerprint["base"], base, adapter.scale, adapter.transposed)
+
+    def round(self, sync: WeightSync, members: list[Member], version: int) -> dict[str, Any]:
+        """Other matrices to `members`, the base before them where they lack it: figures of `SyncReport`."""
+        generator = torch.Generator(self._model.device).manual_seed(version)
+        with torch.no_grad():
+            for _, matrix in self._tensors(trained=True):
+                matrix.normal_(0.0, 0.02, generator=generator)
+        report = sync.send(members, partial(self._tensors, trained=True), version, base=self._base)
+        changed = sync.changed(members)
+        assert not changed, changed
+        found = {"seconds": report.seconds, "wire": report.wire_seconds, "pause": report.pause_seconds}
+        return found | {"bytes": report.bytes, "base_bytes": report.base_bytes, "took": len(report.holders)}
+
+    def _tensors(self, *, trained: bool) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad == trained:
+                yield self._adapter.travelling(name), parameter.detach()

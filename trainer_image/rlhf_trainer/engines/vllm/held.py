@@ -1,0 +1,60 @@
+"""Weights to load into a model, merged as they are asked for, and the base that a worker keeps to merge them with."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import Tensor
+
+from ...maths.low_rank import A, B, LowRank
+from .copy_plan import Named
+from .served import Part, fingerprint
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a version: each of `plain`, with the low-rank update that it has in `updates`, if any."""
+
+    plain: Named
+    updates: Mapping[str, LowRank] = field(default_factory=dict)
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """All of them as they are to serve; one that has an update is made when it is asked for."""
+        for name, weight in self.plain:
+            update = self.updates.get(name)
+            yield name, weight if update is None else update.merged(weight)
+
+
+class HeldBase:
+    """Frozen weights that stay in a worker's memory from version to version."""
+
+    def __init__(self, name: str, weights: Named) -> None:
+        """`name`: the trainer's fingerprint of them."""
+        self.name, self._weights = name, weights
+        buckets = {weight.untyped_storage().data_ptr(): weight for _, weight in weights}
+        self.parts = [
+            (
+                Part(
+                    f"bucket {i} of the base", weight.untyped_storage().nbytes(), partial(fingerprint, weight)
+                ),
+                fingerprint(weight),
+            )
+            for i, weight in enumerate(buckets.values())
+        ]
+        """Its memory, with fingerprints of what arrived."""
+
+    def with_adapter(self, came: Named, scale: float, transposed: Sequence[str]) -> Weights:
+        """The version of which `came` what is trained: matrices, and weights that take the place of the base's or come
+        beside them. Raises ValueError where a matrix has no other, or no weight of its shape."""
+        given = dict(came)
+        plain = dict(self._weights) | {n: w for n, w in came if not n.endswith((A, B))}
+        names = {name.removesuffix(end) for name in given for end in (A, B) if name.endswith(end)}
+        updates = {}
+        for name in sorted(names):
+            if not {name + A, name + B} <= given.keys() or name not in plain:
+                raise ValueError(f"a low-rank update of {name} came without its base, or one of its matrices")
+            updates[name] = LowRank(given[name + A], given[name + B], scale, name in transposed)
+            if updates[name].shape != plain[name].shape:
+                was, has = list(updates[name].shape), list(plain[name].shape)
+                raise ValueError(f"the low-rank update of {name} is of {was}, the base of {has}")
+        return Weights(tuple(plain.items()), updates)

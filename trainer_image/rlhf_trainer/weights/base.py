@@ -1,0 +1,29 @@
+"""Frozen weights that generators keep, so that of each version only what is trained beside them has to travel."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Base:
+    """Frozen weights, which `tensors()` yields under the `fingerprint` that tells them from all others. Generators
+    merge the matrices of a version into them (`maths.low_rank`), at one `scale`, and `transposed` where so named."""
+
+    fingerprint: str
+    tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+    scale: float
+    transposed: tuple[str, ...] = ()
+
+    @property
+    def itself(self) -> dict[str, Any]:
+        """Fields of `ReceiveInfo` for an update that is the base."""
+        return {"part": "base", "base": self.fingerprint}
+
+    @property
+    def adapter(self) -> dict[str, Any]:
+        """Fields of `ReceiveInfo` for an update that is merged into it."""
+        merge = {"scale": self.scale, "transposed": list(self.transposed)}
+        return {"part": "adapter", "base": self.fingerprint, **merge}
