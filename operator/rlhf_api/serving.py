@@ -16,7 +16,7 @@ UTILIZATION, CACHE = "gpu-memory-utilization", "kv-cache-memory-bytes"
 """vLLM's names of the two ways to say how much of a GPU it takes."""
 _MOST = 0.92
 """vLLM's own `gpu-memory-utilization`, and no more than that where nothing is given."""
-_PIPELINE, COPIES, _CONTEXT = "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size"
+PIPELINE, COPIES, _CONTEXT = "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size"
 _OTHER_SIZE = ("quantization", "cpu-offload-gb")
 """With these a GPU does not hold what the parameters and the dtype say."""
 _BESIDE = 4e9
@@ -36,7 +36,7 @@ def gpus(section: Generator | ModelServerSpec) -> tuple[int, str]:
     """The GPUs of one vLLM, and where that number comes from."""
     arguments, tensor = section.engine_arguments, section.tensor_parallel_size
     sizes = {"tensorParallelSize": tensor}
-    sizes |= {name: _size(arguments.get(name)) for name in (_PIPELINE, COPIES, _CONTEXT)}
+    sizes |= {name: _size(arguments.get(name)) for name in (PIPELINE, COPIES, _CONTEXT)}
     words = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     return math.prod(sizes.values()), words or "tensorParallelSize 1"
 
@@ -48,7 +48,7 @@ def held(spec: Spec, role: Role, parameters: float) -> Need | None:
     arguments = section.engine_arguments
     if any(name in arguments for name in _OTHER_SIZE):
         return None
-    parts = section.tensor_parallel_size * _size(arguments.get(_PIPELINE))
+    parts = section.tensor_parallel_size * _size(arguments.get(PIPELINE))
     return weights(parameters, section.dtype or spec.model.dtype, parts)
 
 
@@ -79,7 +79,7 @@ class Serving:
         if sizes.policy is None or any(name in arguments for name in _OTHER_SIZE):
             return None
         parameters = sizes.policy.parameters
-        parts = generator.tensor_parallel_size * _size(arguments.get(_PIPELINE))
+        parts = generator.tensor_parallel_size * _size(arguments.get(PIPELINE))
         cached = CACHE in arguments
         return cls(
             served=weights(parameters, generator.dtype or spec.model.dtype, parts),

@@ -134,6 +134,11 @@ def test_processes_of_one_generator_are_nodes_of_one_vllm(tmp_path):
         InvalidJob, match=r"podsPerReplica: vLLM on CPUs runs one worker in each pod .* use 4; got 2"
     ):
         options(config(tmp_path, tensorParallelSize=4, podsPerReplica=2), memory=None)
+    staged = config(tmp_path, podsPerReplica=2, engineArguments={"pipeline-parallel-size": 2})
+    with pytest.raises(
+        InvalidJob, match=r"vLLM on CPUs has no pipelines; use spec.generator.tensorParallelSize"
+    ):
+        options(staged, memory=None)
     ipv6 = arguments(made, "::", 8000, None, rank=0, master="fd00::7:29500")
     assert "--master-addr fd00::7 --master-port 29500" in " ".join(ipv6)
 

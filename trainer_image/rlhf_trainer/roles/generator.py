@@ -14,7 +14,7 @@ from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig, pods_each
-from rlhf_api.serving import UTILIZATION, Serving, gpus, left_open
+from rlhf_api.serving import PIPELINE, UTILIZATION, Serving, gpus, left_open
 from rlhf_api.sizes import Sizes
 from rlhf_api.spec import MOST_KEPT, Spec
 
@@ -69,18 +69,33 @@ def arguments(
     }
     if memory is None:
         check_head_size(model_source(config, "policy"), "`generator.sharedWithTrainer: true`")
+        check_cpu_workers(spec)
         given = spec.generator.engine_arguments.get("max-model-len")
         served = given if isinstance(given, int) else longest(spec)
         options |= cpu_options(served, spec.generator.tensor_parallel_size)
-        if pods > 1 and (workers := gpus(spec.generator)[0]) != pods:
-            message = f"vLLM on CPUs runs one worker in each pod of several; use {workers}; got {pods}"
-            raise InvalidJob([Problem("spec.generator.podsPerReplica", message)])
     else:
         options |= part_of_gpu(spec, memory)
     if pods > 1:
         options |= group_options(rank, pods, master)
     options |= dict(spec.generator.engine_arguments)
     return [text for name, value in options.items() for text in option(name, value)]
+
+
+def check_cpu_workers(spec: Spec) -> None:
+    """Raises InvalidJob for divisions of a model with which vLLM on CPUs starts, if it does, and dies at the first
+    request: of a pipeline's later stages, what they take over is allocated by a warm-up that eager CPUs skip."""
+    section = spec.generator
+    if (stages := section.engine_arguments.get(PIPELINE, 1)) != 1:
+        where = f"spec.generator.engineArguments.{PIPELINE}"
+        message = (
+            f"vLLM on CPUs has no pipelines; use spec.generator.tensorParallelSize, or GPUs; got {stages}"
+        )
+        raise InvalidJob([Problem(where, message)])
+    if section.pods_per_replica > 1 and (workers := gpus(section)[0]) != section.pods_per_replica:
+        message = f"vLLM on CPUs runs one worker in each pod of several; use {workers}"
+        raise InvalidJob(
+            [Problem("spec.generator.podsPerReplica", f"{message}; got {section.pods_per_replica}")]
+        )
 
 
 def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:
