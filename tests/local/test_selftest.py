@@ -12,8 +12,8 @@ from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_operator.selftest import checks
 from rlhf_operator.selftest.derived import as_arguments, first_half, second_half
-from rlhf_operator.selftest.kills import Kill
 from rlhf_operator.selftest.trial import Seen, victims
+from rlhf_operator.selftest.watch import Kill
 from rlhf_operator.selftest.weights import of_file
 
 PPO = ROOT / "examples" / "sentiment" / "ppo.yaml"

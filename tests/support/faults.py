@@ -1,5 +1,6 @@
 """What tests let go wrong at named points of a trainer (see `rlhf_trainer.faults`)."""
 
+import importlib
 import json
 import os
 import threading
@@ -40,6 +41,20 @@ def kill_engine_in_swap(point: str) -> None:
     """The engine's process of one generator kills itself when it is told to go over to weight version 2."""
     if point == "swap:2" and _first_time():
         os.kill(os.getpid(), 9)
+
+
+def spoil_a_served_weight(point: str) -> None:
+    """Once generator-1 has gone over to weight version 2 and has proven it, one value of its last norm changes."""
+    if point == "swap:2" and os.environ["RLHF_NAME"] == "generator-1":
+        served = importlib.import_module("rlhf_trainer.engines.vllm.served").Served
+        loaded = served.loaded
+
+        def spoilt(self, version, arrived) -> None:
+            loaded(self, version, arrived)
+            self.prove()
+            self._model.get_parameter("model.norm.weight").data[0] += 0.01
+
+        served.loaded = spoilt
 
 
 def _first_time() -> bool:

@@ -11,8 +11,9 @@ from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
 from .derived import RAISED, has_canary
-from .kills import Kill
-from .trial import Parameters, Seen, victims
+from .left import Parameters
+from .trial import Seen, victims
+from .watch import Kill
 
 ERRORS = 3.0
 """Standard errors by which the canary's reward must rise."""
@@ -83,8 +84,8 @@ def agreement(lines: Sequence[Mapping[str, Any]], limit: float | None) -> Check:
 
 
 def kill(role: Role, found: Kill | None) -> Check:
-    """A role that got SIGKILL was started again, and a further step was done."""
-    name, look = f"kill {role.value}", f"{role.value}-0.log; {_DEADLINES[role]}"
+    """A role whose process or pod was killed was started again, and a further step was done."""
+    name, look = f"kill {role.value}", f"the log of {role.value}-0; {_DEADLINES[role]}"
     if found is None:
         return _not_reached(name)
     if found.seconds is None:
@@ -101,7 +102,9 @@ def ledger(state: Mapping[str, Any] | None, steps: int, per_step: int) -> Check:
     wanted = steps * per_step
     if "ledger" not in state:
         drawn = int(state["position"])
-        return Check("ledger", drawn == wanted, f"{drawn} of {wanted} rows drawn, each once", "trainer-0.log")
+        return Check(
+            "ledger", drawn == wanted, f"{drawn} of {wanted} rows drawn, each once", "the log of trainer-0"
+        )
     found = state["ledger"]
     issued, trained, filtered = (_count(found[name]) for name in ("issued", "trained", "filtered"))
     dropped = sum(map(_count, found["dropped"].values()))
@@ -109,7 +112,9 @@ def ledger(state: Mapping[str, Any] | None, steps: int, per_step: int) -> Check:
     seen = f"lost {lost}, trained twice {twice}, of {issued} prompts in {steps} steps"
     if dropped:
         seen += f"; dropped {dropped}: {'; '.join(found['dropped'])}"
-    return Check("ledger", lost == twice == dropped == 0, seen, "ledger in status.json, and trainer-0.log")
+    return Check(
+        "ledger", lost == twice == dropped == 0, seen, "the ledger in its status, and the log of trainer-0"
+    )
 
 
 def canary(lines: Sequence[Mapping[str, Any]], after: int | None, responses: int) -> Check:
@@ -137,7 +142,7 @@ def resume(stopped: int | None, ended: int, wanted: int | None) -> Check:
     if stopped is None or wanted is None:
         return _not_reached("resume")
     seen = f"stopped after step {stopped}, ended with {ended} of {wanted}"
-    return Check("resume", ended == wanted, seen, "trainer-0.log, and checkpoints of the run")
+    return Check("resume", ended == wanted, seen, "the log of trainer-0, and checkpoints of the run")
 
 
 def _not_reached(name: str) -> Check:

@@ -1,11 +1,12 @@
-"""`rlhf selftest`: one short run of a job's own models and settings, and a table of what it proves."""
+"""`rlhf selftest`: one short run of a job's own models and settings on this machine, and a table of what it proves."""
 
 import argparse
+import asyncio
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +20,15 @@ from ..local.preflight import check_files
 from ..local.processes import Command
 from ..local.progress import Lines
 from ..manifest_arguments import add_manifest, add_runtime, with_runtime_of
-from ..verbs.format import columns
-from .checks import Check, judged
+from .checks import judged
 from .derived import Overrides, as_arguments, first_half
+from .on_host import OnHost
+from .table import passed
 from .trial import Interrupted, carry_out
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_RESULTS = {True: "pass", False: "FAIL", None: "-"}
 _BULKY = ("checkpoints", workdir.POLICY, f"{workdir.POLICY}-adapter", "critic", "critic-adapter", "initial")
 """Not kept of a temporary folder whose run failed."""
 
@@ -64,32 +65,20 @@ def run(options: argparse.Namespace, make: Command) -> int:
         if (folder / workdir.CONFIG).exists():
             raise Misuse(f"--workdir {folder}: a run is in it; give an empty or a new folder")
         try:
-            seen = carry_out(spec, derive, folder, Lines(sys.stdout, 0), make)
+            seen = asyncio.run(carry_out(spec, OnHost(derive, folder, Lines(sys.stdout, 0), make)))
         except Interrupted:
             say("interrupted", sys.stderr)
             return INTERRUPTED
         except RuntimeError as error:  # of the store: a snapshot that cannot be read
             raise Failure(str(error)) from error
         found = judged(spec, seen, small.data.prompts_per_step, small.sampling.answers_per_prompt)
-        _show(found, seen.cause)
-        if not seen.cause and all(check.passed is not False for check in found):
+        if passed(found, seen.cause):
             return 0
         for name in _BULKY if options.workdir is None else ():
             shutil.rmtree(folder / name, ignore_errors=True)
         say(f"logs and figures of the run: {folder}", sys.stderr)
         keep()
         return FAILED
-
-
-def _show(found: Sequence[Check], cause: str) -> None:
-    """The table; then why the run ended as it should not have, and each failure that is not merely its consequence."""
-    rows = [("CHECK", "RESULT", "SEEN"), *((c.name, _RESULTS[c.passed], c.seen) for c in found)]
-    say("\n".join(columns(rows)), sys.stdout)
-    if cause:
-        say(f"error: the run: {cause}", sys.stderr)
-    for check in found:
-        if check.passed is False and check.look:
-            say(f"error: {check.name}: {check.seen}; look at {check.look}", sys.stderr)
 
 
 @contextmanager

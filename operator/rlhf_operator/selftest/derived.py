@@ -44,6 +44,16 @@ def second_half(spec: Spec, steps: int) -> Overrides:
     return {**first_half(spec), **learning, "steps": steps, "checkpoint": {"everySteps": steps}}
 
 
+def on_cluster(spec: Spec, name: str, seconds: float) -> Overrides:
+    """The job under another name, that ends by itself after so many seconds, whatever has become of who started it."""
+    scale = spec.generator.autoscale
+    fixed: Overrides = (
+        {"generator.autoscale": None, "generator.replicas": scale.min_replicas} if scale else {}
+    )
+    bounded = {"activeDeadlineSeconds": round(seconds), "ttlSecondsAfterFinished": round(seconds)}
+    return {"metadata.name": name, "suspend": False, **bounded, **fixed}
+
+
 def has_canary(spec: Spec) -> bool:
     """Responses are sampled and scored, so that a reward may rise."""
     return graph_of(spec).generates and Role.REWARD in roles_of(spec)

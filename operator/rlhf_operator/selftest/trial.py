@@ -1,30 +1,17 @@
-"""The run of a selftest: both halves in one work directory, and what is to be seen of them afterwards."""
+"""The run of a selftest: both halves, wherever they run, and what is to be seen of them afterwards."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlhf_api.algorithms import graph_of
-from rlhf_api.manifest import RLHFJob
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig, roles_of
+from rlhf_api.run import roles_of
 from rlhf_api.spec import Spec
 
-from ..archive import open_store
-from ..local import workdir
-from ..local.host import Host
-from ..local.metrics import Metrics
-from ..local.ports import place
-from ..local.processes import Command
-from ..local.progress import Lines
 from .derived import BASELINE, Overrides, first_half, second_half
-from .kills import Kill, Watch
-from .weights import Digests, digests
-
-if TYPE_CHECKING:
-    from rlhf_store.archive import Snapshot
+from .left import Left, Parameters
+from .watch import Kill, Watch
 
 LEARNING_STEPS = 20
 """Steps of the second half on its own reward alone."""
@@ -33,12 +20,23 @@ ORDER = (Role.REWARD, Role.REFERENCE, Role.TRAINER, Role.GENERATOR)
 STARTS = 2
 """A step may take as long as so many starts of the slowest role."""
 
-Parameters = tuple[int, Digests]
-"""Step of a snapshot, and its trained parameters."""
-
 
 class Interrupted(Exception):
     """The user stopped it."""
+
+
+class Trial(Protocol):
+    """One run of a job, somewhere, in two halves."""
+
+    async def half(self, overrides: Overrides, watch: Watch) -> str:
+        """Runs the job with these overrides, the second time from its checkpoint on, and does what `watch` decides.
+
+        Returns why it ended otherwise than it should, else nothing. Raises Interrupted where the user stopped it;
+        nothing of it is left running.
+        """
+
+    async def look(self, models: Sequence[str]) -> Left:
+        """What the run has left so far, with the parameters of these models."""
 
 
 @dataclass(frozen=True)
@@ -64,56 +62,35 @@ def victims(spec: Spec) -> list[Role]:
     return [role for role in ORDER if role in roles_of(spec)]
 
 
-def carry_out(
-    spec: Spec, derive: Callable[[Overrides], RLHFJob], folder: Path, shown: Lines, make: Command
-) -> Seen:
-    """Runs both halves of a job in an empty folder; `derive` gives the job with these overrides.
+def patience(spec: Spec) -> float:
+    """Seconds for a step."""
+    slowest: int = max(getattr(spec, role.value).startup_timeout_seconds for role in roles_of(spec))
+    return STARTS * slowest
+
+
+async def carry_out(spec: Spec, trial: Trial) -> Seen:
+    """Runs both halves of a job.
 
     Raises:
         Interrupted: the user stopped it; nothing of it is left running.
     """
-    models = [model.name for model in graph_of(spec).trained]
-    patience = STARTS * max(getattr(spec, role.value).startup_timeout_seconds for role in roles_of(spec))
-    lines = Metrics(folder / workdir.METRICS)
-    watch = Watch(shown, victims=victims(spec), first=BASELINE, patience=patience)
-    cause = _half(derive(first_half(spec)), folder, watch, make, resume=False)
-    snapshots = _snapshots(folder)
-    still = [(each.step, digests(each, models)) for each in (*snapshots[:1], *snapshots[-1:])]
+    watch = Watch(victims=victims(spec), first=BASELINE, patience=patience(spec))
+    cause = await trial.half(first_half(spec), watch)
+    left = first = await trial.look([model.name for model in graph_of(spec).trained])
     stopped = wanted = None
-    if not cause and snapshots:
-        stopped = snapshots[-1].step
+    if not cause and first.snapshots:
+        stopped = first.snapshots[-1][0]
         wanted = stopped + 1 + LEARNING_STEPS
-        again = Watch(shown, victims=(), first=None, patience=patience)
-        cause = _half(derive(second_half(spec, wanted)), folder, again, make, resume=True)
-        snapshots = _snapshots(folder)
+        again = Watch(victims=(), first=None, patience=patience(spec))
+        cause = await trial.half(second_half(spec, wanted), again)
+        left = await trial.look(())
     return Seen(
         kills={kill.role: kill for kill in watch.kills},
-        still=still,
+        still=first.snapshots,
         stopped=stopped,
         wanted=wanted,
         cause=cause,
-        lines=lines.new(),
-        ended=snapshots[-1].step if snapshots else 0,
-        state=snapshots[-1].state if snapshots else None,
+        lines=left.lines,
+        ended=left.snapshots[-1][0] if left.snapshots else 0,
+        state=left.state,
     )
-
-
-def _half(job: RLHFJob, folder: Path, watch: Watch, make: Command, *, resume: bool) -> str:
-    """Runs it; returns why it ended otherwise than it should, else nothing."""
-    before = workdir.prepare(folder, job.spec, resume=resume, overwrite=False)
-    config = RunConfig(job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()), resume=resume)
-    host = watch.host = Host(config, watch, place(config, None), before=before, make=make)
-    status = asyncio.run(host.run())
-    if host.stops > watch.asked:
-        raise Interrupted
-    if watch.failed:
-        return watch.failed
-    return "" if status.phase == ("Suspended" if watch.asked else "Succeeded") else host.outcome
-
-
-def _snapshots(folder: Path) -> "list[Snapshot]":
-    """Those of the run, oldest first."""
-    if not (folder / "checkpoints").is_dir():
-        return []
-    archive = open_store.archive(str(folder))
-    return [archive.open(entry) for entry in archive.entries()]

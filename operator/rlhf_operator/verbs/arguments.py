@@ -103,6 +103,20 @@ def add_verbs(commands: "Commands", program: str) -> None:
     add_set(clone)
 
 
+def add_selftest(commands: "Commands", program: str) -> None:
+    """Adds the parser of a selftest on the cluster; `rlhf selftest` is that of this machine."""
+    parser = commands.add_parser(
+        "selftest",
+        help="prove within minutes that a job's models agree, learn, and survive the deletion of pods",
+        parents=[_cluster_options()],
+    )
+    parser.set_defaults(program=program)
+    add_manifest(parser)
+    parser.add_argument(
+        "--keep", action="store_true", help="leave its job and what that wrote, to look into a failure"
+    )
+
+
 def duration(text: str) -> float:
     """Seconds of `90s`, `10m`, `1h30m`, or a bare number of seconds."""
     if re.fullmatch(r"\d+", text):

@@ -11,13 +11,14 @@ from ..archive import checkpoints
 from ..cluster.api import ApiError
 from ..exits import Failure, Misuse, ended
 from .api_errors import explain
-from .arguments import add_verbs
+from .arguments import add_selftest, add_verbs
 from .checkpoint import checkpoint
 from .client import Session
 from .clone import clone, clone_file
 from .kubeconfig import locate
 from .logs import logs
 from .scale import scale
+from .selftest import selftest
 from .status import status
 from .submit import submit
 from .suspend import resume, suspend
@@ -31,6 +32,7 @@ _VERBS: dict[str, Callable[[Session, argparse.Namespace], Awaitable[int]]] = {
     "scale": scale,
     "submit": submit,
     "clone": clone,
+    "selftest": selftest,
 }
 
 
@@ -38,7 +40,9 @@ def kubectl_main(arguments: Sequence[str] | None = None) -> int:
     """`kubectl rlhf`: kubectl runs `kubectl-rlhf` with what follows."""
     program = "kubectl rlhf"
     parser = argparse.ArgumentParser(prog=program, description="RLHF runs on a cluster.")
-    add_verbs(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"), program)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_verbs(commands, program)
+    add_selftest(commands, program)
     return run(parser.parse_args(arguments))
 
 
@@ -57,6 +61,8 @@ async def _run(options: argparse.Namespace) -> int:
         raise Misuse("--watch needs the NAME of a job; `kubectl get rlhfjobs --watch` follows them all")
     if verb is submit:
         options.job = load(options.file, options.set, options.trial)
+    if verb is selftest:
+        options.job = load(options.file, options.set)
     target = await locate(options.kubeconfig, options.context, options.namespace)
     try:
         session = Session(target)

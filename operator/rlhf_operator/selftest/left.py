@@ -1,0 +1,101 @@
+"""What a run has left in its work directory, as a selftest judges it; and how a pod there tells of it.
+
+`python -m rlhf_operator.selftest.left DIR MODEL...` prints it as JSON lines, `... --remove DIR` deletes the directory.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..archive import open_store
+from .weights import Digests, digests
+
+if TYPE_CHECKING:
+    from rlhf_store.archive import Snapshot
+
+STEPS = "metrics.jsonl"
+_JUDGED = ("ledger", "position")
+"""Of what a snapshot holds beside tensors."""
+
+Parameters = tuple[int, Digests]
+"""Step of a snapshot, and its trained parameters."""
+
+
+@dataclass
+class Left:
+    """Lines of metrics.jsonl, the oldest and the newest snapshot (one, where there is one alone), and the ledger or the
+    position in the data that the newest holds."""
+
+    lines: list[Mapping[str, Any]] = field(default_factory=list)
+    snapshots: list[Parameters] = field(default_factory=list)
+    state: Mapping[str, Any] | None = None
+
+
+def left_by(folder: Path, models: Sequence[str]) -> Left:
+    """Of a run in this folder that has ended; parameters of these models. Raises RuntimeError where a snapshot cannot
+    be read."""
+    found = _snapshots(folder)
+    ends = [found[0], found[-1]] if len(found) > 1 else found
+    file = folder / STEPS
+    return Left(
+        [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [],
+        [(each.step, digests(each, models)) for each in ends],
+        {name: found[-1].state[name] for name in _JUDGED if name in found[-1].state} if found else None,
+    )
+
+
+def told(left: Left) -> Iterator[str]:
+    """As lines, none of which is long: a kubelet cuts those that are."""
+    yield from (json.dumps({"line": line}) for line in left.lines)
+    for step, parameters in left.snapshots:
+        yield json.dumps({"snapshot": step})
+        yield from (json.dumps({"parameter": name, "digest": parameters[name]}) for name in parameters)
+    yield json.dumps({"state": left.state})
+
+
+def heard(lines: Iterable[str]) -> Left:
+    """The inverse of `told`. Raises ValueError where they are not all there."""
+    left, whole = Left(), False
+    for line in lines:
+        match json.loads(line):
+            case {"line": dict(values)}:
+                left.lines.append(values)
+            case {"snapshot": int(step)}:
+                parameters: dict[str, str] = {}
+                left.snapshots.append((step, parameters))
+            case {"parameter": str(name), "digest": str(digest)}:
+                parameters[name] = digest
+            case {"state": state}:
+                left.state, whole = state, True
+    if not whole:
+        raise ValueError("the report is not whole")
+    return left
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="rlhf_operator.selftest.left")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--remove", action="store_true")
+    options = parser.parse_args()
+    if options.remove:
+        shutil.rmtree(options.folder, ignore_errors=True)
+        return
+    sys.stdout.writelines(f"{line}\n" for line in told(left_by(options.folder, options.models)))
+
+
+def _snapshots(folder: Path) -> "list[Snapshot]":
+    """Those of the run, oldest first."""
+    if not (folder / "checkpoints").is_dir():
+        return []
+    archive = open_store.archive(str(folder))
+    return [archive.open(entry) for entry in archive.entries()]
+
+
+if __name__ == "__main__":
+    main()

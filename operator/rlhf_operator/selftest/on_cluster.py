@@ -1,0 +1,211 @@
+"""The trial of a selftest on a cluster: one RLHFJob of its own, whose pods are deleted one after the other."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from rlhf_api.manifest import RLHFJob
+from rlhf_api.roles import Role
+from rlhf_api.status import JobStatus
+
+from ..cluster.api import ApiError, Body
+from ..cluster.names import INDEX, JOB, ROLE
+from ..cluster.pod_volumes import WORKSPACE
+from ..exits import Failure
+from ..verbs.api_errors import passing
+from ..verbs.client import Session
+from ..verbs.format import change, one_line, state
+from ..verbs.jobs import POLL_SECONDS, looks, over, status_of
+from ..verbs.log_reader import Reading
+from ..verbs.submit import as_written
+from .derived import Overrides
+from .left import Left, heard
+from .reader_pod import CONTAINER, keeps_files, reader_pod
+from .watch import Stop, Watch
+
+_SUSPEND_SECONDS = 420.0
+"""Of a trainer's grace, and a minute of the kubelet's."""
+_READER_SECONDS = 300.0
+_WARNINGS = 3
+
+Say = Callable[[str], None]
+
+
+class OnCluster:
+    """Runs halves as a job of this name in the session's namespace (`trial.Trial`); `derive` gives it with overrides.
+    Every method may raise ApiError and Failure."""
+
+    def __init__(self, session: Session, derive: Callable[[Overrides], RLHFJob], name: str, say: Say) -> None:
+        self._session, self._derive, self.name, self._say = session, derive, name, say
+        self._trainer: Body | None = None
+        """Pod of the first trainer, once there is one; the reader's is made of it."""
+        self._pods: list[Body] = []
+        self._rests = False
+        """The job is suspended or over, so that nobody writes to its workspace."""
+
+    async def half(self, overrides: Overrides, watch: Watch) -> str:
+        body = as_written(self._derive(overrides), self._session.namespace)
+        made = await self._session.submit(body, force=True)
+        generation, self._rests = made["metadata"]["generation"], False
+        shown, most, killed, stopped = "", 0, ("", ""), float("inf")
+        async for look in looks(self._session, self.name, self._say):
+            status = status_of(look)
+            if status is not None and status.observed_generation < generation:
+                status = None  # that of the half before
+            await self._observe()
+            if status is not None and status.step > most:  # a trainer that resumes says an earlier one first
+                most = status.step
+                watch.step(most)
+            if (line := _told(status)) != shown:
+                self._say(line)
+                shown = line
+            if over(status) or (watch.stopped and status is not None and status.phase == "Suspended"):
+                self._rests = True
+                break
+            if time.monotonic() > stopped:
+                watch.failed = watch.failed or f"not suspended within {_SUSPEND_SECONDS:.0f} s"
+                return f"{watch.failed} ({await self._standing(status, look)})"
+            decided = watch.decide(status, again=self._again(*killed))
+            if isinstance(decided, Role):
+                killed = self._victim(decided)
+                self._say(f"deleting the pod {killed[0]} after step {most}, without grace")
+            elif decided is not None:
+                stopped = time.monotonic() + _SUSPEND_SECONDS
+                await self._stop(decided, watch, status, look)
+            if watch.waits_for is not None:
+                await self._kill(*killed)
+        return self._outcome(watch, status)
+
+    async def look(self, models: Sequence[str]) -> Left:
+        if self._trainer is None or not self._rests:
+            return Left()
+        reader = ["python3", "-m", "rlhf_operator.selftest.left", self._folder, *models]
+        try:
+            return heard(await self._in_pod(self._trainer, reader))
+        except ValueError as error:
+            raise Failure(f"what {self.name} has left cannot be read: {error}") from None
+
+    async def remove(self) -> None:
+        """Deletes the job, and once its pods are gone what they wrote."""
+        namespace = self._session.namespace
+        await self._session.delete("RLHFJob", namespace, self.name)
+        if self._trainer is None:
+            return
+        deadline = time.monotonic() + _SUSPEND_SECONDS
+        while [True async for _ in self._session.list("Pod", namespace, labels=f"{JOB}={self.name}")]:
+            if time.monotonic() > deadline:
+                raise Failure(f"pods of {self.name} are still there after {_SUSPEND_SECONDS:.0f} s")
+            await asyncio.sleep(POLL_SECONDS)
+        if keeps_files(self._trainer):
+            remove = ["python3", "-m", "rlhf_operator.selftest.left", "--remove", self._folder]
+            await self._in_pod(self._trainer, remove)
+
+    @property
+    def _folder(self) -> str:
+        return f"{WORKSPACE}/runs/{self.name}"
+
+    async def _observe(self) -> None:
+        """The job's pods as they are now; as they were, while the API server is away."""
+        try:
+            found = self._session.list("Pod", self._session.namespace, labels=f"{JOB}={self.name}")
+            self._pods = [pod async for pod in found]
+        except ApiError as error:
+            if not passing(error):
+                raise
+        if self._trainer is None and (trainer := self._first(Role.TRAINER)) is not None:
+            if not keeps_files(trainer):
+                raise Failure(
+                    "the job's pods have no workspace that outlives them, and the selftest reads figures and "
+                    "checkpoints there afterwards: name a claim in spec.workspace.claim"
+                )
+            self._trainer = trainer
+
+    def _first(self, role: Role) -> Body | None:
+        of_role = [pod for pod in self._pods if pod["metadata"]["labels"].get(ROLE) == role.value]
+        return min(of_role, key=lambda pod: int(pod["metadata"]["labels"][INDEX]), default=None)
+
+    def _victim(self, role: Role) -> tuple[str, str]:
+        """Name and uid of the role's first pod."""
+        pod = self._first(role)
+        if pod is None:  # since all were ready: it has just ended by itself, which is noticed like a kill
+            return "", ""
+        return pod["metadata"]["name"], pod["metadata"]["uid"]
+
+    async def _kill(self, name: str, uid: str) -> None:
+        """Again at every look while it is there: a call may have failed."""
+        if any(pod["metadata"]["uid"] == uid for pod in self._pods):
+            try:
+                await self._session.delete("Pod", self._session.namespace, name, uid=uid, grace=0)
+            except ApiError as error:
+                if not passing(error):
+                    raise
+
+    def _again(self, name: str, uid: str) -> bool:
+        """Another pod has its name and is ready."""
+        pod = next((pod for pod in self._pods if pod["metadata"]["name"] == name), None)
+        return pod is not None and pod["metadata"]["uid"] != uid and _ready(pod)
+
+    async def _stop(self, stop: Stop, watch: Watch, status: JobStatus | None, look: Body) -> None:
+        if watch.failed:
+            watch.failed += f" ({await self._standing(status, look)})"
+        self._say(stop.why)
+        await self._session.merge_patch("RLHFJob", self.name, {"spec": {"suspend": True}})
+
+    def _outcome(self, watch: Watch, status: JobStatus | None) -> str:
+        if watch.failed:
+            return watch.failed
+        phase = status.phase if status is not None else ""
+        return "" if phase == ("Suspended" if watch.stopped else "Succeeded") else state(status)
+
+    async def _standing(self, status: JobStatus | None, job: Body) -> str:
+        """What the job waits for, and the last warnings about it and its pods that are not ready."""
+        words = [state(status)]
+        for body in (job, *(pod for pod in self._pods if not _ready(pod))):
+            with suppress(ApiError):
+                found = [
+                    e for e in await self._session.events(body["metadata"]["uid"]) if e["type"] == "Warning"
+                ]
+                found.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+                name = body["metadata"]["name"]
+                words += [f"{name}: {e['reason']}: {one_line(e['message'])}" for e in found[-_WARNINGS:]]
+        return "; ".join(dict.fromkeys(words))
+
+    async def _in_pod(self, trainer: Body, command: list[str]) -> list[str]:
+        """Lines that a command prints in a pod of its own, which is deleted afterwards. Raises Failure."""
+        namespace, name = self._session.namespace, f"{self.name}-reader"
+        await self._session.create(reader_pod(trainer, name, command))
+        try:
+            deadline = time.monotonic() + _READER_SECONDS
+            while (pod := await self._session.get("Pod", namespace, name))["status"].get("phase") not in (
+                *("Succeeded", "Failed"),
+            ):
+                if time.monotonic() > deadline:
+                    raise Failure(f"pod {name} has not ended after {_READER_SECONDS:.0f} s: {pod['status']}")
+                await asyncio.sleep(POLL_SECONDS)
+            reading, lines = Reading(), list[str]()
+            reading.connect()
+            log = self._session.log(name, CONTAINER, follow=False, tail=None, since=None)
+            async for piece in log:
+                lines += reading.take(piece)
+            lines += reading.end()
+            if pod["status"]["phase"] == "Failed":
+                why = lines[-1] if lines else pod["status"].get("message", "")
+                raise Failure(
+                    f"pod {name}, which reads what {self.name} has left, has failed: {one_line(why)}"
+                )
+            return lines
+        finally:
+            await self._session.delete("Pod", namespace, name, grace=0)
+
+
+def _ready(pod: Body) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _told(status: JobStatus | None) -> str:
+    """A line of progress, the same for as long as no step is done and nothing else happens."""
+    if status is None or not (status.phase == "Running" and status.step):
+        return state(status)
+    return change(status.model_copy(update={"message": "", "queue": None, "tokens_per_second": None}))

@@ -1,0 +1,64 @@
+"""A pod that runs a command where a job's trainer ran: with its image, volumes, credentials and user; pure."""
+
+from typing import Any
+
+from rlhf_api.pods import amount
+
+Body = dict[str, Any]
+
+CONTAINER = "role"
+_KEPT = (
+    *("securityContext", "serviceAccountName", "automountServiceAccountToken", "enableServiceLinks"),
+    *("imagePullSecrets", "nodeSelector", "tolerations", "priorityClassName", "runtimeClassName"),
+)
+_KEPT_OF_CONTAINER = ("image", "imagePullPolicy", "workingDir", "envFrom", "securityContext")
+_CONFIG = "config"
+"""The volume of the job's configuration, which is deleted sooner than what the job wrote."""
+_SECONDS = 300
+
+
+def reader_pod(trainer: Body, name: str, command: list[str]) -> Body:
+    """Made of a trainer's pod as the API server has it. It has no label of the job, so that the operator and the job's
+    network policies leave it alone, and asks for no GPU."""
+    spec = trainer["spec"]
+    role = next(container for container in spec["containers"] if container["name"] == CONTAINER)
+    container = {
+        **{key: role[key] for key in _KEPT_OF_CONTAINER if key in role},
+        "name": CONTAINER,
+        "command": command,
+        "env": [each for each in role.get("env", ()) if "valueFrom" not in each],
+        "resources": _resources(role.get("resources", {})),
+        "volumeMounts": [each for each in role["volumeMounts"] if each["name"] != _CONFIG],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": trainer["metadata"]["namespace"]},
+        "spec": {
+            **{key: spec[key] for key in _KEPT if key in spec},
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "activeDeadlineSeconds": _SECONDS,
+            "containers": [container],
+            "volumes": [each for each in spec["volumes"] if each["name"] != _CONFIG],
+        },
+    }
+
+
+def keeps_files(trainer: Body) -> bool:
+    """The job's workspace outlives its pods."""
+    workspace = next(each for each in trainer["spec"]["volumes"] if each["name"] == "workspace")
+    return "emptyDir" not in workspace
+
+
+def _resources(own: Body) -> Body:
+    """The limits of processors and memory, and requests of no more than a reader takes; no devices."""
+    most = {"cpu": "1", "memory": "4Gi"}
+    requests = {
+        name: min(most[name], found, key=amount)
+        for name, found in own.get("requests", {}).items()
+        if name in most
+    }
+    limits = {name: found for name, found in own.get("limits", {}).items() if name in most}
+    return {"requests": requests, "limits": limits}

@@ -1,0 +1,77 @@
+"""`kubectl rlhf selftest`: one short run of a job's own models, settings and pods, and a table of what it proves."""
+
+import argparse
+import asyncio
+import secrets
+import signal
+import sys
+
+from rlhf_api.manifest import RLHFJob, load
+
+from ..cluster.api import ApiError
+from ..exits import FAILED, INTERRUPTED, Failure, Misuse, say
+from ..local.progress import Lines
+from ..selftest.checks import judged
+from ..selftest.derived import Overrides, as_arguments, first_half, on_cluster
+from ..selftest.on_cluster import OnCluster
+from ..selftest.table import passed
+from ..selftest.trial import carry_out, patience, victims
+from .api_errors import explain
+from .client import Session
+from .jobs import check_served
+
+_LONGEST_NAME = 40
+
+
+async def selftest(session: Session, options: argparse.Namespace) -> int:
+    """`options.job` is the manifest, checked."""
+    job: RLHFJob = options.job
+    own = job.metadata.namespace
+    if own and options.namespace and own != options.namespace:
+        raise Misuse(f"{options.file} is for namespace {own}, and -n says {options.namespace}; leave one out")
+    session.namespace = own or session.namespace
+    await check_served(session)
+    name = trial_name(job.metadata.name, secrets.token_hex(2))
+    # Each kill, the start, the resumption and the end may take as long as a step may at most.
+    settings = on_cluster(job.spec, name, (len(victims(job.spec)) + 3) * patience(job.spec))
+
+    def derive(overrides: Overrides) -> RLHFJob:
+        return load(options.file, [*options.set, *as_arguments(overrides), *as_arguments(settings)])
+
+    small = derive(first_half(job.spec)).spec
+    trial = OnCluster(session, derive, name, Lines(sys.stdout, 0).event)
+    running = asyncio.current_task()
+    assert running is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    say(f"the selftest runs as the job {session.names(name)}", sys.stdout)
+    try:
+        seen = await carry_out(job.spec, trial)
+    except asyncio.CancelledError:
+        say("interrupted", sys.stderr)
+        return INTERRUPTED
+    finally:
+        await _clear(trial, session, keep=options.keep)
+    found = judged(job.spec, seen, small.data.prompts_per_step, small.sampling.answers_per_prompt)
+    return 0 if passed(found, seen.cause) else FAILED
+
+
+def trial_name(name: str, mark: str) -> str:
+    """A job's name, at most as long as one may be; the `mark` tells those of several selftests apart."""
+    end = f"-selftest-{mark}"
+    return name[: _LONGEST_NAME - len(end)].rstrip("-") + end
+
+
+async def _clear(trial: OnCluster, session: Session, *, keep: bool) -> None:
+    """Says what may be left where it cannot be removed: the selftest's own outcome comes first."""
+    if keep:
+        say(f"kept: {session.names(trial.name)}; `kubectl delete rlhfjob {trial.name}` ends it", sys.stderr)
+        return
+    try:
+        await trial.remove()
+    except (Failure, ApiError) as error:
+        why = explain(error, session.words) if isinstance(error, ApiError) else error
+        say(
+            f"warning: the job {session.names(trial.name)} or its files may be left: {why}; "
+            f"`kubectl delete rlhfjob {trial.name}`, and runs/{trial.name} in its workspace",
+            sys.stderr,
+        )
