@@ -19,6 +19,7 @@ from tests.support.kube import KubectlError, eventually, kubectl
 
 _READY_S = 180
 _GROUPS = Path("/sys/fs/cgroup")
+_SHARES = 6 * 1024
 _ROOT = Path(__file__).parents[2]
 
 
@@ -92,6 +93,9 @@ def _make_groups(place: Place) -> None:
     # This one begins with no processor and no memory.
     for name in ("cpuset.cpus", "cpuset.mems"):
         (_GROUPS / "cpuset" / place.cgroup / name).write_text((_GROUPS / "cpuset" / name).read_text())
+    # A node's pods, kubelet and servers share one group. With the share of a single process, which is the default, they
+    # would starve beside whatever else this machine runs.
+    (_GROUPS / "cpu" / place.cgroup / "cpu.shares").write_text(str(_SHARES))
 
 
 def _start(place: Place, programs: Path) -> subprocess.Popen[bytes]:

@@ -5,25 +5,18 @@ The shipped manifests run with fewer steps. What they share lies in a workspace 
 
 import base64
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.cluster import images
-from tests.support.cluster import Cluster, existing
-from tests.support.helm import helm
-from tests.support.installed import CLAIM, SYSTEM, install, uninstall, volume
+from tests.support.installed import JOBS, SYSTEM, workspace
 from tests.support.kube import eventually, get, kubectl
 from tests.support.operator import Jobs
 
 from rlhf_operator.cluster.names import token_name
-from rlhf_operator.cluster.pod import USER
 
 ROOT = Path(__file__).parents[2]
-JOBS = "team"
 START_S, RUN_S = 240.0, 420.0
 END_S = 150.0
 """A grace of 15 s, the minute between two of the kubelet's rounds of removing ended containers, and its reports."""
@@ -33,31 +26,6 @@ MANY_STEPS = 400
 """More than are ever made: the run is told its end while it is suspended."""
 ONE_THREAD = {"environment": {"OMP_NUM_THREADS": "1"}}
 """Four roles share two cores here."""
-
-
-@pytest.fixture(scope="module")
-def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    """A cluster with the chart installed, an S3 server, and a namespace that admits only restricted pods."""
-    if existing() is not None:
-        pytest.skip(
-            "needs a directory of this machine in its pods: unset KUBECONFIG and RLHF_TEST_KUBECONFIG"
-        )
-    kubeconfig = cluster.kubeconfig
-    workspace = tmp_path_factory.mktemp("workspace")
-    shutil.copytree(ROOT / "examples", workspace / "examples")
-    for path in (workspace, *workspace.parents[:3]):
-        path.chmod(0o755)
-    shutil.chown(workspace, USER, USER)
-    kubectl(kubeconfig, "create", "namespace", JOBS)
-    kubectl(kubeconfig, "label", "namespace", JOBS, "pod-security.kubernetes.io/enforce=restricted")
-    kubectl(kubeconfig, "apply", "-n", JOBS, "-f", "-", input=yaml.safe_dump_all(volume(workspace)))
-    kubectl(kubeconfig, "apply", "-n", JOBS, "-f", str(Path(images.__file__).with_name("seaweedfs.yaml")))
-    install(kubeconfig)
-    helm("test", "rlhf", "-n", SYSTEM, kubeconfig=kubeconfig)
-    yield Jobs(kubeconfig, JOBS)
-    if cluster.own:
-        return
-    uninstall(kubeconfig, JOBS)
 
 
 def manifest(name: str, **spec: Any) -> dict[str, Any]:
@@ -219,11 +187,6 @@ def check_reward_rose(jobs: Jobs, steps: int) -> None:
     print(rewards)
     assert len(rewards) == steps
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5
-
-
-def workspace(jobs: Jobs) -> Path:
-    """The directory of this machine that all pods mount."""
-    return Path(get(jobs.kubeconfig, "pv", CLAIM)["spec"]["hostPath"]["path"])
 
 
 def metrics(jobs: Jobs, name: str) -> list[dict[str, Any]]:

@@ -5,9 +5,12 @@ from typing import Any
 
 from tests.cluster import images
 from tests.support.helm import CHART, helm
-from tests.support.kube import kubectl
+from tests.support.kube import get, kubectl
+from tests.support.operator import Jobs
 
 SYSTEM, CLAIM = "rlhf-system", "rlhf-workspace"
+JOBS = "team"
+"""The namespace of the end-to-end tests' jobs."""
 
 
 def install(kubeconfig: Path) -> None:
@@ -43,3 +46,8 @@ def volume(directory: Path) -> list[dict[str, Any]]:
             "spec": {**common, "resources": {"requests": size}, "volumeName": CLAIM},
         },
     ]
+
+
+def workspace(jobs: Jobs) -> Path:
+    """The directory of this machine that all pods mount."""
+    return Path(get(jobs.kubeconfig, "pv", CLAIM)["spec"]["hostPath"]["path"])
