@@ -15,7 +15,7 @@ from ..cluster.pod_volumes import WORKSPACE
 from ..exits import Failure
 from ..verbs.api_errors import passing
 from ..verbs.client import Session
-from ..verbs.format import change, one_line, state
+from ..verbs.format import one_line, state
 from ..verbs.jobs import POLL_SECONDS, looks, over, status_of
 from ..verbs.log_reader import Reading
 from ..verbs.submit import as_written
@@ -208,4 +208,5 @@ def _told(status: JobStatus | None) -> str:
     """A line of progress, the same for as long as no step is done and nothing else happens."""
     if status is None or not (status.phase == "Running" and status.step):
         return state(status)
-    return change(status.model_copy(update={"message": "", "queue": None, "tokens_per_second": None}))
+    reward = "" if status.reward is None else f", reward {status.reward:.4g}"
+    return f"Running: step {status.step}{reward}"
