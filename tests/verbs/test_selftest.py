@@ -73,6 +73,16 @@ def test_a_run_that_makes_no_step_is_stopped(kills, why):
     assert watch.failed == why
 
 
+def test_time_in_a_queue_is_time_without_a_step():
+    clock = Clock()
+    watch = Watch(victims=[Role.TRAINER], first=2, patience=100, clock=clock)
+    queued = status(2).model_copy(update={"phase": "Suspended"})
+    watch.step(2)
+    assert watch.decide(queued, again=False) is None, "nothing to kill"
+    clock.now = 101
+    assert isinstance(watch.decide(queued, again=False), Stop)
+
+
 def test_its_job_is_the_users_under_another_name_and_ends_by_itself():
     own = ("generator.autoscale={minReplicas: 2, maxReplicas: 8}", "suspend=true", "runtime={name: gpus}")
     job = load(PPO, own)

@@ -62,13 +62,13 @@ class Watch:
 
     def decide(self, status: JobStatus | None, *, again: bool) -> Role | Stop | None:
         """The role to kill now, or the end. `again`: the one that was killed last has been started again."""
-        if self.stopped or (status is not None and status.phase in ("Succeeded", "Failed", "Suspended")):
+        if self.stopped or (status is not None and status.phase in ("Succeeded", "Failed")):
             return None
         if self._clock() > self._since + self._patience:
             return self.give_up(
                 f"no step within {self._patience:.0f} s{' of the kill' if self.waits_for else ''}"
             )
-        if status is None:
+        if status is None or status.phase == "Suspended":  # as a job is that waits in a queue
             return None
         ready = all(role.ready == role.desired for role in status.roles.values())
         saved = status.last_checkpoint.step if status.last_checkpoint else 0

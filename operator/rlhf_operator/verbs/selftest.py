@@ -52,7 +52,11 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
     finally:
         await _clear(trial, session, keep=options.keep)
     found = judged(job.spec, seen, small.data.prompts_per_step, small.sampling.answers_per_prompt)
-    return 0 if passed(found, seen.cause) else FAILED
+    if passed(found, seen.cause):
+        return 0
+    if not options.keep:
+        say("its pods and their logs are gone; with --keep they stay", sys.stderr)
+    return FAILED
 
 
 def trial_name(name: str, mark: str) -> str:
