@@ -163,7 +163,8 @@ def _suspend(
     cluster = cluster.model_copy(
         update={
             "suspend_requested": None if finish else since,
-            "counted": (),
+            # Of those that are still there when the job is resumed, none is counted again.
+            "counted": tuple(sorted({pod.uid for pod in sight.counted})),
             "provisioning_since": None,
         }
     )
