@@ -79,7 +79,7 @@ def collecting(job: RLHFJob) -> Any:
             self._source = SimpleNamespace(issue=lambda _: None)
             self._with_spread, self._scored = lambda *_, **__: ([], 1), lambda *_: []
             self._executor = SimpleNamespace(run=lambda _: None)
-            self._fleet, self.version = SimpleNamespace(version=0), 0
+            self._fleet, self.version = SimpleNamespace(weights=SimpleNamespace(version=0)), 0
 
     made = Collector()
     with pytest.MonkeyPatch.context() as patch:

@@ -23,10 +23,11 @@ def steps(job: RLHFJob) -> Any:
     class Steps(OnlineTask):
         def __init__(self) -> None:
             self._collector, self._spec = SimpleNamespace(stale=False), job.spec
-            send = lambda version: (told.append(("send", version)), setattr(fleet, "version", version))  # noqa: E731
-            fleet = SimpleNamespace(version=-1, move_on=lambda version: told.append(("keep", version)))
-            fleet.changed = lambda: ""
-            self._fleet, self._send = fleet, lambda _: send(self._collector.version)
+            send = lambda version: (told.append(("send", version)), setattr(weights, "version", version))  # noqa: E731
+            weights = SimpleNamespace(version=-1, move_on=lambda version: told.append(("keep", version)))
+            weights.changed = lambda: ""
+            self._fleet = SimpleNamespace(weights=weights)
+            self._send = lambda _: send(self._collector.version)
 
         def collect(self, step: int) -> dict[str, float]:
             return {"tokens": step}

@@ -34,13 +34,13 @@ def main(ranks: Ranks, http: Background) -> None:
     stop = world.control.stop_requested
     if ranks.first:
         stop.set()
-    print(ended(lambda: world.fleet.publish(0)))
+    print(ended(lambda: world.fleet.weights.publish(0)))
     stop.clear()
 
     server = Generator(http, "held")
     server.open.clear()
     world.announce(server)
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
 
     asked = Path(os.environ["ASKED"])
 

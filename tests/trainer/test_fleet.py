@@ -97,7 +97,7 @@ def world(http) -> World:
 
 def test_the_queue_is_told_and_ends_empty(world, http):
     world.announce(Generator(http, "a"))
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
     assert world.control.status.queue is None
     assert [r.prompt for r in world.fleet.answer(PROMPTS).rollouts] == PROMPTS
     assert world.control.status.queue == 0
@@ -106,7 +106,7 @@ def test_the_queue_is_told_and_ends_empty(world, http):
 def test_who_drains_is_asked_nothing_more_and_who_comes_gets_weights_first(world, http):
     first, second = Generator(http, "first"), Generator(http, "second")
     world.announce(first)
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
     world.announce(second, draining=(first,))
     assert len(world.fleet.answer(PROMPTS).rollouts) == len(PROMPTS)
     assert world.sent.members == [["first"], ["second"]]
@@ -116,22 +116,22 @@ def test_who_drains_is_asked_nothing_more_and_who_comes_gets_weights_first(world
 def test_generators_keep_their_weights_until_a_publish_or_until_one_joins(world, http):
     first, second = Generator(http, "first"), Generator(http, "second")
     world.announce(first)
-    world.fleet.publish(2)
-    world.fleet.move_on(3)
+    world.fleet.weights.publish(2)
+    world.fleet.weights.move_on(3)
     assert {r.versions[0] for r in world.fleet.answer(PROMPTS).rollouts} == {2}
     world.announce(first, second)
     assert {r.versions[0] for r in world.fleet.answer(PROMPTS).rollouts} == {3}
-    assert (world.sent.versions, world.fleet.version) == ([2, 3], 3)
+    assert (world.sent.versions, world.fleet.weights.version) == ([2, 3], 3)
 
 
 def test_those_that_hold_weights_are_asked_what_they_serve(world, http):
     first, second = Generator(http, "a"), Generator(http, "b")
     world.announce(first)
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
     world.announce(first, second)
-    assert world.fleet.changed() == ""
-    world.fleet.publish(0)
-    assert world.fleet.changed().startswith("b (worker 0): x is no longer")
+    assert world.fleet.weights.changed() == ""
+    world.fleet.weights.publish(0)
+    assert world.fleet.weights.changed().startswith("b (worker 0): x is no longer")
     assert world.sent.looked == [["a"], ["a", "b"]]
 
 
@@ -139,7 +139,7 @@ def test_prompts_of_one_that_is_drained_midway_wait_for_the_next(world, http):
     first, second = Generator(http, "first"), Generator(http, "second")
     first.open.clear()
     world.announce(first)
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
     found: list[int] = []
     asking = threading.Thread(target=lambda: found.append(len(world.fleet.answer(PROMPTS).rollouts)))
     asking.start()
@@ -155,7 +155,7 @@ def test_prompts_of_one_that_is_drained_midway_wait_for_the_next(world, http):
 def test_generators_that_live_and_fail_at_everything_fail_the_run(world, http):
     bad = Generator(http, "bad", fails=0, status=500)
     world.announce(bad)
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
     with pytest.raises(Unavailable, match=r"no generator answers: 3 times in a row, all failed: .*HTTP 500"):
         world.fleet.answer(PROMPTS)
     assert len(world.sent.members) == REFUSALS
@@ -165,7 +165,7 @@ def test_responses_come_in_batches_while_others_are_still_generated(world, http)
     server = Generator(http, "a")
     server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
     world.announce(server)
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
     batches = world.fleet.stream(PROMPTS, 3)
     first = next(batches)
     assert [r.prompt.id for r in first.rollouts] == ["0/0", "0/1", "0/2"]
@@ -180,7 +180,7 @@ def test_a_stream_that_is_left_before_its_end_cancels_what_is_under_way(world, h
     server = Generator(http, "a")
     server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
     world.announce(server)
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
     batches = world.fleet.stream(PROMPTS, 3)
     next(batches)
     eventually(lambda: server.now == 2, "others are under way")
@@ -193,7 +193,7 @@ def test_a_request_to_stop_while_generating_cancels_what_is_under_way(world, htt
     server = Generator(http, "a")
     server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
     world.announce(server)
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
     batches = world.fleet.stream(PROMPTS, 3)
     next(batches)
     eventually(lambda: server.now == 2, "others are under way")
@@ -220,7 +220,7 @@ def test_a_stream_goes_on_with_a_replacement(world, http):
     """The one generator fails after a batch; its prompts are asked of the next, and it is told."""
     first, second = Generator(http, "first", fails=4), Generator(http, "second")
     world.announce(first)
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
     batches = world.fleet.stream(PROMPTS, 2)
     made = [next(batches)]
     world.announce(first, second)
@@ -233,7 +233,7 @@ def test_a_stream_goes_on_with_a_replacement(world, http):
 
 def test_a_refused_prompt_is_told_and_a_job_whose_prompts_all_are_ends(world, http):
     world.announce(Generator(http, "picky", fails=5, status=400))
-    world.fleet.publish(0)
+    world.fleet.weights.publish(0)
     responses = world.fleet.answer(PROMPTS)
     assert len(responses.rollouts) == 5
     assert len(responses.refused) == 3

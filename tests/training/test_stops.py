@@ -20,6 +20,10 @@ class Fleet:
     version = -1
     stopping = False
 
+    @property
+    def weights(self) -> "Fleet":
+        return self
+
     def publish(self, version: int) -> None:
         self.version = version
 

@@ -103,6 +103,10 @@ class Ranks:
         """Broadcast of rank 0's flag."""
         return bool(self.share(lambda: ({}, {"flag": flag()}))[1]["flag"])
 
+    def say(self, word: Callable[[], str]) -> str:
+        """Broadcast of rank 0's word."""
+        return str(self.share(lambda: ({}, {"word": word()}))[1]["word"])
+
     def any(self, flag: bool) -> bool:
         """Logical or of all ranks' flags, on every rank."""
         if self.world == 1:

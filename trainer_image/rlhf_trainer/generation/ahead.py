@@ -62,8 +62,8 @@ class RolloutsAhead:
             Stopped: the run is to stop, on every rank.
         """
         prompts = self._episodes[0]
-        while (said := self._fleet.say(lambda: self._wait(prompts))) == "publish":
-            self._renew(self._fleet.current)
+        while (said := self._ctx.ranks.say(lambda: self._wait(prompts))) == "publish":
+            self._renew(self._fleet.weights.current)
             self._requests.begin()
         if said == "stop":
             raise Stopped("stopped while the generators were at work")
@@ -103,7 +103,7 @@ class RolloutsAhead:
         self._restored = {work.prompt.id: work for work in (decode(data) if data else ())}
 
     def _renew(self, version: int) -> None:
-        self._fleet.publish(version)
+        self._fleet.weights.publish(version)
         self._requests.end()
 
     def _add(self, prompts: list[Prompt]) -> None:

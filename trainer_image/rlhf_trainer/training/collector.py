@@ -62,7 +62,7 @@ class EpisodeCollector:
     @property
     def stale(self) -> bool:
         """The generators hold earlier weights: then the old log-probabilities are theirs."""
-        return self._fleet is not None and self._fleet.version != self.version
+        return self._fleet is not None and self._fleet.weights.version != self.version
 
     def respond(
         self, batch: list[Prompt], sampling: Sampling | None = None, penalties: Penalties = NO_PENALTIES

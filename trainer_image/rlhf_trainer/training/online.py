@@ -130,16 +130,16 @@ class OnlineTask:
         return {**metrics, **replay_metrics, **self._ages(episode.columns)}
 
     def other_weights(self) -> str:
-        """As the generators find out; see `Fleet.changed`."""
-        return "" if self._fleet is None else self._fleet.changed()
+        """As the generators find out; see `PublishedWeights.changed`."""
+        return "" if self._fleet is None else self._fleet.weights.changed()
 
     def publish(self, version: int) -> None:
         """The generators get every so many versions, as `spec.weights.everySteps` says, and the first."""
         self._collector.version = version
         if self._fleet is None:
             return
-        if self._fleet.version >= 0 and version % self._spec.weights.every_steps:
-            self._fleet.move_on(version)
+        if self._fleet.weights.version >= 0 and version % self._spec.weights.every_steps:
+            self._fleet.weights.move_on(version)
         else:
             self._send(self._fleet)
 
@@ -188,7 +188,7 @@ class OnlineTask:
         """The current weights to the generators."""
         ahead, version = self._collector.ahead, self._collector.version
         if ahead is None:
-            fleet.publish(version)
+            fleet.weights.publish(version)
         else:
             issue = partial(self._source.issue, self._spec.data.prompts_per_step)
             ahead.publish(version, issue, collected=self._pending is not None)

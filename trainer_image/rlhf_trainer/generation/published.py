@@ -1,0 +1,158 @@
+"""The policy's weights as the generators have them: who holds which version, and how each gets the next."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+
+from torch import Tensor
+
+from rlhf_api.roles import Role
+from rlhf_api.run import Member
+from rlhf_api.status import MemberStatus
+
+from ..comms.roster import Stopped, Unavailable
+from ..context import TrainerContext
+from ..models.trained_model import TrainedModel
+from ..weights.broadcaster import SyncReport, WeightSync
+from .requests import REFUSALS
+
+log = logging.getLogger(__name__)
+
+
+class PublishedWeights:
+    """The generators that hold weights of the policy, all of one version. Its methods are collectives, but for those of
+    rank 0 that say so.
+
+    A generator that dies costs the weight group one epoch; one that is new, or back, gets the current weights before
+    it is asked anything.
+    """
+
+    def __init__(
+        self,
+        ctx: TrainerContext,
+        policy: TrainedModel,
+        sync: WeightSync | None,
+        committing: Callable[[], None],
+    ) -> None:
+        """`sync` on rank 0 only; `committing` is called there before generators go over to other weights."""
+        self._ctx, self._policy, self._sync, self._committing = ctx, policy, sync, committing
+        self._members: list[Member] = []
+        self._failures: Counter[str] = Counter()  # to take the newest weights, by uid
+        self._holders: dict[str, Member] = {}
+        self._version = self._current = -1
+
+    def publish(self, version: int) -> None:
+        """Broadcasts the policy's weights to every generator that answers; waits for at least one. Responses under way
+        stop before the new weights; their requests are to be ended and begun again.
+
+        Raises:
+            Unavailable: no generator took the weights within its start-up time.
+            Stopped: the run is to stop, on every rank.
+        """
+        self._failures.clear()
+        while self._ctx.ranks.say(self._wait_for_members) != "stop":
+            if self._sent(version):
+                self._version = self._current = version
+                return
+        raise Stopped("stopped while waiting for the generators")
+
+    @property
+    def version(self) -> int:
+        """The weight version that the generators hold; -1 before the first."""
+        return self._version
+
+    @property
+    def current(self) -> int:
+        """The policy's weight version."""
+        return self._current
+
+    def move_on(self, version: int) -> None:
+        """The policy has `version` now; the generators keep theirs until `publish`, or until a new one joins."""
+        self._current = version
+
+    def changed(self) -> str:
+        """Which generators serve other weights than they were given, and which; empty for none."""
+        return self._ctx.ranks.say(lambda: self._sync.changed(self.holders) if self._sync else "")
+
+    @property
+    def holders(self) -> list[Member]:
+        """Generators with weights, on rank 0."""
+        return list(self._holders.values())
+
+    def someone_is_new(self) -> bool:
+        """A generator answers and has no weights, or had some and answers no more; on rank 0."""
+        assert self._ctx.services is not None
+        answering = {m.uid for m in self._ctx.services.roster.answering(Role.GENERATOR)}
+        return answering != set(self._holders)
+
+    def left_out(self, failed: Mapping[str, str]) -> None:
+        """Generators that failed in a round, by uid, hold nothing until they take weights again; on rank 0."""
+        for uid in failed:
+            self._holders.pop(uid, None)
+
+    def _wait_for_members(self) -> str:
+        """On rank 0, for as long as the generators take to start."""
+        assert self._ctx.services is not None
+        role, roster = self._ctx.spec.generator, self._ctx.services.roster
+        wanted = role.replicas if self._version < 0 else 1
+        try:
+            self._members = roster.wait(Role.GENERATOR, wanted, role.startup_timeout_seconds)
+        except Stopped:
+            return "stop"
+        return "send"
+
+    def _sent(self, version: int) -> bool:
+        """True if a generator has taken the weights, on every rank."""
+        ranks = self._ctx.ranks
+        if ranks.first:
+            return ranks.say(lambda: "sent" if self._send(version) else "again") == "sent"
+        while (said := ranks.say(lambda: "")) == "gather":
+            for _ in self._policy.named_tensors():  # gathering the weights is a collective
+                pass
+        return said == "sent"
+
+    def _send(self, version: int) -> bool:
+        """On rank 0, to the members that it has waited for."""
+        assert self._sync is not None
+        members = self._members
+        report = self._sync.send(members, self._announced, version, self._committing)
+        for target, reason in report.lost.items():
+            log.warning("%s did not take weight version %d: %s", target.name, version, reason)
+        if not report.holders:
+            # Whoever died is being replaced and may try again; whoever lives and refuses does so three times.
+            self._failures.update(target.uid for target in report.lost)
+            if all(self._failures[member.uid] >= REFUSALS for member in members):
+                why = "; ".join(f"{target.name}: {reason}" for target, reason in report.lost.items())
+                raise Unavailable(f"no generator took weight version {version}: {why}")
+            return False
+        held = {target.uid for target in report.holders}
+        for target in report.holders:
+            if target.uid not in self._holders:
+                log.info("%s joined with weight version %d", target.name, version)
+        self._holders = {member.uid: member for member in members if member.uid in held}
+        self._tell(report)
+        return True
+
+    def _announced(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights, after telling the other ranks to gather them too."""
+        self._ctx.ranks.say(lambda: "gather")
+        yield from self._policy.named_tensors()
+
+    def _tell(self, report: SyncReport) -> None:
+        assert self._ctx.services is not None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._ctx.report(
+            members=tuple(
+                MemberStatus(
+                    role=Role.GENERATOR,
+                    name=member.name,
+                    uid=member.uid,
+                    ready=member.uid in self._holders,
+                    weight_version=report.version if member.uid in self._holders else None,
+                    epoch=report.epoch if member.uid in self._holders else None,
+                    last_sync_time=now if member.uid in self._holders else None,
+                )
+                for member in self._ctx.services.control.members(Role.GENERATOR)
+            )
+        )
