@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlhf_trainer.engines.vllm import copy_plan
 from rlhf_trainer.engines.vllm.copy_plan import Copies, Named
 
 
@@ -36,7 +37,9 @@ def weights(seed: int) -> list[tuple[str, Tensor]]:
     return [("up", whole[3:11].view(2, 4)), ("down", whole[16:28].view(4, 3)), ("scale", whole[40:44])]
 
 
-def test_repeated_copies_do_what_loading_does():
+@pytest.mark.parametrize("batch", [copy_plan.BATCH, 1], ids=["all at once", "one by one"])
+def test_repeated_copies_do_what_loading_does(batch, monkeypatch):
+    monkeypatch.setattr(copy_plan, "BATCH", batch)
     model, other = Fused(), Fused()
     names, copies = Copies.watch(model, weights(1), model.load)
     assert names == {"both", "scale"}

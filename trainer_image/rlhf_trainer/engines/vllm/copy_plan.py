@@ -66,7 +66,8 @@ class Copies:
             if sum(tensor.nbytes for tensor in parts) >= BATCH:
                 torch._foreach_copy_(into, parts)
                 into, parts = [], []
-        torch._foreach_copy_(into, parts)
+        if parts:  # torch takes no empty list
+            torch._foreach_copy_(into, parts)
 
     def pairs(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(name of a weight, memory of the model, the part of the weight that is copied there), for every copy."""
