@@ -66,20 +66,27 @@ def reference_logprobs(sequences: Sequences, _rows: Any) -> torch.Tensor:
     return -(sequences.tokens.double()[index].remainder(5) + 1).float()
 
 
+class Weights:
+    """In place of the generators' weights: the version that was published last."""
+
+    version = -1
+
+    def publish(self, version: int) -> None:
+        self.version = version
+
+
 class Generators:
     """In place of the fleet: answers of the model as it is when they are asked for, in batches out of order."""
 
     def __init__(self, ctx: TrainerContext, engine: TrainedModel, refuses: str = "") -> None:
-        self._ctx, self._engine, self._refuses, self.version = ctx, engine, refuses, -1
-
-    def publish(self, version: int) -> None:
-        self.version = version
+        self._ctx, self._engine, self._refuses = ctx, engine, refuses
+        self.weights = Weights()
 
     def stream(self, prompts: list[Prompt], size: int) -> Iterator[Responses]:
         asked = [prompt for prompt in prompts if prompt.id != self._refuses]
         sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
         rollouts = generate_shared(
-            self._engine, self._ctx.ranks, tokenizer, asked, sampling, self.version, self._ctx.stop
+            self._engine, self._ctx.ranks, tokenizer, asked, sampling, self.weights.version, self._ctx.stop
         )
         by_prompt: dict[str, list[Rollout]] = {}
         for rollout in rollouts:

@@ -49,8 +49,8 @@ def spoil_a_served_weight(point: str) -> None:
         served = importlib.import_module("rlhf_trainer.engines.vllm.served").Served
         loaded = served.loaded
 
-        def spoilt(self, version, arrived) -> None:
-            loaded(self, version, arrived)
+        def spoilt(self, *told) -> None:
+            loaded(self, *told)
             self.prove()
             self._model.get_parameter("model.norm.weight").data[0] += 0.01
 
