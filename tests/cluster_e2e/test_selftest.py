@@ -16,6 +16,8 @@ from tests.support.models import tiny_model
 from tests.support.operator import Jobs
 from tests.support.rlhf import heed_signals
 
+from rlhf_trainer.models.export import share
+
 RUN_S = 420
 pytestmark = pytest.mark.timeout(900)
 
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.timeout(900)
 def manifest(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job with a trainer that generates and a reward; its model, prompts and reward function are in the workspace."""
     there = workspace(jobs)
-    tiny_model(there / "tiny", tie=False, seed=1)
+    share(tiny_model(there / "tiny", tie=False, seed=1))
     (there / "scoring.py").write_text(Path(reward.__file__).read_text())
     prompts = [{"prompt": f"the {i}th thing is"} for i in range(48)]
     (there / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
@@ -85,9 +87,7 @@ def test_a_sound_job_passes_every_check(jobs: Jobs, manifest: Path) -> None:
 
 def test_what_stops_it_is_said_and_ctrl_c_leaves_nothing_behind(jobs: Jobs, manifest: Path) -> None:
     """An image that no registry has, which nothing but the pods' events tells of."""
-    process = start(
-        jobs, manifest, "pods.image=localhost/nobody:none", "algorithm=sft", "reward={}", "sampling={}"
-    )
+    process = start(jobs, manifest, "pods.image=localhost/nobody:none")
     assert process.stdout is not None
     printed = []
     for line in process.stdout:

@@ -1,6 +1,10 @@
 """Models and tokenizers: from scratch, from disk, from each other, and what is wrong with them said plainly."""
 
 import copy
+import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -192,3 +196,23 @@ def test_low_precision_has_master_weights_and_float32_accumulation():
 def test_settings_that_the_trainer_decides_are_refused(user, message):
     with pytest.raises(ValueError, match=message):
         deepspeed_settings(user, ADAM, 1.0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's file is made by root")
+def test_a_file_of_another_user_is_said_to_be_unreadable_not_missing(path):
+    load_policy(path, torch.float32)  # what that imports is this user's too
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(shutil.copytree(path, Path(folder) / "model"))
+        for directory in (Path(folder), model):
+            directory.chmod(0o755)
+        for file in model.iterdir():
+            file.chmod(0o600 if file.suffix == ".safetensors" else 0o644)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(ValueError, match="cannot load") as raised:
+                load_policy(str(model), torch.float32)
+        finally:
+            os.seteuid(0)
+    assert "user 65534 may not read model.safetensors, which is of user 0 with mode -rw-------" in str(
+        raised.value
+    )

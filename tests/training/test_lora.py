@@ -70,6 +70,12 @@ def test_a_reward_model_is_its_base_with_an_adapter_and_a_head(tmp_path):
     assert not torch.equal(model.unwrapped.score.weight, head)
 
     save_model(model, run.ctx.tokenizer, tmp_path / "policy")
+    (tmp_path / "usual").touch()
+    for folder in ("policy", "policy-adapter"):
+        modes = {file.stat().st_mode for file in (tmp_path / folder).iterdir()}
+        assert modes == {(tmp_path / "usual").stat().st_mode}, (
+            "whoever may read what this user makes may read these"
+        )
     ids = torch.tensor([run.ctx.tokenizer(text).input_ids for text in ("p1good<eos>", "p1evil<eos>")])
     trained = model.unwrapped(ids).logits
     assert trained[0] > trained[1]

@@ -38,6 +38,14 @@ def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directo
     distributed.barrier()
 
 
+def share(directory: Path) -> None:
+    """Gives the files of a saved model the permissions of its folder, which the umask left: safetensors makes its own
+    for their owner alone, and another user's pods are to load them."""
+    mode = directory.stat().st_mode & 0o666
+    for file in directory.iterdir():
+        file.chmod(mode)
+
+
 def _copied(engine: TrainedModel, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """On rank 0, in its memory; empty elsewhere."""
     weights = {}
@@ -56,6 +64,7 @@ def _renamed_into_place(directory: Path) -> Iterator[Path]:
     new, old = part / "new", part / "old"
     try:
         yield new
+        share(new)
         if directory.exists():
             directory.rename(old)
         new.rename(directory)

@@ -1,5 +1,7 @@
 """Hugging Face models and tokenizers: made from scratch, loaded from a path or hub name, checked."""
 
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -181,9 +183,21 @@ def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
     try:
         return kind.from_pretrained(path, **arguments)
     except Exception as error:  # the libraries below raise almost anything about what they are given
+        _check_readable(path)
         where = "" if Path(path).is_dir() else ", which is no directory, from the hub"
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise ValueError(f"cannot load {path!r}{where}: {reason}") from error
+
+
+def _check_readable(path: str) -> None:
+    """Raises ValueError for a file that this user may not read, which safetensors says does not exist."""
+    for file in sorted(Path(path).glob("*")):
+        if not os.access(file, os.R_OK, effective_ids=True):
+            found = file.stat()
+            raise ValueError(
+                f"cannot load {path!r}: user {os.geteuid()} may not read {file.name}, which is of user {found.st_uid} "
+                f"with mode {stat.filemode(found.st_mode)}; chmod -R a+rX {path!r}"
+            )
 
 
 def _config(path: str) -> PreTrainedConfig:

@@ -25,6 +25,7 @@ from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
 from ..graph.executor import RemoteCall
 from ..models.average import MovingAverage
+from ..models.export import share
 from ..models.load import create_policy, create_tokenizer, load_tokenizer
 from ..models.loading import load_job_tokenizer, load_model, loading
 from ..models.trained_model import TrainedModel
@@ -61,6 +62,7 @@ def create(directory: Path, section: CreateModel, texts: Iterable[str], seed: in
     # As every role will load it: some model types bring a tokenizer class, and tokens, of their own.
     tokenizer = load_tokenizer(str(directory))
     create_policy(section.model_type, section.config, tokenizer, seed).save_pretrained(directory)
+    share(directory)
     if tokenizer.get_vocab() != load_tokenizer(str(directory)).get_vocab():
         raise ValueError(
             f"{section.model_type!r} models insist on a tokenizer class of their own; use another type, such as llama"
