@@ -40,6 +40,9 @@ class OnCluster:
         self._session, self._derive, self.name, self._say = session, derive, name, say
         self._trainer: Body | None = None
         """Pod of the first trainer, once there is one; the reader's is made of it."""
+        self._wrote = False
+        """A container of a trainer was started, so that there may be files; else its image may not even exist, and the
+        reader's is the same."""
         self._pods: list[Body] = []
         self._rests = False
         """The job is suspended or over, so that nobody writes to its workspace."""
@@ -93,11 +96,11 @@ class OnCluster:
         if self._trainer is None:
             return
         deadline = time.monotonic() + _SUSPEND_SECONDS
-        while [True async for _ in self._session.list("Pod", namespace, labels=f"{JOB}={self.name}")]:
+        while await self._list():
             if time.monotonic() > deadline:
                 raise Failure(f"pods of {self.name} are still there after {_SUSPEND_SECONDS:.0f} s")
             await asyncio.sleep(POLL_SECONDS)
-        if keeps_files(self._trainer):
+        if self._wrote and keeps_files(self._trainer):
             remove = ["python3", "-m", "rlhf_operator.selftest.left", "--remove", self._folder]
             await self._in_pod(self._trainer, remove)
 
@@ -108,8 +111,7 @@ class OnCluster:
     async def _observe(self) -> None:
         """The job's pods as they are now; as they were, while the API server is away."""
         try:
-            found = self._session.list("Pod", self._session.namespace, labels=f"{JOB}={self.name}")
-            self._pods = [pod async for pod in found]
+            self._pods = await self._list()
         except ApiError as error:
             if not passing(error):
                 raise
@@ -121,8 +123,15 @@ class OnCluster:
                 )
             self._trainer = trainer
 
+    async def _list(self) -> list[Body]:
+        """The job's pods."""
+        found = self._session.list("Pod", self._session.namespace, labels=f"{JOB}={self.name}")
+        pods = [pod async for pod in found]
+        self._wrote = self._wrote or any(_began(pod) for pod in pods if _of(Role.TRAINER, pod))
+        return pods
+
     def _first(self, role: Role) -> Body | None:
-        of_role = [pod for pod in self._pods if pod["metadata"]["labels"].get(ROLE) == role.value]
+        of_role = [pod for pod in self._pods if _of(role, pod)]
         return min(of_role, key=lambda pod: int(pod["metadata"]["labels"][INDEX]), default=None)
 
     def _victim(self, role: Role) -> tuple[str, str]:
@@ -197,6 +206,14 @@ class OnCluster:
             return lines
         finally:
             await self._session.delete("Pod", namespace, name, grace=0)
+
+
+def _of(role: Role, pod: Body) -> bool:
+    return bool(pod["metadata"]["labels"].get(ROLE) == role.value)
+
+
+def _began(pod: Body) -> bool:
+    return str(pod["status"].get("phase", "Pending")) != "Pending"
 
 
 def _ready(pod: Body) -> bool:
