@@ -32,24 +32,25 @@ def rules_of(model: str) -> list[Schema]:
 def describe_once(root: Schema) -> None:
     """Takes out the models' names, and says once what several places would say, in the uppermost or first of them.
 
-    A field of the same name and words elsewhere, such as one of a common base, keeps its default alone; fields inside
-    of a model that stands elsewhere keep nothing.
+    A field of the same name and words elsewhere, such as one of a common base, keeps its default alone, if that is
+    another one; fields inside of a model that stands elsewhere keep nothing.
     """
-    seen, queue = set[str | tuple[str, str]](), deque([("", root)])
+    models, first, queue = set[str](), dict[tuple[str, str], str](), deque([("", root)])
     while queue:
         key, node = queue.popleft()
         words, default = node.get("description", ("", ""))
-        if (key, words) in seen and "properties" not in node:
-            words = ""
-        seen.add((key, words))
+        if (key, words) in first and "properties" not in node:
+            words, default = "", "" if default == first[key, words] else default
+        else:
+            first.setdefault((key, words), default)
         node["description"] = " ".join(part for part in (words, default) if part)
         if not node["description"]:
             del node["description"]
         model = node.pop(_MODEL, None)
-        if model in seen:
+        if model in models:
             _describe_nothing(node)
         elif model:
-            seen.add(model)
+            models.add(model)
         queue.extend(_inner(node))
 
 
