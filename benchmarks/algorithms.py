@@ -37,6 +37,7 @@ JOBS: dict[str, tuple[str, ...]] = {
         *("spec.reinforcePp={groupBaseline: true, klIn: loss, klEstimator: k2}",),
     ),
     "gspo": ("spec.algorithm=gspo", *GROUPS),
+    "cispo": ("spec.algorithm=cispo", *GROUPS),
     "grpo, DAPO's parts": (
         *("spec.algorithm=grpo", *GROUPS),
         "spec.grpo={klCoefficient: 0, clipRatioHigh: 0.28, overlongFilter: true, overlongBuffer: 8, "

@@ -215,8 +215,8 @@ class Spec(Sections):
     """An RLHF run."""
 
     algorithm: AlgorithmName
-    """`sft`, `reward` (a reward model), `dpo`, `ppo`, `grpo`, `dr_grpo`, `rloo`, `reinforce_pp`, `gspo`, or your own as
-    `module:name`. Its settings stand in the section of its name, `custom` for your own."""
+    """`sft`, `reward` (a reward model), `dpo`, `ppo`, `grpo`, `dr_grpo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, or
+    your own as `module:name`. Its settings stand in the section of its name, `custom` for your own."""
     steps: Positive
     """Training steps of the whole run."""
     seed: int = Field(0, ge=0, lt=2**31)

@@ -75,7 +75,7 @@ EDITS = {
         ("    reward: str | None = None\n", "    teacher: str | None = None\n    reward: str | None = None\n"),
     ),
     "rlhf_api/algorithms/__init__.py": (
-        ("import custom, dpo,", "import custom, distill, dpo,"),
+        (" custom, dpo,", " custom, distill, dpo,"),
         ("        sft.ALGORITHM,\n", "        sft.ALGORITHM,\n        distill.ALGORITHM,\n"),
     ),
 }  # fmt: skip

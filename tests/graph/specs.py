@@ -7,7 +7,7 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.graph import Graph
 from rlhf_api.spec import Spec
 
-GROUPED = ("grpo", "dr_grpo", "rloo", "gspo")
+GROUPED = ("grpo", "dr_grpo", "rloo", "gspo", "cispo")
 ONLINE = ("ppo", "reinforce_pp", *GROUPED)
 OFFLINE = ("sft", "reward", "dpo")
 

@@ -132,9 +132,11 @@ def test_group_algorithms_differ_in_baseline_and_loss_alone():
         "dr_grpo": ["response_rewards", "group_mean"],
         "rloo": ["response_rewards", "rloo"],
         "gspo": ["response_rewards", "grpo"],
+        "cispo": ["response_rewards", "grpo"],
     }
     assert {name: graph(name).train[0].loss for name in GROUPED} == dict.fromkeys(GROUPED, "policy") | {
-        "gspo": "gspo"
+        "gspo": "gspo",
+        "cispo": "cispo",
     }
 
 

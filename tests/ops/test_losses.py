@@ -56,6 +56,8 @@ def by_hand(made: Columns, ctx: OpContext, output: torch.Tensor, *, sequences: b
             advantage = float(made["advantages"][t])
             near = torch.clamp(ratio, 1 - s.clip_ratio, 1 + high)
             gain = torch.minimum(ratio * advantage, near * advantage)
+            if ctx.spec.algorithm == "cispo":
+                gain = float(near) * advantage * new[at]
             if s.dual_clip and advantage < 0:
                 gain = torch.maximum(gain, torch.tensor(s.dual_clip * advantage).double())
             total = total - weight * gain - weight * s.entropy_coefficient * output[t, 1]
@@ -66,6 +68,7 @@ def by_hand(made: Columns, ctx: OpContext, output: torch.Tensor, *, sequences: b
     return total
 
 
+OWN_LOSS = {"gspo": "gspo", "cispo": "cispo"}
 SETTINGS = [
     ("grpo", "klCoefficient: 0"),
     ("grpo", "klCoefficient: 0.3, klEstimator: k2, lossAggregation: sequence"),
@@ -76,6 +79,8 @@ SETTINGS = [
     ("reinforce_pp", "clipRatio: 0.05"),
     ("gspo", "clipRatio: 0.1, clipRatioHigh: 0.2"),
     ("gspo", "clipRatio: 0.1, clipRatioHigh: 0.2, overlongFilter: true, klCoefficient: 0.2"),
+    ("cispo", "clipRatioHigh: 1.0"),
+    ("cispo", "clipRatio: 0.3, clipRatioHigh: 0.4, overlongFilter: true, klCoefficient: 0.2"),
 ]
 
 
@@ -102,7 +107,7 @@ def test_policy_losses_and_their_gradients(algorithm, own, old):
         made = COMPUTE["overlong_mask"](made, ctx)
     if not old:
         made = Columns(made.sequences, {k: v for k, v in made.tokens.items() if k != "logprobs"}, made.rows)
-    name = "gspo" if algorithm == "gspo" else "policy"
+    name = OWN_LOSS.get(algorithm, "policy")
     exact = moved(columns()).requires_grad_()
     expected = by_hand(made, ctx, exact, sequences=name == "gspo")
     expected.backward()
@@ -133,7 +138,7 @@ def test_order_and_micro_batches_change_no_policy_loss(algorithm, own, order, bu
     made, ctx = columns(), context(algorithm, own)
     if ctx.settings.overlong_filter:
         made = COMPUTE["overlong_mask"](made, ctx)
-    name, index = "gspo" if algorithm == "gspo" else "policy", torch.tensor(order)
+    name, index = OWN_LOSS.get(algorithm, "policy"), torch.tensor(order)
     output = moved(made)
     whole, named = summed(name, made, ctx, output, BUDGETS[0])
     tokens = made.sequences.response_index(index)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..base import Frozen
 from ..graph import Graph
-from . import custom, dpo, dr_grpo, grpo, gspo, ppo, reinforce_pp, reward, rloo, sft
+from . import cispo, custom, dpo, dr_grpo, grpo, gspo, ppo, reinforce_pp, reward, rloo, sft
 from .base import Algorithm
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         rloo.ALGORITHM,
         reinforce_pp.ALGORITHM,
         gspo.ALGORITHM,
+        cispo.ALGORITHM,
     )
 }
 CUSTOM = custom.ALGORITHM

@@ -87,7 +87,7 @@ def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> I
             f"use at most that; got {settings.minibatch_size}",
         )
     high = settings.clip_ratio_high
-    if high is not None and high < settings.clip_ratio:
+    if high is not None and high < settings.clip_ratio < 1:  # from 1 on there is no lower bound
         yield Problem(
             f"{where}.clipRatioHigh", f"must be at least clipRatio ({settings.clip_ratio:g}); got {high:g}"
         )

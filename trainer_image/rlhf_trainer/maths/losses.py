@@ -1,6 +1,7 @@
 """Losses of policy, critic and reward model, each per token or pair, and the weights that sum them up.
 
-A policy loss is a ratio, of tokens (PPO, GRPO) or of sequences (GSPO), in a clipped surrogate.
+A policy loss is a ratio, of tokens (PPO, GRPO) or of sequences (GSPO), in a clipped surrogate; or one that weighs
+log-probabilities (CISPO).
 """
 
 from typing import Literal
@@ -59,6 +60,19 @@ def clipped_surrogate(
     if dual_clip <= 1:
         raise ValueError(f"the dual clip is a ratio above 1, such as 3, not {dual_clip}")
     return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+
+
+def clipped_weight_loss(
+    r: Tensor, logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> Tensor:
+    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p of each token with ratio r, where sg stops gradients: its
+    clipped ratio weighs the gradient of its log-probability, which is never cut off.
+
+    Shapes: `r` of `ratio`, `logprobs` in nats, `advantages`: float [A] -> [A] in nats times units of the advantages,
+    same dtype.
+    Source: MiniMax 2025 (arXiv:2506.13585), eq. 4 and 5 (CISPO), negated.
+    """
+    return -r.detach().clamp(1 - clip_low, 1 + clip_high) * advantages * logprobs
 
 
 def clipped_policy_loss(

@@ -32,6 +32,7 @@ LOSSES: dict[str, LossFn] = {
     "dpo": losses.dpo,
     "policy": losses.policy,
     "gspo": losses.gspo,
+    "cispo": losses.cispo,
     "value": losses.value,
 }
 OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {

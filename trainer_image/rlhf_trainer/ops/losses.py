@@ -1,5 +1,7 @@
 """Losses of the training nodes: each makes, of one minibatch's columns, weighted sums over its micro-batches."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from ..batches import Loss, MicroBatch
@@ -8,6 +10,7 @@ from ..maths.kl import kl_estimate, token_kl_k3
 from ..maths.losses import (
     clipped_surrogate,
     clipped_value_loss,
+    clipped_weight_loss,
     outside_clip,
     pairwise_loss,
     ratio,
@@ -22,6 +25,10 @@ from .compute import kl_coefficient, value_moments
 from .context import OpContext
 
 Named = dict[str, Tensor]
+Ratios = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""(log-probabilities, those before the step, response lengths, mask) -> importance ratio of each token."""
+PerToken = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(importance ratio, log-probability, advantage) -> loss of each token."""
 
 
 def likelihood(columns: Columns, _ctx: OpContext) -> Loss:
@@ -74,12 +81,23 @@ def dpo(columns: Columns, ctx: OpContext) -> Loss:
 
 def policy(columns: Columns, ctx: OpContext) -> Loss:
     """Clipped surrogate of each token's importance ratio, with the settings' KL penalty and entropy bonus."""
-    return _surrogate(columns, ctx, sequences=False)
+    return _policy_gradient(columns, ctx, _of_tokens, _surrogate(ctx))
 
 
 def gspo(columns: Columns, ctx: OpContext) -> Loss:
     """The same of each response's importance ratio (Zheng et al. 2025, arXiv:2507.18071, eq. 5)."""
-    return _surrogate(columns, ctx, sequences=True)
+    return _policy_gradient(columns, ctx, sequence_ratio, _surrogate(ctx))
+
+
+def cispo(columns: Columns, ctx: OpContext) -> Loss:
+    """Log-probability of each token, weighed by its clipped importance ratio and its advantage, with the settings' KL
+    penalty and entropy bonus (MiniMax 2025, arXiv:2506.13585, eq. 4)."""
+    low, high = _clip(ctx)
+
+    def per_token(r: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
+        return clipped_weight_loss(r, logprobs, advantages, low, high)
+
+    return _policy_gradient(columns, ctx, _of_tokens, per_token)
 
 
 def value(columns: Columns, ctx: OpContext) -> Loss:
@@ -100,14 +118,31 @@ def value(columns: Columns, ctx: OpContext) -> Loss:
     return loss
 
 
-def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
+def _clip(ctx: OpContext) -> tuple[float, float]:
+    low, high = ctx.settings.clip_ratio, ctx.settings.clip_ratio_high
+    return low, low if high is None else high
+
+
+def _of_tokens(logprobs: Tensor, old: Tensor, _lengths: Tensor, _mask: Tensor | None) -> Tensor:
+    return ratio(logprobs, old)
+
+
+def _surrogate(ctx: OpContext) -> PerToken:
+    low, high = _clip(ctx)
+
+    def per_token(r: Tensor, _logprobs: Tensor, advantages: Tensor) -> Tensor:
+        return clipped_surrogate(r, advantages, low, high, ctx.settings.dual_clip)
+
+    return per_token
+
+
+def _policy_gradient(columns: Columns, ctx: OpContext, ratios: Ratios, per_token: PerToken) -> Loss:
     settings = ctx.settings
     weights = _weights(columns, ctx)
     shares = token_weights(
         columns.lengths, "token", columns.mask
     )  # of metrics, whatever the loss's aggregation
-    low = settings.clip_ratio
-    high = low if settings.clip_ratio_high is None else settings.clip_ratio_high
+    low, high = _clip(ctx)
     penalised = settings.kl_in == "loss" and "reference_logprobs" in columns
     tokens = max(1, int(columns.lengths.sum()))
     # Where a step is one update, the policy before it is the policy in it, and is compared with the sampler here.
@@ -130,8 +165,8 @@ def _surrogate(columns: Columns, ctx: OpContext, *, sequences: bool) -> Loss:
         old = column("logprobs") if compared is None else new
         mask = None if columns.mask is None else columns.mask[index].to(device)
         lengths = columns.lengths[micro.rows].to(device)
-        r = sequence_ratio(logprobs, old, lengths, mask) if sequences else ratio(logprobs, old)
-        total = (corrected * clipped_surrogate(r, column("advantages"), low, high, settings.dual_clip)).sum()
+        r = ratios(logprobs, old, lengths, mask)
+        total = (corrected * per_token(r, logprobs, column("advantages"))).sum()
         statistics = {
             "clip_fraction": (share * outside_clip(r.detach(), low, high)).sum(),
             "update_kl": (share * token_kl_k3(old, new)).sum(),

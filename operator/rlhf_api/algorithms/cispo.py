@@ -1,0 +1,38 @@
+"""Clipped importance-sampling policy optimization (MiniMax 2025, arXiv:2506.13585)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..base import PositiveFloat
+from ..problems import Problem
+from .base import Algorithm, PolicyGradient, group_rules, grouped
+
+if TYPE_CHECKING:
+    from ..spec import Spec
+
+
+class CISPO(PolicyGradient):
+    """GRPO whose clipped importance ratio weighs a token's log-probability, so that no token loses its gradient."""
+
+    clip_ratio: PositiveFloat = 1.0
+    """A token's weight is its importance ratio, clipped to 1 - clipRatio ... 1 + clipRatioHigh; 1: no lower bound."""
+    clip_ratio_high: PositiveFloat = 4.0
+    """Upper clip."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the divergence of each token."""
+    kl_in: Literal["reward", "loss"] = "loss"
+    """The penalty is part of the loss, or of the responses' rewards."""
+
+
+def rules(spec: Spec, where: str, settings: Any) -> Iterator[Problem]:
+    yield from group_rules(spec, where, settings)
+    if settings.dual_clip is not None:
+        yield Problem(
+            f"{where}.dualClip",
+            f"bounds a surrogate, and cispo has none: clipRatioHigh bounds its weights; got {settings.dual_clip:g}",
+        )
+
+
+ALGORITHM = Algorithm(name="cispo", settings=CISPO, graph=grouped("grpo", loss="cispo"), rules=rules)
