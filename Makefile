@@ -47,7 +47,7 @@ PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
 # A pytest that dies writes nothing, whatever its exit status.
 PASSED   = @test -s $(RESULTS)/$@.xml && touch $(RESULTS)/$@
 
-UNITS := tests/api tests/chart tests/maths tests/reconcile tests/test_docs.py tests/test_make.py tests/test_packaging.py
+UNITS := tests/api tests/chart tests/maths tests/reconcile tests/test_docs.py tests/test_make.py tests/test_packaging.py tests/test_slips.py
 units: install $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 	$(PYTEST) $(UNITS)
 	$(PASSED)

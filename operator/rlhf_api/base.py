@@ -31,6 +31,8 @@ DType = Literal["float32", "bfloat16", "float16"]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""Share of a moving average that it keeps at each step."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 # Written so that Rust's, Go's and Python's regular expressions agree: no \w and \d, which differ on letters like é.
@@ -44,7 +46,9 @@ _WORD = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _HTTP_URL = r"^https?://[^/@ ]+(/[^ ]*)?$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 _JOB_NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
-_STORE_URL = r"^(file|s3|gs|az)://.+$"
+SCHEMES = ("file", "s3", "gs", "az")
+"""Kinds of object stores, by their URLs."""
+_STORE_URL = rf"^({'|'.join(SCHEMES)})://.+$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
 _NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _PATH = r"^(/\.?[A-Za-z0-9_-][^/:]*)+$"

@@ -14,6 +14,7 @@ from .problems import InvalidJob, Problem, path, show
 
 _DEEPEST = 64
 _INT64 = 2**63
+_MOST_VALUES = 1_000_000
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -36,6 +37,12 @@ class _Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
+        # `1:30` is text to Kubernetes' reader, and 90 to YAML 1.1.
+        if kind is yaml.ScalarNode and ":" in value:
+            implicit = (False, implicit[1])
+        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         # An alias yields the node of its anchor again, whose variables are replaced already.
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -47,7 +54,7 @@ class _Loader(yaml.SafeLoader):
         if text != node.value:
             node.value = text
             if event.implicit[0]:  # neither quoted nor tagged: a number stays a number
-                node.tag = self.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+                node.tag = self.resolve(yaml.ScalarNode, text, (True, False))
         return node
 
     def _expanded(self, text: str, variables: Mapping[str, str], mark: yaml.Mark) -> str:
@@ -109,7 +116,21 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
         raise InvalidJob([Problem(source, f"is no YAML: {error}")]) from None
     if loader.problems:
         raise InvalidJob(loader.problems)
+    if sum(_values(document, {}) for document in found) > _MOST_VALUES:
+        message = f"holds more than {_MOST_VALUES:,} values, as aliases of aliases make them; write them out"
+        raise InvalidJob([Problem(source, message)])
     return [d for d in found if d is not None]
+
+
+def _values(node: Any, counted: dict[int, int]) -> int:
+    """How many values a document has with its aliases written out; each object is counted once."""
+    if not isinstance(node, Mapping | list):
+        return 1
+    if id(node) not in counted:
+        counted[id(node)] = 1  # while it is under way: it may contain itself
+        inner = node.values() if isinstance(node, Mapping) else node
+        counted[id(node)] = 1 + sum(_values(value, counted) for value in inner)
+    return counted[id(node)]
 
 
 def not_json(

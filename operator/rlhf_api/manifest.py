@@ -107,7 +107,10 @@ def load(file: Path, overrides: Iterable[str] = (), trial: str | None = None) ->
     if trial is None:
         return job
     named = f"{job.metadata.name}-{trial}"
-    return parse({**document, "metadata": {**document["metadata"], "name": named}})
+    try:
+        return parse({**document, "metadata": {**document["metadata"], "name": named}})
+    except InvalidJob as error:
+        raise InvalidJob([Problem("--trial", problem.message) for problem in error.problems]) from None
 
 
 def composed(file: Path, overrides: Iterable[str] = ()) -> Any:

@@ -98,12 +98,17 @@ def _plain(key: str) -> str:
     return key.replace("_", "").replace("-", "").lower()
 
 
-def suggestion(key: str, keys: Sequence[str]) -> str:
-    """The key of `keys` that `key` was likely meant to be, as a sentence."""
+def closest(key: str, keys: Sequence[str]) -> str:
+    """The key of `keys` that looks like `key`; empty for none."""
     by_plain = {_plain(k): k for k in keys}
     close = difflib.get_close_matches(_plain(key), by_plain, n=1, cutoff=0.6)
-    if close:
-        return f'did you mean "{by_plain[close[0]]}"?'
+    return by_plain[close[0]] if close else ""
+
+
+def suggestion(key: str, keys: Sequence[str]) -> str:
+    """The key of `keys` that `key` was likely meant to be, as a sentence."""
+    if close := closest(key, keys):
+        return f'did you mean "{close}"?'
     return "known here: " + ", ".join(sorted(keys)) if keys else "remove it"
 
 

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from .graph import RowKind
-from .problems import InvalidJob, Problem, show, suggestion
+from .problems import InvalidJob, Problem, closest, show
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
@@ -207,12 +207,12 @@ def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row])
     if details["type"] == "missing":
         given, name = details["input"], str(details["loc"][-1])
         known = (model if given is row else Message).model_fields
-        others = [key for key in given if key not in known]
+        others = [key for key in given if isinstance(key, str) and key not in known]
         found = (
             f"; the {'row' if given is row else 'message'} has {', '.join(map(repr, given)) or 'no fields'}"
         )
-        hint = suggestion(name, others) if others else ""
-        return Problem(f"{where}: {field}", f"is missing{found}" + (f"; {hint}" if "did you" in hint else ""))
+        meant = "messages" if name == "prompt" and "messages" in others else closest(name, others)
+        return Problem(f"{where}: {field}", f"is missing{found}" + (f"; rename {meant!r}" if meant else ""))
     message = details["msg"].removeprefix("Value error, ")
     return Problem(
         f"{where}: {field}" if field else where,

@@ -98,7 +98,13 @@ def load_runtime(file: Path) -> NamedRuntime:
     try:
         return parse_runtime(read(file))
     except InvalidJob as error:
-        raise InvalidJob([Problem(f"{file}: {p.where}", p.message) for p in error.problems]) from None
+        whole = str(file)
+        raise InvalidJob(
+            [
+                Problem(p.where if p.where.startswith(whole) else f"{whole}: {p.where}", p.message)
+                for p in error.problems
+            ]
+        ) from None
 
 
 def merged(spec: Spec, runtime: RuntimeSpec) -> Spec:

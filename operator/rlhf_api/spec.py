@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, create_model
 
 from .algorithms import ALGORITHMS, CUSTOM
-from .base import OBJECT, DType, Frozen, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .base import OBJECT, Decay, DType, Frozen, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
 from .evaluation import Evaluation
 from .health import Health
 from .lora import Adapters, Lora
@@ -155,7 +155,7 @@ class Optimizer(Frozen):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     """Training steps in which the learning rate rises to its value."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     gradient_clip: PositiveFloat = 1.0

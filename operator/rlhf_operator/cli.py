@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -29,7 +30,7 @@ from .local.ports import place
 from .local.preflight import check_files, of_a_cluster
 from .local.processes import Command
 from .local.progress import display
-from .manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
+from .manifest_arguments import add_manifest, add_runtime, add_trial, parsed, with_runtime_of
 from .plan_table import plan_lines
 from .selftest import command as selftest
 from .verbs.arguments import VERBS, add_verbs
@@ -39,7 +40,7 @@ EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
 
 def main(arguments: Sequence[str] | None = None, make: Command = command) -> int:
     """Run the command line; returns the exit code. `make` builds the processes' command lines."""
-    options = _parser().parse_args(arguments)
+    options = parsed(_parser(), arguments)
     if options.command in VERBS:
         # Its Kubernetes client takes a while to load, which `rlhf run` need not wait for.
         from .verbs.main import run
@@ -98,6 +99,7 @@ def _validate_or_run(options: argparse.Namespace, make: Command) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlhf", description="RLHF runs, declared as one RLHFJob manifest.")
+    parser.add_argument("--version", action="version", version=f"rlhf {version('rlhf-operator')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     validate = commands.add_parser("validate", help="check a manifest and its data without running it")
     run = commands.add_parser("run", help="run a manifest on this machine")

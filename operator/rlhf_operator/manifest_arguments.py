@@ -1,6 +1,7 @@
 """FILE, `path=value`, `--set` and `--runtime` of every command that reads a manifest. Imports nothing heavy."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_api.manifest import RLHFJob
@@ -26,6 +27,17 @@ def add_manifest(parser: argparse.ArgumentParser) -> None:
         help="fields to override, such as ppo.klCoefficient=0.1, right after FILE",
     )
     add_set(parser)
+
+
+def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with overrides that stand behind other options: argparse takes `path=value` in one place alone."""
+    options, rest = parser.parse_known_args(arguments)
+    others = [text for text in rest if text.startswith("-") or "=" not in text]
+    if others or (rest and not hasattr(options, "set")):
+        parser.error(f"unrecognized arguments: {' '.join(others or rest)}")
+    if rest:
+        options.set = [*options.set, *rest]
+    return options
 
 
 def add_trial(parser: argparse.ArgumentParser) -> None:

@@ -84,7 +84,8 @@ class Measured:
             spec = RunConfig.model_validate_json((folder / "run.json").read_bytes()).spec
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         except (OSError, ValueError, ValidationError) as error:
-            message = f"holds no run that can be read: {str(error).splitlines()[0]}"
+            why = "run.json is none of this version" if isinstance(error, ValidationError) else error
+            message = f"holds no run that can be read: {str(why).splitlines()[0]}"
             raise InvalidJob([Problem(str(folder), message)]) from error
         if not lines:
             raise InvalidJob([Problem(str(folder), "the run has no step yet")])

@@ -141,7 +141,8 @@ def test_fields_say_what_the_models_say() -> None:
         "minimum": 0,
     }
     assert at(".spec.optimizer.betas")["maxItems"] == at(".spec.optimizer.betas")["minItems"] == 2
-    assert at(".spec.optimizer.betas[]") == {"type": "number"}
+    share = {"type": "number", "minimum": 0, "maximum": 1, "exclusiveMaximum": True}
+    assert at(".spec.optimizer.betas[]") == share
     assert at(".spec.trainer.deepspeed.zero_optimization.stage")["enum"] == [0, 1, 2, 3]
     assert at(".spec.model.dtype")["enum"] == ["float32", "bfloat16", "float16"]
     assert at(".spec.ppo.gamma")["maximum"] == 1

@@ -19,7 +19,7 @@ GOOD = '{"prompt": "p", "answer": "a", "pos_answers": ["x"], "neg_answers": ["y"
 BAD: list[tuple[RowKind, str, str]] = [
     ("responses", '{"prompt": "p"', ":2: is no JSON"),
     ("responses", '{"prompt": "p"}', ":2: answer: is missing; the row has 'prompt'"),
-    ("responses", '{"prompt": "p", "anwser": "a"}', 'did you mean "anwser"?'),
+    ("responses", '{"prompt": "p", "anwser": "a"}', "; rename 'anwser'"),
     ("responses", "{}", ":2: prompt: is missing; the row has no fields"),
     ("responses", '{"prompt": "p", "answer": ""}', ":2: answer: "),
     ("prompts", '{"prompt": 3}', ":2: prompt: "),
@@ -37,7 +37,7 @@ BAD: list[tuple[RowKind, str, str]] = [
     ("pairs", '{"prompt": "p", "pos_answers": ["a"], "neg_answers": [""]}', ":2: neg_answers.0: "),
     ("prompts", '{"prompt": []}', ":2: prompt: List should have at least 1 item"),
     ("prompts", '{"prompt": [{"role": "user"}]}', ":2: prompt.0.content: is missing; the message has 'role'"),
-    ("prompts", '{"prompt": [{"role": "user", "contents": "a"}]}', 'did you mean "contents"?'),
+    ("prompts", '{"prompt": [{"role": "user", "contents": "a"}]}', "; rename 'contents'"),
     (
         "prompts",
         '{"prompt": [{"role": "user", "content": 3}]}',

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.resolve import imported, resolve
 from rlhf_api.imports import look_here
-from rlhf_api.manifest import load
+from rlhf_api.manifest import apply_override, load
 from rlhf_api.problems import InvalidJob, Problem, from_pydantic, suggestion
 from rlhf_api.spec import Spec
 
@@ -52,11 +53,11 @@ def _drawing(subject: str, overrides: list[str]) -> Drawing:
     look_here()
     file = Path(subject)
     if subject in ALGORITHMS:
-        spec = usual(subject)
+        spec = usual(subject, overrides)
         return drawing(subject, spec, resolve(spec).graph)
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
         if ":" in subject:
-            spec = usual(subject)
+            spec = usual(subject, overrides)
             return drawing(subject, spec, imported(spec)[1])
         message = f"no algorithm, no module:name, and no such file; {suggestion(subject, tuple(ALGORITHMS))}"
         raise InvalidJob([Problem(subject, message)])
@@ -64,16 +65,19 @@ def _drawing(subject: str, overrides: list[str]) -> Drawing:
     return drawing(f"{job.metadata.name} ({job.spec.algorithm})", job.spec, resolve(job.spec).graph)
 
 
-def usual(algorithm: str) -> Spec:
+def usual(algorithm: str, overrides: Sequence[str] = ()) -> Spec:
     """A job of the algorithm with every setting as it is unless given, and eight responses to a prompt."""
-    document: dict[str, Any] = {
+    spec = {
         "algorithm": algorithm,
         "steps": 1,
         "model": {"policy": "policy", "reward": "reward"},
         "data": {"train": ["data.jsonl"]},
         "sampling": {"answersPerPrompt": 8},
     }
+    document: Any = {"spec": spec}
+    for override in overrides:
+        document = apply_override(document, override)
     try:
-        return Spec.model_validate_json(json.dumps(document))
+        return Spec.model_validate_json(json.dumps(document["spec"]))
     except ValidationError as error:
         raise from_pydantic(error, Spec, ("spec",)) from None

@@ -1,9 +1,7 @@
 """Checks of a job's files before anything is started."""
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithms import graph_of
-from rlhf_api.base import names_function
+from rlhf_api.base import SCHEMES, names_function
 from rlhf_api.checks import CHANGEABLE
 from rlhf_api.evaluation import evaluation_sets
 from rlhf_api.graph import RowKind
@@ -24,6 +22,8 @@ from rlhf_api.run import roles_of
 from rlhf_api.sizes import LOADED
 from rlhf_api.sources import Source, training_sources
 from rlhf_api.spec import Spec
+
+from .modules import missing
 
 _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "progress_deadline_seconds", "autoscale"}
 
@@ -69,9 +69,13 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
     for i, source in enumerate(sources):
         where, path = f"{field}[{i}]", source.path
         if names_function(path):
-            yield from _module(where, path)
+            yield from _named(where, path)
             continue
-        if "://" in path or (path.endswith(".parquet") and Path(path).is_file()):
+        scheme, url, _ = path.partition("://")
+        if url and scheme not in SCHEMES:
+            stores = ", ".join(f"{known}://" for known in SCHEMES)
+            yield Problem(where, f"must be a path, or begin with {stores}; download it first; got {path!r}")
+        if url or (path.endswith(".parquet") and Path(path).is_file()):
             continue
         try:
             chat = source.system_prompt is not None
@@ -150,12 +154,15 @@ def _functions(spec: Spec) -> Iterator[Problem]:
         named.append(("spec.evaluation.function", spec.evaluation.function))
     if spec.replay.sampler_is_import:
         named.append((spec.replay.sampler_field, spec.replay.sampler))
+    named += [
+        (f"spec.trackers[{i}].kind", tracker.kind)
+        for i, tracker in enumerate(spec.trackers)
+        if ":" in tracker.kind
+    ]
     for where, name in named:
-        yield from _module(where, name)
+        yield from _named(where, name)
 
 
-def _module(where: str, name: str) -> Iterator[Problem]:
-    """Only found, never imported: that would run the user's code here."""
-    top = name.partition(":")[0].partition(".")[0]
-    if PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
-        yield Problem(where, f"no module {top!r} in {Path.cwd()} or installed; got {name!r}")
+def _named(where: str, name: str) -> Iterator[Problem]:
+    if what := missing(name):
+        yield Problem(where, f"{what}; got {name!r}")

@@ -66,6 +66,9 @@ def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobS
         InvalidJob: an earlier run is in it and nothing says what to do with it, or it is not this one.
     """
     if not (workdir / CONFIG).exists():
+        if resume and spec.checkpoint.store is None:
+            message = "holds no run to go on from; leave --resume out to start one, or name its --workdir"
+            raise InvalidJob([Problem(str(workdir), message)])
         (workdir / LOGS).mkdir(exist_ok=True)
         return None
     if resume:

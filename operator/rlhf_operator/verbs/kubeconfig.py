@@ -43,7 +43,10 @@ async def locate(kubeconfig: str | None, context: str | None, namespace: str | N
         )
     except yaml.YAMLError as error:
         raise Failure(f"{paths}: the kubeconfig is no YAML: {' '.join(str(error).split())}") from None
-    except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (TypeError, AttributeError, UnicodeDecodeError):  # of a list, of nothing, of bytes
+        message = "is no kubeconfig: it must be an object with clusters, users and contexts"
+        raise Failure(f"{paths}: {message}") from None
+    except (config.ConfigException, OSError, ValueError, KeyError) as error:
         raise Failure(f"{paths}: the kubeconfig cannot be used: {error}") from None
     if hasattr(loader, "exec_plugin_expiry"):
         configuration.refresh_api_key_hook = _refresh(loader)

@@ -10,6 +10,7 @@ from rlhf_api.manifest import load
 from ..archive import checkpoints
 from ..cluster.api import ApiError
 from ..exits import Failure, Misuse, ended
+from ..manifest_arguments import parsed
 from .api_errors import explain
 from .arguments import add_selftest, add_verbs
 from .checkpoint import checkpoint
@@ -43,7 +44,7 @@ def kubectl_main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_verbs(commands, program)
     add_selftest(commands, program)
-    return run(parser.parse_args(arguments))
+    return run(parsed(parser, arguments))
 
 
 def run(options: argparse.Namespace) -> int:
