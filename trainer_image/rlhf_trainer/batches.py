@@ -1,4 +1,4 @@
-"""Micro-batches: which rows go together, how they are padded, and what is read from a model's output."""
+"""Micro-batches: rows grouped under a token budget, padded or packed; and functions that read a model's output."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,18 +141,17 @@ class MicroBatch:
 
 
 OutputFn = Callable[[Tensor, MicroBatch], Tensor]
-"""(logits, micro-batch) -> what is wanted of them, packed."""
+"""(logits, micro-batch) -> the values read from them, packed."""
 Loss = Callable[[Tensor, MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
-"""(what was read, micro-batch) -> a scalar and named scalars, weighted so that their sums over all micro-batches of
-all ranks are the loss and the statistics."""
+"""(values read, micro-batch) -> a scalar and named scalars, weighted so that their sums over all micro-batches of all
+ranks are the loss and the statistics."""
 
 
 @dataclass(frozen=True)
 class ResponseLogprobs:
-    """Reads the log-probability in nats of every response token, log softmax(logits / temperature) at the column
-    before it, over the tokens that it was sampled from where the batch has a sampling mask; with `entropy`, beside each
-    the entropy in nats of the distribution that its token was drawn from, which has a gradient only where
-    `differentiable`.
+    """Reads the log-probability in nats of every response token: log softmax(logits / temperature) at the column before
+    it, restricted to the sampling mask where the batch has one. With `entropy`, also the entropy in nats of that
+    distribution, as a second column, with a gradient only where `differentiable`.
     """
 
     temperature: float = 1.0
@@ -160,10 +159,10 @@ class ResponseLogprobs:
     differentiable: bool = False
 
     def __call__(self, logits: Tensor, micro: MicroBatch) -> Tensor:
-        """logits [n, T, V] of any float dtype -> float32 [A_mb], or [A_mb, 2] with entropies. Computed in float32 in
-        chunks, which are computed again for the backward pass where they are several.
+        """logits [n, T, V] of any float dtype -> float32 [A_mb], or [A_mb, 2] with entropies. Computed in float32, in
+        chunks; several chunks are recomputed in the backward pass.
         """
-        # One indexing for all chunks: its backward pass writes a gradient of the size of the logits only once.
+        # One gather for all chunks: its backward pass allocates a gradient of the size of the logits only once.
         selected = logits[micro.response_row, micro.response_column - 1]
         rows = max(1, CHUNK_ELEMENTS[logits.device.type] // logits.shape[-1])
         parts = selected.split(rows)
@@ -179,12 +178,12 @@ class ResponseLogprobs:
         return self.columns(found)
 
     def columns(self, found: Tensor) -> Tensor:
-        """[A, 1] -> [A]; [A, 2] with entropies as it is."""
+        """[A, 1] -> [A]; [A, 2] with entropies stays."""
         return found if self.entropy else found[:, 0]
 
 
 def response_values(logits: Tensor, micro: MicroBatch) -> Tensor:
-    """A critic's value of the state before each answer token (the column before it).
+    """A critic's value of the state before each response token (the column before it).
 
     logits [n, T, 1] -> float32 [A_mb], in units of reward.
     """

@@ -1,4 +1,4 @@
-"""Context of a trainer rank: its configuration, its place in the gang, and where its work goes."""
+"""Context of a trainer rank: configuration, ranks, work directory, connections."""
 
 import threading
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from .comms.roster import Roster
 
 @dataclass(frozen=True)
 class Services:
-    """Rank 0's connections: to the host by `control`, to the other roles by `http` and `roster`."""
+    """Rank 0's connections: `control` to the host, `http` and `roster` to the other roles."""
 
     control: Control
     http: Background
     roster: Roster
     host: str
-    """The address under which generators reach this process."""
+    """Address of this process for generators."""
 
 
 @dataclass(frozen=True)
 class TrainerContext:
-    """One run, as each of its ranks sees it; `services` is None on all ranks but the first."""
+    """One run as a rank sees it; `services` is None except on rank 0."""
 
     job: str
     spec: Spec
@@ -36,19 +36,19 @@ class TrainerContext:
     tokenizer: PreTrainedTokenizerBase
     services: Services | None
     stop: threading.Event
-    """Set when the run is to end: by the host, or by SIGTERM to a rank's node; see `Ranks.watch_for_stop`."""
+    """Set when the run is to end: by the host, or by SIGTERM to any rank's node; see `Ranks.watch_for_stop`."""
 
     def report(self, **changes: object) -> None:
-        """Tells the host; see `rlhf_api.status.TrainerStatus`."""
+        """Updates the status that the host reads; see `rlhf_api.status.TrainerStatus`."""
         if self.services is not None:
             self.services.control.report(**changes)
 
     def stop_requested(self) -> bool:
-        """True if the run is to end after a checkpoint: the same answer on every rank."""
+        """True if the run is to end after a checkpoint; the same on every rank."""
         return self.ranks.any(self.stop.is_set())
 
     def checkpoint_requested(self) -> bool:
-        """True if the host wants a checkpoint now; asking clears the wish."""
+        """True if the host requested a checkpoint; reading resets the request."""
 
         def asked() -> bool:
             if self.services is None or not self.services.control.checkpoint_requested.is_set():

@@ -1,4 +1,4 @@
-"""A snapshot's tensors, read by all ranks in lockstep: what one of them finds damaged is damaged for all."""
+"""Reads a snapshot's tensors on all ranks in lockstep; damage found by one rank is raised on all."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,16 +15,16 @@ from ..comms.wire import WireError, decode
 from .segments import Batch
 
 AHEAD = 3
-"""Segments that are fetched while the one before them is put into a model."""
+"""Segments prefetched while the one before them is loaded into a model."""
 T = TypeVar("T")
 
 
 class MissingTensor(DamagedSnapshot, LookupError):
-    """A name that the snapshot's manifest does not list: of another model, or saved by an earlier release."""
+    """The snapshot's manifest does not list this tensor: it is of another model or of an earlier release."""
 
 
 class Snapshot:
-    """One snapshot as a task reads it. All ranks ask for the same things in the same order."""
+    """One snapshot, opened for reading. All ranks make the same calls in the same order."""
 
     def __init__(self, ranks: Ranks, snapshot: archive.Snapshot) -> None:
         self._ranks, self.stored = ranks, snapshot
@@ -42,7 +42,7 @@ class Snapshot:
 
     @classmethod
     def open(cls, ranks: Ranks, stored: Archive, entry: Entry) -> "Snapshot":
-        """Raises DamagedSnapshot where the manifest is not there or not intact."""
+        """Opens a snapshot. Raises DamagedSnapshot where its manifest is missing or damaged."""
         return cls(ranks, agreed(ranks, lambda: stored.open(entry)))
 
     @property
@@ -50,22 +50,22 @@ class Snapshot:
         return self.stored.manifest.groups
 
     def tensor(self, group: str, name: str) -> Tensor:
-        """Raises DamagedSnapshot where it is not intact, MissingTensor where it is not there."""
+        """One tensor. Raises DamagedSnapshot where it is damaged, MissingTensor where it is missing."""
         place = self._places.get((group, name))
         if place is None:
             raise MissingTensor(f"the snapshot of step {self.step} has no tensor {name!r} in {group!r}")
         return self._segment(*place)[name]
 
     def tensors(self, group: str) -> dict[str, Tensor]:
-        """All tensors of a small group; empty where there is none."""
+        """All tensors of a small group; empty for a group that the snapshot lacks."""
         return {name: self.tensor(group, name) for s in self.groups.get(group, ()) for name in s.names}
 
     def blob(self, name: str) -> bytes:
-        """Raises DamagedSnapshot where it is not there or not intact."""
+        """One blob. Raises DamagedSnapshot where it is missing or damaged."""
         return agreed(self._ranks, lambda: self.stored.blob(name))
 
     def _segment(self, group: str, number: int) -> Batch:
-        """Fetches it, and beside its use those that will be asked for next; the one before is still at hand."""
+        """Fetches a segment and starts to prefetch the next ones; the segment before stays cached."""
         at = group, number
         if at not in self._whole:
             ahead = range(number, min(number + 1 + AHEAD, len(self.groups[group])))
@@ -90,7 +90,7 @@ class Snapshot:
 
 
 def agreed(ranks: Ranks, read: Callable[[], T]) -> T:
-    """Result of `read`. Where it finds damage on any rank, all of them raise DamagedSnapshot."""
+    """Result of `read` on this rank. Where any rank finds damage, all ranks raise DamagedSnapshot."""
     found, damage = None, None
     try:
         found = read()

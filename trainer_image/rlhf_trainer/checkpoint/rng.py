@@ -1,4 +1,4 @@
-"""The state of every random generator of every rank."""
+"""State of every random generator (Python, NumPy, torch CPU and GPU) of every rank."""
 
 import math
 import random
@@ -12,7 +12,7 @@ from ..comms.ranks import Ranks
 
 
 def seed_generators(ranks: Ranks, seed: int) -> None:
-    """Seeds every generator of this rank; ranks draw different numbers."""
+    """Seeds every random generator of this rank, each rank with another seed."""
     random.seed(seed + ranks.rank)
     np.random.seed(seed + ranks.rank)
     torch.manual_seed(seed + ranks.rank)
@@ -27,7 +27,7 @@ def save_generators(ranks: Ranks) -> dict[str, Tensor]:
         "torch": torch.get_rng_state(),
         "python": torch.tensor(internal, dtype=torch.int64),
         "numpy": torch.tensor([*keys.tolist(), position, has_gauss], dtype=torch.int64),
-        # Both keep the second of a pair of normal deviates for the next call; NaN stands for none.
+        # Both cache the second of a pair of normal deviates for the next call; NaN means an empty cache.
         "deviates": torch.tensor([math.nan if gauss is None else gauss, cached], dtype=torch.float64),
     }
     if ranks.device.type == "cuda":
@@ -40,7 +40,7 @@ def save_generators(ranks: Ranks) -> dict[str, Tensor]:
 
 
 def restore_generators(ranks: Ranks, states: dict[str, Tensor]) -> None:
-    """The inverse; a rank that the checkpoint does not know keeps its fresh seed."""
+    """Restores what `save_generators` returned; a rank that the snapshot lacks keeps its fresh seed."""
     mine = {key.partition("/")[2]: s for key, s in states.items() if key.startswith(f"{ranks.rank}/")}
     if not mine:
         return

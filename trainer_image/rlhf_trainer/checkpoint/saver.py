@@ -1,4 +1,4 @@
-"""Saving beside training: the step waits for the copy out of the tensors, the upload goes on behind it."""
+"""Asynchronous checkpoints: a step waits until the tensors are copied, then training goes on during the upload."""
 
 import json
 import logging
@@ -23,12 +23,12 @@ from .segments import Batch, Group, copied
 log = logging.getLogger(__name__)
 
 UPLOADS = 4
-"""Segments of each rank that are on their way at once."""
+"""Concurrent uploads of segments per rank."""
 
 
 @dataclass
 class _Saving:
-    """A snapshot on its way: `segments` holds this rank's uploads by number, each with its group."""
+    """A snapshot being uploaded: `segments` holds this rank's uploads by number, each with its group."""
 
     step: int
     state: Mapping[str, Any]
@@ -42,8 +42,8 @@ class _Saving:
 
 
 class Saver:
-    """Makes snapshots, one at a time; each rank sends a share of the tensors. As a context manager it waits for the
-    snapshot that is on its way when training ends, however it ends."""
+    """Saves snapshots, one at a time; each rank uploads a share of the tensors. As a context manager it waits on exit
+    for the snapshot under way, also after an error."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Saver:
         committed: Callable[[Snapshot], None],
         reached: Callable[[str], None] = lambda _point: None,
     ) -> None:
-        """A collective. `committer` on rank 0 only, where `committed` is told, on another thread, of each snapshot."""
+        """A collective. `committer` on rank 0 only; `committed` is called there, on a thread, after each commit."""
         self._ranks, self.archive, self._committer = ranks, archive, committer
         self._told, self._reached, self._beside = committed, reached, ranks.side_group()
         self._uploads = ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload")
@@ -72,7 +72,7 @@ class Saver:
             wait([self._pending], self.archive.store.patience.total_seconds())
 
     def knows(self, snapshot: Snapshot) -> None:
-        """Segments of a snapshot that was read intact are not sent again."""
+        """Segments of a snapshot that was read intact are not uploaded again."""
         self._known = {segment.digest for segment in snapshot.manifest.segments()}
 
     def begin(
@@ -85,15 +85,15 @@ class Saver:
         *,
         good: bool = True,
     ) -> None:
-        """Copies all that the snapshot of a step is made of; a collective. `good`: a rollback may go back to it, as
-        rank 0 says. Waits for the snapshot before it.
+        """Copies all state of a step and starts its upload; a collective. Waits for the snapshot before it. `good`, of
+        rank 0: the snapshot may be the target of a rollback.
 
         Raises:
             StoreError, InvalidJob: the snapshot before could not be saved, see `finish`.
         """
         self.finish()
         saving, began = _Saving(step, dict(state), reward, good), time.perf_counter()
-        # All is copied before anything is sent: training goes on as soon as can be.
+        # Everything is copied before the upload begins, so that training resumes as soon as possible.
         for number, group, batch in list(copied(groups, self._ranks.rank, self._ranks.world)):
             saving.segments[number] = group, self._uploads.submit(self._send_tensors, number, batch)
         if self._ranks.first:
@@ -102,12 +102,12 @@ class Saver:
         log.info("copied the state of step %d in %.3f s", step, time.perf_counter() - began)
 
     def check(self) -> None:
-        """Raises what `finish` would, where the snapshot that was on its way has failed already."""
+        """Raises what `finish` would if the snapshot under way has already failed."""
         if self._pending is not None and self._pending.done():
             self.finish()
 
     def finish(self) -> None:
-        """Waits until nothing is on its way any more; the store's own patience bounds it.
+        """Waits until no upload is under way; bounded by the store's own retries.
 
         Raises:
             StoreError: the store did not take the snapshot.
@@ -118,13 +118,14 @@ class Saver:
             pending.result()
 
     def rollbacks(self) -> int:
-        """Number of times that the run went back to a good snapshot, as rank 0 knows; a collective."""
+        """Number of rollbacks of this run, as known to rank 0; a collective."""
         committer = self._committer
         _, told = self._ranks.share(lambda: ({}, {"rollbacks": committer.rollbacks if committer else 0}))
         return int(told["rollbacks"])
 
     def roll_back(self) -> int:
-        """Goes back to the last good snapshot: the step that the next start of this run goes on from. A collective.
+        """Makes the last good snapshot the newest one; returns its step, from which the next start resumes. A
+        collective.
 
         Raises what `finish` does.
         """
@@ -135,11 +136,11 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """True while a snapshot is on its way."""
+        """True while a snapshot is being uploaded."""
         return self._pending is not None and not self._pending.done()
 
     def _conclude(self, saving: _Saving) -> None:
-        """Beside training, on all ranks: when each has sent its share, rank 0 commits."""
+        """Runs on a background thread of all ranks: waits for every rank's uploads, then rank 0 commits."""
         wait(saving.uploads())
         failures = [e for upload in saving.uploads() if (e := upload.exception()) is not None]
         shares = self._shares(saving, str(failures[0]) if failures else None)
@@ -163,7 +164,7 @@ class Saver:
         self._known = {segment.digest for segment in sent}
 
     def _shares(self, saving: _Saving, failed: str | None) -> list[dict[str, Any]]:
-        """Of each rank the `segments` that it has sent, as (number, group, segment), and why it `failed`, if it did."""
+        """Gathers from each rank its uploaded `segments` as (number, group, segment), and its failure, if any."""
         sent = [
             (number, group, upload.result().model_dump(mode="json", by_alias=True))
             for number, (group, upload) in (() if failed else saving.segments.items())
@@ -175,7 +176,7 @@ class Saver:
     def _send_tensors(self, number: int, batch: Batch) -> Segment:
         names = tuple(batch)
         data = save(batch)
-        batch.clear()  # the copies are not needed any more
+        batch.clear()  # frees the copies
         self._reached(f"segment:{number}")
         return self._send(data, names)
 

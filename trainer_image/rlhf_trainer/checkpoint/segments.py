@@ -1,4 +1,4 @@
-"""Tensors as segments of a bounded size: copied out of a model that goes on training."""
+"""Splits tensors into segments of bounded size, copied so that training can go on."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 SEGMENT_BYTES = 64 << 20
-"""Four are on their way at once, each of them in memory three times for a moment."""
+"""Size of a segment in bytes. Four are uploaded at once, each of them briefly three times in memory."""
 
 Group = Iterable[tuple[str, Tensor]]
 Batch = dict[str, Tensor]
@@ -34,7 +34,7 @@ def copied(groups: Mapping[str, Group], rank: int = 0, ranks: int = 1) -> Iterat
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy, which later training steps do not reach."""
+    """A copy that later training steps do not modify."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
         return tensor.cpu().contiguous()

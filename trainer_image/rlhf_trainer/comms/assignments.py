@@ -1,4 +1,4 @@
-"""Items of a round that are with its members: who gets the next one, whose progress is late, and who has failed."""
+"""Assignment of a round's items to members: choice of a member, detection of late items, failed members."""
 
 import logging
 import time
@@ -13,36 +13,35 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Assigned:
-    """An item, by its `place` among those of the round, that is with a member."""
+    """An item, by its `place` in the round, that a member works on."""
 
     place: int
     member: Member
     heard: float
-    """Time at which it was handed out, or last made progress."""
+    """Time of its assignment or of its last progress."""
     begun: bool = False
     late: bool = False
 
 
 class Assignments:
-    """What the members of one round have, at most `concurrent` items each, and when each was last heard of.
+    """Tracks which member works on which item, at most `concurrent` each, and when each last made progress.
 
-    An item is late without progress for `silence` seconds; before its first progress it may be waiting in its member's
-    line, and any progress of that member counts. A member that was silent altogether gets nothing while others are
-    there.
+    An item is late without progress for `silence` seconds; before its first progress it may be queued in its member, so
+    any progress of that member counts. A member without any progress gets no items while there are others.
     """
 
     def __init__(self, members: Sequence[Member], concurrent: int, silence: float) -> None:
         self.failed: dict[str, str] = {}
-        """Members that get no more items, and why, by uid."""
+        """Members that get no more items: uid -> reason."""
         self._members, self._concurrent, self._silence = members, concurrent, silence
-        self._load: Counter[str] = Counter()  # items that are with each member
-        self._heard: dict[str, float] = {}  # when each member last made progress
+        self._load: Counter[str] = Counter()  # number of items assigned to each member
+        self._heard: dict[str, float] = {}  # time of each member's last progress
         self._silent: set[str] = set()
-        self._tries: Counter[tuple[int, str]] = Counter()  # failures of an item with a member
+        self._tries: Counter[tuple[int, str]] = Counter()  # failures by (item, member)
 
     def choose(self, place: int, present: Mapping[str, Member]) -> Member | None:
-        """The member that has failed least at the item and has the least to do; None while none has room. `present`:
-        the members by uid, as the host sees them now."""
+        """The member with the fewest failures of the item and then the fewest items; None while all are full.
+        `present`: the host's current members by uid."""
         able = [m for m in self._members if m.uid not in self.failed and _takes_work(present.get(m.uid))]
         awake = [m for m in able if m.uid not in self._silent] or able
         free = [m for m in awake if self._load[m.uid] < self._concurrent]
@@ -53,7 +52,7 @@ class Assignments:
         return Assigned(place, member, time.monotonic())
 
     def take_back(self, assigned: Assigned) -> None:
-        """Its member does not have it any more."""
+        """Removes an assignment."""
         self._load[assigned.member.uid] -= 1
 
     def progress(self, assigned: Assigned) -> None:
@@ -65,7 +64,9 @@ class Assignments:
         self._silent.discard(member.uid)
 
     def check_late(self, assigned: Assigned) -> bool:
-        """Whether the item is late from now on."""
+        """Marks the item as late if neither it nor (before its first progress) its member has made progress for
+        `silence` seconds; returns whether it did.
+        """
         deadline = time.monotonic() - self._silence
         theirs = self._heard.get(assigned.member.uid, assigned.heard)
         if assigned.heard >= deadline or (theirs >= deadline and not assigned.begun):
@@ -76,12 +77,12 @@ class Assignments:
         return True
 
     def count_try(self, assigned: Assigned) -> int:
-        """Failures of the item so far, this one included."""
+        """Counts a failure of the item; returns how many it has had."""
         self._tries[assigned.place, assigned.member.uid] += 1
         return sum(count for (place, _), count in self._tries.items() if place == assigned.place)
 
     def fail(self, member: Member, why: str) -> None:
-        """The member gets no more items in this round."""
+        """Excludes the member from the rest of this round."""
         if member.uid not in self.failed:
             self.failed[member.uid] = why
             log.warning("%s failed (%s); what it had goes to the others", member.name, why)

@@ -1,4 +1,4 @@
-"""The trainer's control API: its status, the membership, and requests to checkpoint or stop."""
+"""The trainer's control API: status, membership, and requests to checkpoint or stop."""
 
 import secrets
 import threading
@@ -42,7 +42,7 @@ async def healthy(_request: web.Request) -> web.Response:
 
 
 class Control:
-    """Messages between the host and the training loop; handlers run on another thread than the loop."""
+    """State shared by the host's requests and the training loop; handlers run on another thread than the loop."""
 
     def __init__(self, total_steps: int) -> None:
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class Control:
             self._told.clear()
 
     def wait_told(self, timeout: float) -> None:
-        """Waits until the host has read the present status, `timeout` seconds at most: before this process ends."""
+        """Before the process ends: waits until the host has read the present status, at most `timeout` seconds."""
         self._told.wait(timeout)
 
     @property
@@ -69,17 +69,17 @@ class Control:
             return self._status
 
     def members(self, role: Role) -> list[Member]:
-        """The members of a role that take new work."""
+        """Members of a role that take new work."""
         with self._lock:
             return [m for m in self._members if m.role is role and not m.draining]
 
     def present(self, role: Role) -> dict[str, Member]:
-        """All members of a role by uid, those that drain among them."""
+        """All members of a role by uid, draining ones included."""
         with self._lock:
             return {m.uid: m for m in self._members if m.role is role}
 
     async def serve(self, host: str, port: int, token: str) -> web.AppRunner:
-        """Starts to listen. Raises OSError where the port is taken."""
+        """Starts the server. Raises OSError where the port is taken."""
         app = web.Application(middlewares=[token_required(token)])
         app.add_routes(
             [

@@ -1,4 +1,6 @@
-"""Work among the members of a role: each item goes to whoever has the least to do, and elsewhere where that fails."""
+"""Dispatches a round of items to the members of a role: each item to the least loaded member, and to another one if
+that fails.
+"""
 
 import asyncio
 import logging
@@ -21,20 +23,20 @@ from .outcomes import Ask, Failed, Interrupted, Item, Outcome, Refused, Result
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-"""Interval of looking for members that are gone, or silent: a node that is lost closes no connection."""
+"""Poll interval for lost or silent members, seconds: a lost node closes no connection."""
 LISTENING_SECONDS = 1.0
-"""Interval of asking members whether they still take connections: one that ends may never answer what it has."""
+"""Interval of the liveness checks of members, seconds: one that shuts down may never answer its requests."""
 TRIES = 3
-"""Failures of an item, with members that live, before it is given up."""
+"""Failures of an item on members that live before it is given up."""
 
 Current = Callable[[], Mapping[str, Member]]
-"""The members by uid, as the host sees them now."""
+"""The host's current members by uid."""
 
 
 @dataclass
 class Switches:
-    """Of a round under way, set by any thread: `closing`, no more items are handed out, and it ends once those under
-    way are done or interrupted; `over`, it gives them up."""
+    """Flags that end a round early, set by any thread. `closing`: hand out no more items, end once those under way are
+    done or interrupted; `over`: cancel them."""
 
     closing: bool = False
     over: bool = False
@@ -43,11 +45,11 @@ class Switches:
 class Dispatch(Generic[Item, Result]):
     """One round of items among `members`, at most `concurrent` at once with each.
 
-    Who drains finishes what it has and gets no more. Who fails, takes no connections or is not in `current` any more
-    gets no more either, and what it had goes to the others, first in line: no item is lost.
+    A draining member finishes its items and gets no more. A member that fails, refuses connections or has left
+    `current` gets no more either, and its items go to the others, at the front of the queue: no item is lost.
 
-    An item without progress for `silence` seconds fails, and not its member (see `Assignments`). It goes to another
-    member where one has room.
+    An item without progress for `silence` seconds fails, but its member does not (see `Assignments`); another member
+    with room gets it.
     """
 
     def __init__(
@@ -66,8 +68,9 @@ class Dispatch(Generic[Item, Result]):
         gave_up: Callable[[Item, str], None] = lambda _item, _why: None,
         switches: Switches | None = None,
     ) -> None:
-        """`describe` names an item in the log; `left` is told how many items have no result yet, `arrived` each result
-        as it comes, and `gave_up` of an item that is not tried again and why, which may raise to end the round."""
+        """`describe` names an item in the log. Callbacks: `left` with the number of items without a result, `arrived`
+        with each result, and `gave_up` with an item that is not tried again and the reason; that one may raise to end
+        the round."""
         self._items, self._members = items, members
         self._ask, self._listens, self._current, self._silence = ask, listens, current, silence
         self._describe, self._left, self._arrived, self._gave_up = describe, left, arrived, gave_up
@@ -82,7 +85,7 @@ class Dispatch(Generic[Item, Result]):
         self._looked_at = time.monotonic()
 
     async def run(self) -> Outcome[Item, Result]:
-        """Cancelled, or raising, it gives up all that is under way."""
+        """Runs the round to its end. If it is cancelled or raises, it cancels all items under way."""
         self._left(len(self._waiting))
         watches = [asyncio.ensure_future(self._watch(member)) for member in self._members]
         try:
@@ -103,7 +106,7 @@ class Dispatch(Generic[Item, Result]):
         )
 
     def _hand_out(self) -> bool:
-        """Gives items to whoever takes some; whether any item is with someone."""
+        """Assigns items to members with room; returns whether any item is assigned."""
         if self._switches.over:
             return False
         if self._switches.closing:
@@ -118,7 +121,7 @@ class Dispatch(Generic[Item, Result]):
         return bool(self._asked)
 
     async def _settle(self) -> None:
-        """Waits for a result, but not longer than until the next look at the members."""
+        """Waits for a result, at most until the next check of the members."""
         if time.monotonic() > self._looked_at + LOOK_SECONDS:
             self._looked_at = time.monotonic()
             self._give_up_on_who_is_gone()
@@ -134,12 +137,12 @@ class Dispatch(Generic[Item, Result]):
             self._results[place] = task.result()
             self._assignments.hear(member)
             self._arrived(self._results[place])
-        except InvalidJob:  # a ValueError that no member is to blame for
+        except InvalidJob:  # a ValueError that is not the member's fault
             raise
         except Refused as error:
             self._refuse(place, str(error))
         except Interrupted:
-            if not self._switches.closing:  # its server ends
+            if not self._switches.closing:  # its server shuts down
                 self._requeue(place)
                 self._assignments.fail(member, "it gave up its requests")
         except Failed as error:
@@ -164,7 +167,7 @@ class Dispatch(Generic[Item, Result]):
             self._refuse(assigned.place, f"{why}, {TRIES} times")
 
     def _requeue(self, place: int) -> None:
-        self._waiting.appendleft(place)  # first in line
+        self._waiting.appendleft(place)  # at the front of the queue
         self._requeued.append(self._items[place])
 
     def _refuse(self, place: int, why: str) -> None:
@@ -173,7 +176,7 @@ class Dispatch(Generic[Item, Result]):
         self._gave_up(self._items[place], why)
 
     async def _watch(self, member: Member) -> None:
-        """Until it takes no connections."""
+        """Returns once the member refuses connections."""
         await asyncio.sleep(LISTENING_SECONDS)
         while await self._listens(member):
             await asyncio.sleep(LISTENING_SECONDS)

@@ -22,12 +22,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rlhf_api.spec import MOST_KEPT
 
 GENERATE = "/generate"
-"""POST `Asked` as JSON to a generator: the frames of the responses."""
+"""Path. POST `Asked` as JSON to a generator; replies with the frames of the responses."""
 _HEADER = struct.Struct("<IIII")
 _TOKEN_BYTES = 8
 _COUNT_BYTES = _ID_BYTES = 4
 MOST_TOKENS = 4096
-"""Tokens of one frame, at most: what a reader holds of a frame that is not whole is bounded by it."""
+"""Largest number of tokens in a frame; bounds the reader's buffer."""
 MOST_ERROR_BYTES = 16 << 10
 
 
@@ -52,7 +52,7 @@ class Asked(BaseModel):
     frequency_penalty: float = 0.0
     stream_interval: int
     kept: int = 0
-    """Above 0: with the sampling mask of each token, of so many tokens at most."""
+    """Above 0: return each token's sampling mask, of at most this many tokens."""
 
 
 class Kind(IntEnum):
@@ -62,12 +62,12 @@ class Kind(IntEnum):
     STOP = 1
     LENGTH = 2
     ABORT = 3
-    """Its server stopped working on it: another request may go on from there."""
+    """The server interrupted the response; another request may continue it."""
     ERROR = 4
-    """The request failed; its frame has no tokens."""
+    """The request failed; the frame has no tokens."""
 
 
-_KINDS = tuple(Kind)  # a lookup by number, several times faster than the enumeration's own
+_KINDS = tuple(Kind)  # a dict, several times faster than the enum's lookup by value
 
 
 class Frame(NamedTuple):
@@ -82,7 +82,7 @@ class Frame(NamedTuple):
     kept: "array[int]" = array("i")
 
     def ending(self, count: int) -> "Frame":
-        """Its first tokens, as the end of the response."""
+        """The first `count` tokens, as the end of the response."""
         counts = self.counts[:count]
         kept = self.kept[: sum(counts)]
         return Frame(self.response, Kind.STOP, self.tokens[:count], self.logprobs[:count], counts, kept)
@@ -108,10 +108,10 @@ def encode(
     logprobs: Sequence[float],
     kept: Sequence[Sequence[int]] | None = None,
 ) -> bytes:
-    """One frame, or as many as the tokens take; the last of them has the `kind`. `kept`: the other tokens that each one
-    was sampled from.
+    """A frame, or several if the tokens do not fit; the last has the `kind`. `kept`: for each token the other tokens of
+    its sampling mask.
 
-    Raises ValueError where there is not one log-probability, and with `kept` one mask, for each token.
+    Raises ValueError unless there is one log-probability, and with `kept` one mask, per token.
     """
     if len(tokens) != len(logprobs) or (kept is not None and len(kept) != len(tokens)):
         beside = "" if kept is None else f" and {len(kept)} sampling masks"
@@ -130,24 +130,24 @@ def encode(
 
 
 def encode_error(code: int, message: str) -> bytes:
-    """The last frame of a request that failed."""
+    """The last frame of a failed request."""
     text = message.encode(errors="replace")[: MOST_ERROR_BYTES // 8].decode(errors="ignore")
     payload = json.dumps({"code": code, "message": text}).encode()
     return _HEADER.pack(len(payload), 0, Kind.ERROR, 0) + payload
 
 
 class FrameReader:
-    """Frames out of a stream of bytes, however those were cut into packets."""
+    """Parses frames from a byte stream that arrives in pieces of any size."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole now.
+        """Frames that `data` completes.
 
         Raises:
-            RequestFailed: the server says so.
-            ValueError: no frame begins like this, or it holds what is no token or no log-probability.
+            RequestFailed: an ERROR frame came.
+            ValueError: the header, a token or a log-probability is invalid.
         """
         data, at = self._rest + data if self._rest else data, 0
         while len(data) - at >= _HEADER.size:
@@ -163,7 +163,7 @@ class FrameReader:
         self._rest = data[at:]
 
     def close(self) -> None:
-        """Raises ValueError where the stream ended within a frame."""
+        """Raises ValueError where the stream ended inside a frame."""
         if self._rest:
             raise ValueError(
                 f"the stream ended in the middle of a frame, after {len(self._rest)} bytes of it"
@@ -206,7 +206,7 @@ def _failure(payload: bytes) -> RequestFailed:
 
 
 def _little(values: "array[Any]") -> "array[Any]":
-    """Between little-endian and this machine's order, in place."""
+    """Byte-swaps to or from little-endian, in place, on big-endian machines."""
     if sys.byteorder == "big":
         values.byteswap()
     return values

@@ -1,4 +1,4 @@
-"""HTTP from the training thread: aiohttp sessions on an event loop of their own thread."""
+"""HTTP client of the training thread: aiohttp sessions on an event loop in a thread of its own."""
 
 import asyncio
 import concurrent.futures
@@ -18,19 +18,19 @@ from rlhf_api.run import HEALTH
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
-"""Deadline of each connection, whatever its request may take."""
+"""Connect deadline, seconds, independent of the request's own."""
 CALLS_PER_SERVER = 32
-"""Connections to one server, but for streams: further calls wait for one of them."""
+"""Connections per server, streams excluded; further calls are queued."""
 PROBE_SECONDS = 2.0
 SWITCH_SECONDS = 0.0003
-"""How long a thread waits for Python's lock before it demands it. A thread that releases the lock for a moment more
-often than that, and takes it back at once, keeps it from all others: at Python's 5 ms, one that decodes tokens does."""
+"""Python's thread switch interval, seconds. At the default of 5 ms, a thread that releases the GIL for short moments
+and takes it back at once, such as one that decodes tokens, starves all others."""
 MOST_FILES = 1 << 16
-"""Limit of open files that is asked for at most, if the hard one is higher or there is none."""
+"""Open-file limit to request where the hard limit is higher or absent."""
 
 
 class HttpError(RuntimeError):
-    """A reply other than 200: `status` is its code, `body` the beginning of its text."""
+    """Reply with a status other than 200: `status` is its code, `body` the start of its text."""
 
     def __init__(self, url: str, status: int, body: str) -> None:
         super().__init__(f"{url}: HTTP {status}: {body}")
@@ -39,7 +39,7 @@ class HttpError(RuntimeError):
 
 @contextmanager
 def _without_headers(url: str) -> Iterator[None]:
-    """Loggable errors of replies that are no HTTP: aiohttp's own show the request's headers, token and all."""
+    """Replaces aiohttp's errors about malformed replies, which would log the request's headers with the token."""
     try:
         yield
     except aiohttp.ClientResponseError as error:
@@ -47,8 +47,8 @@ def _without_headers(url: str) -> Iterator[None]:
 
 
 class EventLoop:
-    """An event loop on a daemon thread. Other threads hand coroutines over with `run` (wait for the result) or `start`
-    (do not wait)."""
+    """Event loop on a daemon thread. Other threads submit coroutines with `run` (wait for the result) or `start` (do
+    not wait)."""
 
     def __init__(self, name: str) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -63,15 +63,15 @@ class EventLoop:
         return self.start(coroutine).result()
 
     def close(self) -> None:
-        """Gives up all that is under way."""
+        """Cancels all coroutines and stops the loop."""
         self.run(_cancel_all())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=5)
 
 
 class Background(EventLoop):
-    """The requests of rank 0: each has a connection of its own and carries the job's token. Streams, which hold theirs
-    for as long as a response is generated, have a pool of their own: calls never wait for them."""
+    """Rank 0's HTTP requests, each on a connection of its own and with the job's token. Streams, which last as long as
+    a response is generated, have their own pool, so that calls never wait for them."""
 
     def __init__(self, token: str) -> None:
         files = raise_file_limit()
@@ -93,7 +93,7 @@ class Background(EventLoop):
                 return await response.json(content_type=None) if (await response.read()) else None
 
     async def post_bytes(self, url: str, body: bytes) -> bytes:
-        """POST raw bytes, return raw bytes; raises as `json` does, and takes as long as it takes."""
+        """POST raw bytes, return raw bytes, without a deadline; raises as `json` does."""
         with _without_headers(url):
             async with self.session.post(url, data=body) as response:
                 await _check(url, response)
@@ -102,11 +102,11 @@ class Background(EventLoop):
     async def stream(
         self, url: str, body: Any, began: Callable[[Mapping[str, str]], None] = lambda _headers: None
     ) -> AsyncGenerator[bytes, None]:
-        """POST JSON; the bytes of the reply as they come, for as long as it takes. `began` is called with the headers
-        of the reply.
+        """POST JSON; yields the reply's bytes as they arrive, without a deadline. `began` is called with the reply's
+        headers.
 
-        Raises HttpError and aiohttp.ClientError as `json` does. To be closed by who stops early: that ends the
-        connection, and with it the server's work.
+        Raises HttpError and aiohttp.ClientError as `json` does. Close the generator to stop early: that closes the
+        connection and so cancels the server's work.
         """
         with _without_headers(url):
             async with self._streams.post(url, json=body) as response:
@@ -116,7 +116,7 @@ class Background(EventLoop):
                     yield part
 
     async def listens(self, address: str) -> bool:
-        """False only where a connection is refused: who is busy may reply late."""
+        """False only if the connection is refused: a busy server may reply late."""
         try:
             await self.json("GET", address + HEALTH, timeout=PROBE_SECONDS)
         except aiohttp.ClientConnectorError:
@@ -126,7 +126,7 @@ class Background(EventLoop):
         return True
 
     def close(self) -> None:
-        """Gives up all requests under way."""
+        """Cancels all requests."""
         self.run(_cancel_all())
         for session in (self.session, self._streams):
             self.run(session.close())
@@ -149,10 +149,11 @@ async def _cancel_all() -> None:
 
 
 async def _sessions(token: str, streams: int) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
-    """For calls, and for at most so many streams: where more are asked for, they wait instead of failing."""
+    """Sessions for calls and for streams. At most `streams` streams run at once; further ones wait."""
     connectors = (
-        # A connection each: one that is kept may be closed by its server (idle for long, or after an error's reply) in
-        # the moment in which the next request is sent on it. Kept ones would be open files too, which no limit counts.
+        # One connection per request: a kept-alive one may be closed by its server (idle timeout, or after an error's
+        # reply)
+        # just as the next request is sent on it. Kept-alive ones would also be open files that no limit here counts.
         aiohttp.TCPConnector(limit=0, limit_per_host=CALLS_PER_SERVER, force_close=True),
         aiohttp.TCPConnector(limit=streams, force_close=True),
     )
@@ -165,7 +166,7 @@ async def _sessions(token: str, streams: int) -> tuple[aiohttp.ClientSession, ai
 
 
 def raise_file_limit() -> int:
-    """Raises the soft limit of open files towards the hard one; returns how many may be open now."""
+    """Raises the soft limit of open files towards the hard one; returns the new soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft == resource.RLIM_INFINITY:
@@ -181,7 +182,7 @@ def raise_file_limit() -> int:
 
 
 def _deadline(seconds: float | None) -> aiohttp.ClientTimeout:
-    """Of one request: aiohttp takes none of the session's limits where a request has one of its own."""
+    """Timeouts of one request; the connect deadline is repeated, because they replace the session's."""
     return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
 
 

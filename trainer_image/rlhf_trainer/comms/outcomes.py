@@ -1,4 +1,4 @@
-"""How an item that a member of a role works on ends, and what a round of items came to."""
+"""Results and failure types of work items, and the outcome of a round."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ _Result = TypeVar("_Result", covariant=True)
 
 
 class Refused(Exception):
-    """The item itself cannot be done, by nobody: it is not tried again."""
+    """The item itself cannot be done by any member: no retry."""
 
 
 class Failed(Exception):
-    """The item was not done, though its member lives: it is tried again, `dispatch.TRIES` times in all."""
+    """The item failed on a member that lives: it is retried, `dispatch.TRIES` times in all."""
 
 
 class Interrupted(Exception):
-    """The member stopped working on the item while its round was closing: another round goes on with it."""
+    """The member stopped work on the item because its round was closing; the next round continues it."""
 
 
 class Ask(Protocol[_Item, _Result]):
-    """Has a member do an item, and calls `progress` whenever it shows that it works on it. Cancelled, it gives up.
+    """Sends an item to a member and calls `progress` whenever the member makes progress. Can be cancelled.
 
     Raises Refused, Failed, Interrupted, InvalidJob or HttpError 4xx, which end the round, or, where the member failed,
     one of aiohttp.ClientError, OSError, ValueError and HttpError.
@@ -38,8 +38,8 @@ class Ask(Protocol[_Item, _Result]):
 
 @dataclass(frozen=True)
 class Outcome(Generic[Item, Result]):
-    """The results, in the order of their items; items that nobody did; which members failed and why, by uid; items
-    that are given up and why; and items that were handed out again, each as often as that happened."""
+    """Results in the order of their items; items left undone; failed members, uid -> reason; items given up, with the
+    reason; and retried items, once for each retry."""
 
     results: list[tuple[Item, Result]]
     unanswered: list[Item]

@@ -1,4 +1,4 @@
-"""Collectives of the trainer's ranks: rank 0's messages to all, flags and small arrays of each."""
+"""Collectives of the trainer's ranks: broadcasts of rank 0, flags, and gathers of small arrays."""
 
 import json
 import logging
@@ -22,29 +22,29 @@ Message = tuple[dict[str, Tensor], dict[str, Any]]
 SideGroup = dist.ProcessGroup
 
 GANG_TIMEOUT = timedelta(hours=2)
-"""Deadline of a collective for a rank that hangs; one that ended is noticed by its connections at once."""
+"""Deadline of a collective, for ranks that hang; ranks that end are detected by their connections at once."""
 HEARTBEAT_SECONDS = 30.0
-"""Interval at which rank 0 tells the others that it still works on what they wait for; well below `GANG_TIMEOUT`."""
+"""Interval of rank 0's heartbeats while others wait for it, seconds; well below `GANG_TIMEOUT`."""
 STOP_SECONDS = 1.0
-"""Interval at which the ranks tell each other that one of them is to stop; well below any host's grace."""
+"""Interval at which ranks exchange stop requests, seconds; well below a host's grace period."""
 HEARTBEAT = -1
-"""Sent in place of a message's size."""
+"""Sent instead of a message's size."""
 _DTYPES = {
     str(dtype): dtype
     for dtype in (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.bool)
 }
-"""Of arrays that are shared."""
+"""Dtypes that `share` can broadcast."""
 GLOO = "gloo/transport"
-"""In each of gloo's messages about a lost connection, which have no type of their own."""
+"""Substring of gloo's lost-connection errors, which have no type of their own."""
 
 
 class RankLost(RuntimeError):
-    """Another rank ended in the middle of something that all do together."""
+    """Another rank ended during a collective."""
 
 
 @contextmanager
 def raise_if_rank_lost() -> Iterator[None]:
-    """Turns a backend's error about a connection into RankLost, in whatever the ranks do in here together."""
+    """Turns a backend's connection error inside the context into RankLost."""
     try:
         yield
     except RuntimeError as error:
@@ -65,12 +65,12 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Rank 0 drives: it alone talks to other roles and writes files."""
+        """True on rank 0, which alone talks to other roles and writes files."""
         return self.rank == 0
 
     @classmethod
     def join(cls, local_rank: int) -> "Ranks":
-        """Meets the other ranks under torchrun's environment: NCCL for CUDA tensors, gloo for the others."""
+        """Initialises the process groups from torchrun's environment: NCCL for CUDA tensors, gloo for CPU tensors."""
         if torch.cuda.is_available():
             device, backend = torch.device("cuda", local_rank), "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(device)
@@ -81,13 +81,13 @@ class Ranks:
         return cls(dist.get_rank(), dist.get_world_size(), device)
 
     def share(self, make: Callable[[], Message]) -> Message:
-        """Broadcast of what `make` returns on rank 0, where alone it runs, for as long as it takes; on the CPU."""
+        """Broadcast of the message that `make` returns; `make` runs on rank 0 only, for any time. On the CPU."""
         if self.world == 1:
             return make()
         if self.first:
             with self._heartbeat():
                 arrays, header = make()
-            # No copy of what may be gigabytes: each array goes out from where it lies.
+            # Each array is sent from its own memory: a copy could be gigabytes.
             whole = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}
             said = [[name, str(array.dtype), list(array.shape)] for name, array in whole.items()]
             self._broadcast_text(json.dumps([header, said]))
@@ -104,7 +104,7 @@ class Ranks:
         return bool(self.share(lambda: ({}, {"flag": flag()}))[1]["flag"])
 
     def say(self, word: Callable[[], str]) -> str:
-        """Broadcast of rank 0's word."""
+        """Broadcast of rank 0's string."""
         return str(self.share(lambda: ({}, {"word": word()}))[1]["word"])
 
     def any(self, flag: bool) -> bool:
@@ -120,9 +120,9 @@ class Ranks:
         return dist.new_group(backend="gloo", timeout=GANG_TIMEOUT) if self.world > 1 else None
 
     def watch_for_stop(self, stop: threading.Event) -> None:
-        """Sets `stop` on every rank soon after it was set on one, whatever their main threads do; a collective.
+        """Starts a thread that sets `stop` on every rank soon after it was set on one; a collective.
 
-        Where the ranks go on from together is for them to agree on: it is not set on all in one moment of the run.
+        The ranks see it at different steps of the run, so they still have to agree on where to stop.
         """
         group = self.side_group()
         if group is None:
@@ -136,7 +136,7 @@ class Ranks:
                     flag = torch.tensor([int(stop.is_set())])
                     dist.all_reduce(flag, dist.ReduceOp.MAX, group)
                     asked = bool(flag)
-            except RuntimeError as error:  # at the end, or the next collective of the main thread says so too
+            except RuntimeError as error:  # at shutdown; else the main thread's next collective fails
                 log.debug("stops of other ranks are not heard of any more: %s", error)
             else:
                 stop.set()
@@ -146,7 +146,7 @@ class Ranks:
     def gather(
         self, arrays: Mapping[str, Tensor], beside: SideGroup | None = None
     ) -> list[dict[str, Tensor]]:
-        """Every rank's arrays, in rank order, on every rank. Meant for small things such as generator states."""
+        """All-gather of every rank's arrays, in rank order. For small tensors such as generator states."""
         if self.world == 1:
             return [dict(arrays)]
         mine = torch.frombuffer(bytearray(encode(arrays)), dtype=torch.uint8)
@@ -161,10 +161,10 @@ class Ranks:
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:
-        """Broadcasts `HEARTBEAT` from a thread while rank 0 works alone, so that nobody's wait for it times out.
+        """Broadcasts `HEARTBEAT` from a thread while rank 0 works alone, so that the waiting ranks do not time out.
 
-        All others are in `_broadcast_text` then: the order of collectives stays the same on every rank. Raises what the
-        thread met, such as the loss of a rank.
+        The others are in `_broadcast_text` meanwhile: the order of collectives stays the same on every rank. Raises the
+        thread's error, such as the loss of a rank.
         """
         over, met = threading.Event(), list[RuntimeError]()
 

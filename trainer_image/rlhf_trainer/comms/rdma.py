@@ -1,4 +1,4 @@
-"""Finds what makes NCCL go over TCP in a job that asks for RDMA: NCCL itself falls back without a word."""
+"""Detects why NCCL would use TCP in a job that asks for RDMA; NCCL falls back silently."""
 
 import ctypes
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 
 DEVICES = ("rdma", "infiniband", "roce", "/hca", "/ib")
-"""In the names of resources that RDMA device plugins and SR-IOV operators give: `rdma/hca_shared_devices_a`."""
+"""Substrings of resource names used by RDMA device plugins and SR-IOV operators, as in `rdma/hca_shared_devices_a`."""
 
 
 def asked_for(config: RunConfig, role: Role, environ: Mapping[str, str]) -> str | None:
-    """The setting by which a role's processes ask for RDMA; None where none does."""
+    """The setting by which a role requests RDMA; None if there is none."""
     resources = combine(config.spec.pods, config.role(role).pods).resources
     for resource in (*resources.limits, *resources.requests):
         if any(word in resource.lower() for word in DEVICES):
@@ -26,8 +26,8 @@ def asked_for(config: RunConfig, role: Role, environ: Mapping[str, str]) -> str 
 def hindrance(
     environ: Mapping[str, str], root: Path = Path("/"), library: str = "libibverbs.so.1"
 ) -> str | None:
-    """Reason why NCCL's InfiniBand and RoCE transport cannot start here; None where nothing is known to be in its way.
-    `root`: of the file system with the kernel's devices."""
+    """Reason why NCCL's InfiniBand and RoCE transport cannot start here; None if no obstacle is known. `root`: root of
+    the file system with the kernel's devices."""
     if environ.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         return f"NCCL_IB_DISABLE is {environ['NCCL_IB_DISABLE']}"
     if environ.get("NCCL_NET", "").lower() == "socket":
@@ -47,7 +47,7 @@ def hindrance(
 
 
 def over_tcp(config: RunConfig, role: Role, environ: Mapping[str, str]) -> str | None:
-    """The resource by which the job asks for RDMA, and why NCCL goes over TCP all the same; None where it need not."""
+    """The resource that requests RDMA, and the reason why NCCL uses TCP all the same; None if it does not."""
     asked = asked_for(config, role, environ)
     if asked is None or (why := hindrance(environ)) is None:
         return None

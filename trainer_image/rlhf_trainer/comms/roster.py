@@ -1,4 +1,4 @@
-"""Members that serve the trainer right now: the host pushes the membership, this waits for members that answer."""
+"""Members that respond right now: the host pushes the membership, health checks filter it."""
 
 import asyncio
 import time
@@ -19,26 +19,26 @@ class Unavailable(RuntimeError):
 
 
 class Stopped(RuntimeError):
-    """The host asked the run to stop while it waited for others."""
+    """The host requested a stop during a wait."""
 
 
 class Roster:
-    """The members of each role that answer."""
+    """Members of each role whose health checks succeed."""
 
     def __init__(self, control: Control, http: Background) -> None:
         self._control, self._http = control, http
 
     @property
     def stopping(self) -> bool:
-        """True once the host asked the run to stop."""
+        """True once the host requested a stop."""
         return self._control.stop_requested.is_set()
 
     def present(self, role: Role) -> dict[str, Member]:
-        """All members of a role by uid, as the host sees them now, those that drain among them."""
+        """All members of a role by uid, draining ones included, as last pushed by the host."""
         return self._control.present(role)
 
     def answering(self, role: Role) -> list[Member]:
-        """The members whose health check answers within PROBE_SECONDS."""
+        """Members whose health check answers within PROBE_SECONDS."""
         members = self._control.members(role)
 
         async def probe_all() -> list[bool]:
@@ -47,11 +47,11 @@ class Roster:
         return [m for m, up in zip(members, self._http.run(probe_all()), strict=True) if up]
 
     def wait(self, role: Role, at_least: int, timeout: float) -> list[Member]:
-        """Waits until `at_least` members answer; at the deadline one is enough.
+        """Waits until `at_least` members answer; one suffices at the deadline.
 
         Raises:
             Unavailable: none answered within `timeout` seconds.
-            Stopped: the host asked the run to stop meanwhile.
+            Stopped: the host requested a stop meanwhile.
         """
         deadline = time.monotonic() + timeout
         while len(found := self.answering(role)) < at_least and time.monotonic() < deadline:

@@ -20,12 +20,12 @@ LARGEST = 1 << 30
 """Maximum size after decompression, in bytes: a short message may claim to be of any size."""
 _LEVEL = 1
 _ZSTD = zstandard.FRAME_HEADER
-"""First bytes of a compressed message. As the beginning of safetensors it would announce a header of 4 GB, which those
-cannot have."""
+"""Magic number of a compressed message. Read as safetensors, it would announce a header of 4 GB, above the format's
+limit."""
 
 
 class WireError(ValueError):
-    """Bytes that are no message."""
+    """The bytes are not a message."""
 
 
 def encode(
@@ -38,7 +38,7 @@ def encode(
     """
     if reserved := {HEADER, "__metadata__"} & set(arrays):
         raise ValueError(f"arrays cannot be named {', '.join(sorted(reserved))}: the format uses that itself")
-    # Copies: safetensors refuses arrays that share memory, as two names of one tensor do.
+    # Copied: safetensors refuses arrays that share memory, such as tied weights.
     contiguous = {
         name: array.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, array in arrays.items()
@@ -49,10 +49,10 @@ def encode(
 
 
 def decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The arrays and the header of a message, compressed or not.
+    """Arrays and header of a message, compressed or not.
 
     Raises:
-        WireError: `data` is truncated, corrupt or something else altogether.
+    WireError: `data` is truncated, corrupt or not a message.
     """
     if data.startswith(_ZSTD):
         data = _decompressed(data)
@@ -68,12 +68,12 @@ def decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def as_array(text: str) -> Tensor:
-    """A text of any length as an array: uint8 [bytes], not empty."""
+    """A text of any length as a non-empty uint8 array [bytes]."""
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def json_of(array: Tensor, what: str) -> Any:
-    """The JSON in an array made by `as_array`. Raises WireError where `array`, called `what`, is anything else."""
+    """JSON in an array made by `as_array`. Raises WireError, with the name `what`, if the array holds anything else."""
     if array.dtype != torch.uint8 or array.ndim != 1:
         raise WireError(f"{what} is JSON as uint8 [bytes], not {array.dtype} {list(array.shape)}")
     try:

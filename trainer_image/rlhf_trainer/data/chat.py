@@ -1,4 +1,4 @@
-"""Conversations as text: rendered by the tokenizer's chat template, with the turns of the assistant marked."""
+"""Renders conversations by the tokenizer's chat template, with the assistant's turns marked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ FIELD = "spec.data.chatTemplate"
 
 @dataclass(frozen=True)
 class Segment:
-    """Text that follows a prompt: `trained` where the assistant wrote it; `ending` is what the template puts behind the
-    message, such as `<|im_end|>` and a line break."""
+    """Text after a prompt. `trained`: the assistant wrote it; `ending`: what the template appends to the message, such
+    as `<|im_end|>` and a line break."""
 
     text: str
     trained: bool
@@ -24,7 +24,9 @@ class Segment:
 
 
 def given_template(given: str) -> str:
-    """The template that `spec.data.chatTemplate` holds or names. Raises InvalidJob where a file cannot be read."""
+    """The template given by `spec.data.chatTemplate`, inline or as a file. Raises InvalidJob where the file cannot be
+    read.
+    """
     if "{{" in given or "{%" in given:
         return given
     try:
@@ -47,15 +49,15 @@ def check_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
 def render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, for_response: bool = False
 ) -> str:
-    """The conversation as text; `for_response`: with what begins the assistant's next turn.
+    """The conversation as text; `for_response`: with the header of the assistant's next turn.
 
-    Raises InvalidJob where there is no template, or it refuses the messages.
+    Raises InvalidJob where there is no template or it raises for these messages.
     """
     check_template(tokenizer, FIELD)
     plain = [message.model_dump(exclude_none=True) for message in messages]
     try:
         text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=for_response)
-    except Exception as error:  # Jinja's errors, and those that templates raise of their own accord
+    except Exception as error:  # Jinja's errors, and exceptions raised by the template
         reason = f"{type(error).__name__}: {error}"
         raise InvalidJob([Problem(FIELD, f"the template refuses {show(plain)}: {reason}")]) from error
     assert isinstance(text, str), "one conversation gives one text"
@@ -65,9 +67,9 @@ def render(
 def segments(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[Message], following: Sequence[Message]
 ) -> list[Segment]:
-    """The text of `following`, whose first message is the assistant's, after `render(prompt, for_response=True)`.
+    """Text segments of `following`, which begins with an assistant message, after `render(prompt, for_response=True)`.
 
-    Raises InvalidJob where the template renders a turn otherwise once another one follows it.
+    Raises InvalidJob where the template renders a turn differently once another one follows.
     """
     found: list[Segment] = []
     done, messages = render(tokenizer, prompt, for_response=True), [*prompt]
@@ -87,13 +89,13 @@ def segments(
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids of the tokens that no text has, such as those that end a turn."""
+    """Ids of special tokens, which no text contains, such as those that end a turn."""
     added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     return frozenset({*added, *tokenizer.all_special_ids})
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token by which the chat template ends the assistant's turn; None for no template, or one without."""
+    """The token with which the chat template ends the assistant's turn; None without a template or such a token."""
     return _end_of_turn(tokenizer, str(tokenizer.chat_template)) if tokenizer.chat_template else None
 
 
@@ -102,7 +104,7 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase, _template: str) -> int | No
     question, answer = Message(role="user", content="a"), Message(role="assistant", content="b")
     try:
         (segment,) = segments(tokenizer, [question], [answer])
-    except InvalidJob:  # one that takes no such conversation
+    except InvalidJob:  # a template that does not take this conversation
         return None
     special = special_tokens(tokenizer)
     return next(
@@ -111,7 +113,7 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase, _template: str) -> int | No
 
 
 def without_oldest(messages: Sequence[Message]) -> list[Message] | None:
-    """The conversation from its second question on, with what stands before the first; None where there is none."""
+    """The conversation without its oldest question and answer, system prompt kept; None without a second one."""
     first = next((i for i, message in enumerate(messages) if message.role == "user"), len(messages))
     second = next((i for i in range(first + 1, len(messages)) if messages[i].role == "user"), None)
     return None if second is None else [*messages[:first], *messages[second:]]

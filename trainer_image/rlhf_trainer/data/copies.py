@@ -1,4 +1,4 @@
-"""Local copies of what cannot be read row by row where it is: objects of a store, and Parquet."""
+"""Local copies of data that cannot be read by row in place: objects of a store, and Parquet files."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from rlhf_store.store import Store
 
 PARQUET = ".parquet"
 DAY = 86_400.0
-"""Deadline of others who make the same copy. They end when a part of it does not come; this is for a bound."""
+"""Deadline for another process's copy, seconds. A stalled download fails much earlier; this is only a bound."""
 BATCH_ROWS = 1000
 
 
@@ -69,7 +69,7 @@ def _copy(version: str, suffix: str, make: Callable[[Path], None]) -> Path:
 
 
 def _write_lines(path: str, file: Path, new: Path) -> None:
-    """Parquet as JSONL; what is null is left out."""
+    """Converts Parquet to JSONL; null values are left out."""
     number = 0
     try:
         with new.open("w", encoding="utf-8") as lines:

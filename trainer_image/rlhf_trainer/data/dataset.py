@@ -1,4 +1,4 @@
-"""A dataset: rows of several files in the manifest's mixture, read when they are asked for."""
+"""Dataset: rows of several files in the manifest's mixture, read lazily."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from .stream import Mixture, RowStream
 
 @dataclass(frozen=True)
 class Dataset(Rows):
-    """The rows of all sources, one after the other; `mixture` says how often a run sees them."""
+    """Rows of all sources, concatenated; `mixture` gives each source's share."""
 
     files: tuple[RowFile | ImportedRows, ...]
     system_prompts: tuple[str | None, ...]
@@ -38,7 +38,7 @@ class Dataset(Rows):
         return row if prompt is None else with_system_prompt(row, prompt)
 
     def place(self, index: int) -> tuple[int, int]:
-        """The source of a row, and the row's number in it."""
+        """(source, row within it) of a global row number."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         source = bisect_right(self._ends, index)
@@ -49,7 +49,8 @@ class Dataset(Rows):
         return list(accumulate(self.mixture.counts))
 
     def check(self) -> str | None:
-        """Reads all rows; where the first conversation stands, which needs a chat template.
+        """Reads and checks all rows; returns the place of the first conversation (which needs a chat template), or
+        None.
 
         Raises InvalidJob, with every file's first bad row.
         """
@@ -67,7 +68,7 @@ class Dataset(Rows):
 
 
 def open_dataset(field: str, sources: Sequence[Source], kind: RowKind, samples: int | None = None) -> Dataset:
-    """The dataset of the manifest's `field`, indexed but not checked yet; `samples` are those of an epoch.
+    """Opens the dataset of the manifest's `field`, indexed but not checked; `samples`: samples per epoch.
 
     Raises InvalidJob where files cannot be read.
     """
@@ -109,6 +110,6 @@ def open_datasets(spec: Spec) -> tuple[Dataset, dict[str, Dataset], Dataset | No
 
 
 def stream(rows: Sequence[Row], seed: int) -> RowStream:
-    """The order in which a run with this seed sees the rows: those of a plain list once an epoch."""
+    """Sample order of a run with this seed; every row of a plain list once an epoch."""
     whole = Mixture((len(rows),), (len(rows),))
     return RowStream(rows.mixture if isinstance(rows, Dataset) else whole, seed)

@@ -1,4 +1,4 @@
-"""From the rows of a dataset to tokens."""
+"""Tokenization of dataset rows."""
 
 import sys
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from .chat import Segment, end_of_turn, render, segments, special_tokens, withou
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of a prompt and of a response to it, at least one each; `mask` is true for tokens of the response that
-    are trained on. `prompt_cut` and `response_cut` count tokens that did not fit."""
+    """Token ids of a prompt and its response, at least one each. `mask`: response tokens that are trained on.
+    `prompt_cut`, `response_cut`: number of tokens cut to fit."""
 
     prompt: tuple[int, ...]
     response: tuple[int, ...] = ()
@@ -26,11 +26,10 @@ class Encoded:
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int) -> Encoded:
-    """A prompt's last `max_length` tokens, the first of which stays the one that begins a sequence (BOS), if there is.
+    """A prompt cut to its last `max_length` tokens; a BOS token at its start is kept.
 
-    A conversation is rendered up to where the assistant goes on. Where it is too long it loses its oldest questions
-    with their answers first, and keeps its system prompt. Raises InvalidJob for a prompt without tokens: nothing could
-    follow it.
+    A conversation is rendered up to the assistant's next turn. If it is too long, the oldest questions and answers are
+    dropped first; the system prompt stays. Raises InvalidJob for a prompt without tokens.
     """
     return _prompt(tokenizer, prompt, max_length)[1]
 
@@ -38,10 +37,10 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: 
 def encode(
     tokenizer: PreTrainedTokenizerBase, prompt: Text, response: Text, max_prompt: int, max_response: int
 ) -> Encoded:
-    """A prompt with a given response, tokenized as they are read together, and each cut to its length in tokens.
+    """A prompt with a given response, tokenized as one text, each cut to its limit in tokens.
 
-    A response ends with the end token, or as the chat template ends a turn; where it is cut it has no end. Of a
-    conversation in place of a response, the assistant's turns are trained on, each with its end.
+    A response ends with the end token, or as the chat template ends a turn; a response that was cut has no end token.
+    If the response is a conversation, only the assistant's turns are trained on, each with its end token.
     """
     asked, encoded = _prompt(tokenizer, prompt, max_prompt)
     if isinstance(asked, str) and isinstance(response, str):
@@ -66,17 +65,17 @@ def encode(
 def encode_sampled(
     tokenizer: PreTrainedTokenizerBase, prompt: Text, response: str, *, ended: bool
 ) -> list[int]:
-    """Prompt and a sampled response as one sequence of another tokenizer, such as a reward model's, by its own chat
-    template where the prompt is a conversation. A response that was cut off has no end here either."""
+    """Prompt and a sampled response in another tokenizer, such as a reward model's, by its own chat template for
+    conversations. A response that was cut off gets no end token."""
     encoded = encode(tokenizer, prompt, response, sys.maxsize, sys.maxsize)
     return [*encoded.prompt, *(encoded.response if ended else encoded.response[:-1])]
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, before: str, text: str) -> list[int]:
-    """Tokens of `text` as it is read after `before`, whose tokens stay as they are.
+    """Tokens of `text` as a continuation of `before`, whose own tokens do not change.
 
-    Alone it may get tokens that it has nowhere else: SentencePiece puts a space before all that it is given. Where the
-    last characters of `before` would join the first of `text` in one token, a line break stands in for them.
+    Tokenized alone, `text` may get other tokens: SentencePiece prepends a space. Where the last characters of `before`
+    would merge with the first of `text`, a line break is used as context instead.
     """
     for context in (before, "\n", "a"):
         known, both = _ids(tokenizer, context), _ids(tokenizer, context + text)
@@ -92,7 +91,7 @@ def end_tokens(
     where chat models name the end of a turn (`eos_token_id` there is a number or a list), the one by which the chat
     template ends a turn, and the manifest's.
 
-    Raises InvalidJob where the manifest names a token that the tokenizer has not.
+    Raises InvalidJob for a token of the manifest that the tokenizer lacks.
     """
     own = sampling.answer_end_id
     if own is not None and own >= len(tokenizer):
@@ -105,7 +104,7 @@ def end_tokens(
 
 
 def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int) -> tuple[Text, Encoded]:
-    """The part of the prompt that is rendered, and its tokens."""
+    """The rendered part of the prompt, and its tokens."""
     kept = prompt
     tokens = _prompt_ids(tokenizer, kept)
     whole = len(tokens)
@@ -131,8 +130,8 @@ def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Text) -> list[int]:
 def _segment(
     tokenizer: PreTrainedTokenizerBase, before: str, segment: Segment, *, last: bool
 ) -> tuple[list[int], list[bool]]:
-    """Tokens of a segment, and which are trained on: the assistant's, up to the token that ends the turn. The last
-    segment ends with that, or with the end token where the template has none."""
+    """Tokens of a segment and their mask: assistant tokens up to the token that ends the turn are trained on. The last
+    segment ends with that token, or with the EOS token if the template has none."""
     tokens = continuation(tokenizer, before, segment.text)
     if not segment.trained:
         return tokens, [False] * len(tokens)
@@ -152,5 +151,5 @@ def _messages(text: Text, role: str) -> Sequence[Message]:
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Without the tokens that begin and end a sequence."""
+    """Token ids without BOS and EOS."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

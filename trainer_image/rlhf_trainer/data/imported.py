@@ -1,4 +1,4 @@
-"""Rows of a sequence that a user's own function returns, named in a manifest where a file's path would stand."""
+"""Rows of a sequence returned by a user's function, which the manifest names instead of a file."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from ..imports import import_function
 
 
 class ImportedRows(Rows):
-    """Each row is asked for, and checked, when it is needed; every rank calls the function once."""
+    """Rows read and checked when they are needed; every rank calls the function once."""
 
     def __init__(self, name: str, kind: RowKind) -> None:
         """`name`: `package.module:name` of a function without arguments.
 
-        Raises InvalidJob where it cannot be imported or called, or returns nothing that has rows by number.
+        Raises InvalidJob where it cannot be imported or called, or returns no sequence.
         """
         self.name, self._kind = name, kind
         function = import_function(name, name)

@@ -1,4 +1,4 @@
-"""Prompts of a dataset, ready to be sampled from."""
+"""Tokenized prompts of a dataset."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -17,7 +17,7 @@ def prompts(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> list[Prompt]:
-    """The prompts of `places` ((epoch, row) each) in `rows`, which are checked prompt rows."""
+    """Prompts of the `places` ((epoch, row) each) in `rows`, which are checked prompt rows."""
     made: list[Prompt] = []
     for epoch, index in places:
         row = cast(PromptRow, rows[index])

@@ -1,4 +1,4 @@
-"""Stop strings: where a response ends by its text, and the text that is left of it."""
+"""Stop strings: detection in a response's text, and their removal from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 PART_OF_A_CHARACTER = "\ufffd"
-"""What a tokenizer puts for bytes that are no whole character yet."""
+"""Decoded from bytes that are not a whole character yet."""
 
 
 @dataclass(frozen=True)
 class StopStrings:
-    """Strings that end a response, as vLLM's `stop` does: at the token that completes one of them in the text without
-    special tokens. The tokens stay as they were sampled; the text ends before the string."""
+    """Strings that end a response, with the semantics of vLLM's `stop`: generation ends at the token that completes one
+    of them in the text without special tokens. The tokens stay as sampled; the text ends before the string."""
 
     tokenizer: PreTrainedTokenizerBase
     strings: Sequence[str] = ()
 
     @property
     def window(self) -> int:
-        """Tokens at the end of a response in which a string stands that its last token completes: each adds a byte."""
+        """Number of last tokens that can contain a stop string completed by the last one: each adds at least a byte."""
         return max((len(string.encode()) for string in self.strings), default=0) + 1
 
     def ending(self, tokens: Sequence[int]) -> str | None:
-        """The end of the text from the first character of a stop string on that the last of the tokens completes; of
-        several the one that ends first. None where it completes none."""
+        """The text from the first character of a stop string that the last token completes; of several, the one that
+        ends first. None if it completes none."""
         if not self.strings:
             return None
         tail = list(tokens[-self.window :])
@@ -37,7 +37,7 @@ class StopStrings:
         return text[ends[min(ends)] :] if ends else None
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Of a response, without special tokens and without a stop string that ends it."""
+        """Text of a response, without special tokens and without the stop string that ends it."""
         text = self._decoded(tokens)
         return text.removesuffix(self.ending(tokens) or "")
 

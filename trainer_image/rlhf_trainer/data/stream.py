@@ -1,4 +1,4 @@
-"""The order in which a run sees the rows of its dataset, and the mixture of its sources."""
+"""Sample order of a run, and the mixture of its sources."""
 
 import random
 from array import array
@@ -11,8 +11,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Mixture:
-    """For each source how many rows it has, and how many samples an epoch takes from it. Rows are numbered through
-    all sources."""
+    """Row count and samples per epoch of each source. Rows are numbered through all sources."""
 
     counts: tuple[int, ...]
     shares: tuple[int, ...]
@@ -40,8 +39,8 @@ class Mixture:
     def row(self, slot: int, epoch: int, seed: int) -> tuple[int, int]:
         """(pass over its source, row) of the sample `slot` of an epoch.
 
-        A source of which an epoch takes every row has a pass an epoch. Any other is passed over again and again, from
-        epoch to epoch, shuffled anew each time: its rows come equally often.
+        A source whose rows are all taken each epoch has one pass per epoch. Any other is cycled through across epochs,
+        reshuffled at each pass, so that its rows come equally often.
         """
         source = bisect_right(self._ends, slot)
         count, share = self.counts[source], self.shares[source]
@@ -62,17 +61,16 @@ class Mixture:
 
 @dataclass
 class RowStream:
-    """Samples without end, those of an epoch in an order that depends on seed and epoch alone.
+    """Endless sample stream; the order within an epoch depends on seed and epoch alone.
 
-    Its state is the position and the `reorders`, so a resumed run sees exactly the rows that an undisturbed one would
-    have.
+    Its state is the position and the `reorders`, so a resumed run sees the same rows as an uninterrupted one.
     """
 
     mixture: Mixture
     seed: int
     position: int = 0
     reorders: tuple[int, ...] = ()
-    """Positions, ascending, from which on the samples were shuffled anew."""
+    """Positions, ascending, from which the remaining samples were reshuffled."""
 
     def take(self, n: int) -> list[tuple[int, int]]:
         """The next n samples as (pass over the row's source, row): no two are equal. With one source, and as many
@@ -85,7 +83,7 @@ class RowStream:
         return [self.mixture.row(slot, epoch, self.seed) for epoch, slot in slots]
 
     def reorder(self, times: int) -> None:
-        """Shuffles the samples from here on anew, until that was done `times` times: each still comes once an epoch."""
+        """Reshuffles the remaining samples until that was done `times` times; each still comes once an epoch."""
         self.reorders += (self.position,) * (times - len(self.reorders))
 
     def _order(self, samples: int, epoch: int) -> Sequence[int]:
@@ -95,8 +93,8 @@ class RowStream:
 
 @lru_cache(maxsize=64)
 def epoch_order(count: int, seed: str, epoch: int, reorders: tuple[int, ...] = ()) -> Sequence[int]:
-    """The numbers 0 ... count - 1 as an epoch, or a pass, sees them: four bytes of memory each. Those from each place
-    of `reorders` on are shuffled anew, one after the other."""
+    """Permutation of 0 ... count - 1 for an epoch or pass, four bytes each; the part after each position of `reorders`
+    is reshuffled, one after the other."""
     order = array("I", range(count))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     for number, place in enumerate(reorders):
