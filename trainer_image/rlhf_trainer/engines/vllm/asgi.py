@@ -1,4 +1,4 @@
-"""A server's own paths, called from inside of it as if a request had come in."""
+"""Calls to a server's own paths from inside its process, as if a request had arrived."""
 
 import asyncio
 import json
@@ -8,8 +8,8 @@ from .guard import App, Receive, Scope
 
 
 async def call(app: App, scope: Scope, method: str, path: str, body: Any = None) -> Any:
-    """The JSON that `app` answers, to a request like that of `scope` otherwise. Raises ValueError where the answer is
-    not 200, and whatever a server raises whose engine is dead."""
+    """JSON reply of `app` to a request that otherwise has the `scope` given. Raises ValueError where the reply is not
+    200, and whatever a server raises whose engine is dead."""
     data = b"" if body is None else json.dumps(body).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
     asked = {**scope, "method": method, "path": path, "raw_path": path.encode(), "query_string": b""}
@@ -17,7 +17,7 @@ async def call(app: App, scope: Scope, method: str, path: str, body: Any = None)
     given = [{"type": "http.request", "body": data, "more_body": False}]
 
     async def receive() -> Any:
-        return given.pop() if given else await asyncio.Event().wait()  # nobody hangs up
+        return given.pop() if given else await asyncio.Event().wait()  # no disconnects here
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -30,14 +30,14 @@ async def call(app: App, scope: Scope, method: str, path: str, body: Any = None)
 
 
 async def reply(send: Any, status: int, answer: Any) -> None:
-    """All of a response, as JSON."""
+    """Sends a whole response, as JSON."""
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
 
 
 async def body(receive: Receive) -> bytes:
-    """All of a request's body."""
+    """Reads a request's whole body."""
     parts, more = [], True
     while more:
         message = await receive()

@@ -1,4 +1,4 @@
-"""One call by which a server goes over to the weights that it received: interrupt, swap, prove, go on."""
+"""Commit of received weights in one request: pause generation, swap, resume; then verify."""
 
 import asyncio
 import json
@@ -22,12 +22,12 @@ class Commit:
     """ASGI middleware, behind the token check, with a path of its own:
 
     POST /commit {"version": v, "digest": d, "clear_cache": c}: 200 {"pause_seconds": s} once every worker serves these
-    weights. Else 500 {"error": why}, and the server stays paused: it may have neither the old ones nor the new.
+    weights. Else 500 {"error": why}, and the server stays paused: its weights may be a mix of old and new.
 
-    Responses under way end with what they have (`finish_reason: abort`), to be continued by another request; with
-    `clear_cache` false that one finds their keys and values, of the weights before, where the engine caches prefixes.
-    The server does it all by itself, so a trainer that dies meanwhile leaves nobody paused. After it, between the steps
-    of the engine, the workers prove slice by slice that what they loaded is what they serve.
+    Responses under way are aborted with the tokens so far (`finish_reason: abort`), to be continued by another request;
+    with `clear_cache` false and prefix caching, that one reuses their keys and values, computed with the earlier
+    weights. The server does all this in one request, so a trainer that dies meanwhile leaves no server paused.
+    Afterwards, between the engine's steps, the workers verify slice by slice that they serve what they loaded.
     """
 
     def __init__(self, app: App) -> None:
@@ -46,7 +46,7 @@ class Commit:
         self._gate.close()
         try:
             paused = await _go_over(scope["app"].state.engine_client, self._gate, wanted, clear_cache)
-        except Exception as error:  # whatever a server raises whose engine is dead
+        except Exception as error:  # any error of a server whose engine is dead
             log.error("weight version %s: %s", wanted["version"], error)
             await reply(send, 500, {"error": str(error)})
         else:
@@ -56,17 +56,19 @@ class Commit:
 
 
 async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], clear_cache: bool) -> float:
-    """Returns the seconds without generation. Raises ValueError where the workers do not have what is `wanted`."""
+    """Swaps to the staged weights; returns the seconds without generation. Raises ValueError where the workers have not
+    staged `wanted`.
+    """
     began = time.monotonic()
 
     async def abort() -> None:
         await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=clear_cache)
 
-    # vLLM's own pause_generation does these two and then sleeps for 20 ms: a small model's swap takes less.
+    # vLLM's own pause_generation does these two and then sleeps for 20 ms, longer than a small model's swap.
     await engine.renderer.clear_mm_cache_async()
     pausing = asyncio.create_task(abort())
-    # No step begins once it is paused, and workers do what they are told in order: the swap comes after the steps that
-    # are under way, whose end is what `pausing` waits for before it clears the caches.
+    # No step begins once the engine is paused, and workers execute calls in order: the swap comes after the steps
+    # under way, whose end `pausing` awaits before it clears the caches.
     while not await engine.is_paused():
         if pausing.done():
             pausing.result()
@@ -87,7 +89,7 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], cl
 
 
 async def _prove(engine: "AsyncLLM") -> None:
-    """Ends without a word where the engine dies, which others notice; the trainer asks for the result."""
+    """Ends silently where the engine dies, which others notice; the trainer asks for the result."""
     with suppress(Exception):
         while not all(await engine.collective_rpc("rlhf_prove")):
             pass

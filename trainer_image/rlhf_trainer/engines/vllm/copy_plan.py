@@ -1,4 +1,4 @@
-"""Plan of the copies that loading weights makes: watched once, repeated for later updates without the model's code."""
+"""Copy plan of a weight load: recorded once, then replayed for later updates without the model's loading code."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Named = Sequence[tuple[str, Tensor]]
-BATCH = 256 << 20  # bytes of weights that are copied at once
+BATCH = 256 << 20  # maximum bytes of weights per batched copy
 CONSTANT = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 
 
 @dataclass(frozen=True)
 class Copy:
-    """`into`, in the model's memory, is the part of a weight that begins `offset` elements into it."""
+    """Copies the part of a weight that begins `offset` elements into it to `into`, in the model's memory."""
 
     into: Tensor
     offset: int
@@ -29,8 +29,8 @@ class Copy:
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of one loading, by the weight's name: those of any other loading of weights that `fit`. If they are of
-    every weight `whole`, in one or several parts, to repeat them does what such a loading does."""
+    """Recorded copies of a load, by the weight's name; valid for other weights that `fit`. If every weight of the load
+    is `whole`, copied completely, replaying the copies equals the load."""
 
     whole: bool
     _of: tuple[tuple[object, ...], ...]
@@ -41,8 +41,8 @@ class Copies:
     def watch(
         cls, model: nn.Module, weights: Named, load: Callable[[Named], set[str] | None]
     ) -> "tuple[set[str] | None, Copies | None]":
-        """Result of `load(weights)`, and its copies; None where it did anything but to copy parts of weights into
-        parameters and buffers, and to fill what is left of those with constants.
+        """Result of `load(weights)`, and the copies that it made; None if it did anything but copy parts of weights
+        into parameters and buffers and fill the rest with constants.
         """
         watch = _Watch(model, weights)
         with watch:
@@ -53,12 +53,12 @@ class Copies:
         return names, cls(whole, _kinds(weights), _places(model), watch.copies)
 
     def fit(self, model: nn.Module, weights: Named) -> bool:
-        """They have the same names, dtypes and shapes, and the model's parameters are where they were."""
+        """True if names, dtypes and shapes are the same and the model's parameters have not moved in memory."""
         return _kinds(weights) == self._of and _places(model) == self._where
 
     def repeat(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Into the same places from other weights; in one kernel for many where the device has such. Of weights that
-        are made as they are asked for no more than BATCH bytes, or one, are there at once."""
+        """Replays the copies from other weights, as batched kernels where the device has them. Lazily made weights are
+        held up to BATCH bytes, or one, at a time."""
         into, parts = list[Tensor](), list[Tensor]()
         for _, place, part in self.pairs(weights):
             into.append(place)
@@ -66,24 +66,24 @@ class Copies:
             if sum(tensor.nbytes for tensor in parts) >= BATCH:
                 torch._foreach_copy_(into, parts)
                 into, parts = [], []
-        if parts:  # torch takes no empty list
+        if parts:  # torch refuses an empty list
             torch._foreach_copy_(into, parts)
 
     def pairs(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """(name of a weight, memory of the model, the part of the weight that is copied there), for every copy."""
+        """(name of a weight, memory of the model, part of the weight copied there), for every copy."""
         for name, weight in weights:
             for copy in self._copies.get(name, ()):
                 yield name, copy.into, copy.part(weight)
 
 
 class _Watch(TorchDispatchMode):
-    """Sees each operation below views and autograd, so it does not matter by which code of vLLM's it was called."""
+    """Dispatch mode that sees each operation below views and autograd, whichever code of vLLM's called it."""
 
     def __init__(self, model: nn.Module, weights: Named) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.copies: dict[str, list[Copy]] = {}
         self.copied: Counter[str] = Counter()
-        """Elements of each weight."""
+        """Elements copied of each weight."""
         self._filled: list[Tensor] = []
         self._more = False
         self._model = {t.untyped_storage().data_ptr() for t in _tensors(model)}
@@ -100,7 +100,7 @@ class _Watch(TorchDispatchMode):
         return result
 
     def did_more(self) -> bool:
-        """True if the model was written from anything else, or where it had been written already."""
+        """True if the model was written from another source, or twice in the same place."""
         copied = (copy.into for copies in self.copies.values() for copy in copies)
         written = [_memory(tensor) for tensor in (*self._filled, *copied)]
         return self._more or any(
@@ -127,7 +127,7 @@ class _Watch(TorchDispatchMode):
         return tensor.untyped_storage().data_ptr() in self._model
 
     def _weight(self, source: Tensor) -> tuple[str, Tensor] | None:
-        """The weight of whose memory `source` is a view."""
+        """The weight whose memory `source` is a view of."""
         storage, (begin, end) = source.untyped_storage().data_ptr(), _span(source)
         for other, first, last, name, weight in self._weights:
             if storage == other and first <= begin and end <= last and source.dtype == weight.dtype:
@@ -136,7 +136,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Elements of its storage, from the first to behind the last."""
+    """Range of storage elements [first, last + 1) of a view."""
     begin = int(tensor.storage_offset())
     reach = sum(
         int(size - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -145,7 +145,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def _memory(tensor: Tensor) -> tuple[int, int, int]:
-    """Its storage, and the bytes of that between which it lies."""
+    """The storage and the byte range of a tensor in it."""
     begin, end = _span(tensor)
     return tensor.untyped_storage().data_ptr(), begin * tensor.itemsize, end * tensor.itemsize
 

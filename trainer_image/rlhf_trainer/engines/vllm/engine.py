@@ -1,4 +1,4 @@
-"""vLLM's side of the broadcast: receives the new weights beside the old ones and swaps when told to."""
+"""vLLM's weight-transfer engine: receives new weights beside the old ones and swaps on commit."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ FAREWELL_S = 0.5
 @dataclass
 class JoinInfo(WeightTransferInitInfo):
     """Join membership epoch `epoch` of the trainer whose store is at host:port; `rank_offset` is the rank of this
-    server's first worker, `world_size` counts every worker and the trainer."""
+    server's first worker, `world_size` counts all workers and the trainer."""
 
     host: str
     port: int
@@ -48,8 +48,8 @@ class JoinInfo(WeightTransferInitInfo):
 
 @dataclass
 class ReceiveInfo(WeightTransferUpdateInfo):
-    """Receive update number `update` of `epoch`, for weight version `version`: its whole weights; or the base named
-    `base`, to keep; or, beside that, the adapter, to be merged into it as `weights.base.Base` says."""
+    """Receive update number `update` of `epoch`, for weight version `version`: whole weights; or the frozen base named
+    `base`, to keep; or an adapter to merge into that base, see `weights.base.Base`."""
 
     epoch: str
     update: int
@@ -71,15 +71,15 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         self.epoch: str | None = None
         self.announced: int | None = None
         self.reception: Reception | None = None
-        self.base: HeldBase | None = None  # of the adapters that come
-        self.version: int | None = None  # of the weights that serve; None: those of the checkpoint
+        self.base: HeldBase | None = None  # fields of an adapter update
+        self.version: int | None = None  # version that serves; None: the checkpoint's weights
         self.digest: str | None = None
         tied = getattr(self.model_config.hf_config.get_text_config(), "tie_word_embeddings", False)
         self.optional = frozenset({"lm_head.weight"}) if tied else frozenset()
 
     @cached_property
     def tables(self) -> list[Table]:
-        """Tables of tensors that fit this model; made at the first update, since it would delay the start."""
+        """Tables of tensors that fit this model; computed at the first update, to keep it out of the start-up time."""
         made = (
             checkpoint_table(Path(self.model_config.model)),
             architecture_table(self.model_config.hf_config),
@@ -101,7 +101,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     @cached_property
     def stream(self) -> torch.cuda.Stream | None:
-        """To receive on. One for good: torch keeps memory that was used on a stream for that stream."""
+        """CUDA stream for receiving. Kept for good: torch ties memory to the stream that it was used on."""
         return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
@@ -116,7 +116,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         log.info("joined weight epoch %s as rank %d of %d", self.epoch, rank, init_info.world_size)
 
     def shutdown(self) -> None:
-        """Leaves the epoch and forgets what was received; the weights that serve stay."""
+        """Leaves the epoch and drops staged weights; the serving weights stay."""
         self.reception = None
         group, self.group, self.epoch = self.group, None, None
         if group is not None:
@@ -132,9 +132,9 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def start_weight_update(self) -> None:
         self.reception = None
-        self.served.prove()  # and let go of what arrived: there is room for one copy beside what serves
+        self.served.prove()  # and free what arrived: there is memory for one copy beside the serving weights
 
-    # The base class's own calls torch.accelerator.synchronize(), which raises on CPU.
+    # The base class calls torch.accelerator.synchronize(), which raises on CPU.
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
 
@@ -147,14 +147,16 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         if info.part == "adapter" and (self.base is None or self.base.name != info.base):
             raise RuntimeError(f"asked for an adapter of base {info.base}, which is not here")
         if info.part != "adapter":
-            self.base = None  # there is room for one copy beside what serves
+            self.base = None  # memory for one copy beside the serving weights
         self.reception = Reception(
             self.group, info.update, info.version, fit=self._fitting(info), stream=self.stream
         )
 
     def _fitting(self, info: ReceiveInfo) -> Callable[[Named], Weights | HeldBase]:
-        """What makes of the tensors that come what they are for, and raises ValueError where they do not fit."""
-        # Not in the thread: Transformers changes torch's default dtype while it makes a model.
+        """Function that turns the received tensors into `Weights` or a `HeldBase`; it raises ValueError where they do
+        not fit.
+        """
+        # Not on the thread: Transformers changes torch's default dtype while it makes a model.
         tables, base = self.tables, self.base
 
         def fit(came: Named) -> Weights | HeldBase:
@@ -167,8 +169,8 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         return fit
 
     def finish_weight_update(self) -> None:
-        """Swaps in what was received, or keeps it where it is a base; without anything received (an update that was
-        given up) does nothing."""
+        """Swaps in the staged weights, or keeps them if they are a base; a no-op if nothing was received (an abandoned
+        update)."""
         staged, self.reception = self.staged, None
         if staged is None:
             return
@@ -181,8 +183,8 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             with torch.no_grad(), set_current_vllm_config(self.vllm_config):
                 self.swap.load(staged.weights)
         except BaseException as error:
-            # The model is neither old nor new and must not serve, but /health would go on saying that all is well.
-            # The pause lasts until this process is gone; the caller still gets the reason.
+            # The model is a mix of old and new weights and must not serve, but /health would stay healthy.
+            # The engine stays paused until this process has ended; the caller still gets the reason.
             log.critical("the swap to weight version %s failed, this process ends", staged.version)
             termination.write(f"the swap to weight version {staged.version} failed: {error}")
             threading.Timer(FAREWELL_S, os._exit, [EXIT_ENGINE_DEAD]).start()

@@ -1,14 +1,14 @@
-"""Worker extensions: reports of a vLLM worker's versions and digests of weights; logits at a temperature."""
+"""Worker extensions of vLLM: weight version and digest reports, and logits at a temperature."""
 
 from collections.abc import Callable
 from typing import Any
 
 SLICE_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
-"""Of the served memory that one call reads: some milliseconds, about a step of the engine."""
+"""Bytes of serving memory hashed per call: some milliseconds, about an engine step."""
 
 
 class WeightStatus:
-    """`--worker-extension-cls rlhf_trainer.engines.vllm.extension.WeightStatus`, asked through POST /collective_rpc
+    """`--worker-extension-cls rlhf_trainer.engines.vllm.extension.WeightStatus`, called through POST /collective_rpc
     `{"method": "rlhf_status"}`. vLLM mixes it into its worker class, whose attributes these are."""
 
     weight_transfer_engine: Any
@@ -16,10 +16,10 @@ class WeightStatus:
     _weight_update_active: bool
 
     def rlhf_status(self) -> dict[str, object]:
-        """`version` and `digest` of the weights that serve (None: the checkpoint's), `epoch` joined, the
-        `announced_version` that the trainer sent last, whether or not it came, and the name of the `base` that is kept
-        for adapters; and of an update under way: whether a session is `open`, the `staged_version` and `staged_digest`
-        received, or the `failure` to receive them.
+        """`version` and `digest` of the serving weights (None: the checkpoint's), the `epoch` joined, the
+        `announced_version` that the trainer sent last (arrived or not) and the name of the `base` kept for adapters;
+        for an update under way, whether a session is `open`, the `staged_version` and `staged_digest` received, or the
+        `failure` to receive them.
         """
         engine = self.weight_transfer_engine
         staged = engine.staged
@@ -37,27 +37,29 @@ class WeightStatus:
         }
 
     def rlhf_prove(self) -> bool:
-        """A slice of the proof that the weights loaded last are served (`Served.prove`); True once it is done."""
+        """Verifies a slice of the serving weights against those loaded last (`Served.prove`); True once all are
+        verified.
+        """
         engine = self.weight_transfer_engine
         done: bool = engine.served.prove(SLICE_BYTES[engine.device.type])
         return done
 
     def rlhf_recheck(self) -> dict[str, object]:
-        """Ends that proof and looks again at a slice of what serves: `changed` says what is not as it was loaded, None
-        where all is."""
+        """Completes that verification, then hashes the next slice of the serving memory again: `changed` names a part
+        that is not as it was loaded, None if all are."""
         engine = self.weight_transfer_engine
         engine.served.recheck(SLICE_BYTES[engine.device.type])
         return {"rank": self.rank, "changed": engine.served.changed}
 
 
 class Tempered:
-    """`--worker-extension-cls rlhf_trainer.engines.vllm.extension.Tempered`: log-probabilities of prompts at a sampling
-    temperature, where vLLM has them at 1 whatever is asked for."""
+    """`--worker-extension-cls rlhf_trainer.engines.vllm.extension.Tempered`: prompt log-probabilities at a sampling
+    temperature, which vLLM otherwise computes at 1."""
 
     get_model: Callable[[], Any]
 
     def rlhf_temper(self, temperature: float) -> None:
-        """From now on the model's logits are those of a forward pass divided by `temperature`, in float32."""
+        """Divides the model's logits by `temperature`, in float32, from now on."""
         model = self.get_model()
         compute = model.compute_logits
 

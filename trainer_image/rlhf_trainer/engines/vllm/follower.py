@@ -1,8 +1,8 @@
-"""vLLM's headless executor: workers in another pod than their engine, of a generator that spans several.
-`python -m rlhf_trainer.engines.vllm.follower` takes the options of `vllm serve`.
+"""vLLM's headless executor: the workers of a multi-pod generator that run in another pod than the engine. `python -m
+rlhf_trainer.engines.vllm.follower` takes the options of `vllm serve`.
 
-It has no HTTP. It ends with code 70 when one of its workers does. vLLM does not notice here that the engine's pod has
-ended: the host ends this one then. On SIGTERM it goes on until the engine has answered what it was asked.
+It has no HTTP server. It exits with code 70 when one of its workers ends. vLLM does not detect here that the engine's
+pod has ended: the host ends this pod then. After SIGTERM it keeps working until the engine has finished its requests.
 """
 
 import os
@@ -27,7 +27,7 @@ def main() -> None:
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    arguments, _ = parser.parse_known_args()  # the others are of the HTTP server
+    arguments, _ = parser.parse_known_args()  # the other ones belong to the HTTP server
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(headless=True)
     executor, oom_kills = MultiprocExecutor(config, monitor_workers=False), OomKills()
     engine = arguments.master_addr, int(os.environ["RLHF_PORT"])
@@ -43,7 +43,9 @@ def main() -> None:
 
 
 def _end_after(told: threading.Event, engine: tuple[str, int]) -> None:
-    """Once told, ends this process when nobody listens at the engine's address; where that hangs, SIGKILL ends both."""
+    """After `told` is set, ends this process once the engine's address refuses connections; if that hangs, SIGKILL ends
+    both.
+    """
     told.wait()
     while _listens(engine):
         time.sleep(POLL_SECONDS)
@@ -51,7 +53,7 @@ def _end_after(told: threading.Event, engine: tuple[str, int]) -> None:
 
 
 def _listens(engine: tuple[str, int]) -> bool:
-    """The kernel answers for a process that hangs, and nobody for a pod that is gone."""
+    """True while the port is open: the kernel accepts connections for a hung process, not for a pod that is gone."""
     try:
         socket.create_connection(engine, TIMEOUT_SECONDS).close()
     except OSError:

@@ -1,7 +1,7 @@
-"""vLLM inside the process of a role whose model is frozen: log-probabilities of sequences, or their scores.
+"""vLLM inside the process of a role with a frozen model: log-probabilities or scores of sequences.
 
 The engine and its workers are processes of their own, over as many GPUs as the manifest says; the role's process holds
-no weights and asks them token by token over vLLM's own sockets. The watchdog ends it where they die.
+no weights and sends them token ids over vLLM's own sockets. The watchdog ends it when they die.
 """
 
 import asyncio
@@ -33,8 +33,9 @@ class FrozenModel:
     """A model under vLLM. `logprobs` and `scores` are called from one thread at a time, `trouble` from any."""
 
     def __init__(self, options: dict[str, JsonValue], temperature: float = 1.0) -> None:
-        """`options`: of `vllm serve`; log-probabilities are at `temperature`. To be made in the main thread, with whose
-        end the kernel ends the engine's process too. Raises what vLLM raises where it cannot serve the model."""
+        """`options`: of `vllm serve`; log-probabilities are at `temperature`. Call on the main thread: the kernel kills
+        the engine's process when the thread that started it ends. Raises what vLLM raises where it cannot serve the
+        model."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -59,7 +60,7 @@ class FrozenModel:
         cls, config: RunConfig, role: Role, model: ModelSource, longest: int, temperature: float = 1.0
     ) -> Self:
         """The frozen model of a role, for sequences of up to `longest` tokens. Sets vLLM's environment variables.
-        Raises InvalidJob where it is known that vLLM cannot run it."""
+        Raises InvalidJob for models that vLLM is known not to run."""
         cpu = on_cpu()
         options = frozen_options(config, role, model, longest, cpu=cpu)
         os.environ.update(engine_environment(os.environ, cpu))
@@ -103,7 +104,7 @@ class FrozenModel:
         return torch.tensor(self._all(one, sequences), dtype=torch.float32)
 
     def trouble(self) -> str:
-        """Reason why only a new process will help; empty if there is none."""
+        """Reason why a new process is needed; empty if healthy."""
         if self._engine.errored:
             return ENGINE_DEAD
         silent = time.monotonic() - self._heard
@@ -112,7 +113,7 @@ class FrozenModel:
         )
 
     def close(self) -> None:
-        """Ends the engine's processes."""
+        """Stops the engine's processes."""
         self._engine.shutdown()
 
     def _id(self) -> str:
@@ -121,7 +122,7 @@ class FrozenModel:
     def _all(
         self, one: Callable[[list[int], int], Coroutine[Any, Any, Any]], sequences: Sequences
     ) -> Sequence[Any]:
-        """What `one` returns of the tokens and the prompt's length of each sequence; the engine has all at once."""
+        """Submits all sequences at once; result of `one(tokens, prompt length)` for each."""
 
         async def noted(ids: list[int], begin: int) -> Any:
             found = await one(ids, begin)
@@ -150,7 +151,9 @@ async def final(outputs: AsyncIterator[Any]) -> Any:
 
 
 def response_logprobs(found: Any, ids: Sequence[int], begin: int) -> list[float]:
-    """Of vLLM's `prompt_logprobs`, a mapping from tokens for each place, those of `ids` from `begin` on."""
+    """Log-probabilities of the tokens `ids` in vLLM's `prompt_logprobs` (a mapping from tokens per position), from
+    position `begin` on.
+    """
     if found is None or len(found) != len(ids):
         raise RuntimeError(
             f"vLLM gave {'no' if found is None else len(found)} log-probabilities for {len(ids)} tokens"

@@ -1,4 +1,4 @@
-"""The gate between two swaps of the weights: every response stream has one weight version from first to last token."""
+"""Gate of a server's response streams: each has one weight version from its first to its last token."""
 
 import asyncio
 import logging
@@ -12,22 +12,22 @@ log = logging.getLogger("vllm.rlhf")
 
 GENERATES = (GENERATE, "/v1/completions", "/v1/chat/completions")
 LINGER_SECONDS = 2.0
-"""Deadline of interrupted streams: their last tokens are sent within it, or the swap goes on without them."""
+"""Grace period of aborted streams to send their last tokens, seconds; then the swap proceeds without them."""
 ABORT_SECONDS = 0.005
-"""Between two aborts of requests that reached the engine only after it was paused."""
+"""Interval at which requests that reached the engine after the pause are aborted again, seconds."""
 
 
 class Gate:
-    """Lets requests for responses through, each stamped with the weight version that serves it.
+    """Admits response requests, each labelled with the weight version that serves it.
 
-    While closed, requests wait; those inside are interrupted by `empty`. A stream that outlasts the swap all the same
-    is cut off, so no token bears a version that did not sample it.
+    While closed, new requests wait; `empty` aborts those under way. A stream that still outlasts the swap is cut off,
+    so no token is labelled with a version that did not sample it.
     """
 
     def __init__(self, app: App) -> None:
         self.app = app
         self.version: int | None = None
-        """Of the weights that serve; None: those of the checkpoint, and streams are not stamped."""
+        """Version of the serving weights; None: the checkpoint's, and streams are not labelled."""
         self._open = asyncio.Event()
         self._open.set()
         self._inside = 0
@@ -51,11 +51,11 @@ class Gate:
             self._inside -= 1
 
     def close(self) -> None:
-        """Requests that come from now on wait until `open`."""
+        """New requests wait until `open`."""
         self._open.clear()
 
     async def empty(self, abort: Callable[[], Awaitable[object]]) -> None:
-        """Waits until all streams that are inside have ended; `abort` ends those that the engine has."""
+        """Waits until all admitted streams have ended; `abort` aborts the engine's requests."""
         deadline = asyncio.get_running_loop().time() + LINGER_SECONDS
         while self._inside and asyncio.get_running_loop().time() < deadline:
             await abort()

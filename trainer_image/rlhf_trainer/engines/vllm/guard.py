@@ -10,13 +10,13 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# A kubelet's probes carry no token, nor does a Prometheus of all jobs: each job has its own.
+# Kubelet probes send no token, nor does a Prometheus that scrapes all jobs: each job has its own token.
 OPEN_PATHS = ("/health", "/ready", "/live", "/drain", "/metrics")
 
 
 class TokenGuard:
     """ASGI middleware: every path but OPEN_PATHS needs `Authorization: Bearer $RLHF_TOKEN`, else 401. Without
-    RLHF_TOKEN in the environment all others are refused."""
+    RLHF_TOKEN in the environment they are all refused."""
 
     def __init__(self, app: App) -> None:
         self.app = app

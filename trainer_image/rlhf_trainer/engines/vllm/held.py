@@ -1,4 +1,4 @@
-"""Weights to load into a model, merged as they are asked for, and the base that a worker keeps to merge them with."""
+"""Weights to load into a model, merged lazily, and the frozen base that a worker keeps to merge adapters into."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ from .served import Part, fingerprint
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of a version: each of `plain`, with the low-rank update that it has in `updates`, if any."""
+    """Weights of a version: `plain` tensors, some with a low-rank update in `updates`."""
 
     plain: Named
     updates: Mapping[str, LowRank] = field(default_factory=dict)
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """All of them as they are to serve; one that has an update is made when it is asked for."""
+        """All weights as they are served; a low-rank update is merged when its tensor is requested."""
         for name, weight in self.plain:
             update = self.updates.get(name)
             yield name, weight if update is None else update.merged(weight)
 
 
 class HeldBase:
-    """Frozen weights that stay in a worker's memory from version to version."""
+    """Frozen weights that a worker keeps across versions."""
 
     def __init__(self, name: str, weights: Named) -> None:
-        """`name`: the trainer's fingerprint of them."""
+        """`name`: the trainer's fingerprint of the weights."""
         self.name, self._weights = name, weights
         buckets = {weight.untyped_storage().data_ptr(): weight for _, weight in weights}
         self.parts = [
@@ -41,11 +41,11 @@ class HeldBase:
             )
             for i, weight in enumerate(buckets.values())
         ]
-        """Its memory, with fingerprints of what arrived."""
+        """Its memory, with fingerprints of the tensors as received."""
 
     def with_adapter(self, came: Named, scale: float, transposed: Sequence[str]) -> Weights:
-        """The version of which `came` what is trained: matrices, and weights that take the place of the base's or come
-        beside them. Raises ValueError where a matrix has no other, or no weight of its shape."""
+        """The version whose trained tensors `came`: matrices A and B, and weights that replace those of the base or are
+        added to it. Raises ValueError where a matrix has no counterpart or no weight of its shape."""
         given = dict(came)
         plain = dict(self._weights) | {n: w for n, w in came if not n.endswith((A, B))}
         names = {name.removesuffix(end) for name in given for end in (A, B) if name.endswith(end)}

@@ -1,6 +1,6 @@
 """Options and environment with which vLLM starts, on GPUs or a CPU. Imports no torch.
 
-Nothing heavy is imported here but what a GPU's memory takes: vLLM's own start is what users wait for.
+Heavy imports are avoided, except to read a GPU's memory: they would add to vLLM's start-up time.
 """
 
 import json
@@ -22,17 +22,17 @@ CPU_OPTIONS: dict[str, JsonValue] = {
     "kv-cache-memory-bytes": 256 << 20,
     "enable-chunked-prefill": False,
 }
-"""vLLM would compile for half a minute, and take half of the machine's memory as cache at once. A prompt that it reads
-in parts and that has a seed ends its engine: torch's generators on CPUs have no offset to wind back."""
+"""By default vLLM would compile for half a minute and reserve half of the machine's memory as cache. Chunked prefill of
+a seeded prompt crashes its engine: torch's CPU generators have no offset to rewind."""
 CPU_BATCH_TOKENS = 2048
-"""Read at once on a CPU, unless a sequence may be longer."""
+"""Largest number of tokens per engine step on a CPU, unless a sequence may be longer."""
 SHAPE_KEYS = (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Of vLLM 0.32's attention on CPUs, which takes any other at its start, and dies of it at the first request."""
+"""Head sizes of vLLM 0.32's attention on CPUs; it starts with any other one, and crashes at the first request."""
 
 
 def cpu_options(longest: int, tensor_parallel_size: int) -> dict[str, JsonValue]:
-    """Options on a CPU, where a sequence may have `longest` tokens."""
+    """Engine options on a CPU, for sequences of up to `longest` tokens."""
     options = CPU_OPTIONS | {"max-num-batched-tokens": max(CPU_BATCH_TOKENS, longest)}
     return options | ({"distributed-executor-backend": "uni"} if tensor_parallel_size == 1 else {})
 
@@ -43,17 +43,17 @@ FROZEN_OPTIONS: dict[str, JsonValue] = {
     "enable-prefix-caching": False,
     "disable-log-stats": True,
 }
-"""Tokens come and go; what is read is read of every token anew."""
+"""Token ids in and out; no prefix caching, since every token's output is needed."""
 REFERENCE_ON_GPU: dict[str, JsonValue] = {UTILIZATION: 0.85, "max-num-batched-tokens": 2048}
-"""Log-probabilities of prompts take logits of all tokens read at once, in the model's dtype and twice in float32, which
-vLLM leaves no room for: 3 GB of 2,048 tokens and a vocabulary of 150,000."""
+"""Prompt log-probabilities need the logits of all tokens of a step, in the model's dtype and twice in float32, for
+which vLLM reserves no memory: 3 GB for 2,048 tokens and a vocabulary of 150,000."""
 
 
 def frozen_options(
     config: RunConfig, role: Role, model: ModelSource, longest: int, *, cpu: bool
 ) -> dict[str, JsonValue]:
-    """Options with which vLLM runs a role's frozen model on sequences of up to so many tokens; the manifest's
-    `engineArguments` come last. Raises InvalidJob where vLLM cannot."""
+    """Options with which vLLM runs a role's frozen model on sequences of up to `longest` tokens; the manifest's
+    `engineArguments` come last. Raises InvalidJob for models that vLLM does not run."""
     section: ModelServerSpec = getattr(config.spec, role.value)
     options = FROZEN_OPTIONS | {
         "model": model.path,
@@ -72,8 +72,8 @@ def frozen_options(
 
 
 def check_head_size(model: ModelSource, instead: str) -> None:
-    """Raises InvalidJob where the attention heads of a model in a directory have a size that vLLM on CPUs lacks. Says
-    nothing where config.json leaves it open: hub names, several towers, compressed attention."""
+    """Raises InvalidJob where the attention heads of a model in a directory have a size that vLLM on CPUs lacks.
+    Accepts models whose config.json does not tell: hub names, several towers, compressed attention."""
     try:
         config = json.loads(Path(model.path, "config.json").read_bytes())
         if "kv_lora_rank" in config or "text_config" in config:
@@ -81,7 +81,7 @@ def check_head_size(model: ModelSource, instead: str) -> None:
         width, heads = (config.get(new) or config[old] for new, old in SHAPE_KEYS)
         size = config.get("head_dim") or width // heads
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-        return  # whoever loads it says what is wrong
+        return  # reported when the model is loaded
     if size not in CPU_HEAD_SIZES:
         message = (
             f"vLLM on CPUs has no attention for heads of {size}, only for {', '.join(map(str, CPU_HEAD_SIZES))}; "
@@ -91,27 +91,27 @@ def check_head_size(model: ModelSource, instead: str) -> None:
 
 
 def option(name: str, value: object) -> list[str]:
-    """One option as vLLM's command line takes it: flags for booleans, JSON for objects."""
+    """One command-line option of vLLM: flags for booleans, JSON for objects."""
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     return [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
 
 
 def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
-    """vLLM's settings by environment; what the user set stands."""
+    """Environment variables of vLLM; the user's own values win."""
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if cpu:
-        # Without the first, the CPU platform insists on a worker process beside the engine's: 10 s and 600 MB more.
-        # Without the second, its sampler compiles C++ at the first request, with a compiler that may not be there.
+        # Without the first, the CPU platform starts a worker process beside the engine's: 10 s and 600 MB more.
+        # Without the second, its sampler compiles C++ at the first request, with a compiler that may be missing.
         settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
-    # A process that is forked would not call our plugin again (plugin.py).
+    # A forked process would not load our plugin again (plugin.py).
     needed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     return {**settings, **environ, **needed, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
 
 def group_options(rank: int, pods: int, master: str) -> dict[str, JsonValue]:
-    """Options of one of several processes that are a generator together; they meet at `master`, a host and port, where
-    rank 0 is. Their workers are one group of torch.distributed."""
+    """Options of one pod of a multi-pod generator; the pods connect at `master`, host and port of rank 0. Their workers
+    are one group of torch.distributed."""
     host, _, port = master.rpartition(":")
     return {
         "distributed-executor-backend": "mp",
@@ -123,14 +123,14 @@ def group_options(rank: int, pods: int, master: str) -> dict[str, JsonValue]:
 
 
 def group_environment(host: str, interface: str | None) -> dict[str, str]:
-    """`host`: this process's address, on this network interface. vLLM would take that of the way to the internet for
-    its messages, and gloo that of the host name. On a CPU each would bind its threads to the same core."""
+    """`host`: this process's address, on this network interface. By default vLLM would use the address of the default
+    route, and gloo that of the host name. On a CPU, all would bind their threads to the same cores."""
     gloo = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
     return {"VLLM_HOST_IP": host, "VLLM_CPU_OMP_THREADS_BIND": "nobind", **gloo}
 
 
 def on_cpu() -> bool:
-    """True if the vLLM installed here is the build for CPUs."""
+    """True if the installed vLLM is the build for CPUs."""
     try:
         metadata.version("vllm-cpu")
     except metadata.PackageNotFoundError:
@@ -139,7 +139,7 @@ def on_cpu() -> bool:
 
 
 def gpu_memory() -> int:
-    """Bytes of one GPU, as vLLM counts them too."""
+    """Memory of one GPU in bytes, counted as vLLM does."""
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory

@@ -1,4 +1,4 @@
-"""ASGI middleware that every request to a vLLM server meets first."""
+"""Outermost ASGI middleware of a vLLM server."""
 
 from . import watchdog
 from .commit import Commit
@@ -8,8 +8,8 @@ from .streams import TokenStreams
 
 
 class Front(TokenGuard):
-    """ASGI middleware of the vLLM server: the token check, and behind it the probes, the commit of new weights and
-    the streams of tokens. Its start is where the watchdog begins."""
+    """Token check, and behind it the probes, the commit of new weights and the token streams. Starts the watchdog at
+    server start."""
 
     def __init__(self, app: App) -> None:
         super().__init__(Probes(Commit(TokenStreams(app))))

@@ -1,4 +1,4 @@
-"""Entry point of this package in each of vLLM's processes."""
+"""Plugin entry point of this package in each of vLLM's processes."""
 
 import multiprocessing
 import os
@@ -11,10 +11,11 @@ BACKEND = "rlhf"
 
 
 def register() -> None:
-    """Entry point of `vllm.general_plugins`: vLLM calls it in each of its processes, in some more than once.
+    """Entry point of `vllm.general_plugins`: vLLM calls it in each of its processes, possibly more than once.
 
-    Makes `--weight-transfer-config '{"backend": "rlhf"}'` known, and what a process dies of to its host. An engine ends
-    with its server and a worker with its engine, also where those get SIGKILL: it would keep its GPU for nobody.
+    Registers the backend of `--weight-transfer-config '{"backend": "rlhf"}'`, and reports fatal errors to the host.
+    Ties the life of an engine to its server and of a worker to its engine, also under SIGKILL: an orphan would hold its
+    GPU.
     """
     quote_causes()
     if (parent := multiprocessing.parent_process()) is not None:
@@ -23,7 +24,7 @@ def register() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    if BACKEND not in WeightTransferEngineFactory._registry:  # register_engine raises for a name it knows
+    if BACKEND not in WeightTransferEngineFactory._registry:  # register_engine raises for a registered name
         WeightTransferEngineFactory.register_engine(
             BACKEND, "rlhf_trainer.engines.vllm.engine", "BroadcastEngine"
         )

@@ -1,4 +1,4 @@
-"""Answers of a vLLM server to a host's probes: ready for prompts, alive, done with the prompts it has."""
+"""Probes of a vLLM server: readiness, liveness, drain."""
 
 import asyncio
 import time
@@ -14,48 +14,46 @@ from .guard import App, Receive, Scope, Send
 READY, LIVE, DRAIN = "/ready", "/live", "/drain"
 PROMPTS, WORKERS = "/v1/completions", "/collective_rpc"
 BEGINNINGS = ("/init_weight_transfer_engine", "/start_weight_update")
-"""Calls with which an update begins: the trainer has given up whatever is under way then."""
+"""Paths that begin an update: the trainer has abandoned any earlier one by then."""
 CHANGES = frozenset({*BEGINNINGS, "/update_weights", "/finish_weight_update", COMMIT})
 
 ANSWER_SECONDS = 2.0
-"""A worker that lives answers within this, between two steps of the engine."""
+"""Deadline of a healthy worker's reply, seconds: it replies between two engine steps."""
 PROOF_SECONDS = 60.0
-"""Deadline of one token."""
+"""Deadline of the one-token completion, seconds."""
 HUNG_SECONDS = 120.0
-"""Longer than any single step of an engine, such as a long prefill on a CPU."""
+"""Longer than any engine step, such as a long prefill on a CPU; seconds."""
 CHANGE_SECONDS = 600.0
-"""Longer than any broadcast, in which the workers answer nothing else."""
+"""Longer than any broadcast, during which workers reply to nothing else; seconds."""
 QUIET_SECONDS = 3.0
-"""Time without anything to do before a server counts as drained: until the trainer knows that this server is to end."""
+"""Idle time before a server counts as drained, seconds: the trainer knows by then that this server is draining."""
 DRAIN_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 
 ENGINE_DEAD = "vLLM's engine is dead"
 
 Proof = tuple[int, str]
-"""Version and digest of weights with which a completion was generated."""
+"""Version and digest of the weights that generated a completion."""
 
 
 class Probes:
-    """ASGI middleware, behind the token check, which lets these pass:
+    """ASGI middleware, behind the token check, which exempts these paths:
 
-    GET /ready: 200 once every worker holds the newest weights that the trainer sent it, and has generated with them;
-    else 503. One token is generated for each weight version. During an update what was proven before stands.
-    GET /live: 503 when the engine is dead, or the workers have owed an answer for so long that only a new process will
-    help.
-    GET /drain: answers when no prompt has been under way for QUIET_SECONDS; for a pod's `preStop`.
-    """
+    GET /ready: 200 once every worker holds the newest weights that the trainer sent and has generated a token with
+    them; else 503. During an update the last result is kept.
+    GET /live: 503 when the engine is dead or its workers hang.
+    GET /drain: replies once no request has been running for QUIET_SECONDS; for a pod's `preStop`."""
 
     def __init__(self, app: App) -> None:
         self.app = app
         self._answers = {READY: self._ready, LIVE: self._live, DRAIN: self._drain}
-        self._prompts = 0  # under way
+        self._prompts = 0  # running requests
         self._quiet_since = time.monotonic()
-        self._changes = 0  # calls that change weights, under way
-        self._changed_at = 0.0  # when the last of them came
-        self._given_up_at: float | None = None  # a call that the workers have not come back from
+        self._changes = 0  # running calls that change weights
+        self._changed_at = 0.0  # time of the last one
+        self._given_up_at: float | None = None  # start of the call that the workers have not answered
         self._question: asyncio.Task[list[dict[str, Any]] | None] | None = None
-        self._owed_since: float | None = None  # an answer of the workers
+        self._owed_since: float | None = None  # last reply of the workers
         self._proof: Proof | None = None
         self._proving: asyncio.Task[None] | None = None
 
@@ -77,7 +75,7 @@ class Probes:
             await self.app(scope, receive, send)
 
     async def _ready(self, scope: Scope) -> str:
-        """Reason why it is not ready; empty if it is."""
+        """Reason why the server is not ready; empty if it is."""
         if _dead(scope):
             return ENGINE_DEAD
         if self._changing():
@@ -117,7 +115,7 @@ class Probes:
         return f"{self._prompts} prompts are still under way"
 
     def _changing(self, *, open_session: bool = False) -> bool:
-        """True while weights are being changed: for a while, what was proven before stands."""
+        """True while weights are being changed, up to a time limit: the last readiness result is kept."""
         recent = time.monotonic() - self._changed_at < CHANGE_SECONDS
         return recent and (open_session or self._changes > 0)
 
@@ -142,7 +140,7 @@ class Probes:
             self._quiet_since = time.monotonic()
 
     async def _ask(self, scope: Scope) -> list[dict[str, Any]] | None:
-        """Each worker's `rlhf_status`; None where they do not answer in time. One question at a time, for all."""
+        """Each worker's `rlhf_status`; None on timeout. At most one call at a time, shared by all callers."""
         if self._question is None or self._question.done():
             self._owed_since = self._owed_since or time.monotonic()
             self._question = asyncio.create_task(self._status(scope))
@@ -153,14 +151,14 @@ class Probes:
     async def _status(self, scope: Scope) -> list[dict[str, Any]] | None:
         try:
             answer = await call(self.app, scope, "POST", WORKERS, {"method": "rlhf_status"})
-        except Exception:  # whatever a server raises whose engine is dead or shutting down
+        except Exception:  # any error of a server whose engine is dead or shutting down
             return None
         self._owed_since = self._given_up_at = None
         workers: list[dict[str, Any]] = answer["results"]
         return workers
 
     def _prove(self, scope: Scope) -> "asyncio.Task[None]":
-        """Has one token generated, unless that is under way."""
+        """Starts the one-token completion unless it is running."""
         if self._proving is None or self._proving.done():
             self._proving = asyncio.create_task(self._generate(scope))
         return self._proving
@@ -185,7 +183,7 @@ def _dead(scope: Scope) -> bool:
 
 
 def _held(workers: list[dict[str, Any]]) -> Proof | None:
-    """The weights that all workers serve; None where those are the checkpoint's, or not the same."""
+    """Version and digest that all workers serve; None if they are the checkpoint's or differ."""
     held = {(worker["version"], worker["digest"]) for worker in workers}
     version, digest = held.pop()
     return None if held or version is None or digest is None else (version, digest)

@@ -1,4 +1,4 @@
-"""One update on its way into a worker, received by a thread while the engine goes on serving."""
+"""Background reception of one update in a worker, while its engine keeps serving."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger("vllm.rlhf")
 
 @dataclass(frozen=True)
 class Received:
-    """Weights that came whole and fit the model, but do not serve yet; or a base for those of later versions."""
+    """Staged weights: complete, fitting the model, not serving yet; or a base for later versions."""
 
     version: int
     digest: str
@@ -27,11 +27,11 @@ class Received:
 
 
 class Reception:
-    """Receives update number `update` of `group`, of weight version `version`; `fit` makes of its tensors what they are
-    for, and raises where they do not fit.
+    """Receives update number `update` of `group`, of weight version `version`; `fit` converts its tensors and raises
+    where they do not fit the model.
 
-    `received` is there once they came whole, `failure` says why they never will; until then both are None. vLLM's
-    workers run calls between two steps of the engine: a call that received would stop all generation meanwhile.
+    `received` is set once all tensors have arrived, `failure` if they cannot; until then both are None. On a thread,
+    because vLLM's workers run calls between two engine steps: receiving in a call would stop all generation.
     """
 
     def __init__(
@@ -43,7 +43,9 @@ class Reception:
         fit: Callable[[Named], Weights | HeldBase],
         stream: torch.cuda.Stream | None,
     ) -> None:
-        """`stream`: on a GPU, one that the engine does not use, or its steps would wait for the wire."""
+        """`stream`: on a GPU, a CUDA stream that the engine does not use, so that its steps do not wait for the
+        network.
+        """
         self.received: Received | None = None
         self.failure: str | None = None
         self._group, self._update, self._version = group, update, version
@@ -54,9 +56,9 @@ class Reception:
         try:
             with self._on_stream():
                 buckets, digest = receive(self._group, self._update)
-                # Here and not in the swap, for which generation is paused.
+                # Here and not in the swap, during which generation is paused.
                 weights = self._fit(tuple(pair for bucket in buckets for pair in unpack(bucket)))
-        except Exception as error:  # told to the trainer, which asks
+        except Exception as error:  # reported to the trainer on request
             log.warning("weight version %s did not come: %s", self._version, error)
             self._group.abort()
             self.failure = str(error)
@@ -68,7 +70,7 @@ class Reception:
         if self._stream is None:
             yield
             return
-        torch.cuda.set_device(self._stream.device)  # which every thread has for itself
+        torch.cuda.set_device(self._stream.device)  # every thread has a current device of its own
         with torch.cuda.stream(self._stream):
             yield
             self._stream.synchronize()

@@ -1,4 +1,4 @@
-"""Fingerprints of the memory that a model computes with: whether it holds, and goes on holding, what was loaded."""
+"""Fingerprints of the memory that a model computes with: verify that it holds, and keeps, the loaded weights."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from ...weights.digest import lanes
 
 WORD = 8
-"""Bytes; the hash takes whole pairs of int32."""
+"""Bytes; the hash works on pairs of int32."""
 Pair = tuple[str, Tensor, Tensor]
-"""Name of a weight, the model's memory that holds a part of it, and that part as it arrived."""
+"""Name of a weight, the part of the model's memory that holds a part of it, and that part as received."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Memory of a model, `nbytes` of it, by the name of its parameter or module."""
+    """Memory of a model, `nbytes` long, named after its parameter or module."""
 
     name: str
     nbytes: int
@@ -27,17 +27,17 @@ class Part:
 
 
 class Served:
-    """What `model` serves, after each load: first every part gets a fingerprint, and what a load copied is compared
-    with what arrived; later the fingerprints are taken again, some at a time and all in turn. Each call takes `most`
-    bytes, and at least one part, so that an engine need not stand still for all of them.
+    """Verifies the serving memory of `model`. After a load, every part gets a fingerprint and is compared with the
+    tensors received; later the fingerprints are recomputed in turn. Each call reads `most` bytes, and at least one
+    part, so that the engine is never blocked for long.
 
     Parts are the memory of parameters as it lies there, fused, sharded or repacked, shared memory (tied weights) once.
-    What an engine on a CPU packs out of torch's sight is known by its product with a fixed vector.
+    Weights that a CPU engine packs outside torch tensors are fingerprinted by their product with a fixed vector.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.changed: str | None = None
-        """The first part that was other than it should be, and how; for the life of this process."""
+        """The first part found changed, and how; never reset."""
         self._model = model
         self._version = -1
         self._kept: list[tuple[Part, Tensor]] = []
@@ -47,22 +47,24 @@ class Served:
     def loaded(
         self, version: int, arrived: Iterable[Pair], made_of: Sequence[tuple[Part, Tensor]] = ()
     ) -> None:
-        """Weights of `version` serve from now on; `arrived` is read, and kept, until `prove` is done. They were
-        `made_of` memory that had these fingerprints when it arrived."""
+        """Weights of `version` serve from now on; `arrived` is read, and kept alive, until `prove` is done. They were
+        made of memory with the fingerprints `made_of` at arrival."""
         self._version, self._kept, self._next = version, [], 0
         self._proof = self._proving(arrived, made_of)
 
     def prove(self, most: float = math.inf) -> bool:
-        """True once every part has its fingerprint and is what arrived, as far as that can be compared."""
+        """Verifies the next parts; True once every part has its fingerprint and equals what arrived, as far as that can
+        be compared.
+        """
         return _spend(self._proof, most)
 
     def recheck(self, most: float = math.inf) -> None:
-        """Takes fingerprints of the next parts again, after the proof where that is not done."""
+        """Recomputes the fingerprints of the next parts, after completing `prove`."""
         self.prove()
         _spend(self._rechecking(), most)
 
     def _proving(self, arrived: Iterable[Pair], made_of: Sequence[tuple[Part, Tensor]]) -> Iterator[int]:
-        # In this order a change in between is found, by the comparison or by the next fingerprint.
+        # In this order a change in between is detected, by the comparison or by the next fingerprint.
         for part in parts(self._model):
             self._kept.append((part, part.fingerprint()))
             yield part.nbytes
@@ -90,7 +92,7 @@ class Served:
 
 
 def parts(model: nn.Module) -> Iterator[Part]:
-    """All parts of a model, each looked up by its name whenever its fingerprint is taken."""
+    """All parts of a model, each looked up by name whenever its fingerprint is computed."""
     seen = set()
     for name, parameter in model.named_parameters():
         storage = parameter.untyped_storage()
@@ -104,8 +106,8 @@ def parts(model: nn.Module) -> Iterator[Part]:
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
-    """The hash of `weights.digest` of all bytes of a tensor's storage, however it lies in there: int64 [chunks, 2], on
-    its device, which is not waited for."""
+    """Hash of `weights.digest` over all bytes of a tensor's storage, whatever its layout: int64 [chunks, 2], on its
+    device, without a synchronisation."""
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     if rest := len(raw) % WORD:
         raw = torch.cat([raw, raw.new_zeros(WORD - rest)])
@@ -118,7 +120,7 @@ def _of_parameter(model: nn.Module, name: str) -> Tensor:
 
 @torch.no_grad()
 def _of_product(module: Any) -> Tensor:
-    """Of W x for one x: as far as rounding lets it be seen, a change of any weight changes it."""
+    """Fingerprint by W x for one fixed x: a change of any weight changes it, as far as rounding shows."""
     x = torch.linspace(1, 2, _width(module)).to(module.weight.dtype)[None]
     return fingerprint(module.cpu_linear(x, module.weight, None))
 
@@ -129,13 +131,13 @@ def _width(module: Any) -> int:
 
 
 def _same(served: Tensor, came: Tensor) -> bool:
-    """Bit for bit, after the conversion that a copy makes."""
+    """Bitwise equality, after the dtype conversion of the copy."""
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[served.itemsize]
     return torch.equal(served.view(words), came.to(served.dtype).view(words))
 
 
 def _spend(steps: Iterator[int], most: float) -> bool:
-    """Runs steps, which say how many bytes each took, until that is `most`; whether all are done."""
+    """Runs steps, each of which yields its number of bytes, until `most` is reached; returns whether all are done."""
     for nbytes in steps:
         most -= nbytes
         if most <= 0:

@@ -1,4 +1,4 @@
-"""Responses in binary frames, by a path of our own: no JSON at either end, detokenized for stop strings alone."""
+"""Responses as binary frames on a path of our own: no JSON per token, detokenized for stop strings only."""
 
 import logging
 import math
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.rlhf")
 
 KINDS = {None: Kind.TOKENS, "stop": Kind.STOP, "length": Kind.LENGTH, "abort": Kind.ABORT}
-"""By vLLM's `finish_reason`; of any other the request has failed."""
+"""Frame kinds by vLLM's `finish_reason`; any other reason means a failed request."""
 
 
 class TokenStreams:
     """ASGI middleware, behind the gate, with a path of its own:
 
-    POST /generate, a `comms.frames.Asked` as JSON: 200 and the frames of the responses as they come. What goes wrong
-    after that, also a prompt that the engine refuses (400), is an ERROR frame. Whoever hangs up has the engine abort.
+    POST /generate, a `comms.frames.Asked` as JSON: 200 and the frames of the responses as they come. Later errors,
+    including a prompt that the engine refuses (400), are ERROR frames. A client that disconnects aborts its request.
     """
 
     def __init__(self, app: App) -> None:
@@ -67,7 +67,7 @@ async def _frames(engine: "AsyncLLM", asked: Asked) -> AsyncIterator[bytes]:
                 logprobs, kept = sampled_from(output, most)
                 masks = kept if asked.kept else None
                 yield encode(output.index, KINDS[output.finish_reason], output.token_ids, logprobs, masks)
-    except Exception as error:  # whatever an engine raises, also one that is dead
+    except Exception as error:  # any error of an engine, dead ones included
         code = 400 if isinstance(error, refused) and not begun else 500
         log.log(logging.INFO if code == 400 else logging.WARNING, "a request failed: %r", error)
         yield encode_error(code, f"{type(error).__name__}: {error}" if code == 500 else str(error))
@@ -77,7 +77,7 @@ def _sampling(asked: Asked, most: int) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     fields = asked.model_dump(exclude={"prompt", "kept"})
-    if "stream_interval" not in SamplingParams.__struct_fields__:  # 0.25.1 sends each token as it comes
+    if "stream_interval" not in SamplingParams.__struct_fields__:  # 0.25.1 sends each token separately
         del fields["stream_interval"]
     return SamplingParams(
         **fields,
@@ -92,9 +92,9 @@ def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], li
     """The log-probability of each sampled token, and with `most` > 0 the other tokens that it was sampled from.
 
     `output.logprobs` is vLLM's FlatLogprobs: for each token first itself, then the likeliest `most` ones, whose
-    log-probabilities after truncation are -inf for what it left out. More than these are kept only where some tie with
-    the last one: given that such a one was not sampled, the distribution is that of the others, renormalised. Where a
-    response is aborted, vLLM 0.25.1 has all its tokens once more behind them.
+    log-probabilities after truncation are -inf for what it left out. More tokens are kept only where some tie with the
+    last one; if none of those was sampled, the distribution is that of the others, renormalised. For an aborted
+    response, vLLM 0.25.1 appends all its tokens a second time.
     """
     flat: Any = output.logprobs
     if flat is None:
@@ -121,7 +121,7 @@ def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], li
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """Errors of vLLM about a request that it cannot serve."""
+    """Exceptions of vLLM for requests that it cannot serve."""
     try:
         from vllm.exceptions import VLLMClientError
     except ImportError:  # 0.25.1

@@ -1,4 +1,4 @@
-"""New weights into a model that vLLM serves, in the memory of the old ones: CUDA graphs read from there."""
+"""In-place weight swap of a serving vLLM model: CUDA graphs keep reading the same memory."""
 
 from collections.abc import Iterator, Set
 from typing import Any
@@ -19,11 +19,11 @@ from .copy_plan import Copies
 from .held import Weights
 
 AS_LOADED = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
-"""On a GPU these compute with the parameters just as they were loaded."""
+"""On a GPU, these layers compute with the parameters exactly as loaded."""
 
 
 class Swap:
-    """Loads weights into `model` on `device`, again and again."""
+    """Loads weights into `model` on `device`, repeatedly."""
 
     def __init__(self, model: nn.Module, config: ModelConfig, device: torch.device) -> None:
         self.model = model
@@ -33,7 +33,7 @@ class Swap:
         self._copies: Copies | None = None
 
     def load(self, weights: Weights) -> None:
-        """Waits for the device. Raises RuntimeError where a parameter got no new weights."""
+        """Loads all weights and waits for the device. Raises RuntimeError where a parameter got no new weights."""
         if self._as_loaded:
             self._load_as_before(weights)
         else:
@@ -42,13 +42,13 @@ class Swap:
             torch.cuda.synchronize(self._device)
 
     def arrived(self, weights: Weights) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """What the model holds of the weights that were loaded last, beside these: `Copies.pairs`. Nothing where
-        loading does more than to copy them."""
+        """Pairs of the model's memory and these weights, which were loaded last: see `Copies.pairs`. Empty if loading
+        did more than copy them."""
         return iter(()) if self._copies is None else self._copies.pairs(weights.merged())
 
     def _reload(self, weights: Weights) -> None:
         if self._device.type == "cpu":
-            # Experts are repacked only where their kernel is made: with one, an update would leave them as loaded.
+            # Experts are repacked only when their kernel is made: keeping it would leave them unpacked after an update.
             for module in self.model.modules():
                 method = getattr(module, "quant_method", None)
                 if isinstance(method, FusedMoEMethodBase):
@@ -57,15 +57,15 @@ class Swap:
         loaded = self._model_code.load_weights(weights.merged())
         finalize_layerwise_reload(self.model, self._config)
         if self._device.type == "cpu":
-            # A tied lm_head gets no tensor of its own, so its packed copy of the embedding stays the old one.
+            # A tied lm_head gets no tensor of its own, so its packed copy of the embedding would stay stale.
             for module in self.model.modules():
                 if isinstance(module, VocabParallelEmbedding):
                     module.quant_method.process_weights_after_loading(module)
         self._check_all(loaded)
 
     def _load_as_before(self, weights: Weights) -> None:
-        """Straight into the parameters, what the other way does too in the end. Generation is paused meanwhile: the
-        model's own code, a call in Python for each weight, is asked once which copies it makes.
+        """Copies straight into the parameters, as the general path does in the end. Generation is paused meanwhile, so
+        the model's own loading code, a Python call per weight, runs only once, to record its copies.
         """
         if self._copies is None or not self._copies.fit(self.model, weights.plain):
             loaded, self._copies = Copies.watch(
@@ -80,15 +80,15 @@ class Swap:
             self._check_all(self._model_code.load_weights(weights.merged()))
 
     def _check_all(self, loaded: Set[str] | None) -> None:
-        if loaded is None or self._config.quantization is not None:  # parameters then have other names
+        if loaded is None or self._config.quantization is not None:  # parameters have other names then
             return
         if missing := {name for name, _ in self.model.named_parameters()} - loaded:
             raise RuntimeError(f"no weights came for {sorted(missing)}")
 
 
 def computes_as_loaded(model: nn.Module) -> bool:
-    """True if nothing is derived from this model's parameters after they are loaded, such as a quantized, repacked or
-    absorbed form of them, that loading into them again would leave as it was."""
+    """True if nothing is derived from this model's parameters after loading (a quantized, repacked or absorbed form)
+    that an in-place load would leave stale."""
     return all(_as_loaded(module) for module in model.modules())
 
 

@@ -1,9 +1,9 @@
-"""Ends a vLLM server soon after its engine's process: a thread of the server, which no request can hold up.
+"""Watchdog thread that ends a vLLM server soon after its engine's process has died.
 
-vLLM's own end waits for every request under way, and one whose engine died in the middle of it may never end. So
-VLLM_KEEP_ALIVE_ON_ENGINE_DEATH leaves it all to this. The termination message is the exception of the engine's process
-or of one of its workers, which `quote_causes` leaves there, else the way in which that process ended. A server that was
-told to end by SIGTERM kills its engine itself: that is no failure.
+vLLM's own shutdown waits for all running requests, and one whose engine died may never end, so
+VLLM_KEEP_ALIVE_ON_ENGINE_DEATH disables it. The termination message is the exception of the engine's process or of one
+of its workers, written by `quote_causes`, else that process's exit status. A server that got SIGTERM kills its engine
+itself: that is no failure.
 """
 
 import logging
@@ -24,26 +24,25 @@ log = logging.getLogger("vllm.rlhf")
 
 POLL_SECONDS = 0.5
 LINGER_SECONDS = 5.0
-"""Time for which a server may outlast an engine that it was told to end, or one that is dead and has not said why
-yet."""
+"""Grace period of a server after its engine was told to end, or died without an error message; seconds."""
 EXIT_ENGINE_DEAD = 70
-"""EX_SOFTWARE; also that of a worker whose swap to new weights failed."""
+"""EX_SOFTWARE; also the exit code of a worker whose weight swap failed."""
 FATAL = frozenset({"run_engine_core", "worker_main", "monitor_workers"})
-"""vLLM's functions whose errors in the log are the end of its engine; others' are told to whom asked."""
+"""Functions of vLLM whose logged errors mean the end of the engine; other errors are returned to the caller."""
 
 
 class Engine(Protocol):
-    """vLLM's EngineClient."""
+    """Protocol of vLLM's EngineClient."""
 
     shutdown: Callable[..., None]
-    """Called at the server's end, before its engine's process is killed."""
+    """Called at the server's shutdown, before its engine's process is killed."""
 
     @property
     def errored(self) -> bool: ...
 
 
 class EngineProcess(Protocol):
-    """A `multiprocessing.Process`."""
+    """Protocol of a `multiprocessing.Process`."""
 
     name: str
     pid: int | None
@@ -53,7 +52,7 @@ class EngineProcess(Protocol):
 
 
 def start(engine: Engine) -> None:
-    """Watch from now on, in the process that started the engine's."""
+    """Starts the watchdog, in the process that started the engine's."""
     processes, told, shutdown = multiprocessing.active_children(), threading.Event(), engine.shutdown
 
     def told_to_end(*args: object, **kwargs: object) -> None:
@@ -86,8 +85,8 @@ def _watch(
 
 
 def cause_of_death(processes: Iterable[EngineProcess], oom: str, *, late: bool) -> str:
-    """Reason why the server must end now, empty where it need not. `oom`: what to say of a SIGKILL; `late`: the engine
-    is dead, and has said why or its server had time enough to end with it."""
+    """Reason why the server must end now; empty otherwise. `oom`: text for a SIGKILL; `late`: the engine is dead and
+    has left its error, or its grace period is over."""
     for process in processes:
         if process.exitcode:
             return f"vLLM's process {process.name} (pid {process.pid}) {_end(process.exitcode)}" + (
@@ -101,7 +100,7 @@ def _end(code: int) -> str:
 
 
 class _Causes(logging.Handler):
-    """Leaves the first fatal error of this process as the termination message."""
+    """Log handler that writes the first fatal error of this process as the termination message."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -113,17 +112,17 @@ class _Causes(logging.Handler):
 
 
 def fatal(record: logging.LogRecord, oom: str) -> str:
-    """The exception of a log record, or else its message; `oom`: what to say of a worker ended by SIGKILL."""
+    """A log record's exception, or else its message; `oom`: text for a worker ended by SIGKILL."""
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
         return f"{type(error).__name__}: {error}"
     killed = re.compile(rf"exit code: -{signal.SIGKILL:d}\b")
-    unknown = re.compile("exit code: None")  # vLLM asks a moment too early
+    unknown = re.compile("exit code: None")  # vLLM asks before the process has ended
     return unknown.sub(rf"\g<0>{oom}", killed.sub(f"SIGKILL{oom}", record.getMessage()))
 
 
 def quote_causes() -> None:
-    """In each of vLLM's processes: have its fatal error quoted. What vLLM logs does not propagate beyond its logger."""
+    """Installs the log handler in each of vLLM's processes; vLLM's logger does not propagate to the root logger."""
     logger = logging.getLogger("vllm")
     if not any(isinstance(handler, _Causes) for handler in logger.handlers):
         logger.addHandler(_Causes())

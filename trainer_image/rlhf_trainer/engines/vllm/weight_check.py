@@ -1,4 +1,4 @@
-"""Names and shapes of the tensors that a served model can take."""
+"""Check of received tensors' names, shapes and dtypes against a served model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ _DTYPES = {
 
 
 def checkpoint_table(directory: Path) -> Table:
-    """Tensors in the safetensors files of `directory`, from their headers; empty where there are none."""
+    """Tensors in the safetensors files of `directory`, read from their headers; empty if there are none."""
     table = {}
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -32,8 +32,8 @@ def checkpoint_table(directory: Path) -> Table:
 
 
 def architecture_table(config: PretrainedConfig) -> Table:
-    """The parameters of the Transformers model of `config`, whose names can differ from a checkpoint's (GPT-2);
-    empty where Transformers has no such model."""
+    """Parameters of the Transformers model of `config`, whose names can differ from a checkpoint's (GPT-2); empty if
+    Transformers lacks the model."""
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -43,8 +43,9 @@ def architecture_table(config: PretrainedConfig) -> Table:
 
 
 def check_fits(given: Sequence[Spec], tables: Sequence[Table], *, optional: frozenset[str]) -> None:
-    """Raises ValueError naming what differs from the first table, unless `given` fits one of `tables`: exactly its
-    names, but for the `optional`, each with its shape and dtype (loading converts one floating point to another)."""
+    """Raises ValueError naming the differences from the first table, unless `given` fits one of `tables`: the same
+    names, except the `optional` ones, each with its shape and dtype (loading converts between floating-point dtypes).
+    """
     found = [_differences(given, table, optional) for table in tables]
     if all(found) and found:
         some, more = found[0][:5], len(found[0]) - 5
