@@ -1,4 +1,4 @@
-"""Named points at which a test may let something go wrong; nothing happens unless one asks for it."""
+"""Fault-injection points for tests; no-ops unless the environment names a function."""
 
 import importlib
 import os
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 VARIABLE = "RLHF_FAULTS"
-"""`module:function`, called with the name of each point that is reached."""
+"""`module:function`, called with the name of each point reached."""
 
 
 @cache
@@ -16,6 +16,6 @@ def _hook() -> Callable[[str], None] | None:
 
 
 def point(name: str) -> None:
-    """A moment at which a process may be killed, a peer may die, a disk may fill."""
+    """A point at which a test may kill a process or a peer, or fill a disk."""
     if (hook := _hook()) is not None:
         hook(name)

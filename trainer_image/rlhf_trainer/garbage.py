@@ -1,7 +1,7 @@
-"""When Python's full garbage collections run: between steps, and not in the middle of one.
+"""Runs full garbage collections between steps only.
 
-A full collection holds Python's lock for as long as it takes to look at every object, which thousands of requests under
-way make tenths of a second: no other thread runs, and all ranks wait for the one that collects.
+A full collection holds the GIL while it visits every object, tenths of a second with thousands of requests running: no
+other thread runs, and all ranks wait for the one that collects.
 """
 
 import gc
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def full_collections_by_hand() -> Iterator[None]:
-    """Full collections run where `gc.collect` is called, and leave out what is there now, such as imported modules.
-    What dies young is collected as always."""
+    """Full collections run only where `gc.collect` is called, and skip the objects that exist now, such as imported
+    modules. Young generations are collected as usual."""
     young, middle, old = gc.get_threshold()
     gc.collect()
     gc.freeze()

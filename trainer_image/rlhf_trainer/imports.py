@@ -1,4 +1,4 @@
-"""Functions that a manifest names by import path. Imports no torch."""
+"""Imports functions that a manifest names. Imports no torch."""
 
 from collections.abc import Callable
 from typing import Any

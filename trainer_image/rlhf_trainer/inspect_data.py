@@ -1,6 +1,7 @@
-"""`rlhf data check` and `rlhf data show`: a job's rows as the trainer will see them. The job comes as JSON on stdin.
+"""`rlhf data check` and `rlhf data show`: prints a job's rows as tokenized for training. Reads the job as JSON on
+stdin.
 
-`rlhf data` starts this where the trainer's packages are; it loads the tokenizer and no model.
+`rlhf data` runs this in the trainer's environment; it loads the tokenizer and no model.
 """
 
 import argparse
@@ -25,21 +26,20 @@ from .models.loading import load_job_tokenizer
 from .ops.datasets import ENCODE
 
 MOST_PROBLEMS = 20
-"""Of each file, so that the others are seen too."""
+"""Maximum number of problems reported per file."""
 PERCENTILES = (50, 90, 99)
 DIM, GREEN, RESET = "\033[2m", "\033[32m", "\033[0m"
 
 
 def encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
-    """The sequences of one row; a prompt alone where its responses are sampled."""
+    """The sequences of one row; only the prompt if responses are sampled."""
     if kind == "prompts":
         return [encode_prompt(tokenizer, row.prompt, data.max_prompt_length)]
     return ENCODE[kind]([row], tokenizer, data)
 
 
 def check(spec: Spec, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[str]:
-    """Lines on each file: its rows, its share, and how long its sequences are. Raises InvalidJob, with all that is
-    wrong, after the last."""
+    """Lines about each file: rows, share, sequence lengths. Raises InvalidJob, with all problems, after the last."""
     problems = list[Problem]()
     for field, kind, dataset in _named(spec):
         first = 0
@@ -62,7 +62,7 @@ def check(spec: Spec, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[str
 
 
 def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour: bool) -> Iterator[str]:
-    """Lines on one row of the training data: a token each, and whether it is trained on."""
+    """Lines about one row of the training data: one per token, marked if it is trained on."""
     _, kind, dataset = next(_named(spec))
     if not 0 <= number < len(dataset):
         raise InvalidJob(
@@ -118,7 +118,7 @@ def _encoded(
 
 
 def _lengths(what: str, found: Sequence[tuple[int, int]], longest: int) -> Iterator[str]:
-    """`found` has the length and the tokens cut of each sequence."""
+    """`found`: length and number of cut tokens of each sequence."""
     if not found:
         return
     whole, cut = sorted(length + lost for length, lost in found), sum(lost > 0 for _, lost in found)

@@ -1,10 +1,10 @@
-"""Generation ahead of training: the prompts of the next steps are with the generators while the policy trains.
+"""Generation ahead of training: generators sample the next steps' prompts while the policy trains.
 
-An episode is the responses to one step's prompts, in the order in which the run takes prompts. When the generators get
-weight version h, the episodes up to h + n are handed out, n = `rollout.maxStaleness`, so the oldest token of the
-episode that version v trains on was sampled by version v - n or a later one, whatever happens to the generators: what
-is asked again is sampled by later weights still. Within the window a generator never waits for another one's slowest
-response. Taking episodes in order costs nothing: under this bound every prompt of the first must be trained on now.
+An episode is the responses to one step's prompts, in the run's prompt order. When the generators get weight version h,
+the episodes up to h + n are requested, n = `rollout.maxStaleness`. So the oldest token of the episode that version v
+trains on was sampled by version v - n or later, whatever happens to the generators: retries are sampled by newer
+weights still. Within the window a generator never waits for another one's slowest response. Taking episodes in order
+costs nothing: under this bound, every prompt of the first episode must be trained on now.
 """
 
 from array import array
@@ -25,11 +25,11 @@ from .requests import Requests, Responses
 from .work import Response, Work, rollouts
 
 BLOB = "responses-ahead"
-"""Name in a snapshot of the responses that no episode has yet, whole ones and those that were only begun."""
+"""Blob in a snapshot of the responses, finished or partial, that belong to no episode yet."""
 
 
 class RolloutsAhead:
-    """The episodes that are with the generators, the next to be trained on first. Its methods are collectives."""
+    """Episodes requested from the generators, oldest first. Methods are collectives."""
 
     def __init__(self, ctx: TrainerContext, fleet: Fleet) -> None:
         self._ctx, self._fleet = ctx, fleet
@@ -40,13 +40,13 @@ class RolloutsAhead:
 
     @property
     def _requests(self) -> Requests:
-        """Empty on other ranks than 0."""
+        """Empty except on rank 0."""
         return self._fleet.ahead
 
     def publish(self, version: int, issue: Callable[[], list[Prompt]], *, collected: bool = False) -> None:
-        """New weights: responses under way stop where they are and go on with these. Then the prompts of the steps up
-        to version + maxStaleness are handed out, `issue` giving those of one step; `collected`: the next step has its
-        own already."""
+        """New weights: responses under way are interrupted and continue with these. Then the prompts of the steps up to
+        version + maxStaleness are requested; `issue` returns those of one step. `collected`: the next step has its
+        episode already."""
         self._last = [], []
         self._renew(version)
         spec = self._ctx.spec
@@ -55,10 +55,10 @@ class RolloutsAhead:
         self._requests.begin()
 
     def episode(self) -> Responses:
-        """The responses to the first episode's prompts, on rank 0; on the others none.
+        """Waits for the responses to the oldest episode's prompts, on rank 0; empty on the others.
 
         Raises:
-            Unavailable: generators come, and fail at every prompt, or refuse every one.
+            Unavailable: the generators that respond fail at every prompt or refuse them all.
             Stopped: the run is to stop, on every rank.
         """
         prompts = self._episodes[0]
@@ -71,7 +71,7 @@ class RolloutsAhead:
         return self._take(prompts) if self._ctx.ranks.first else Responses()
 
     def put_back(self) -> None:
-        """The episode that was taken last is not trained on now: it is the first one again."""
+        """Returns the last taken episode, which is not trained on now, to the front."""
         prompts, works = self._last
         if prompts:
             self._episodes.appendleft(prompts)
@@ -79,8 +79,8 @@ class RolloutsAhead:
         self._last = [], []
 
     def figures(self) -> dict[str, float]:
-        """Since the last call: seconds in which no request was under way, and responses that new weights or a failing
-        generator interrupted and another request continued; on the other ranks nothing."""
+        """Metrics since the last call: seconds without any running request, and number of responses interrupted (by new
+        weights or a failing generator) and continued by another request; empty except on rank 0."""
         if not self._ctx.ranks.first:
             return {}
         (idle, continued), self._told = self._told, (self._requests.idle_seconds, self._requests.continued)
@@ -90,16 +90,16 @@ class RolloutsAhead:
         }
 
     def blob(self) -> Callable[[], bytes]:
-        """The episodes' responses so far, as of one moment, to be encoded later; on rank 0."""
+        """Encoder of a snapshot of the episodes' responses so far; on rank 0."""
         assert self._ctx.services is not None
 
-        async def frozen() -> list[Work]:  # on the thread that adds to them
+        async def frozen() -> list[Work]:  # on the thread that appends to them
             return [work.frozen() for work in (*self._requests.works, *self._restored.values())]
 
         return partial(encode, self._ctx.services.http.run(frozen()))
 
     def restore(self, data: bytes | None) -> None:
-        """Responses of a snapshot, whose prompts are added again. Raises ValueError for anything else."""
+        """Restores a snapshot's responses and adds their prompts again. Raises ValueError for invalid data."""
         self._restored = {work.prompt.id: work for work in (decode(data) if data else ())}
 
     def _renew(self, version: int) -> None:
@@ -160,7 +160,7 @@ def encode(works: Iterable[Work]) -> bytes:
 
 
 def decode(data: bytes) -> list[Work]:
-    """The inverse; prompts have their ids alone. Raises ValueError where it is none."""
+    """Inverse of `encode`; prompts have ids only. Raises ValueError for invalid data."""
     arrays, header = wire.decode(data)
     at, kept_at, works = 0, 0, list[Work]()
     counts, kept = (arrays.get(name, torch.zeros(0)).tolist() for name in ("kept_counts", "kept"))

@@ -1,4 +1,4 @@
-"""Prompts to generators: one round of requests among those that hold the same weights."""
+"""Dispatches prompts to the generators that hold the same weights."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,7 +12,7 @@ from .engine import EngineClient
 from .work import Work
 
 Round = Outcome[Work, Work]
-"""The prompts whose responses are whole, and what became of the others."""
+"""Prompts whose responses are complete, and the outcome of the others."""
 
 
 def start_round(
@@ -28,9 +28,9 @@ def start_round(
     arrived: Callable[[Work], None] = lambda _work: None,
     switches: Switches | None = None,
 ) -> "Future[Round]":
-    """Asks `members` on the thread of `http`; see `Dispatch`.
+    """Starts a round on the event loop of `http`; see `Dispatch`.
 
-    No prompt is scored as if it had no response: it has all of them, is refused with a reason, or is still unanswered.
+    Each prompt ends with all its responses, refused with a reason, or unanswered.
     """
     return http.start(
         Dispatch(

@@ -1,4 +1,4 @@
-"""Protocol of a generation engine, as the trainer needs it; one more file implements another than vLLM."""
+"""Protocol of a generation engine's client; another engine than vLLM needs one more implementation."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,20 +9,20 @@ from .work import Work
 
 
 class EngineClient(Protocol):
-    """Speaks to servers of one engine."""
+    """Client of the servers of one engine."""
 
     async def ask(self, member: Member, work: Work, progress: Callable[[], None]) -> Work:
-        """Adds to the responses of `work` until they are whole, each token with the weight version that sampled it.
+        """Extends the responses of `work` until they are complete, each token with the weight version that sampled it.
 
-        `progress` is called whenever the server gave new tokens. Cancelled, it gives the request up, and the server
-        stops working on it; what came stays, and another call goes on from there.
+        `progress` is called whenever new tokens arrive. Cancelling it aborts the request on the server; tokens so far
+        are kept, and another call continues from there.
 
         Raises:
-            comms.outcomes.Refused: the engine cannot respond to this prompt.
-            comms.outcomes.Interrupted: the server stopped, as before new weights.
-            HttpError: refused (4xx) as every server would, or the server failed (5xx).
-            aiohttp.ClientError, OSError, ValueError: the server failed, or its reply is not understood.
+            comms.outcomes.Refused: the engine cannot respond to this prompt. comms.outcomes.Interrupted: the server
+            interrupted the request, as before new weights.
+            HttpError: refused (4xx) as every server would, or the server failed (5xx). aiohttp.ClientError, OSError,
+            ValueError: the server failed or its reply is invalid.
         """
 
     async def listens(self, member: Member) -> bool:
-        """True if the server takes connections, also where it is merely slow."""
+        """True if the server accepts connections, even if it is slow."""

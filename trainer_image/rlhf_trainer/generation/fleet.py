@@ -25,7 +25,7 @@ from .work import Work, rollouts
 class Fleet:
     """The generators, and the policy's `weights` as they have them. Its methods are collectives.
 
-    A generator that dies costs its prompts a detour.
+    Prompts of a generator that dies are sent to another one.
     """
 
     def __init__(
@@ -155,5 +155,5 @@ class Fleet:
 
 
 def _in_order(works: Sequence[Work], places: Mapping[str, int]) -> list[Work]:
-    """By the order of their prompts."""
+    """Works in the order of their prompts."""
     return sorted(works, key=lambda work: places[work.prompt.id])

@@ -1,4 +1,4 @@
-"""Logits processors and stopping criteria of Hugging Face's `generate`, which give what vLLM gives."""
+"""Logits processors and stopping criteria for Hugging Face's `generate` that match vLLM's sampling."""
 
 import threading
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from ..sampling_mask import ROUNDING
 
 
 def warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
-    """Logits processors that `generate` makes of temperature, top-k and top-p, in its order; its own would come after
+    """Logits processors that `generate` makes from temperature, top-k and top-p, in its order; its own would run after
     the recorder."""
     if sampling.temperature not in (0, 1):
         yield TemperatureLogitsWarper(sampling.temperature)
@@ -33,7 +33,9 @@ def warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
 
 
 class Penalized(LogitsProcessor):
-    """Logits after penalties, in vLLM's order and with its numbers; Hugging Face's own would count padding."""
+    """Repetition, presence and frequency penalties in vLLM's order and formulas; Hugging Face's own would count
+    padding.
+    """
 
     def __init__(self, penalties: Penalties, prompts: Tensor, mask: Tensor) -> None:
         """`prompts` int64 [n, P] with padding where the `mask`, int64 of that shape, is 0."""
@@ -53,7 +55,7 @@ class Penalized(LogitsProcessor):
 
 
 class Interrupted(StoppingCriteria):
-    """Ends all responses once the run is to stop."""
+    """Stops all responses once the run is to stop."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -64,11 +66,11 @@ class Interrupted(StoppingCriteria):
 
 
 class AtStopStrings(StoppingCriteria):
-    """Ends each response at the token that completes a stop string, the first `least` ones apart; `lengths`: the tokens
-    of those that it ended, by row."""
+    """Stops each response at the token that completes a stop string, except in its first `least` tokens; `lengths`: row
+    -> tokens of the responses stopped here."""
 
     def __init__(self, stops: StopStrings, width: int, least: int) -> None:
-        """Prompts have `width` tokens."""
+        """`width`: tokens of the padded prompts."""
         self._stops, self._width, self._least = stops, width, least
         self.lengths: dict[int, int] = {}
 
@@ -84,8 +86,8 @@ class AtStopStrings(StoppingCriteria):
 
 
 class Recorder(LogitsProcessor):
-    """Log-probabilities of the sampled tokens, and up to `most` tokens that each was sampled from, taken as generation
-    goes on: one step's logits are held, never all."""
+    """Records the log-probabilities of sampled tokens, and up to `most` tokens of each one's sampling mask, during
+    generation: the logits of one step are held, never of all."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -94,14 +96,14 @@ class Recorder(LogitsProcessor):
         self._kept: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """`scores` float [n, V], processed as they will be sampled from, given the tokens so far, int64 [n, T]."""
+        """`scores` float [n, V], processed as for sampling, given the tokens so far, int64 [n, T]."""
         self._take(input_ids)
         self._last = scores.float().log_softmax(-1)
         return scores
 
     def found(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each new token of the whole `sequences`: its log-probability, float32 [n, new tokens], and the others that
-        it was sampled from, int64 [n, new tokens, most] filled up with -1; on the CPU."""
+        """Log-probability of each new token of `sequences`, float32 [n, new], and the other tokens of its sampling
+        mask, int64 [n, new, most], padded with -1; on the CPU."""
         self._take(sequences)
         return torch.stack(self._found, dim=1).cpu(), torch.stack(self._kept, dim=1).cpu()
 
@@ -113,7 +115,8 @@ class Recorder(LogitsProcessor):
         values, tokens = self._last.topk(min(self._most, self._last.shape[-1]), dim=-1)
         other = (tokens != own) & values.isfinite()
         if self._most:
-            # More than the likeliest are kept only where some tie with the last of them: see `sampled_from` of vLLM's.
+            # More than the likeliest are kept only where some tie with the last one: see `sampled_from` in
+            # engines/vllm.
             total = torch.cat([chosen, values.masked_fill(~other, -torch.inf)], dim=-1).logsumexp(
                 -1, keepdim=True
             )

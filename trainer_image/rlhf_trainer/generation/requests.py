@@ -1,4 +1,4 @@
-"""Prompts with the generators, on rank 0: over as many rounds of requests as it takes."""
+"""Prompts requested from the generators, on rank 0, over several rounds."""
 
 import threading
 import time
@@ -14,20 +14,20 @@ from .dispatch import Round
 from .work import Work
 
 POLL_SECONDS = 0.2
-"""Between two looks for a request to stop."""
+"""Poll interval for a stop request, seconds."""
 GRACE_SECONDS = 2.0
-"""Deadline of a round that closes: the last tokens of generators that took new weights come within it."""
+"""Seconds to wait for a closing round's last tokens."""
 REFUSALS = 3
 """Refusals of weights, or rounds that fail at every prompt, by generators that live, after which the run fails."""
 
 Start = Callable[[Sequence[Work], Callable[[Work], None], Switches], "Future[Round]"]
-"""(prompts, what is called with each one that is whole, switches) -> a round with the generators of this moment."""
+"""(prompts, callback for each complete one, switches) -> a round with the present generators."""
 
 
 @dataclass(frozen=True)
 class Responses:
-    """Responses to prompts; the ids of prompts that went to another generator, each as often as that happened; and why
-    prompts will never have a response, by id."""
+    """Completed responses; ids of prompts that were retried elsewhere, once per retry; and prompts refused for good, id
+    -> reason."""
 
     rollouts: Sequence[Rollout] = ()
     requeued: Sequence[str] = ()
@@ -35,11 +35,11 @@ class Responses:
 
 
 class Requests:
-    """Works that are asked for, round by round: by the ids of their prompts `answered`, in the order in which they
-    became whole, and `refused` with the reason; and `waiting`, those that no round has finished."""
+    """Prompts requested round by round, by id: `answered` in the order of completion, `refused` with the reason, and
+    `waiting`, not finished by any round so far."""
 
     def __init__(self, start: Start, failed: Callable[[dict[str, str]], None], stop: threading.Event) -> None:
-        """`failed` is told which generators failed in a round, by uid; `stop` ends every wait."""
+        """`failed` is called with the generators that failed in a round, uid -> reason; `stop` ends every wait."""
         self._start, self._failed, self._stop = start, failed, stop
         self.waiting: list[Work] = []
         self.answered: dict[str, Work] = {}
@@ -52,10 +52,10 @@ class Requests:
         self._idle_since: float | None = None
         self._idle = 0.0
         self.continued = 0
-        """Responses that were begun in one round and continued in another."""
+        """Responses begun in one round and continued in another."""
 
     def begin(self) -> None:
-        """A round with all that is waiting; none may be under way."""
+        """Starts a round with all waiting prompts; no other may be running."""
         assert self._round is None
         self.waiting = [work for work in self.waiting if not work.whole]
         if not self.waiting:
@@ -67,11 +67,11 @@ class Requests:
         self._round.add_done_callback(lambda _: self._news.set())
 
     def until(self, enough: Callable[[], bool]) -> bool:
-        """Waits until `enough` is true, or nobody is left to ask; returns whether it is.
+        """Waits until `enough()` or until no generator is left; returns `enough()`.
 
         Raises:
             Stopped: the run is to stop.
-            Unavailable: generators come, and fail at every prompt.
+            Unavailable: the generators that respond fail at every prompt.
         """
         while not enough():
             if self._stop.is_set():
@@ -88,11 +88,11 @@ class Requests:
         return True
 
     def close(self) -> None:
-        """From here on generators that stop working on prompts do so for new weights, and get no more."""
+        """Closes the round: prompts that generators interrupt from here on, for new weights, wait for the next."""
         self._switches.closing = True
 
     def end(self) -> None:
-        """The end of the round, whose generators have new weights; what is not whole waits for another one."""
+        """Ends the round, whose generators have new weights by now; incomplete prompts wait for the next one."""
         if self._round is None:
             return
         self.close()
@@ -102,7 +102,7 @@ class Requests:
         self._settle(self._round.result())
 
     def forget(self, ids: Set[str]) -> None:
-        """Prompts that somebody else goes on with."""
+        """Drops prompts that are continued elsewhere."""
         for prompt_id in ids:
             self.answered.pop(prompt_id, None)
         self.waiting = [work for work in self.waiting if work.prompt.id not in ids]
@@ -110,19 +110,19 @@ class Requests:
         self.refused = {prompt_id: why for prompt_id, why in self.refused.items() if prompt_id not in ids}
 
     def cancel(self) -> None:
-        """Gives up the round; what came of its prompts stays with them."""
+        """Cancels the round; tokens so far are kept."""
         if self._round is not None:
             self._round.cancel()
 
     @property
     def idle_seconds(self) -> float:
-        """Time without any request under way, so far."""
+        """Total time without any running request, seconds."""
         since = self._idle_since
         return self._idle + (time.monotonic() - since if since is not None else 0.0)
 
     @property
     def works(self) -> list[Work]:
-        """All that are not refused."""
+        """All prompts that were not refused."""
         return list(({work.prompt.id: work for work in self.waiting} | self.answered).values())
 
     def _arrived(self, work: Work) -> None:

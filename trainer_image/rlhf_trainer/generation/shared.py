@@ -1,4 +1,4 @@
-"""Responses generated in the trainer itself, by Hugging Face's `generate`, spread over the ranks."""
+"""Generation in the trainer itself, by Hugging Face's `generate`, spread over the ranks."""
 
 import threading
 from array import array
@@ -23,9 +23,9 @@ from .processors import AtStopStrings, Interrupted, Penalized, Recorder, warpers
 
 
 class Sampled(NamedTuple):
-    """A response: its tokens int64 [R], their log-probabilities float32 [R], and as `Kept` has them the int32 `counts`
-    [R] of their sampling mask and the `kept` tokens, both empty where none is replayed. `finished`: an end token or a
-    stop string ended it."""
+    """A response: tokens int64 [R], their log-probabilities float32 [R], and their sampling mask as in `Kept`: int32
+    `counts` [R] and `kept` tokens, both empty if no mask is replayed. `finished`: it ended with an end token or stop
+    string."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -44,16 +44,16 @@ def generate_shared(
     stop: threading.Event,
     penalties: Penalties = NO_PENALTIES,
 ) -> list[Rollout]:
-    """`sampling.answers_per_prompt` responses to each prompt, in the order of the prompts, on every rank; at
-    temperature 0 of the likeliest tokens.
+    """`sampling.answers_per_prompt` responses to each prompt, in the order of the prompts, on every rank; greedy at
+    temperature 0.
 
     A collective. Draws from torch's global random generator of each rank.
 
-    Raises Stopped, on every rank, where `stop` was set meanwhile on one.
+    Raises Stopped, on every rank, if `stop` was set meanwhile on any.
     """
     repeated = [prompt for prompt in prompts for _ in range(sampling.answers_per_prompt)]
     mine = range(ranks.rank, len(repeated), ranks.world)
-    # Prompts of similar length meet in a batch, which keeps the padding on the left short.
+    # Batches of similar prompt lengths need little left padding.
     order = sorted(mine, key=lambda i: len(repeated[i].tokens))
     longest = len(repeated[order[-1]].tokens) + sampling.max_new_tokens if order else 1
     size = max(1, engine.micro_batch_tokens // longest)
@@ -84,8 +84,8 @@ def generate_shared(
 
 @contextmanager
 def _sampling_of_the_job_alone(model: Any) -> Iterator[GenerationConfig]:
-    """`generate` takes what a call leaves open, such as penalties, from the model repository: that is put away, and
-    given to whoever wants to read it."""
+    """Hides the model repository's generation configuration, from which `generate` would take defaults such as
+    penalties; yields it."""
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield own
@@ -104,7 +104,7 @@ def _generate(
     device: torch.device,
     stop: threading.Event,
 ) -> list[Sampled]:
-    """One response to each prompt, with the token that ends it; as far as they were when `stop` was set."""
+    """One response to each prompt, with its end token; partial ones if `stop` was set."""
     width = max(len(p.tokens) for p in prompts)
     ids = torch.tensor([[pad] * (width - len(p.tokens)) + list(p.tokens) for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p.tokens)) + [1] * len(p.tokens) for p in prompts], device=device)
@@ -141,7 +141,7 @@ def _generate(
 
 
 def _packed_mask(padded: Tensor) -> tuple[Tensor, Tensor]:
-    """[R, K] filled up with -1 -> counts and tokens, both empty for K = 0."""
+    """[R, K] padded with -1 -> counts and tokens, both empty for K = 0."""
     real = padded >= 0
     counts = real.sum(1) if padded.shape[1] else real.new_zeros(0)
     return counts.int(), padded[real].int()

@@ -1,5 +1,5 @@
-"""Responses from vLLM servers: a fresh prompt is one streamed request, each response that goes on another, all with
-seeds of their own."""
+"""Client of vLLM servers: one streamed request for a fresh prompt, and one for each continued response, each with its
+own seed."""
 
 import asyncio
 import hashlib
@@ -17,19 +17,19 @@ from ..weights.members import VERSION_HEADER
 from .work import Response, Work
 
 REFUSALS = (400, 413, 422)
-"""HTTP codes by which a server says that it is the prompt that it cannot respond to."""
+"""HTTP codes with which a server refuses a prompt itself."""
 STREAM_INTERVAL = 64
-"""Tokens of a response between two signs of progress: what a frame costs rank 0 is shared by so many."""
+"""Tokens of a response per frame: the cost of a frame on rank 0 is shared by so many."""
 
 
 def request_seed(seed: int, prompt_id: str) -> int:
-    """A seed of 31 bits for one prompt's responses, so that they do not depend on what else is in the batch."""
+    """A 31-bit seed for one prompt's responses, which makes them independent of the batch."""
     digest = hashlib.sha256(f"{seed}/{prompt_id}".encode()).digest()
     return int.from_bytes(digest[:4], "little") >> 1
 
 
 class VllmClient:
-    """Generates by the path that our extension adds to vLLM, see `comms.frames`. Implements `EngineClient`."""
+    """Generates through the path that our extension adds to vLLM, see `comms.frames`. Implements `EngineClient`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class VllmClient:
         ends: Sequence[int],
         stops: StopStrings | None = None,
     ) -> None:
-        """`ends`: the tokens that end a response, see `data.encode.end_tokens`; `stops`: the strings that do."""
+        """`ends`: end tokens, see `data.encode.end_tokens`; `stops`: stop strings."""
         self._http, self._seed, self._stops = http, seed, stops
         self._asked = Asked(
             prompt=(),
@@ -56,8 +56,8 @@ class VllmClient:
         )
 
     async def ask(self, member: Member, work: Work, progress: Callable[[], None]) -> Work:
-        """Adds to the responses until they are whole: to all of a fresh prompt by one request, else to each of those
-        that are not finished by one of its own, whose prompt ends with the tokens that there are."""
+        """Extends the responses until they are complete: one request for all responses to a fresh prompt, else one for
+        each unfinished response, with the tokens so far appended to its prompt."""
         if work.begun:
             parts = [self._continue(member, work, index, progress) for index in work.unfinished]
         else:
@@ -75,11 +75,11 @@ class VllmClient:
 
     async def _continue(self, member: Member, work: Work, index: int, progress: Callable[[], None]) -> None:
         if work.penalties.presence or work.penalties.frequency:
-            # They count what is in a response, and to the server all that there was would be the prompt.
+            # Penalties count the response's tokens, but the server would treat these as part of the prompt.
             work.responses[index] = Response()
         response = work.responses[index]
         so_far = len(response.tokens)
-        if so_far >= self._asked.max_tokens:  # all of it came, and not the reason
+        if so_far >= self._asked.max_tokens:  # all tokens came, but not the finish reason
             response.finish("length")
             return
         told = {
@@ -97,7 +97,7 @@ class VllmClient:
         asked: Asked,
         progress: Callable[[], None],
     ) -> None:
-        """One request, whose response k is the response `indices[k]`; they have the same tokens so far."""
+        """One request, whose k-th response is the response `indices[k]`; they share the tokens so far."""
         url, prompt_id = member.address + GENERATE, work.prompt.id
         begun = len(work.responses[indices[0]].tokens)
         told: dict[str, object] = {"prompt": (*work.prompt.tokens, *work.responses[indices[0]].tokens)}
@@ -118,7 +118,7 @@ class VllmClient:
                         last = self._completing(response, frame, begun)
                         self._add(response, last or frame, version.value, masked=asked.kept > 0)
                         if last:
-                            return  # while the server, which has only its own part of the stop string, goes on
+                            return  # the server, which sees only its own part of the stop string, would continue
             reader.close()
         except (RequestFailed, HttpError) as error:
             failed = error if isinstance(error, HttpError) else HttpError(url, error.code, str(error))
@@ -131,8 +131,8 @@ class VllmClient:
             raise Interrupted
 
     def _completing(self, response: Response, frame: Frame, begun: int) -> Frame | None:
-        """The part of a frame that ends a response, of which `begun` tokens were there before this request, with a stop
-        string across them; None where none does."""
+        """The start of a frame up to the token that completes a stop string whose first characters were sampled before
+        this request; `begun`: tokens of the response before this request. None if there is none."""
         if self._stops is None or not begun:
             return None
         there, window = len(response.tokens), self._stops.window
@@ -143,7 +143,7 @@ class VllmClient:
         return None
 
     def _add(self, response: Response, frame: Frame, version: int, *, masked: bool) -> None:
-        """Raises ValueError for more than was asked for, or less."""
+        """Appends a frame's tokens. Raises ValueError for more or fewer than requested."""
         count, most = len(response.tokens) + len(frame.tokens), self._asked.max_tokens
         if response.end is not None or count > most:
             raise ValueError(f"{count} tokens of a response that had ended, or of at most {most}")
@@ -158,13 +158,13 @@ class VllmClient:
 
 
 class _Version:
-    """The weight version that a reply names in its headers."""
+    """Weight version in a reply's headers."""
 
     def __init__(self, url: str) -> None:
         self._url, self.value = url, -1
 
     def read(self, headers: Mapping[str, str]) -> None:
-        """Raises ValueError where it names none."""
+        """Reads the headers. Raises ValueError if they name no version."""
         said = headers.get(VERSION_HEADER, "")
         if not said.isdecimal():
             raise ValueError(f"{self._url} names no weight version in {VERSION_HEADER}: {said!r}")

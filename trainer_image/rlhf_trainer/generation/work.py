@@ -1,4 +1,4 @@
-"""A prompt with what has come of its responses: begun by one generator, continued by another where that one stops."""
+"""A prompt with its responses so far, which one generator may begin and another continue."""
 
 from array import array
 from collections.abc import Iterable
@@ -10,22 +10,22 @@ from ..records import Prompt, Rollout
 from ..sampling_mask import filled
 
 ENDS = ("stop", "length")
-"""Reasons by which a response is whole: an end token, or the limit."""
+"""Finish reasons of a complete response: end token or stop string, or the length limit."""
 
 
 @dataclass
 class Response:
-    """Tokens of one response so far, with the log-probability in nats and the weight version of each: int32, float32
-    and int32 arrays, since a step may have tens of millions of them."""
+    """Tokens of one response so far, with each one's log-probability in nats and weight version: int32, float32 and
+    int32 arrays, since a step may have tens of millions of tokens."""
 
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     versions: "array[int]" = field(default_factory=lambda: array("i"))
     end: str | None = None
-    """One of ENDS once it is whole."""
+    """One of ENDS once the response is complete."""
     kept_counts: "array[int]" = field(default_factory=lambda: array("i"))
     kept: "array[int]" = field(default_factory=lambda: array("i"))
-    """The sampling mask, as a `Rollout` has it."""
+    """Sampling mask, as in `Rollout`."""
 
     def add(
         self,
@@ -35,8 +35,8 @@ class Response:
         counts: "array[int] | None" = None,
         kept: "array[int] | None" = None,
     ) -> None:
-        """Tokens that weight version `version` sampled, with as many log-probabilities, and their sampling mask where
-        there is one."""
+        """Appends tokens sampled by weight version `version`, with their log-probabilities and, if there is one, their
+        sampling mask."""
         if counts and kept is not None:
             self.kept_counts = filled(self.kept_counts, len(self.tokens)) + counts
             self.kept += kept
@@ -45,7 +45,9 @@ class Response:
         self.versions += array("i", [version]) * len(tokens)
 
     def finish(self, reason: str) -> None:
-        """Raises ValueError for any reason but ENDS, and for a response without tokens."""
+        """Marks the response as complete. Raises ValueError for a reason not in ENDS, and for a response without
+        tokens.
+        """
         if reason not in ENDS:
             raise ValueError(f"a response was not finished: {reason!r}")
         if not self.tokens:
@@ -59,12 +61,12 @@ class Response:
 
 @dataclass
 class Work:
-    """The responses to one prompt. One request at a time adds to them, on the thread of the requests."""
+    """The responses to one prompt. One request at a time extends them, on the event loop's thread."""
 
     prompt: Prompt
     responses: list[Response]
     temperature: float | None = None
-    """Of sampling, 0 for the likeliest token each time; that of the job unless given."""
+    """Sampling temperature; 0 is greedy; None: the job's."""
 
     penalties: Penalties = NO_PENALTIES
 
@@ -88,15 +90,15 @@ class Work:
 
     @property
     def unfinished(self) -> list[int]:
-        """Indices of the responses that are to be continued."""
+        """Indices of the unfinished responses."""
         return [i for i, response in enumerate(self.responses) if response.end is None]
 
     def frozen(self) -> "Work":
-        """As it is now: what is added to responses later is not added to these."""
+        """A copy that later tokens do not change."""
         return replace(self, responses=[r if r.end else r.copy() for r in self.responses])
 
     def rollouts(self) -> list[Rollout]:
-        """Of responses that are whole."""
+        """Rollouts of the finished responses."""
         return [
             Rollout(self.prompt, r.tokens, r.logprobs, r.versions, r.end == "stop", r.kept_counts, r.kept)
             for r in self.responses
@@ -104,5 +106,5 @@ class Work:
 
 
 def rollouts(works: Iterable[Work]) -> list[Rollout]:
-    """Of works that are whole, in their order."""
+    """Rollouts of the works' finished responses, in order."""
     return [rollout for work in works for rollout in work.rollouts()]
