@@ -11,12 +11,12 @@ def generalized_advantages(
 ) -> tuple[Tensor, Tensor]:
     """A_t = delta_t + gamma lambda A_{t+1}, where delta_t = r_t + gamma V_{t+1} - V_t; and returns A_t + V_t.
 
-    `values[t]` is V of the state in which token t is chosen; V after an answer's last token is 0.
-    Shapes: `rewards`, `values` float [A] in units of reward, `lengths` int64 [N] -> (advantages, returns),
-    both [A] in units of reward, same dtype. Raises ValueError where `lengths` do not fit.
+    `values[t]` is V of the state in which token t is chosen; V after a response's last token is 0.
+    Shapes: `rewards`, `values` float [A] in units of reward, `lengths` int64 [N] -> (advantages, returns), both [A] in
+    units of reward, same dtype. Raises ValueError where `lengths` do not fit.
     Source: Schulman et al. 2015 (arXiv:1506.02438), eq. 16.
     """
-    # Zeros on the right of an answer make the value after its last token, and the advantage there, 0.
+    # Zeros on the right of a response make the value after its last token, and the advantage there, 0.
     padded_values = torch.nn.functional.pad(pad(values, lengths), (0, 1))
     deltas = pad(rewards, lengths) + gamma * padded_values[:, 1:] - padded_values[:, :-1]
     advantages = torch.zeros_like(deltas)
@@ -42,9 +42,9 @@ def returns_to_go(rewards: Tensor, lengths: Tensor, gamma: float) -> Tensor:
 def whiten(x: Tensor, epsilon: float = 1e-8, mask: Tensor | None = None) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) over all response tokens, population variance: one token gives 0.
 
-    With a `mask`, mean and variance are those of the tokens that it counts, and the others become 0.
-    Shapes: float [A], A >= 1, any unit, `mask` bool [A] -> [A] without a unit, same dtype; mean 0, standard
-    deviation 1. The whole batch belongs in one call: mean and variance of a part of it are others.
+    With a `mask`, mean and variance are taken over its tokens, and the others become 0.
+    Shapes: float [A], A >= 1, any unit, `mask` bool [A] -> [A] without a unit, same dtype; mean 0, standard deviation
+    1. Pass the whole batch in one call: a part of it has another mean and variance.
     Source: Huang et al. 2022, "The 37 Implementation Details of PPO", detail 7 (advantage normalisation).
     """
     if mask is not None:

@@ -1,17 +1,18 @@
-"""Distance of the sampler's log-probabilities from the trainer's, for the same tokens and weights."""
+"""Difference between the sampler's and the trainer's log-probabilities of the same tokens under the same weights."""
 
 import torch
 from torch import Tensor
 
 AGREEMENT = ("logprob_difference", "token_mult_prob_error", "ratio_outside_share")
-"""Metrics that compare generator and trainer at the same weights."""
+"""Metrics that compare generator and trainer under the same weights."""
 FEW = 32
-"""Tokens, of a step with tokens of other versions too, that say nothing yet: two engines differ by much in a few."""
+"""Minimum number of comparable tokens in a step that also has tokens of other versions: fewer are too noisy."""
 
 
 def comparable(versions: Tensor, version: int, *, keep: bool) -> Tensor:
-    """The tokens whose log-probabilities the weights `version` give again: those that they sampled. None where these
-    are FEW, or some of many and the sampler kept keys and values of earlier weights (`keep`, as `rollout.inFlight`).
+    """Mask of the tokens that weight version `version` sampled, whose log-probabilities the trainer can reproduce. All
+    false if they are fewer than FEW among others, or if there are others and the sampler kept keys and values of
+    earlier weights (`keep`, as `rollout.inFlight`).
 
     Shapes: `versions` int64 [A] -> bool [A].
     """
@@ -22,8 +23,8 @@ def comparable(versions: Tensor, version: int, *, keep: bool) -> Tensor:
 
 
 def agreement(logprobs: Tensor, sampled_logprobs: Tensor) -> dict[str, Tensor]:
-    """Means over tokens, by their names in a step's metrics. `token_mult_prob_error`, which NeMo-RL wants below 1.1, is
-    mean exp |log p - log p_sampler|.
+    """Agreement metrics as means over tokens, by name. `token_mult_prob_error` is mean exp |log p - log p_sampler|;
+    NeMo-RL recommends less than 1.1.
 
     Shapes: two float [A], A >= 1, in nats -> each [], same dtype.
     """
@@ -41,7 +42,7 @@ def mean_abs_difference(logprobs: Tensor, sampled_logprobs: Tensor) -> Tensor:
 
 
 def ratio_outside(logprobs: Tensor, sampled_logprobs: Tensor, low: float = 0.9, high: float = 1.1) -> Tensor:
-    """The share of tokens whose ratio p / p_sampler leaves [low, high]; not a number counts as outside.
+    """The share of tokens whose ratio p / p_sampler leaves [low, high]; NaN counts as outside.
 
     Shapes: two float [A], A >= 1, in nats -> [] in [0, 1], same dtype.
     """

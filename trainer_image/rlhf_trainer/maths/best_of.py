@@ -1,4 +1,4 @@
-"""The best of several responses to one prompt."""
+"""Expected best of k responses to one prompt."""
 
 from math import comb
 

@@ -1,7 +1,7 @@
 """Advantages of whole responses against the other responses to the same prompt.
 
-Rows with the same id in `groups` are one group: of any size, any id, in any order. Means are
-taken in float64: that of equal float32 scores is exactly their value, and their advantages exactly 0.
+Rows with the same id in `groups` are one group: of any size, any id, in any order. Means are taken in float64, so that
+equal float32 scores have advantages of exactly 0.
 """
 
 import torch

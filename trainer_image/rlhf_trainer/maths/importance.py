@@ -1,4 +1,4 @@
-"""Importance weights of responses that other weights, or another engine, sampled."""
+"""Importance weights of responses sampled by other weights or another engine."""
 
 from typing import Literal
 

@@ -1,4 +1,6 @@
-"""Per-token estimates of the divergence from the reference policy, the rewards made of them, their coefficient."""
+"""Per-token estimates of the KL divergence from the reference policy, KL-penalised rewards, and the adaptive KL
+coefficient.
+"""
 
 from typing import Literal
 
@@ -69,9 +71,9 @@ def token_rewards(
 ) -> Tensor:
     """r_t = -beta kl_t, plus the response's score at its last token, plus the token's own reward where given.
 
-    Tokens that `mask` does not count, because the policy did not choose them, bear no penalty.
-    Shapes: `kl` float [A] in nats, `scores` float [N] and `fine_grained` float [A] in units of reward, `lengths`
-    int64 [N], `mask` bool [A] -> [A] in units of reward, dtype of `kl`; `kl_coefficient` is beta, reward per nat.
+    Tokens outside `mask`, which the policy did not choose, get no penalty.
+    Shapes: `kl` float [A] in nats, `scores` float [N] and `fine_grained` float [A] in units of reward, `lengths` int64
+    [N], `mask` bool [A] -> [A] in units of reward, dtype of `kl`; `kl_coefficient` is beta, reward per nat.
     Raises ValueError where they do not fit.
     Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; Ouyang et al. 2022 (arXiv:2203.02155), eq. 2; rewards of
     tokens Wu et al. 2023 (arXiv:2306.01693), section 2.

@@ -12,12 +12,12 @@ from torch.nn.functional import linear
 from rlhf_api.activations import HEAD_ELEMENTS
 
 CHUNK_ELEMENTS = {"cpu": 256 * 152_000, "cuda": HEAD_ELEMENTS}
-"""Logits whose log-softmax is computed at once: 256 or 2,048 tokens of a vocabulary of 152,000. In float32 they take
-156 MB or 1.2 GB; compiled, as on GPUs, they are never held in float32."""
+"""Elements of logits per log-softmax: 256 or 2,048 tokens of a vocabulary of 152,000. In float32 they take 156 MB or
+1.2 GB; compiled, as on GPUs, they are never held in float32."""
 
 
 LEFT_OUT = -1e30
-"""Logit of a token that a sampling mask leaves out: its probability is exactly 0, and p log p a number."""
+"""Logit of a token outside the sampling mask: its probability is exactly 0, and p log p is finite."""
 
 
 def entropy(logprobs: Tensor) -> Tensor:
@@ -36,9 +36,9 @@ def token_logprobs(
     differentiable_entropy: bool = True,
     kept: Tensor | None = None,
 ) -> Tensor:
-    """log p(target) of each row, p = softmax(logits / temperature), and beside it the entropy of p where wanted, which
-    has a gradient only where `differentiable_entropy`. With `kept`, p is that of these tokens alone, renormalised:
-    p_i = exp(z_i) / sum_{j kept} exp(z_j) with z = logits / temperature, 0 for all others.
+    """log p(target) of each row, p = softmax(logits / temperature), and the entropy of p with `with_entropy`, which has
+    a gradient only with `differentiable_entropy`. With `kept`, p is that of these tokens alone, renormalised: p_i =
+    exp(z_i) / sum_{j kept} exp(z_j) with z = logits / temperature, 0 for all others.
 
     Shapes: `logits` float [n, V], `targets` int64 [n], `kept` int64 [n, K], K tokens with the target among them, some
     perhaps more than once, or -1 K times for all of the vocabulary -> [n, 1] or [n, 2] in nats, float64 for float64 and
@@ -64,12 +64,11 @@ def linear_logprobs(
     differentiable_entropy: bool = False,
     kept: Tensor | None = None,
 ) -> Tensor:
-    """`token_logprobs` of the logits hidden @ weight.T + bias. The logits of one chunk at a time are held, in the dtype
-    of `hidden`, and computed again for the backward pass where there are several.
+    """`token_logprobs` of the logits hidden @ weight.T + bias, one chunk at a time, in the dtype of `hidden`; several
+    chunks are recomputed in the backward pass.
 
     Shapes: `hidden` float [A, H], `weight` [V, H], `bias` [V], `targets` int64 [A], `kept` int64 [A, K] -> [A, 1] or
-    [A, 2], as there.
-    The entropy has a gradient only where `differentiable_entropy`.
+    [A, 2], as `token_logprobs`. The entropy has a gradient only where `differentiable_entropy`.
     """
     found: Tensor = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, targets, kept, temperature, with_entropy, differentiable_entropy
@@ -106,7 +105,7 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, kept, output = ctx.saved_tensors
         (upstream,), wanted = gradients, ctx.needs_input_grad
         to_hidden = torch.empty_like(hidden) if wanted[0] else None
-        # Sums over chunks are in float32: bfloat16 would lose what later chunks add.
+        # Sums over chunks are accumulated in float32: bfloat16 would lose small contributions of later chunks.
         to_weight = torch.zeros_like(weight, dtype=_wide_dtype(weight)) if wanted[1] else None
         to_bias = torch.zeros_like(bias, dtype=_wide_dtype(bias)) if wanted[2] else None
         rows = _kernel(_logits_gradient, hidden.device.type)
@@ -146,7 +145,7 @@ def _logits_gradient(
     """[n, V] in the dtype of `logits`: with z the logits and p = softmax(z / T), d log p(t) / dz = (1[t] - p) / T, and
     d H / dz = -p (log p + H) / T.
 
-    `output` is what `token_logprobs` gave, `upstream` the gradient of it.
+    `output`: result of `token_logprobs`; `upstream`: its gradient.
     """
     logprobs = torch.log_softmax(_scaled(logits, temperature, kept), dim=-1)
     probabilities = logprobs.exp()
@@ -159,7 +158,7 @@ def _logits_gradient(
 
 
 def _scaled(logits: Tensor, temperature: float, kept: Tensor | None) -> Tensor:
-    """logits / temperature in float32 or float64, LEFT_OUT for what is not `kept`."""
+    """logits / temperature in float32 or float64, LEFT_OUT outside `kept`."""
     scaled = _wide(logits) / temperature
     if kept is None:
         return scaled
@@ -168,7 +167,7 @@ def _scaled(logits: Tensor, temperature: float, kept: Tensor | None) -> Tensor:
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    """At least one, also without rows."""
+    """Chunks of rows, at least one even without rows."""
     rows = max(1, CHUNK_ELEMENTS[hidden.device.type] // len(weight))
     for start in range(0, max(1, len(hidden)), rows):
         yield slice(start, start + rows)
@@ -184,7 +183,7 @@ def _wide(x: Tensor) -> Tensor:
 
 @functools.cache
 def _kernel(rows: Callable[..., Tensor], device: str) -> Callable[..., Tensor]:
-    """`rows` as one kernel on a GPU, where there is a C compiler to build it with; as it is elsewhere."""
+    """`rows` compiled into one kernel on a GPU with a C compiler; uncompiled elsewhere."""
     if device == "cuda" and (shutil.which("cc") or shutil.which("gcc")):
         return torch.compile(rows, dynamic=True)
     return rows

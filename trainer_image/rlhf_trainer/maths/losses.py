@@ -1,4 +1,4 @@
-"""Losses of policy, critic and reward model, each per token or pair, and the weights that sum them up.
+"""Losses of policy, critic and reward model, each per token or pair, and the weights of their sum.
 
 A policy loss is a ratio, of tokens (PPO, GRPO) or of sequences (GSPO), in a clipped surrogate; or one that weighs
 log-probabilities (CISPO).
@@ -140,20 +140,20 @@ def token_weights(
     *,
     constant: int | None = None,
 ) -> Tensor:
-    """Weights w with `(w * loss).sum()` = the mean over all tokens ("token": 1/A each), the mean over sequences
-    of each one's mean ("sequence": 1/(N length)), or the mean over sequences of each one's sum divided by the
-    same number of tokens ("constant": 1/(N constant)), such as the longest response allowed.
+    """Weights w with `(w * loss).sum()` = the mean over all tokens ("token": 1/A each), the mean over sequences of each
+    one's mean ("sequence": 1/(N length)), or the mean over sequences of each one's sum divided by the same number of
+    tokens ("constant": 1/(N constant)), such as the longest response allowed.
 
-    Tokens that `mask` does not count have weight 0 and enter no length and no A, nor their sequence the N of
-    "sequence" where it has no others. For "constant", N are all sequences: what is masked must not make the rest
-    weigh more. Where no token counts at all, all weights are 0.
+    Tokens outside `mask` have weight 0 and count in no length and not in A; a sequence without other tokens does not
+    count in the N of "sequence". For "constant", N counts all sequences, so that masking does not raise the weight of
+    the rest. With an empty mask all weights are 0.
 
-    Those of "token" and "sequence" sum to 1 over a whole minibatch. Made for all of it and cut up with it, weights
-    make the losses of its micro-batches add up to the loss of the minibatch.
+    "token" and "sequence" weights sum to 1 over a whole minibatch. Computed for the minibatch and split with it, they
+    make the losses of its micro-batches add up to the minibatch's loss.
     Shapes: `lengths` int64 [N] >= 1, `mask` bool [A] -> float32 [A]. Raises ValueError for another aggregation, for
     "constant" without a positive constant, and where mask and lengths do not fit.
-    Source: "token" Yu et al. 2025 (arXiv:2503.14476), eq. 8; "sequence" Shao et al. 2024 (arXiv:2402.03300),
-    eq. 3; "constant" Liu et al. 2025 (arXiv:2503.20783), section 3.2 (Dr. GRPO).
+    Source: "token" Yu et al. 2025 (arXiv:2503.14476), eq. 8; "sequence" Shao et al. 2024 (arXiv:2402.03300), eq. 3;
+    "constant" Liu et al. 2025 (arXiv:2503.20783), section 3.2 (Dr. GRPO).
     """
     if mask is not None:
         check_mask(mask, lengths)

@@ -1,4 +1,4 @@
-"""Low-rank updates of weight matrices (Hu et al. 2021, arXiv:2106.09685), merged as trainer and generators do it."""
+"""Low-rank updates of weight matrices (Hu et al. 2021, arXiv:2106.09685), merged alike by trainer and generators."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 A, B = ".lora_A", ".lora_B"
-"""What the names of the two matrices have behind that of the weight where they travel."""
+"""Suffixes of the names of A and B in a broadcast, after the weight's name."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,16 @@ class LowRank:
 
     @property
     def shape(self) -> torch.Size:
-        """Of W. Raises ValueError where A and B have no product."""
+        """Shape of W. Raises ValueError where A and B cannot be multiplied."""
         if self.a.dim() != 2 or self.b.dim() != 2 or self.a.shape[0] != self.b.shape[1]:
             raise ValueError(f"A {list(self.a.shape)} and B {list(self.b.shape)} have no product")
         shape = (self.b.shape[0], self.a.shape[1])
         return torch.Size(shape[::-1] if self.transposed else shape)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """W + scale B A, computed in float32 and rounded once, to W's dtype: contiguous, of W's shape. The same on
-        devices of one kind, which is why it is computed here alone and always for a whole weight."""
-        # Copies, since libraries choose their kernels by how memory is aligned, which is not so in a bucket.
+        """W + scale B A, computed in float32 and rounded once, to W's dtype: contiguous, of W's shape. Bitwise equal on
+        devices of one kind, because all merge here and always a whole weight."""
+        # Copied, since libraries choose kernels by memory alignment, which differs in a bucket.
         a, b = (matrix.detach().to(torch.float32, copy=True) for matrix in (self.a, self.b))
         product = (b @ a).mul_(self.scale)
         if self.transposed:

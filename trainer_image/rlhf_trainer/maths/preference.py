@@ -36,9 +36,9 @@ def dpo_loss(margins: Tensor, label_smoothing: float = 0.0) -> Tensor:
 def ipo_loss(margins: Tensor, beta: float) -> Tensor:
     """(h - 1 / (2 beta))^2, where h = margin / beta is the difference of the two log-ratios.
 
-    beta is the paper's tau. A margin beyond 1/2 is as wrong as one below it, where DPO's would grow for ever.
-    Shapes: float [P] in units of reward, of `implicit_rewards` with the same `beta` > 0 -> [P] in nats squared,
-    same dtype. The paper sums log-probabilities over a response; others divide them by its length first.
+    beta is the paper's tau. The loss also penalises h above 1 / (2 beta), where DPO's margin grows without bound.
+    Shapes: float [P] in units of reward, of `implicit_rewards` with the same `beta` > 0 -> [P] in nats squared, same
+    dtype. The paper sums log-probabilities over a response; others divide them by its length first.
     Source: Azar et al. 2023 (arXiv:2310.12036), eq. 17.
     """
     return (margins / beta - 1 / (2 * beta)).square()

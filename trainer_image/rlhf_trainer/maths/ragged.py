@@ -1,11 +1,11 @@
-"""Packed arrays [A] (N answers end to end beside int64 `lengths` [N]) to padded ones [N, T] and back."""
+"""Packed arrays [A] (N responses end to end, with int64 `lengths` [N]) to padded ones [N, T] and back."""
 
 import torch
 from torch import Tensor
 
 
 def check_lengths(x: Tensor, lengths: Tensor) -> None:
-    """Raises ValueError unless `x` [A] is N >= 0 answers of `lengths` [N] tokens, each at least one."""
+    """Raises ValueError unless `x` [A] holds N >= 0 responses of `lengths` [N] tokens, each at least one."""
     if len(lengths) and int(lengths.min()) < 1:
         raise ValueError(f"every answer has at least one token; the lengths are {lengths.tolist()}")
     if x.ndim != 1 or len(x) != int(lengths.sum()):
@@ -17,15 +17,15 @@ def check_lengths(x: Tensor, lengths: Tensor) -> None:
 
 
 def response_mask(lengths: Tensor) -> Tensor:
-    """True where padded [N, T] holds an answer token, T = the longest answer: bool [N, T]."""
+    """True where padded [N, T] holds a response token, T = the longest response: bool [N, T]."""
     longest = int(lengths.max()) if len(lengths) else 0
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
 
 
 def pad(x: Tensor, lengths: Tensor) -> Tensor:
-    """Packed [A] -> padded [N, T] in the dtype of `x`, zeros on the right of each answer.
+    """Packed [A] -> padded [N, T] in the dtype of `x`, zeros on the right of each response.
 
-    `padded[response_mask(lengths)]` is the way back. Raises ValueError where `x` and `lengths` disagree.
+    `padded[response_mask(lengths)]` is the inverse. Raises ValueError where `x` and `lengths` disagree.
     """
     check_lengths(x, lengths)
     mask = response_mask(lengths)
@@ -42,25 +42,24 @@ def check_mask(mask: Tensor, lengths: Tensor) -> None:
 
 
 def sequence_sums(x: Tensor, lengths: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The sum of each sequence's tokens, of those alone that `mask` counts; differentiable in `x`.
+    """Sum over each sequence's tokens, only those in `mask` if given; differentiable in `x`.
 
-    Added up in float64, one token after the other: a sequence's sum has the same bits in any batch.
-    Shapes: `x` float [A], `lengths` int64 [N], `mask` bool [A] -> [N] in the unit and dtype of `x`. Raises
-    ValueError where they do not fit.
+    Accumulated in float64, token by token, so that a sequence's sum is bitwise the same in any batch.
+    Shapes: `x` float [A], `lengths` int64 [N], `mask` bool [A] -> [N] in the unit and dtype of `x`. Raises ValueError
+    where they do not fit.
     """
     check_lengths(x, lengths)
     if mask is not None:
         check_mask(mask, lengths)
         x = x.masked_fill(~mask, 0.0)
-    # unsafe: the lengths are checked above, and its own check fails for no sequences at all.
+    # unsafe: lengths are checked above, and segment_reduce's own check fails for zero sequences.
     return torch.segment_reduce(x.double(), "sum", lengths=lengths, unsafe=True).to(x.dtype)
 
 
 def to_tokens(x: Tensor, lengths: Tensor) -> Tensor:
-    """Every token gets the value of its sequence: an advantage of a response becomes one of each token.
+    """Broadcasts each sequence's value to its tokens, such as a response's advantage.
 
-    Shapes: `x` [N], `lengths` int64 [N] -> [A] in the unit and dtype of `x`. Raises ValueError where they do
-    not fit.
+    Shapes: `x` [N], `lengths` int64 [N] -> [A] in the unit and dtype of `x`. Raises ValueError where they do not fit.
     """
     if x.shape != lengths.shape:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Scores of responses before they become rewards: bias, scale and clip, and a penalty for length."""
+"""Transformations of scores into rewards: bias, scale and clip, and an overlong penalty."""
 
 import torch
 from torch import Tensor
@@ -21,10 +21,10 @@ def scaled_scores(
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
     """0 up to max_length - buffer tokens, from there in a straight line to -1 at max_length, and -1 beyond.
 
-    The response's score is added to it (times a coefficient). A soft ramp tells a long response apart from a bad
-    one, which a cut at max_length does not.
-    Shapes: `lengths` int64 [N] of responses, in tokens -> float32 [N] in [-1, 0]. Raises ValueError unless
-    0 < buffer <= max_length.
+    Multiplied by a coefficient and added to the response's score. The ramp tells a long response from a bad one, which
+    a cut at max_length does not.
+    Shapes: `lengths` int64 [N] of responses, in tokens -> float32 [N] in [-1, 0]. Raises ValueError unless 0 < buffer
+    <= max_length.
     Source: Yu et al. 2025 (DAPO, arXiv:2503.14476), eq. 13.
     """
     if not 0 < buffer <= max_length:

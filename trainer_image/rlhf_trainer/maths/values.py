@@ -1,4 +1,4 @@
-"""Value normalisation: the critic learns returns of mean 0 and deviation 1, by running moments of the returns."""
+"""Value normalisation: the critic learns returns of mean 0 and standard deviation 1, by their running moments."""
 
 import math
 from dataclasses import dataclass
@@ -8,10 +8,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """Running mean and population variance of returns, in units of reward and its square, and the weight they have.
+    """Running mean and population variance of returns, in units of reward and its square, and their weight.
 
-    Plain floats: they lie in a checkpoint as they are. Before the first update nothing is changed: mean 0,
-    variance 1.
+    Plain floats, stored in snapshots as JSON. Before the first update they are neutral: mean 0, variance 1.
     """
 
     weight: float = 0.0
@@ -28,14 +27,14 @@ def update_moments(
 ) -> Moments:
     """The moments with one more batch of returns: of all returns ever, or with `decay` their moving average.
 
-    Two weighted sets are joined by mean and variance of each (no difference of large squares). Without a decay the
-    weight is the number of tokens. With one, what was known weighs `decay` of what it did, and the new batch
-    1 - decay: that is the exponential moving average divided by its bias correction 1 - decay^n.
-    Shapes: `returns` float [A] in units of reward, `mask` bool [A] of the tokens that count; where none does, the
-    moments stay. Raises ValueError unless 0 <= decay < 1.
-    Source: joining Chan et al. 1979; the moving average Yu et al. 2022 (MAPPO, arXiv:2103.01955),
-    section 5.1 (value normalisation), after van Hasselt et al. 2016 (PopArt, arXiv:1602.07714) without its
-    correction of the last layer; its bias Kingma and Ba 2015 (arXiv:1412.6980), section 3.
+    The two weighted sets are merged by their means and variances, which avoids a difference of large squares. Without
+    decay, the weight is the number of tokens. With decay, the old weight is multiplied by `decay` and the new batch
+    weighs 1 - decay: the exponential moving average divided by its bias correction 1 - decay^n.
+    Shapes: `returns` float [A] in units of reward, `mask` bool [A] of the tokens that count; if none does, the moments
+    stay. Raises ValueError unless 0 <= decay < 1.
+    Source: joining Chan et al. 1979; the moving average Yu et al. 2022 (MAPPO, arXiv:2103.01955), section 5.1 (value
+    normalisation), after van Hasselt et al. 2016 (PopArt, arXiv:1602.07714) without its correction of the last layer;
+    its bias Kingma and Ba 2015 (arXiv:1412.6980), section 3.
     """
     if decay is not None and not 0 <= decay < 1:
         raise ValueError(f"the decay of a moving average is 0 or more and below 1, not {decay}")
@@ -65,8 +64,8 @@ def normalize(returns: Tensor, moments: Moments) -> Tensor:
 def denormalize(values: Tensor, moments: Moments) -> Tensor:
     """V deviation + mean, the inverse of `normalize`: the critic's output in units of reward, for advantages.
 
-    Shapes: float [A] without a unit -> [A] in units of reward, same dtype. Read with the moments with which the
-    critic was last trained, not with newer ones.
+    Shapes: float [A] without a unit -> [A] in units of reward, same dtype. Use the moments that the critic was last
+    trained with, not newer ones.
     Source: Yu et al. 2022 (MAPPO, arXiv:2103.01955), section 5.1.
     """
     return values * moments.deviation() + moments.mean
