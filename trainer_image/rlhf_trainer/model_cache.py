@@ -1,7 +1,7 @@
-"""Fills a cache of hub models before a role starts, as an init container: `python3 -m rlhf_trainer.model_cache`.
+"""Init container that fills a cache of hub models before a role starts: `python3 -m rlhf_trainer.model_cache`.
 
-Pods that share the cache's volume may do so at once: the hub's client locks each file, so that one of them downloads it
-and the others wait. A model that is whole in the cache is taken as it is, without a word to the hub. Imports no torch.
+Pods that share the cache's volume may run it concurrently: the hub's client locks each file, so that one pod downloads
+it and the others wait. A complete model in the cache is used without asking the hub. Imports no torch.
 """
 
 import logging
@@ -35,9 +35,9 @@ from .settings import ModelField, model_source
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 600.0
-"""Deadline of the next bytes, whoever downloads them."""
+"""Timeout without new bytes, whichever pod downloads them; seconds."""
 TELL_SECONDS = 10.0
-"""Between two lines of progress."""
+"""Interval of progress lines, seconds."""
 TENSORS, PICKLED = "*.safetensors", "*.bin"
 OTHER_FORMS = (
     "*.pt",
@@ -52,11 +52,11 @@ OTHER_FORMS = (
     "*.tflite",
     "*/*",
 )
-"""The same weights for other programs, and what lies in folders."""
+"""File patterns of the same weights in other formats, and of subfolders."""
 
 
 def wanted(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]:
-    """Hub names that a role loads from: the manifest's field of each, and whether its weights are loaded too."""
+    """Hub names that a role loads: name -> (field of the manifest, whether its weights are loaded too)."""
     row, spec = role.row, config.spec
     own = row.model if row.model and getattr(spec.model, row.model) is not None else None
     fields: list[str] = []
@@ -75,8 +75,7 @@ def wanted(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]:
 
 
 def chosen(files: Iterable[str], *, weights: bool) -> list[str]:
-    """The files of a repository that are loaded: its weights in one form, safetensors where there are any, and what
-    stands beside them."""
+    """Files of a repository to load: weights in one format, safetensors if present, and all that are not weights."""
     named = [Path(name) for name in files]
     others = [
         name for name in named if not any(name.match(form) for form in (*OTHER_FORMS, TENSORS, PICKLED))
@@ -108,7 +107,7 @@ def fill(cache: Path, name: str, where: str, *, weights: bool) -> None:
 
 
 def is_filled(cache: Path, name: str, *, weights: bool) -> bool:
-    """All files of the revision that was downloaded last are there; says no of weights that are not safetensors."""
+    """True if all files of the last downloaded revision are there; False for weights that are not safetensors."""
     ignored = [*OTHER_FORMS, PICKLED] if weights else [*OTHER_FORMS, PICKLED, TENSORS]
     try:
         folder = Path(
@@ -120,10 +119,10 @@ def is_filled(cache: Path, name: str, *, weights: bool) -> bool:
 
 
 def _follow(cache: Path, name: str, where: str, weights: bool) -> None:
-    """Waits for the download, and says how it gets on."""
+    """Waits for the download and logs its progress."""
     try:
         listed = {file.filename: file for file in snapshot_download(name, cache_dir=cache, dry_run=True)}
-    except DryRunError as error:  # its own words leave the reason out
+    except DryRunError as error:  # the error's own text lacks the reason
         raise error.__cause__ or error from None
     files = chosen(listed, weights=weights)
     total = sum(listed[file].file_size or 0 for file in files)
@@ -161,12 +160,12 @@ def _download(outcome: "Future[str]", cache: Path, name: str, files: list[str]) 
 
 
 def _bytes(folder: Path) -> int:
-    """On the disk, of files that are whole and of those under way."""
+    """Bytes on disk, of complete and partial files."""
     found = 0
     for file in (folder / "blobs").glob("*"):
         try:
             found += file.stat().st_blocks * 512
-        except FileNotFoundError:  # renamed, now that it is whole
+        except FileNotFoundError:  # renamed on completion
             continue
     return found
 
@@ -176,7 +175,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def run(env: ProcessEnv, environ: Mapping[str, str] = os.environ) -> None:
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # would log a line per request
     cache, role = Path(constants.HF_HUB_CACHE), Role(environ["RLHF_NAME"].rpartition("-")[0])
     try:
         cache.mkdir(parents=True, exist_ok=True)

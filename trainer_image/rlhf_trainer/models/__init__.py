@@ -4,6 +4,6 @@ import os
 
 import torch
 
-# DeepSpeed chooses its accelerator while it is imported, and may choose wrongly on a machine without a GPU.
+# DeepSpeed selects its accelerator at import, and may select a wrong one on a machine without a GPU.
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -100,7 +100,7 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """Of B A, in every layer."""
+        """Scale of B A, the same in every layer."""
         return float(self.config.lora_alpha / self.config.r)
 
     @property

@@ -1,4 +1,4 @@
-"""Exponential moving average of a trained model's weights, to infer with: an averaged reference or critic."""
+"""Exponential moving average of a trained model's weights, used for inference: an averaged reference or critic."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from .trained_model import TrainedModel
 class MovingAverage:
     """w <- decay w + (1 - decay) v, where v are the model's weights; float32, on its device.
 
-    Under ZeRO-3 each rank keeps the average of its own part. Begins as the model's weights at the time it is made.
+    Under ZeRO-3 each rank keeps the average of its own partition. Initialised with the model's present weights.
     Source: Mei et al. 2024 (ReaL, arXiv:2406.14088), the averaged reference of its PPO.
     """
 
@@ -22,13 +22,13 @@ class MovingAverage:
         self._average = {name: self._own(p).detach().float().clone() for name, p in self._parameters()}
 
     def update(self) -> None:
-        """Takes in the model's present weights; after each training step."""
+        """Updates the average with the model's present weights; call after each training step."""
         for name, parameter in self._parameters():
             self._average[name].lerp_(self._own(parameter).detach().float(), 1 - self._decay)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """The model computes with the average; afterwards it has its own weights again, bit for bit."""
+        """Swaps the average into the model; restores the model's own weights on exit, bit for bit."""
         kept = {name: self._own(parameter).detach().clone() for name, parameter in self._parameters()}
         self._fill(self._average)
         try:
@@ -48,7 +48,7 @@ class MovingAverage:
             yield name, torch.cat(parts)[: parameter.ds_numel].view(parameter.ds_shape)  # type: ignore[attr-defined]
 
     def load(self, get: Callable[[str], Tensor]) -> None:
-        """The inverse of `state`: `get` returns the whole tensor of a name, on every rank."""
+        """Inverse of `state`: `get` returns the whole tensor of a name, on every rank."""
         for name, _ in self._parameters():
             own, value = self._average[name], get(name).to(self._model.device, torch.float32)
             if self._model.stage == 3:
@@ -65,7 +65,7 @@ class MovingAverage:
                 self._own(parameter).copy_(values[name])
 
     def _own(self, parameter: Parameter) -> Tensor:
-        """This rank's part of a parameter."""
+        """This rank's partition of a parameter."""
         part: Tensor = parameter.ds_tensor if self._model.stage == 3 else parameter.data  # type: ignore[attr-defined]
         return part
 

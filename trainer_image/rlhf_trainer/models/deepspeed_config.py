@@ -1,10 +1,10 @@
-"""The user's DeepSpeed configuration, completed with what the trainer decides."""
+"""The user's DeepSpeed configuration, completed with the trainer's settings."""
 
 import copy
 from collections.abc import Mapping
 from typing import Any
 
-# What the trainer decides itself; "auto", as in configurations written for other trainers, is accepted.
+# Keys that the trainer sets itself; "auto", as in configurations written for other trainers, is accepted.
 RESERVED = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -18,9 +18,9 @@ RESERVED = (
 def deepspeed_settings(
     user: Mapping[str, Any], adam: Mapping[str, Any], gradient_clip: float
 ) -> dict[str, Any]:
-    """Configuration for `deepspeed.initialize`; `user` is left as it is.
+    """Configuration for `deepspeed.initialize`; `user` is not modified.
 
-    Raises ValueError for keys that the trainer decides and for optimizers that are not Adam.
+    Raises ValueError for keys that the trainer sets and for optimizers other than Adam.
     """
     settings = copy.deepcopy(dict(user))
     for key in RESERVED:
@@ -45,7 +45,7 @@ def deepspeed_settings(
         # same.
         zero["stage"] = max(1, zero.get("stage", 0))
     if settings.get("bf16", {}).get("enabled"):
-        # The default accumulates in bfloat16, where small contributions of later micro-batches are lost.
+        # The default accumulates in bfloat16, which loses small contributions of later micro-batches.
         settings.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
     if "optimizer" not in settings:
         # Offloading works with torch's AdamW as well; DeepSpeed otherwise insists on its own, compiled at run

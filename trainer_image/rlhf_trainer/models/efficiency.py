@@ -1,4 +1,4 @@
-"""A model's layers made faster or smaller for training: fused kernels, activations computed again."""
+"""Faster and smaller layers for training: fused kernels and activation checkpointing."""
 
 import importlib.util
 import logging
@@ -24,14 +24,15 @@ KEPT = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
-"""Outputs that `selective` checkpointing keeps: of matrix products and attention, which are most of a layer's time."""
+"""Operators whose outputs `selective` checkpointing keeps: matrix products and attention, most of a layer's time."""
 
 
 def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
-    """Liger's norms, rotary embedding and SwiGLU for the model's own, on GPUs (Hsu et al. 2024, arXiv:2410.10989).
+    """Replaces the model's norms, rotary embedding and SwiGLU by Liger's kernels, on GPUs (Hsu et al. 2024,
+    arXiv:2410.10989).
 
-    `auto` leaves models of a kind that Liger does not know, and machines without it, as they are. Raises ValueError for
-    `liger` where it cannot be had.
+    `auto` leaves the model unchanged if Liger is missing or does not support its type. Raises ValueError for `liger` if
+    it is unavailable.
     """
     if kernels == "torch" or (kernels == "auto" and not torch.cuda.is_available()):
         return
@@ -54,10 +55,10 @@ def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
 
 
 def recompute(model: nn.Module, checkpointing: GradientCheckpointing) -> None:
-    """Each layer's activations are computed again in the backward pass (Chen et al. 2016, arXiv:1604.06174): all of
-    them, or with `selective` all but the outputs of matrix products and attention.
+    """Activation checkpointing: recomputes each layer's activations in the backward pass (Chen et al. 2016,
+    arXiv:1604.06174), or with `selective` all but the outputs of matrix products and attention.
 
-    Raises ValueError for a model whose layers cannot be told apart.
+    Raises ValueError for a model whose layers cannot be identified.
     """
     if checkpointing == "none":
         return
@@ -66,7 +67,7 @@ def recompute(model: nn.Module, checkpointing: GradientCheckpointing) -> None:
         raise ValueError(f"{type(model).__name__} has no layers for trainer.gradientCheckpointing; use none")
     contexts = {} if checkpointing == "full" else {"context_fn": _selective}
     for layer in layers:
-        # Transformers' own switch wants training mode, and with it dropout.
+        # Transformers' own switch requires training mode, and so dropout.
         layer.forward = partial(_again, layer.forward, contexts)
 
 

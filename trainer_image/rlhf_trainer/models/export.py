@@ -1,4 +1,4 @@
-"""Trained models written for others to load."""
+"""Saves trained models in Hugging Face format."""
 
 import shutil
 import tempfile
@@ -15,11 +15,11 @@ from .trained_model import TrainedModel
 
 def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """Writes the engine's model (policy, reward model or critic) and its tokenizer in Hugging Face format; a
-    collective, rank 0 writes. An adapter is merged into it, and written alone, as PEFT's, to a folder beside it whose
+    collective, rank 0 writes. An adapter is merged, and also saved alone in PEFT's format, in a folder beside it whose
     name ends with `-adapter`.
 
-    The files are written beside `directory` and renamed into place, so that a reader sees the old model or
-    the new one, or for an instant none, but never a part.
+    The files are written beside `directory` and renamed into place, so that a reader sees the old model, the new one
+    or, for an instant, none, but never a partial one.
     """
     weights = _copied(engine, engine.named_tensors())
     if (adapter := engine.adapter) is not None:
@@ -30,7 +30,7 @@ def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directo
     if engine.rank == 0:
         model: Any = engine.unwrapped
         config = model.config.get_text_config()
-        if config.pad_token_id is None:  # a reward model without one scores no batches elsewhere
+        if config.pad_token_id is None:  # without one, a reward model cannot score batches elsewhere
             config.pad_token_id = tokenizer.pad_token_id
         with _renamed_into_place(directory) as new:
             model.save_pretrained(new, state_dict=weights)
@@ -39,15 +39,15 @@ def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directo
 
 
 def share(directory: Path) -> None:
-    """Gives the files of a saved model the permissions of its folder, which the umask left: safetensors makes its own
-    for their owner alone, and another user's pods are to load them."""
+    """Gives the files of a saved model the permissions of its folder, which follow the umask: safetensors creates files
+    that only their owner can read, and another user's pods are to load them."""
     mode = directory.stat().st_mode & 0o666
     for file in directory.iterdir():
         file.chmod(mode)
 
 
 def _copied(engine: TrainedModel, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """On rank 0, in its memory; empty elsewhere."""
+    """Copies on rank 0, in host memory; empty on the others."""
     weights = {}
     for name, tensor in tensors:
         if engine.rank == 0:
@@ -57,7 +57,7 @@ def _copied(engine: TrainedModel, tensors: Iterator[tuple[str, Tensor]]) -> dict
 
 @contextmanager
 def _renamed_into_place(directory: Path) -> Iterator[Path]:
-    """A path to write a folder to, which becomes `directory` at the end."""
+    """A temporary path for a folder, renamed to `directory` on exit."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     part.chmod(0o755)

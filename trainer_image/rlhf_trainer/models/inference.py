@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Forward:
-    """Forward passes of one model over at most `token_budget` tokens at a time, through `engine` (DeepSpeed's, around
-    the model) where there is one.
+    """Forward passes of one model over micro-batches of at most `token_budget` tokens, through `engine` (DeepSpeed's
+    wrapper of the model) if given.
 
-    Log-probabilities are read by the model's `ResponseHead` where it has one, so without the logits of prompts. The
-    ranks of a `sequence_group` call it together with the same packed micro-batches, and each has what all read.
+    A model's `ResponseHead` computes log-probabilities without the logits of prompts. The ranks of a `sequence_group`
+    call it together with the same packed micro-batches, and each gets all values.
     """
 
     model: PreTrainedModel
@@ -48,8 +48,8 @@ class Forward:
         engine: Any = None,
         sequence_group: SequenceGroup | None = None,
     ) -> Self:
-        """Packed where `attention` wants it (`auto`: on GPUs) and a trial shows that the model computes the same as
-        padded. Raises ValueError for `packed`, or a `sequence_group`, where the model cannot.
+        """Packed if `attention` asks for it (`auto`: on GPUs) and a trial shows that packed logits equal padded ones.
+        Raises ValueError for `packed`, or a `sequence_group`, if the model does not support it.
         """
         padded = cls(model, token_budget, pad_token_id, engine)
         if sequence_group is not None:
@@ -86,7 +86,7 @@ class Forward:
         return MicroBatch.build(sequences, rows, self.pad_token_id, self.device, packed=self.packed)
 
     def __call__(self, micro: MicroBatch, read: OutputFn) -> Tensor:
-        """Values that `read` gives for one micro-batch."""
+        """The values that `read` computes from one micro-batch."""
         if self.sequence_group is not None:
             return self.sequence_group.read(micro, lambda part: self._read(part, read))
         return self._read(micro, read)
@@ -96,16 +96,17 @@ class Forward:
         if head is not None and head.fits and isinstance(read, ResponseLogprobs):
             with head.reading(read, micro):
                 found = self.logits(micro)
-                # A model that caps or scales its logits has done so to log-probabilities here: never again.
+                # A model that caps or scales its logits has applied that to log-probabilities here: never call it
+                # again.
                 head.fits = head.gave(found)
             if head.fits:
                 return read.columns(found[0])
         return read(self.logits(micro), micro)
 
     def logits(self, micro: MicroBatch) -> Tensor:
-        """The model's own output: [n, T, V] of a language model."""
+        """The model's own output, [n, T, V] for a language model."""
         text = self.model.config.get_text_config()
-        # A sequence-classification head pools before the padding token that its configuration names.
+        # A sequence-classification head pools before the padding token named by its configuration.
         kept, text.pad_token_id = text.pad_token_id, micro.pad_token_id
         options: dict[str, Any] = {"max_length_q": micro.longest} if micro.packed else {}
         if self.sequence_group is not None:
@@ -126,7 +127,8 @@ class Forward:
     def infer(
         self, sequences: Sequences, read: OutputFn, sizes: Tensor, batches: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Values that `read` gives for the rows of `batches`, packed in the order of all sequences, else zero.
+        """The values that `read` computes for the rows of `batches`, packed in the order of all sequences; zero for
+        other rows.
 
         `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the model's device.
         """
@@ -140,7 +142,7 @@ class Forward:
 
 
 def infer(forward: Forward, sequences: Sequences, read: OutputFn, sizes: Tensor) -> Tensor:
-    """Values that `read` gives for every row, packed in the order of the sequences: one model on one device.
+    """The values that `read` computes for every row, packed in the order of the sequences: one model on one device.
 
     `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the CPU.
     """
@@ -149,7 +151,7 @@ def infer(forward: Forward, sequences: Sequences, read: OutputFn, sizes: Tensor)
 
 
 def served(model: PreTrainedModel, trainer: Trainer, token_budget: int, pad_token_id: int) -> Forward:
-    """A model that only infers, as fast as the trainer's own: its kernels, its attention, its output layer."""
+    """Forward passes of an inference-only model with the trainer's own fused kernels, attention and output layer."""
     fuse(model, trainer.kernels)
     install(model)
     return Forward.choose(model, token_budget, pad_token_id, trainer.attention)

@@ -1,4 +1,4 @@
-"""A model and its optimizer under DeepSpeed."""
+"""Initialises a model and its optimizer under DeepSpeed."""
 
 import contextlib
 import sys
@@ -12,8 +12,8 @@ from .zero import deepspeed
 
 
 def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any]) -> Any:
-    """DeepSpeed's engine for `model`, on every rank's GPU, with what `deepspeed_settings` gave; AdamW from torch with
-    `adam`, unless that names an optimizer."""
+    """DeepSpeed's engine for `model`, on every rank's GPU, with the configuration of `deepspeed_settings`; torch's
+    AdamW with the arguments `adam`, unless the configuration names an optimizer."""
     groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
     away = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
     fused = torch.cuda.is_available() and not away
@@ -32,7 +32,7 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
 
 
 def _parameter_groups(model: Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices are decayed; vectors (biases, norms) are not."""
+    """Parameter groups: weight decay for matrices, none for vectors (biases, norms)."""
     trained: list[Parameter] = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
@@ -42,10 +42,12 @@ def _parameter_groups(model: Module, weight_decay: float) -> list[dict[str, Any]
 
 
 def _divide(model: Module, settings: dict[str, Any]) -> None:
-    """Over the ranks, one tensor after the other; `deepspeed.initialize` would bring the model whole to the GPU."""
+    """Partitions the model over the ranks, tensor by tensor; `deepspeed.initialize` would move the whole model to the
+    GPU first.
+    """
     for kind, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         if settings.get(kind, {}).get("enabled"):
-            for parameter in model.parameters():  # as deepspeed.initialize does with models that are whole
+            for parameter in model.parameters():  # as deepspeed.initialize does for whole models
                 parameter.data = parameter.data.to(dtype)
     deepspeed.zero.Init(module=model, config_dict_or_path=settings)
     device = deepspeed.get_accelerator().current_device_name()

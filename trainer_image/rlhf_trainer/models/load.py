@@ -1,4 +1,4 @@
-"""Hugging Face models and tokenizers: made from scratch, loaded from a path or hub name, checked."""
+"""Creates, loads and checks Hugging Face models and tokenizers."""
 
 import os
 import stat
@@ -23,9 +23,8 @@ from transformers import (
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer at `path`; without a padding token of its own it pads with its end-of-sequence token,
-    which is safe here because every mask comes from lengths. Raises ValueError where it cannot be had or has
-    no end token.
+    """The tokenizer at `path`; without a padding token of its own it pads with its end-of-sequence token, which is safe
+    here because every mask comes from lengths. Raises ValueError if it cannot be loaded or has no end token.
     """
     tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, path)
     if tokenizer.eos_token_id is None:
@@ -38,13 +37,13 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_policy(path: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal language model. Raises ValueError where it cannot be had."""
+    """A causal language model. Raises ValueError if it cannot be loaded."""
     return _model(AutoModelForCausalLM, path, dtype=dtype)
 
 
 def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A reward model, one score per sequence. From a causal language model its head is fresh: small, random, and
-    the same at every call.
+    """A reward model, one score per sequence. A causal language model gets a new score head: small, random and the same
+    at every call. Raises ValueError if the model cannot be loaded.
     """
     config = _config(path)
     if _is_classifier(config):
@@ -55,8 +54,8 @@ def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def served_config(path: str, *, score: bool) -> PreTrainedConfig:
-    """The configuration of a model that another engine than ours is to run: a causal language model, or with `score` a
-    sequence classifier with one output. Raises ValueError where it is none: that engine might make a head up.
+    """The configuration of a model for another engine than ours: a causal language model, or with `score` a sequence
+    classifier with one output. Raises ValueError for any other: that engine might initialise a random head.
     """
     config = _config(path)
     if not any(
@@ -72,12 +71,12 @@ def served_config(path: str, *, score: bool) -> PreTrainedConfig:
 
 
 def positions_of(config: PreTrainedConfig) -> int:
-    """Positions that a model knows; 0 where nothing bounds them."""
+    """Maximum number of positions of a model; 0 if unbounded."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or 0
 
 
 def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A fine-grained reward model: token classification with one output. Raises ValueError where it is none."""
+    """A fine-grained reward model: token classification with one output. Raises ValueError for any other model."""
     config = _config(path)
     if not _is_classifier(config, "ForTokenClassification"):
         kind = ", ".join(config.architectures or ()) or "of no known kind"
@@ -89,8 +88,8 @@ def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
 def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A value model, one output per token.
 
-    From a causal language model its head is zero, so that all values start at 0; from a reward model it takes
-    over the score head, so that values start as the score of the text so far; a saved critic loads as it is.
+    A causal language model gets a zero head, so that all values start at 0; a reward model keeps its score head, so
+    that values start as the score of the text so far; a saved critic loads unchanged.
     """
     config = _config(path)
     if _is_classifier(config):
@@ -110,8 +109,8 @@ def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
 def create_policy(
     model_type: str, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> PreTrainedModel:
-    """A fresh float32 causal language model of a Hugging Face `model_type` that fits the tokenizer; same
-    seed, same weights. Raises ValueError for an unknown type or a configuration that the type refuses.
+    """A fresh float32 causal language model of a Hugging Face `model_type` that fits the tokenizer, determined by the
+    seed. Raises ValueError for an unknown type or an invalid configuration.
     """
     tokens = {
         "eos_token_id": tokenizer.eos_token_id,
@@ -130,8 +129,8 @@ def create_policy(
 
 
 def create_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on `texts`, any text can be encoded; with <pad> and <eos>, added to
-    no text.
+    """A byte-level BPE tokenizer trained on `texts`, which can encode any text; with <pad> and <eos>, which it never
+    adds itself.
 
     At most `vocab_size` tokens, at least 258 (256 bytes and 2 special tokens) or ValueError.
     """
@@ -155,9 +154,7 @@ def create_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokeniz
 
 
 def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """Raises ValueError where a model of `config` cannot take this tokenizer's ids or sequences of
-    `max_length`.
-    """
+    """Raises ValueError where a model of `config` does not fit this tokenizer's ids or `max_length` positions."""
     text = config.get_text_config()
     if len(tokenizer) > text.vocab_size:
         raise ValueError(
@@ -182,7 +179,7 @@ def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
         raise ValueError(f"there is no directory {path!r}")
     try:
         return kind.from_pretrained(path, **arguments)
-    except Exception as error:  # the libraries below raise almost anything about what they are given
+    except Exception as error:  # the libraries below raise almost any exception for invalid input
         _check_readable(path)
         where = "" if Path(path).is_dir() else ", which is no directory, from the hub"
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
@@ -190,7 +187,7 @@ def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
 
 
 def _check_readable(path: str) -> None:
-    """Raises ValueError for a file that this user may not read, which safetensors says does not exist."""
+    """Raises ValueError for a file that this user may not read, which safetensors reports as missing."""
     for file in sorted(Path(path).glob("*")):
         if not os.access(file, os.R_OK, effective_ids=True):
             found = file.stat()
@@ -217,7 +214,7 @@ def _check_one_output(config: PreTrainedConfig, path: str) -> None:
 
 
 def _head(model: PreTrainedModel) -> nn.Linear:
-    """The last linear layer, under the names that Hugging Face's classes give it."""
+    """The last linear layer, by the attribute names of Hugging Face's classes."""
     head = getattr(model, "score", None) or getattr(model, "classifier", None)
     if not isinstance(head, nn.Linear):
         raise ValueError(f"{type(model).__name__} has no linear score head, which rewards and values need")

@@ -1,4 +1,4 @@
-"""Loads the models and tokenizers that a manifest names; a failure names the manifest's field."""
+"""Loads the models and tokenizers that a manifest names; errors name the manifest's field."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -39,11 +39,11 @@ def load_model(
     tokenizer: PreTrainedTokenizerBase,
     head: Head | None = None,
 ) -> PreTrainedModel:
-    """Loads a field of `spec.model`, or what stands in for it, in the compute dtype of `role`.
+    """Loads the model of a field of `spec.model`, or of the field that it defaults to, in the compute dtype of `role`.
 
-    `head` is the field's own unless given: algorithm `reward` trains the policy with a score head. Raises
-    InvalidJob, naming the field that holds the path, where the model cannot be had, or takes neither this
-    tokenizer's ids nor the job's longest sequence.
+    `head` is the field's own unless given: algorithm `reward` trains the policy with a score head. Raises InvalidJob,
+    naming the field that holds the path, if the model cannot be loaded or does not support this tokenizer's ids or the
+    job's longest sequence.
     """
     source = model_source(config, field)
 
@@ -58,8 +58,9 @@ def load_model(
 def check_served(
     config: RunConfig, field: TrainedField, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> int:
-    """Checks, without its weights, the model of a field of `spec.model` that vLLM is to run on sequences of up to
-    `length` tokens; returns the positions that it knows, 0 for any. Raises InvalidJob, as `load_model` does."""
+    """Checks, without loading weights, the model of a field of `spec.model` that vLLM is to run on sequences of up to
+    `length` tokens; returns its maximum number of positions, 0 if unbounded. Raises InvalidJob, as `load_model` does.
+    """
     source = model_source(config, field)
 
     def fitting() -> int:
@@ -89,6 +90,6 @@ def loading(where: str, make: Callable[[], Loaded]) -> Loaded:
 
 
 def on_device(model: PreTrainedModel) -> None:
-    """Moves a model that only infers to the GPU, where there is one, and switches dropout off."""
+    """Moves an inference-only model to the GPU, if there is one, and disables dropout."""
     moved: Any = model  # Transformers' `to` is typed as a function of the model alone
     moved.to("cuda" if torch.cuda.is_available() else "cpu").eval()

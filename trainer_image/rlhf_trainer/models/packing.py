@@ -21,10 +21,11 @@ from .sequence_parallel import SequenceGroup
 log = logging.getLogger(__name__)
 
 PACKED = "rlhf_packed"
-"""The name of `packed_attention` in Transformers' registry."""
+"""Name of `packed_attention` in Transformers' registry."""
 _VARLEN = inspect.signature(varlen_attn).parameters
 EXACT = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Largest difference between packed and padded logits, as a share of the largest logit: rounding, by dtype."""
+"""Largest difference between packed and padded logits attributed to rounding, relative to the largest logit, by dtype.
+"""
 
 
 def packed_attention(
@@ -40,7 +41,7 @@ def packed_attention(
     sequence_group: SequenceGroup | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Causal attention within each sequence of a packed row; ordinary attention where the mask is an ordinary one.
+    """Causal attention within each sequence of a packed row; ordinary attention for an ordinary mask.
 
     Shapes: `query` [1, heads, T, D], `key` and `value` [1, key heads, T, D], `attention_mask` int32 [1, 1, 1, n + 1],
     where each sequence begins and the last one ends (`MicroBatch.attention_mask`) -> [1, T, heads, D]. On a GPU
@@ -84,7 +85,7 @@ def _within(
     if query.is_cuda:
         left = -1 if sliding_window is None else sliding_window - 1
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-        # Before torch 2.12 it takes groups of heads without asking.
+        # Before torch 2.12 it accepts grouped key heads without `enable_gqa`.
         options: dict[str, Any] = {"enable_gqa": True} if grouped and "enable_gqa" in _VARLEN else {}
         out = varlen_attn(
             q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(left, 0), **options
@@ -110,15 +111,15 @@ AttentionMaskInterface.register(PACKED, sdpa_mask)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """The model takes an attention function of others, and reads a position for each token."""
+    """True if the model supports custom attention functions and reads position ids."""
     return bool(getattr(model, "_supports_attention_backend", False)) and not type(model).__name__.endswith(
-        "ForSequenceClassification"  # which pools before the padding
+        "ForSequenceClassification"  # which pools at the last token before padding
     )
 
 
 def packs_exactly(forward: Callable[[MicroBatch], Tensor], dtype: torch.dtype, device: torch.device) -> bool:
-    """A sequence has the same logits, bit for bit, whatever lies before it in its row, and those it has alone but for
-    rounding. False for models whose layers mix what is packed together, such as convolutions over the row.
+    """True if a sequence's packed logits do not depend on the sequences before it, bit for bit, and equal its own up to
+    rounding. False for models whose layers mix packed sequences, such as convolutions over the row.
 
     `forward`: micro-batch -> logits [n, T, ...].
     """

@@ -1,4 +1,4 @@
-"""A language model's output layer that computes log-probabilities of response tokens instead of logits of all."""
+"""Output layer of a language model that computes response tokens' log-probabilities instead of all logits."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from ..maths.logprobs import linear_logprobs
 class ResponseHead(nn.Module):
     """The output layer of a causal language model, with its own parameters under their own names.
 
-    Within `reading` its output is what is read of the response tokens alone, [1, A_mb, 1 or 2] in place of
-    [n, T, V] logits; elsewhere, as in generation, it is the linear layer that it stands for.
+    Inside `reading` its output is the values read from response tokens, [1, A_mb, 1 or 2] instead of logits [n, T, V];
+    otherwise, as in generation, it is the linear layer that it replaces.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -22,7 +22,7 @@ class ResponseHead(nn.Module):
         self.weight = layer.weight
         self.bias = layer.bias
         self.fits = True
-        """Nothing follows this layer: False for a model that caps or scales its logits."""
+        """False for a model that caps or scales its logits after this layer."""
         self._wanted: tuple[ResponseLogprobs, MicroBatch] | None = None
         self._output: Tensor | None = None
 
@@ -35,7 +35,7 @@ class ResponseHead(nn.Module):
             self._wanted = self._output = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[n, T, H] -> [n, T, V], or what is read."""
+        """[n, T, H] -> logits [n, T, V], or the values read inside `reading`."""
         if self._wanted is None:
             return linear(hidden, self.weight, self.bias)
         read, micro = self._wanted
@@ -54,7 +54,7 @@ class ResponseHead(nn.Module):
         return self._output
 
     def gave(self, output: Tensor) -> bool:
-        """The model gave out what this layer did: the same memory, behind DeepSpeed's wrapping too."""
+        """True if the model returned this layer's output unchanged: the same memory, also through DeepSpeed."""
         own = self._output
         return (
             own is not None
@@ -64,14 +64,14 @@ class ResponseHead(nn.Module):
 
 
 def install(model: nn.Module) -> None:
-    """Replaces the output layer of a causal language model by a `ResponseHead`; leaves all other models."""
+    """Replaces the output layer of a causal language model by a `ResponseHead`; other models stay unchanged."""
     layer = _output_layer(model)
     if type(layer) is nn.Linear:
         model.set_output_embeddings(ResponseHead(layer))  # type: ignore[operator]
 
 
 def response_head(model: nn.Module) -> ResponseHead | None:
-    """The `ResponseHead` of a model that got one."""
+    """The model's `ResponseHead`, if installed."""
     layer = _output_layer(model)
     return layer if isinstance(layer, ResponseHead) else None
 

@@ -18,7 +18,8 @@ from ..batches import MicroBatch
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """`size` ranks, this one at place `rank`, that hold the same micro-batches and a slice of their tokens each.
+    """`size` neighbouring ranks, this one at place `rank`, that share the same micro-batches, a slice of the tokens
+    each.
 
     Methods are collectives of the group.
     """
@@ -29,7 +30,7 @@ class SequenceGroup:
 
     @classmethod
     def of(cls, size: int) -> "SequenceGroup":
-        """This rank's group, of those that divide all ranks in their order: a collective of all of them."""
+        """This rank's group, when all ranks are divided into groups of `size` in order: a collective of all ranks."""
         rank, world = distributed.get_rank(), distributed.get_world_size()
         if world % size:
             raise ValueError(f"spec.trainer.sequenceParallelSize {size} does not divide {world} ranks")
@@ -38,8 +39,8 @@ class SequenceGroup:
     def read(self, micro: MicroBatch, read: Callable[[MicroBatch], Tensor]) -> Tensor:
         """`read` of this rank's slice of the packed row -> its values of the whole row [A_mb, ...], on every rank.
 
-        The gradient of a value goes to the rank that read it, so each rank computes the same loss and passes back
-        its own part: parameter gradients are summed over the ranks, as those of data-parallel ranks are.
+        A value's gradient goes to the rank that read it: each rank computes the same loss and backpropagates its own
+        slice, and parameter gradients are summed over the ranks, as with data parallelism.
         """
         length = micro.input_ids.shape[1]
         width = -(-length // self.size)
@@ -48,7 +49,7 @@ class SequenceGroup:
         return _Gather.apply(read(self._slice(micro, width, owner == self.rank)), counts, self)  # type: ignore[no-any-return,no-untyped-call]
 
     def _slice(self, micro: MicroBatch, width: int, own: Tensor) -> MicroBatch:
-        """`width` tokens of the row, which is filled up at its end with a sequence of padding."""
+        """`width` tokens of the row; the row is padded at its end with a sequence of padding."""
         start, missing = self.rank * width, self.size * width - micro.input_ids.shape[1]
         here = slice(start, start + width)
         mask = micro.attention_mask
@@ -86,7 +87,7 @@ class SequenceGroup:
 
 @functools.cache
 def _own_group(size: int) -> distributed.ProcessGroup:
-    """One for all models: each has connections and memory of its own."""
+    """Process group of this rank, one for all models: each group has connections and memory of its own."""
     rank, world = distributed.get_rank(), distributed.get_world_size()
     groups = [distributed.new_group(range(at, at + size)) for at in range(0, world, size)]
     own = groups[rank // size]
@@ -95,7 +96,7 @@ def _own_group(size: int) -> distributed.ProcessGroup:
 
 
 def check_heads(heads: int, keys: int, size: int) -> None:
-    """Raises ValueError where the heads cannot be divided."""
+    """Raises ValueError where `size` does not divide the attention heads."""
     if heads % size or heads % math.lcm(keys, size):
         raise ValueError(
             f"spec.trainer.sequenceParallelSize {size} cannot divide {heads} attention heads over {keys} key heads; "
@@ -104,19 +105,19 @@ def check_heads(heads: int, keys: int, size: int) -> None:
 
 
 def heads_of(model: PreTrainedModel) -> tuple[int, int]:
-    """Attention heads and key heads of a model."""
+    """Number of attention heads and of key heads of a model."""
     text = model.config.get_text_config()
     heads = int(text.num_attention_heads)
     return heads, int(getattr(text, "num_key_value_heads", None) or heads)
 
 
 def _exchange(parts: Tensor, group: SequenceGroup) -> Tensor:
-    """[size, ...]: part i goes to rank i, and part i of the result came from there."""
+    """All-to-all. [size, ...]: part i goes to rank i, and part i of the result came from rank i."""
     return _AllToAll.apply(parts, group)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _AllToAll(torch.autograd.Function):
-    """Its own transpose: what rank r has of rank s is what s sent to r."""
+    """Differentiable all-to-all. Its own transpose: rank r receives from rank s what s sent to r."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: SequenceGroup) -> Tensor:
@@ -132,7 +133,9 @@ class _AllToAll(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """Values of all ranks end to end, `counts` of each; backward, each rank's own."""
+    """Differentiable all-gather: values of all ranks end to end, `counts` from each; backward returns each rank's own
+    part.
+    """
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, counts: list[int], group: SequenceGroup) -> Tensor:

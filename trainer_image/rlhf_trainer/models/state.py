@@ -1,4 +1,4 @@
-"""The exact training state in whole tensors, for any number of ranks and any ZeRO stage to go on from."""
+"""Exact training state as whole tensors, independent of the number of ranks and the ZeRO stage."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,8 +23,8 @@ def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
     `exp_avg_sq/<name>` for every trained parameter, whole, always in the same order. With a dynamic loss scale
     (float16) `loss_scale` follows the step: float64 [4], in the order of `SCALER`.
 
-    All ranks iterate in lockstep and get the same tensors, of which one rank keeps a copy: they may be the
-    live state. The step is 0 and the moments are zero before the first update.
+    All ranks iterate in lockstep and get the same tensors; they may be the live state, so copy what you keep. The step
+    is 0 and the moments are zero before the first update.
     """
     step = _step(engine)
     if step:
@@ -40,11 +40,11 @@ def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_training_state(engine: TrainedModel, get: Callable[[str], Tensor]) -> None:
-    """Puts what `training_state` gave back into an engine made in the same way; a collective.
+    """Inverse of `training_state`, for an engine made in the same way; a collective.
 
-    `get` returns the tensor of a name, on every rank, or raises LookupError where there is none: states saved
-    before `loss_scale` was go on with a fresh one. Training then goes on as if it had never stopped. Raises
-    ValueError where a tensor has another shape than the model's.
+    `get` returns the tensor of a name, on every rank, or raises LookupError if it is missing: states of releases
+    without `loss_scale` resume with a fresh one. Training then continues as if it had never stopped. Raises ValueError
+    where a tensor has another shape than the model's.
     """
     step = int(get("step"))
     if step:
@@ -82,7 +82,7 @@ def _fitting(get: Callable[[str], Tensor], name: str, parameter: Parameter) -> T
 
 
 def _optimizer(engine: TrainedModel) -> torch.optim.Optimizer:
-    """The Adam itself, which under ZeRO holds this rank's flat shares."""
+    """The Adam optimizer itself; under ZeRO it holds this rank's flat partitions."""
     outer = engine.deepspeed.optimizer
     adam: torch.optim.Optimizer = outer.optimizer if engine.stage else outer
     return adam
@@ -94,18 +94,18 @@ def _step(engine: TrainedModel) -> int:
 
 def _set_step(engine: TrainedModel, step: int) -> None:
     for state in _optimizer(engine).state.values():
-        # torch keeps a tensor, DeepSpeed's own Adams an int
+        # torch stores a tensor, DeepSpeed's own Adams an int
         state["step"] = state["step"].fill_(step) if isinstance(state["step"], Tensor) else step
 
 
 def _scaler(engine: TrainedModel) -> Any:
-    """DeepSpeed's dynamic loss scaler; None where the scale is fixed, or there is none."""
+    """DeepSpeed's dynamic loss scaler; None for a fixed scale or none."""
     scaler = getattr(engine.deepspeed.optimizer, "loss_scaler", None)
     return scaler if getattr(scaler, "dynamic", False) else None
 
 
 def _load_scaler(engine: TrainedModel, get: Callable[[str], Tensor]) -> None:
-    """After the moments were made, which counts as a step."""
+    """Restores the loss scaler, after `_create_moments`, which counts as a step."""
     if (scaler := _scaler(engine)) is None:
         return
     try:
@@ -117,8 +117,8 @@ def _load_scaler(engine: TrainedModel, get: Callable[[str], Tensor]) -> None:
 
 
 def _create_moments(engine: TrainedModel) -> None:
-    """Adam makes its moments in its first step: take one that changes nothing, with learning rate 0 and a
-    gradient of 0.
+    """Creates Adam's moments, which its first step allocates, by a step that changes nothing: learning rate 0, gradient
+    0.
     """
     nothing = Sequences.pack([((0,), (0,))])
     with torch.random.fork_rng():
@@ -126,8 +126,8 @@ def _create_moments(engine: TrainedModel) -> None:
 
 
 def _link_moments(engine: TrainedModel) -> None:
-    """ZeRO-1 and -2 of DeepSpeed 0.19.8 link the moments of all parameter groups to the parameters when the
-    first group has made its first step, when the second has none yet; once more, now that all have them.
+    """Links the moments of all parameter groups once more. ZeRO-1 and -2 of DeepSpeed 0.19.8 link them when the first
+    group has made its first step, when the second has none yet.
     """
     if engine.stage in (1, 2):
         engine.deepspeed.optimizer._hp_optimizer_states_linked = False
@@ -156,7 +156,7 @@ def _write(engine: TrainedModel, parameter: Parameter, moment: str | None, value
     elif moment is not None:
         _optimizer(engine).state[parameter][moment].copy_(value)
     if moment is None:
-        # The weights that the forward pass uses, rounded from the master weights as an optimizer step does.
+        # The weights of the forward pass, rounded from the master weights as an optimizer step does.
         with (
             torch.no_grad(),
             deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=engine.stage == 3),
@@ -165,8 +165,8 @@ def _write(engine: TrainedModel, parameter: Parameter, moment: str | None, value
 
 
 def _write_share(engine: TrainedModel, parameter: Parameter, moment: str | None, value: Tensor) -> None:
-    """This rank's part under ZeRO-3. DeepSpeed's setter of whole tensors fails where the ranks do not divide
-    the elements, because the last share is padded.
+    """Writes this rank's partition under ZeRO-3. DeepSpeed's setter of whole tensors fails where the ranks do not
+    divide the elements, because the last partition is padded.
     """
     share = parameter.ds_tensor.numel()  # type: ignore[attr-defined]  # DeepSpeed's
     padded = torch.nn.functional.pad(value.flatten(), (0, share * engine.world_size - value.numel()))

@@ -1,4 +1,4 @@
-"""A Hugging Face model under DeepSpeed: packed sequences in, packed numbers or one optimizer step out."""
+"""A Hugging Face model under DeepSpeed: inference on packed sequences, and optimizer steps."""
 
 import contextlib
 import math
@@ -30,16 +30,15 @@ GATHER_BYTES = 256 << 20
 
 
 class TrainedModel:
-    """One trained model, spread over all ranks of the default process group, which the caller has
-    initialised.
+    """One trained model, spread over all ranks of the default process group, which the caller has initialised.
 
-    Every method is a collective: all ranks call it with the same arguments. The model stays in evaluation mode:
-    an update's forward pass is that of `infer`, without dropout (a policy's first importance ratio is 1), layer
-    drop or router noise, however its class names them. `deepspeed` is the user's own
-    DeepSpeed configuration. AdamW from torch unless that names Adam or AdamW of DeepSpeed's; `gradient_clip`
-    0 switches clipping off; biases and norms are not decayed. Of a model with an `adapter` only that is trained, and
-    its head, if it is not a language model's. With `sequence_parallel` n, each n neighbouring ranks share their
-    micro-batches, which may be n times as large. Raises ValueError for settings that contradict it.
+    Every method is a collective: all ranks call it with the same arguments. The model stays in evaluation mode: an
+    update's forward pass is that of `infer`, without dropout (a policy's first importance ratio is 1), layer drop or
+    router noise, however its class names them. `deepspeed` is the user's own DeepSpeed configuration. AdamW from torch
+    unless that names Adam or AdamW of DeepSpeed's; `gradient_clip` 0 switches clipping off; biases and norms are not
+    decayed. With an `adapter`, only the adapter is trained, and the head of a reward model or critic. With
+    `sequence_parallel` n, each n neighbouring ranks share micro-batches, which may be n times as large. Raises
+    ValueError for contradictory settings.
     """
 
     def __init__(
@@ -79,9 +78,7 @@ class TrainedModel:
 
     @property
     def unwrapped(self) -> Module:
-        """The Hugging Face model; its weights are whole on every rank except under ZeRO-3 (see
-        `gathered`).
-        """
+        """The Hugging Face model; its weights are whole on every rank except under ZeRO-3 (see `gathered`)."""
         module: Module = self.deepspeed.module
         return module
 
@@ -96,15 +93,15 @@ class TrainedModel:
         return torch.device(self.deepspeed.device)
 
     def infer(self, sequences: Sequences, read: OutputFn, sizes: Tensor) -> Tensor:
-        """Values that `read` gives for every row, packed in the order of the sequences.
+        """The values that `read` computes for every row, packed in the order of the sequences.
 
-        `sizes` int64 [N]: values per row (the answer lengths, or ones) -> float32 [sum(sizes)] on the CPU of
-        every rank. Without gradients.
+        `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the CPU of every
+        rank. Without gradients.
         """
         batches = self._forward.plan(sequences, self.world_size)[self.rank // self._together]
         packed = self._forward.infer(sequences, read, sizes, batches)
         if self.rank % self._together:
-            packed.zero_()  # its group's first rank has the same
+            packed.zero_()  # the group's first rank has the same values
         distributed.all_reduce(packed)
         return packed.cpu()
 
@@ -153,7 +150,7 @@ class TrainedModel:
 
     @torch.no_grad()
     def measure(self, sequences: Sequences, read: OutputFn, loss: Loss, group: int = 1) -> dict[str, float]:
-        """The `loss` and statistics of `update`, without a gradient or a step."""
+        """`loss` and statistics as in `update`, without a gradient or a step."""
         totals: dict[str, Tensor] = {}
         for rows in self._forward.plan(sequences, self.world_size, group)[self.rank // self._together]:
             micro = self._forward.build(sequences, rows)
@@ -161,12 +158,12 @@ class TrainedModel:
         return self._summed(totals)
 
     def _add(self, totals: dict[str, Tensor], loss: Tensor, statistics: Mapping[str, Tensor]) -> None:
-        """Adds a micro-batch's part to the sums of this rank."""
+        """Adds a micro-batch's loss and statistics to this rank's sums."""
         for name, scalar in {"loss": loss, **statistics}.items():
             totals[name] = totals.get(name, 0.0) + scalar.detach().to(self.device, torch.float64)
 
     def _summed(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
-        """The sums over all ranks."""
+        """All-reduced sums."""
         summed = torch.stack(list(totals.values())) / self._together
         distributed.all_reduce(summed)
         return dict(zip(totals, summed.tolist(), strict=True))
@@ -184,20 +181,19 @@ class TrainedModel:
             yield self.adapter.merged(name, tensor)
 
     def trained_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """As `named_tensors`, those alone that are trained, with nothing merged."""
+        """As `named_tensors`, but only the trained tensors, unmerged."""
         items = ((name, tensor) for name, tensor in self.state_items() if tensor.requires_grad)
         return self._all_whole(items)
 
     def base_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Of a model with an adapter the weights that it is added to, the same in every version, under their names in
-        the merged model; as `named_tensors`."""
+        """Frozen base weights of a model with an adapter, under their names in the merged model; as `named_tensors`."""
         assert self.adapter is not None, "all of another model is trained"
         for name, tensor in self._all_whole((n, t) for n, t in self.state_items() if not t.requires_grad):
             yield self.adapter.travelling(name), tensor
 
     def version_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What of a version is not in `base_tensors`: `named_tensors`, or of a model with an adapter what is trained,
-        by `Adapter.travelling`."""
+        """Tensors that change with each version: all of `named_tensors`, or only the trained ones of a model with an
+        adapter, named by `Adapter.travelling`."""
         if self.adapter is None:
             yield from self.named_tensors()
             return
@@ -205,7 +201,7 @@ class TrainedModel:
             yield self.adapter.travelling(name), tensor
 
     def adapter_off(self) -> contextlib.AbstractContextManager[None]:
-        """The model computes as it did at the start of the run."""
+        """Disables the adapter: the model computes as at the start of the run."""
         assert self.adapter is not None, "a graph has such nodes for models with an adapter"
         return self.adapter.off()
 
@@ -230,13 +226,13 @@ class TrainedModel:
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Module]:
-        """The model with whole weights on every rank, free of DeepSpeed's hooks, to generate with."""
+        """The model with whole weights on every rank and without DeepSpeed's hooks, for generation."""
         if self.stage < 3:
             yield self.unwrapped
             return
         offload = self.deepspeed.optimizer.parameter_offload
         with deepspeed.zero.GatheredParameters(list(self.unwrapped.parameters())):
-            # The hooks would take each layer's weights away again after its first forward pass.
+            # The hooks would release each layer's weights after its first forward pass.
             offload._remove_module_hooks()
             offload.forward_hooks, offload.backward_hooks = [], []
             try:
@@ -245,7 +241,7 @@ class TrainedModel:
                 offload.setup_zero_stage3_hooks()
 
     def _gradient_norm_before_step(self) -> float | None:
-        """Without ZeRO nobody else computes it; ZeRO optimizers do so in step()."""
+        """Gradient norm without ZeRO, where nothing else computes it; ZeRO optimizers do so in step()."""
         if self.stage:
             return None
         gradients = [p.grad for p in self.unwrapped.parameters() if p.grad is not None]
@@ -255,7 +251,7 @@ class TrainedModel:
         if not bucket:
             return
         parts = [tensor for _, tensor in bucket]
-        if self.adapter is not None:  # what is merged into them
+        if self.adapter is not None:  # matrices that are merged into them
             parts += [matrix for name, _ in bucket for matrix in self.adapter.matrices(name)]
         with deepspeed.zero.GatheredParameters(parts, enabled=self.stage == 3):
             for name, tensor in bucket:

@@ -1,4 +1,4 @@
-"""DeepSpeed, imported so that it writes nothing to standard output and compiles nothing it can do without."""
+"""Imports DeepSpeed so that it writes nothing to standard output and compiles nothing optional."""
 
 import contextlib
 import logging
@@ -13,17 +13,17 @@ with contextlib.redirect_stdout(sys.stderr):
 
 __all__ = ["deepspeed"]
 
-# Standard output belongs to the roles; DeepSpeed's loggers write there by default.
+# Standard output belongs to the roles; DeepSpeed's loggers write to it by default.
 for _name in list(logging.root.manager.loggerDict):
     for _handler in logging.getLogger(_name).handlers:
         if isinstance(_handler, logging.StreamHandler) and _handler.stream is sys.stdout:
             _handler.setStream(sys.stderr)
             _handler.setLevel(logging.WARNING)
 
-# Its calls of torch's older collectives warn at every step.
+# It calls deprecated collectives of torch, which warn at every step.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
 
 if not torch.cuda.is_available():
-    # On a CPU it would compile a shared-memory all-reduce of its own at first use, for a minute and with a
-    # compiler that an image need not have. Only its inference uses that; gloo does everything here.
+    # On a CPU it would compile a shared-memory all-reduce at first use, for a minute and with a
+    # compiler that an image may lack. Only its inference engine uses that; gloo does everything here.
     deepspeed.ops.__compatible_ops__ = {}
