@@ -1,4 +1,4 @@
-"""End of a process with its parent, by the kernel (PR_SET_PDEATHSIG): none of its own code need run for that."""
+"""Kills a process when its parent ends, through the kernel (PR_SET_PDEATHSIG), without any code of its own."""
 
 import ctypes
 import signal
@@ -7,6 +7,6 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """From now on this process gets SIGKILL when the thread that started it ends, by whatever: let that be its parent's
-    main thread. Not if it has ended already: check that afterwards. Linux only."""
+    """This process gets SIGKILL when the thread that started it ends, so start it from the parent's main thread. Check
+    afterwards that the parent has not ended before the call. Linux only."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

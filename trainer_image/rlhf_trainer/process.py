@@ -1,4 +1,4 @@
-"""Start and end of every role's process: its env, its log, one clear message when it ends badly."""
+"""Start and end of every role's process: environment, logging, one clear termination message on failure."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ log = logging.getLogger("rlhf")
 
 
 class RoleEnd(RuntimeError):
-    """Ends the role with a message and an exit code that tell its host what to do."""
+    """Ends the role with a message and an exit code that tells the host how to react."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class RoleEnd(RuntimeError):
 
 
 def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
-    """Runs a role and exits with its code: EXIT_INVALID where the job itself is at fault, 1 for other errors."""
+    """Runs a role and exits with its code: EXIT_INVALID if the job itself is at fault, 1 for other errors."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
@@ -47,18 +47,18 @@ def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: that would wait for threads, and one that still asks another role would never end.
+    # Not sys.exit: that waits for threads, and one with a request under way might never end.
     os._exit(code)
 
 
 def end(env: ProcessEnv, message: str) -> None:
-    """Leaves the termination message where the host looks for it; the first one stands."""
+    """Writes the termination message for the host; the first message is kept."""
     log.error("%s", message)
     termination.write(message, env.termination_log)
 
 
 def on_sigterm(act: Callable[[], None]) -> None:
-    """Calls `act` on SIGTERM; hosts send it to suspend, to drain and to stop."""
+    """Calls `act` on SIGTERM, which hosts send to suspend, drain and stop."""
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         act()

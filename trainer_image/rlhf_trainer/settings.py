@@ -18,19 +18,19 @@ STARTS_FROM: dict[ModelField, tuple[ModelField, ...]] = {
     "reward": ("policy",),
     "tokenizer": ("policy",),
 }
-"""For each field of `spec.model`, the fields that stand in for it where it is not given, in order."""
+"""For each field of `spec.model`, the fields that it defaults to, in order."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A path or hub name, and the manifest's field that it comes from."""
+    """A path or hub name, and the manifest's field that names it."""
 
     where: str
     path: str
 
 
 def model_source(config: RunConfig, field: ModelField) -> ModelSource:
-    """Resolves a field of `spec.model` by `STARTS_FROM`; at its end, the model made in the work directory."""
+    """Resolves a field of `spec.model` by `STARTS_FROM`; finally, the model made in the work directory."""
     for name in (field, *STARTS_FROM[field]):
         if path := getattr(config.spec.model, name):
             return ModelSource(f"spec.model.{name}", path)
@@ -38,20 +38,20 @@ def model_source(config: RunConfig, field: ModelField) -> ModelSource:
 
 
 def longest(spec: Spec) -> int:
-    """The most tokens that a sequence of this job can have."""
+    """Maximum number of tokens of a sequence in this job."""
     answer = spec.sampling.max_new_tokens if graph_of(spec).generates else spec.data.max_answer_length
     return spec.data.max_prompt_length + answer
 
 
 def interface(address: str) -> str | None:
-    """The network interface that has an address. Gloo would look the host name up, which on a node's network may be the
-    loopback's."""
+    """The network interface that has an address. By default gloo resolves the host name, which on a node's network may
+    give the loopback interface."""
     found = psutil.net_if_addrs().items()
     return next((name for name, own in found for each in own if each.address.split("%")[0] == address), None)
 
 
 def listen_host(host: str) -> str:
-    """The address to bind to: loopback where only this machine connects, every interface of a pod otherwise."""
+    """The address to bind to: loopback if only this machine connects, else all interfaces."""
     if host.startswith("127."):
         return host
     return "::" if ":" in host else "0.0.0.0"

@@ -1,4 +1,4 @@
-"""torchrun for this node's ranks, with SIGTERM left to them, and the exit code of the rank that failed first."""
+"""torchrun for this node's ranks: forwards SIGTERM to them, and returns the exit code of the rank that failed first."""
 
 import os
 import signal
@@ -11,15 +11,17 @@ import psutil
 from .settings import interface
 
 HANDLED = "SIGINT,SIGHUP,SIGQUIT"
-"""torchrun's signals but for SIGTERM, after which it would give the ranks 30 s: a pod's grace period may be longer."""
+"""Signals that torchrun handles, without SIGTERM, after which it would give the ranks only 30 s: a pod's grace period
+may be longer.
+"""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs torchrun's command line; hosts tell from the exit code whether starting again would help.
+    """Runs torchrun's command line; the exit code tells hosts whether a restart would help.
 
     On SIGTERM the ranks checkpoint and end, with those of the other nodes; see `rlhf_trainer.roles.trainer`.
     """
-    # Before the seconds that importing takes: the first process of a container has no handlers but its own.
+    # Before the slow imports: the first process of a container has no default signal handlers.
     pass_on_sigterm()
     if (name := interface(os.environ.get("RLHF_HOST", ""))) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -35,13 +37,13 @@ def main(arguments: list[str]) -> int:
 
 
 def pass_on_sigterm() -> None:
-    """From now on SIGTERM goes to this process's children; while there are none, it ends this process."""
+    """Forwards SIGTERM to this process's children; without children, SIGTERM ends this process."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
     signal.signal(signal.SIGTERM, lambda *_: None)
 
-    # In a thread: where the main one waits in C++ for the other nodes, no handler in Python would run.
+    # On a thread: a main thread that waits in C++ for the other nodes runs no Python signal handler.
     def listen() -> None:
         while number := os.read(reading, 1):
             if number[0] == signal.SIGTERM:

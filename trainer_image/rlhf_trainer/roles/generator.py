@@ -1,6 +1,6 @@
-"""The generator role: becomes the stock vLLM server, with our weight-transfer engine as a plugin.
+"""The generator role: execs the stock vLLM server, with our weight-transfer engine as a plugin.
 
-Nothing heavy is imported here but what a GPU's memory takes: vLLM's own start is what users wait for.
+Heavy imports are avoided, except to read a GPU's memory: they would add to vLLM's start-up time.
 """
 
 import json
@@ -42,9 +42,8 @@ FOLLOWER = "rlhf_trainer.engines.vllm.follower"
 def arguments(
     config: RunConfig, host: str, port: int, memory: float | None, *, rank: int = 0, master: str = ""
 ) -> list[str]:
-    """The options of `vllm serve` on GPUs of so many bytes, None for the CPU; the manifest's `engineArguments` come
-    last. `rank`, `master`: of the generator's pods, where it has several. Raises InvalidJob where they cannot serve
-    this policy."""
+    """Options of `vllm serve`. `memory`: bytes of each GPU, None on a CPU; the manifest's `engineArguments` come last.
+    `rank`, `master`: of this pod in a multi-pod generator. Raises InvalidJob if they cannot serve this policy."""
     spec = config.spec
     pods = pods_each(spec, Role.GENERATOR)
     options: dict[str, JsonValue] = {
@@ -57,14 +56,15 @@ def arguments(
         "port": port,
         "max-model-len": longest(spec),
         "tensor-parallel-size": spec.generator.tensor_parallel_size,
-        # Sampling is the job's alone, not the model repository's; log-probabilities are those of what is sampled.
+        # Sampling parameters come from the job, not from the model repository; log-probabilities are of the sampled
+        # distribution.
         "generation-config": "vllm",
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": MOST_KEPT,
         "weight-transfer-config": json.dumps({"backend": "rlhf"}),
         "worker-extension-cls": EXTENSION,
         "middleware": FRONT,
-        # A line for each prompt and probe would bury all others.
+        # One log line per prompt and probe would bury all others.
         "disable-uvicorn-access-log": True,
     }
     if memory is None:
@@ -82,8 +82,8 @@ def arguments(
 
 
 def check_cpu_workers(spec: Spec) -> None:
-    """Raises InvalidJob for divisions of a model with which vLLM on CPUs starts, if it does, and dies at the first
-    request: of a pipeline's later stages, what they take over is allocated by a warm-up that eager CPUs skip."""
+    """Raises InvalidJob for pipeline parallelism on CPUs, with which vLLM may start, but crashes at the first request:
+    the later stages' input buffers are allocated by a warm-up that eager CPUs skip."""
     section = spec.generator
     if (stages := section.engine_arguments.get(PIPELINE, 1)) != 1:
         where = f"spec.generator.engineArguments.{PIPELINE}"
@@ -99,8 +99,8 @@ def check_cpu_workers(spec: Spec) -> None:
 
 
 def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:
-    """Options that leave room for the new weights of a broadcast, where the manifest leaves it open and the policy's
-    size is known. Raises InvalidJob where vLLM would start, and then have no room for them."""
+    """Memory options that leave room for the new weights of a broadcast, unless the manifest sets them or the policy's
+    size is unknown. Raises InvalidJob if vLLM would start and then lack that room."""
     sizes = Sizes.of(spec, model_sizes(spec))
     serving = Serving.of(spec, sizes)
     if serving is None:
@@ -122,7 +122,7 @@ def run(env: ProcessEnv) -> None:
     module = FOLLOWER if env.rank else "vllm.entrypoints.openai.api_server"
     options = arguments(env.config, listen_host(env.host), env.port, memory, rank=env.rank, master=env.master)
     sys.stderr.flush()
-    # The server replaces this process: signals and the exit code are its own.
+    # Exec replaces this process: signals and the exit code are the server's own.
     environ = engine_environment(own | os.environ, cpu)
     os.execve(sys.executable, [sys.executable, "-m", module, *options], environ)
 

@@ -1,4 +1,4 @@
-"""The reference role: log-probabilities of the frozen policy, by transformers or by vLLM."""
+"""The reference role: log-probabilities of the frozen policy, computed by transformers or by vLLM."""
 
 from collections.abc import Callable
 from functools import partial
@@ -37,13 +37,13 @@ def by_transformers(config: RunConfig, output: str) -> Logprobs:
 
 
 def by_vllm(config: RunConfig, output: str) -> FrozenModel:
-    """Raises InvalidJob where vLLM cannot give this output of this model."""
+    """The model under vLLM. Raises InvalidJob if vLLM cannot compute this output of it."""
     if output not in VLLM_OUTPUTS:
         message = (
             f"vLLM gives {' and '.join(VLLM_OUTPUTS)}, and the graph asks for {output}; use transformers"
         )
         raise InvalidJob([Problem("spec.reference.engine", message)])
-    # It has to have room for a token after the longest sequence, which nobody looks at.
+    # vLLM reserves a position for one generated token after the longest sequence, which is discarded.
     length = longest(config.spec) + 1
     check_served(config, "reference", load_job_tokenizer(config), length)
     temperature = config.spec.sampling.temperature if output == "logprobs" else 1.0

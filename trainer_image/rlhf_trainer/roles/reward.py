@@ -1,4 +1,4 @@
-"""The reward role: scores answers for training, and judges them for evaluation."""
+"""The reward role: scores responses for training and evaluation."""
 
 import asyncio
 import os
@@ -33,11 +33,13 @@ from ..settings import listen_host, longest, model_source
 T = TypeVar("T")
 
 SHARE_OF_TIME = 0.9
-"""Of the time that a chunk may take: responses without a score by then have failed, and the trainer hears why."""
+"""Share of a chunk's deadline for scoring; responses without a score by then have failed, and the trainer gets the
+reason.
+"""
 
 
 def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ModelScore:
-    """The reward model, by transformers."""
+    """The reward model, run by transformers."""
     spec, own = config.spec, load_job_tokenizer(config, "reward")
     model = load_model(
         config, "reward", Role.REWARD, own, "token_score" if spec.reward.fine_grained else None
@@ -54,8 +56,8 @@ def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Model
 
 
 def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[FrozenModel, ModelScore]:
-    """The reward model, by vLLM, which has it score up to the longest sequence of the job; one with a vocabulary of its
-    own, up to as many tokens as it has positions."""
+    """The reward model, run by vLLM on sequences of up to the job's longest; with a vocabulary of its own, of up to its
+    number of positions."""
     own, length = load_job_tokenizer(config, "reward"), longest(config.spec)
     positions = check_served(config, "reward", own, length)
     if own.get_vocab() != tokenizer.get_vocab():
@@ -65,7 +67,7 @@ def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[
 
 
 async def function(where: str, entry: RewardFunction) -> Function:
-    """A reward function, ready to score. Raises InvalidJob where it cannot be."""
+    """The scorer of a reward function of the manifest. Raises InvalidJob if it cannot be made."""
     limits: Limits = {"concurrency": entry.concurrency, "timeout": entry.timeout_seconds}
     scorer: Scorer
     if entry.function is not None:
@@ -99,7 +101,8 @@ def run(env: ProcessEnv) -> None:
         else:
             scorer = model_scorer(config, tokenizer)
         model = spec.reward.model_weight, scorer
-    # Functions work on a loop of their own, in a thread that lives as long as the role: their processes end with it.
+    # Functions run on an event loop in a thread that lives as long as the role, since the kernel ends their processes
+    # with it.
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="functions", daemon=True).start()
 

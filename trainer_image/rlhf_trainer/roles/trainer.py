@@ -1,4 +1,4 @@
-"""The trainer role: one rank of the gang. Rank 0 also serves the control API and drives the other roles."""
+"""The trainer role: one rank of the gang. Rank 0 also serves the control API and calls the other roles."""
 
 import logging
 import os
@@ -43,7 +43,9 @@ from ..training.tracking import Tracking
 log = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 2.0
-"""Time that an ending trainer gives its host to read the last figures and checkpoint; a host asks twice a second."""
+"""Time that an ending trainer gives its host to read the last metrics and checkpoint, seconds; a host polls twice a
+second.
+"""
 
 
 def run(env: ProcessEnv) -> int:
@@ -57,7 +59,7 @@ def run(env: ProcessEnv) -> int:
         with raise_if_rank_lost():
             return work(env.config, ranks, services)
     except Stopped as error:
-        log.warning("%s", error)  # nothing is lost: the newest checkpoint holds all that was trained on
+        log.warning("%s", error)  # nothing is lost: the newest snapshot holds all training so far
         return EXIT_SUSPENDED
     finally:
         if services is not None:
@@ -66,7 +68,7 @@ def run(env: ProcessEnv) -> int:
 
 
 def check_network(env: ProcessEnv, services: Services | None) -> None:
-    """Says, to the host too, that NCCL on this node will be slower than the job asks for."""
+    """Warns, also the host, if NCCL on this node will not use the RDMA that the job requests."""
     if (why := rdma.over_tcp(env.config, Role.TRAINER, os.environ)) is not None:
         log.warning("%s", why)
         if services is not None:
@@ -74,9 +76,9 @@ def check_network(env: ProcessEnv, services: Services | None) -> None:
 
 
 def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
-    """The whole run, on one rank."""
+    """One rank's whole run."""
     spec, stop = config.spec, services.control.stop_requested if services else threading.Event()
-    # A node's ranks get it when their node is to end; all ranks hear of it and stop at the next safe point.
+    # A node that shuts down sends it to its ranks only; all ranks learn of it and stop at the next safe point.
     on_sigterm(stop.set)
     ranks.watch_for_stop(stop)
     rows, held_out, text = open_datasets(spec)
@@ -99,15 +101,15 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
         full_collections_by_hand(),
     ):
         code = train(ctx, task, saver, shared(ranks, committer.cuts if committer else ()), tracking)
-    # A rank that ends first, suspended, makes torchrun end the others: not before rank 0 has saved everything.
+    # When one rank exits, suspended, torchrun ends the others: so wait until rank 0 has saved everything.
     distributed.barrier()
     return code
 
 
 def take_over(archive: Archive, config: RunConfig) -> Committer:
-    """The right to add checkpoints to the store, and to go on from those there; see `Committer.take_over`.
+    """Takes over the store: from now on this trainer alone may add snapshots; see `Committer.take_over`.
 
-    Raises InvalidJob where the store cannot be written, or holds an earlier run's and this one is to start anew.
+    Raises InvalidJob if the store cannot be written, or holds another run's snapshots though this one is to start anew.
     """
     store, wanted = archive.store, config.spec.checkpoint
     store.check_writable()
@@ -134,18 +136,18 @@ def take_over(archive: Archive, config: RunConfig) -> Committer:
 
 
 def shared(ranks: Ranks, entries: Sequence[Entry]) -> list[Entry]:
-    """Rank 0's entries, on every rank."""
+    """Broadcast of rank 0's entries."""
     _, header = ranks.share(lambda: ({}, {"entries": [entry.model_dump(mode="json") for entry in entries]}))
     return [Entry.model_validate(fields) for fields in header["entries"]]
 
 
 def committed(ctx: TrainerContext, url: str, snapshot: Snapshot) -> None:
-    """Tells the host of a checkpoint that it can count on."""
+    """Reports a committed snapshot to the host."""
     ctx.report(last_checkpoint=CheckpointStatus(step=snapshot.step, time=snapshot.time, uri=url))
 
 
 def make_workdir(folder: Path) -> None:
-    """Raises InvalidJob where it is not there and cannot be made."""
+    """Creates the work directory. Raises InvalidJob if it cannot be created."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -154,15 +156,17 @@ def make_workdir(folder: Path) -> None:
 
 
 def connect(env: ProcessEnv) -> Services:
-    """Rank 0's control API, on a thread of its own since thousands of streams may keep that of the requests busy, and
-    its connections. Raises OSError where the port is taken."""
+    """Rank 0's control API and its connections. The API has a thread of its own, since thousands of streams may keep
+    the requests' event loop busy. Raises OSError if the port is taken."""
     control, http = Control(env.config.spec.steps), Background(env.token)
     EventLoop("control").run(control.serve(listen_host(env.host), env.port, env.token))
     return Services(control, http, Roster(control, http), env.host)
 
 
 def check_rows(datasets: Sequence[Dataset | None]) -> str | None:
-    """Place of the first conversation, if there is one. Raises InvalidJob, with every file's first bad row."""
+    """Reads and checks all rows; returns the place of the first conversation, or None. Raises InvalidJob, with every
+    file's first bad row.
+    """
     problems, conversations = list[Problem](), list[str]()
     for dataset in filter(None, datasets):
         try:

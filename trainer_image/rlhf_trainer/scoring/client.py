@@ -1,4 +1,4 @@
-"""The trainer's side of reward and reference: a batch is spread over the members in chunks, and outlives them."""
+"""Client of the reward and reference roles: sends a batch to the members in chunks, with retries."""
 
 import asyncio
 import concurrent.futures
@@ -27,23 +27,25 @@ from .messages import pack, places
 log = logging.getLogger(__name__)
 
 AHEAD = 2
-"""Chunks that are with each member at once: while it works on one, the next is on its way."""
+"""Chunks per member at once: one in progress and one queued."""
 PAUSE_SECONDS = 1.0
 POLL_SECONDS = 0.2
 LAST_SECONDS = 5.0
-"""Time that responses being scored may still take once the run is to stop: it would have to be generated again."""
+"""Seconds that running scoring may still take once the run is to stop: otherwise the responses would have to be
+generated again.
+"""
 
 Chunk = list[int]
-"""Rows of a batch, ascending."""
+"""Row indices of a batch, ascending."""
 Reply = tuple[Tensor, Mapping[str, Any]]
-"""The array that was asked for, and the header."""
+"""The requested array, and the header."""
 
 
 class Scorer:
-    """Asks the members of a role; while none replies, waits for a replacement until a deadline.
+    """Sends requests to the members of a role; while none replies, waits for a replacement until a deadline.
 
-    A chunk is one micro-batch of the member's model, so that values depend neither on the number of members nor on what
-    was tried again. Where a chunk is given up its connection ends, and the member drops it unless it has begun.
+    A chunk is one micro-batch of the member's model, so that values depend neither on the number of members nor on
+    retries. Cancelling a chunk closes its connection, and the member drops it unless it has begun.
     """
 
     def __init__(
@@ -57,8 +59,8 @@ class Scorer:
         timeout: float,
         patience: float,
     ) -> None:
-        """`chunk_tokens`: padded tokens of a chunk; `timeout`: seconds that a member may take for one; `patience`:
-        seconds to wait for a member that answers."""
+        """`chunk_tokens`: padded tokens per chunk; `timeout`: a member's deadline for a chunk, seconds; `patience`:
+        seconds to wait for a member that responds."""
         self._role, self._route = role, route
         self._http, self._roster = http, roster
         self._chunk_tokens, self._timeout, self._patience = chunk_tokens, timeout, patience
@@ -71,12 +73,12 @@ class Scorer:
         replied: Callable[[Chunk, Mapping[str, Any]], None] = lambda _chunk, _header: None,
         **header: Any,
     ) -> Tensor:
-        """The named array of the replies, over all sequences in their order: float32. `replied` is told the header of
-        each chunk's reply.
+        """The named array of the replies, over all sequences in their order: float32. `replied` is called with each
+        chunk and its reply's header.
 
         Raises:
             InvalidJob: the role says that the job itself is at fault.
-            Unavailable: nobody answered in time.
+            Unavailable: no member replied in time.
             RuntimeError: members that live failed at a chunk, or took longer than the timeout, several times.
             Stopped: the run is to stop, and the members need longer than LAST_SECONDS.
         """
@@ -117,7 +119,7 @@ class Scorer:
             if values is None or values.dtype != torch.float32 or list(values.shape) != expected:
                 got = "nothing" if values is None else f"{values.dtype} {list(values.shape)}"
                 raise Failed(f"the reply's {array} are float32 {expected}, not {got}")
-            # NaN is what a response without a score has, and no log-probability.
+            # NaN marks a response without a score; log-probabilities are never NaN.
             if bool(values.isinf().any()) or (array == "logprobs" and bool(values.isnan().any())):
                 raise Failed(f"the reply's {array} are not finite")
             return values, told
@@ -153,7 +155,7 @@ class Scorer:
             raise Failed(error.body) from None
 
     def _result(self, outcome: Coroutine[Any, Any, Outcome[Chunk, Reply]]) -> Outcome[Chunk, Reply]:
-        """Waits for it, but not for long once the run is to stop."""
+        """Waits for the outcome, at most LAST_SECONDS once the run is to stop."""
         future, until = self._http.start(outcome), float("inf")
         faults.point(f"scoring:{self._role.value}")
         while not concurrent.futures.wait([future], POLL_SECONDS).done:

@@ -1,4 +1,4 @@
-"""Reward functions in processes of their own: one that hangs or dies costs the response, and never the server."""
+"""Process pool for reward functions: a call that hangs or crashes fails its response, not the server."""
 
 import asyncio
 import json
@@ -14,16 +14,16 @@ from rlhf_api.problems import InvalidJob, Problem
 from .samples import Failure, Result, Sample, even_calls, failed
 
 START_SECONDS = 300.0
-"""Deadline of a process that imports the function."""
+"""Deadline of a worker process to import the function, seconds."""
 LONGEST_LINE = 64 << 20
-"""Bytes of a reply: a number for each response or for each token, or the text of an error."""
+"""Maximum size of a reply in bytes: a number for each response or token, or the text of an error."""
 
 
 class FunctionPool:
-    """Up to `concurrency` worker processes of a function, started when they are needed. Implements `Scorer`.
+    """Up to `concurrency` worker processes of a function, started on demand. Implements `Scorer`.
 
-    A call that takes longer than its time ends its process, with all that the process started; the next call starts
-    another. A call for several responses that fails is made again for each alone, so that the others have their scores.
+    A call that exceeds its timeout kills its process and that process's children; the next call starts another. A
+    failed call for several responses is repeated for each one alone, so that the others get their scores.
     """
 
     def __init__(self, where: str, path: str, *, concurrency: int, timeout: float) -> None:
@@ -32,7 +32,7 @@ class FunctionPool:
         self._idle: list[_Worker] = []
 
     def size(self, count: int) -> int:
-        """As many calls as processes, of about the same size."""
+        """Splits a batch evenly into as many calls as there are processes."""
         return even_calls(count, self.concurrency)
 
     async def start(self) -> None:
@@ -40,8 +40,8 @@ class FunctionPool:
         self._idle.append(await self._started())
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
-        """Raises InvalidJob where the function raises, or returns anything but a finite number for each response, or
-        for each token of it."""
+        """One result per sample. Raises InvalidJob if the function raises, or returns anything but a finite number for
+        each response or each of its tokens."""
         result = await self._call(samples)
         if isinstance(result, Failure) and len(samples) > 1:
             return [r for sample in samples for r in await self.score([sample])]
@@ -60,7 +60,7 @@ class FunctionPool:
         except _Ended as error:
             return failed(str(error))
         finally:
-            if worker.asking:  # it has not replied, and will not be asked again
+            if worker.asking:  # it has not replied and gets no further calls
                 worker.kill()
             else:
                 self._idle.append(worker)
@@ -85,11 +85,11 @@ class FunctionPool:
 
 
 class _Ended(Exception):
-    """The process ended, or had to be ended, before it replied."""
+    """The process ended, or was killed, before it replied."""
 
 
 class _Worker:
-    """One process; `asking` while it owes a reply."""
+    """One process; `asking` while a reply is pending."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process, self.asking = process, True
@@ -109,7 +109,7 @@ class _Worker:
         )
 
     async def ask(self, message: Any, seconds: float) -> dict[str, Any]:
-        """The reply to a message, or the first one where it is None. Raises _Ended where there is none in time."""
+        """Sends a message (None: nothing) and waits for the reply. Raises _Ended on timeout."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -124,7 +124,7 @@ class _Worker:
                     raise _Ended(f"the function's process {_how(await self._process.wait())}")
         except TimeoutError:
             raise _Ended(f"the function took longer than {seconds:g} s") from None
-        except (OSError, ValueError) as error:  # a pipe that broke; a line that is too long
+        except (OSError, ValueError) as error:  # a broken pipe, or a line that is too long
             raise _Ended(f"the function's process cannot be asked: {error}") from None
         reply = json.loads(line)
         assert isinstance(reply, dict), "our own worker writes objects"
@@ -132,7 +132,7 @@ class _Worker:
         return reply
 
     def kill(self) -> None:
-        """Ends it with all that it started."""
+        """Kills the process and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The batches that reward and reference score, as messages."""
+"""Messages of the reward and reference roles: batches to score."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,34 +16,34 @@ from ..records import Sequences
 from ..sampling_mask import Kept
 
 SCORE_ROUTE = "/score"
-"""Arrays `rows` and `row`, see `pack`; header `judge`: true asks the evaluation function instead of the reward. Reply:
-`scores` float32 [N], or `token_scores` float32 [A] where each token has its own, NaN where a response has none; header:
-a `ScoreReport`."""
+"""Arrays `rows` and `row`, see `pack`; header `judge`: true calls the evaluation function instead of the reward. Reply:
+`scores` float32 [N], or `token_scores` float32 [A] with token rewards, NaN for responses without a score; header: a
+`ScoreReport`."""
 LOGPROBS_ROUTE = "/logprobs"
-"""Reply: `logprobs` float32 [A], response-aligned, in nats."""
+"""Path. Reply: `logprobs` float32 [A], response-aligned, in nats."""
 
 
 class PartReport(Report):
-    """One reward of several, on the N responses of a message."""
+    """Report of one reward function or model on the N responses of a message."""
 
     total: float
     """Sum of the scores, before the weight."""
     failed: int
-    """Responses that it could not score."""
+    """Number of responses that it could not score."""
     seconds: float
-    """From its beginning to the last score."""
+    """Seconds until its last score."""
 
 
 class ScoreReport(Report):
-    """Responses of a message, of N, that have no score and why, by their place; and each reward by its name."""
+    """Failures of a message's N responses, place -> reason; and a report for each reward by name."""
 
     failures: dict[int, str]
     parts: dict[str, PartReport]
 
 
 def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any) -> Message:
-    """N sequences; with the dataset row of each, if given, once for all responses to one prompt: `rows` uint8 [bytes]
-    is the JSON list of different rows, `row` int64 [N] the place of each sequence's in it. Without rows, as for
+    """Packs N sequences; with each one's dataset row, if given, stored once for all responses to one prompt: `rows`
+    uint8 [bytes] is the JSON list of distinct rows, `row` int64 [N] each sequence's index in it. Without rows, as for
     log-probabilities, with their sampling mask: int32 `kept_counts` [A] and `kept`."""
     arrays = {
         "tokens": sequences.tokens,
@@ -51,7 +51,7 @@ def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any)
         "prompt_lengths": sequences.prompt_lengths,
     }
     if rows is not None:
-        # By value: the responses to one prompt come with a copy of its row each.
+        # Compared by value: each response to a prompt has its own copy of the row.
         texts = [json.dumps(row, separators=(",", ":")) for row in rows]
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         arrays["rows"] = as_array(f"[{','.join(places)}]")
@@ -62,7 +62,7 @@ def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any)
 
 
 def unpack(message: Message) -> Sequences:
-    """Raises WireError where the arrays are no packed sequences."""
+    """Inverse of `pack`. Raises WireError if the arrays are not packed sequences."""
     arrays, _ = message
     try:
         sequences = Sequences(arrays["tokens"], arrays["lengths"], arrays["prompt_lengths"])
@@ -83,7 +83,7 @@ def unpack(message: Message) -> Sequences:
 
 
 def _kept(arrays: Mapping[str, Tensor], responses: int) -> Kept | None:
-    """The sampling mask of so many response tokens, where the message has one."""
+    """The sampling mask of `responses` response tokens, if the message has one."""
     if "kept" not in arrays and "kept_counts" not in arrays:
         return None
     counts, tokens = (arrays.get(name, torch.zeros(0)) for name in ("kept_counts", "kept"))
@@ -94,7 +94,7 @@ def _kept(arrays: Mapping[str, Tensor], responses: int) -> Kept | None:
 
 
 def rows_of(message: Message) -> list[Mapping[str, Any]]:
-    """The dataset row of each sequence. Raises WireError where they are not as many."""
+    """The dataset row of each sequence. Raises WireError if the numbers do not match."""
     arrays, _ = message
     if "rows" not in arrays or "row" not in arrays:
         raise WireError("the message must have one row for each sequence")
@@ -111,5 +111,5 @@ def rows_of(message: Message) -> list[Mapping[str, Any]]:
 
 
 def places(array: str, sequences: Sequences, rows: Tensor) -> Tensor:
-    """Places of the values of `rows` (int64 [n]) in a reply's `array` over all sequences: int64 [n] or [A]."""
+    """Indices of the values of `rows` (int64 [n]) in a reply's `array` over all sequences: int64 [n] or [A]."""
     return rows if array == "scores" else sequences.response_index(rows)

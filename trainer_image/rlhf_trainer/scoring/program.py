@@ -1,4 +1,4 @@
-"""Rewards of a program's exit code, in a sandbox of the kernel: bubblewrap's namespaces, and resource limits."""
+"""Rewards from a program's exit code, in a kernel sandbox: bubblewrap's namespaces and resource limits."""
 
 import asyncio
 import json
@@ -16,25 +16,27 @@ from .samples import Failure, Result, Sample, failed
 
 TOOLS = {"bwrap": "bubblewrap 0.8 or newer", "prlimit": "util-linux", "choom": "util-linux"}
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
-"""Directories of the root that a program sees, read-only, where they exist; no home, no volume, no /proc."""
+"""Directories of the root visible to a program, read-only, if they exist; no home, no volumes, no /proc."""
 JOB, WORK, ROW = "/job", "/tmp", "/tmp/row.json"
-"""In the sandbox: the job's directory, read-only; the program's own, empty but for the dataset's row."""
+"""Paths in the sandbox: the job's directory, read-only; the program's working directory, empty except for the dataset's
+row.
+"""
 NOBODY = 65534
-"""The user of programs where the role is root, whose processes the kernel does not count."""
+"""User of programs if the role runs as root, for whom the kernel does not enforce the process limit."""
 PATH = "/usr/local/bin:/usr/bin:/bin"
 PROCESSES, FILES = 32, 256
 FILE_BYTES, WORK_BYTES = 16 << 20, 64 << 20
-"""Most processes and open files at once; bytes of one file, and of all in the working directory."""
+"""Maximum size of a file, and of all files in the working directory, in bytes."""
 QUOTED = 300
 START_SECONDS = 30
 
 
 class Program:
-    """Runs a command for each response, which it reads on stdin: exit code 0 is a score of 1, any other of 0.
+    """Runs a command for each response, given on stdin: exit code 0 scores 1, any other 0.
 
-    It has no network, no other processes, no credentials, an empty working directory of WORK_BYTES, and limits of
-    memory (of each process), CPU time, processes and file sizes. Running out of those is the response's own doing and
-    gives another exit code. Out of wall time, or a sandbox that cannot be made, are failures. Implements `Scorer`.
+    The sandbox has no network, no other processes, no credentials, an empty working directory of WORK_BYTES, and limits
+    of memory (per process), CPU time, processes and file sizes. Exceeding those is the response's fault and gives a
+    non-zero exit code. A wall-clock timeout or a failure to create the sandbox is a `Failure`. Implements `Scorer`.
     """
 
     def __init__(
@@ -56,11 +58,11 @@ class Program:
         )
 
     def size(self, count: int) -> int:  # noqa: ARG002
-        """One response a call."""
+        """One response per call."""
         return 1
 
     async def start(self) -> None:
-        """Runs the sandbox once. Raises InvalidJob where there can be none, or the program is not in it."""
+        """Tests the sandbox. Raises InvalidJob if it cannot be created, or the program is not in it."""
         if missing := [
             f"{tool} (of {package})" for tool, package in TOOLS.items() if shutil.which(tool) is None
         ]:
@@ -86,13 +88,13 @@ class Program:
         return code if isinstance(code, Failure) else float(code == 0)
 
     async def _run(self, command: Sequence[str], sample: Sample, seconds: float) -> int | Failure:
-        """The exit code of a command in the sandbox, 128 plus a signal that ended it."""
+        """Exit code of a command in the sandbox; 128 plus the signal that ended it."""
         status, told = os.pipe()
         try:
             with tempfile.TemporaryDirectory() as folder:
                 row = Path(folder, "row.json")
                 row.write_text(json.dumps(sample.row), encoding="utf-8")
-                if _root():  # NOBODY has to read it
+                if _root():  # NOBODY has to be able to read it
                     Path(folder).chmod(0o755)
                     row.chmod(0o644)
                 code, errors = await self._bounded(command, sample, seconds, row, told)
@@ -114,11 +116,11 @@ class Program:
     async def _bounded(
         self, command: Sequence[str], sample: Sample, seconds: float, row: Path, told: int
     ) -> tuple[int, str]:
-        """The exit code of the sandbox and the end of its stderr. Raises TimeoutError where it took too long."""
+        """Exit code of the sandbox and the end of its stderr. Raises TimeoutError."""
         nobody = NOBODY if _root() else None
         with tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(
-                *("choom", "-n", "1000", "--"),  # where memory ends, the kernel ends this and not the server
+                *("choom", "-n", "1000", "--"),  # the OOM killer takes this process and not the server
                 *("bwrap", "--json-status-fd", str(told), *_view(row), "--", *self._limits, *command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
@@ -146,7 +148,7 @@ class Program:
 
 
 def _view(row: Path) -> Iterator[str]:
-    """Bubblewrap's options: what the program sees, and that it shares no namespace with anybody."""
+    """Bubblewrap's options: mounts, and no namespace shared with the host."""
     yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session")
     yield from ("--clearenv", "--setenv", "PATH", PATH, "--setenv", "HOME", WORK)
     for place in (Path("/", name) for name in SYSTEM):
@@ -156,11 +158,11 @@ def _view(row: Path) -> Iterator[str]:
             yield from ("--ro-bind", str(place), str(place))
     yield from ("--dev", "/dev", "--ro-bind", str(Path.cwd()), JOB)
     yield from ("--size", str(WORK_BYTES), "--tmpfs", WORK, "--ro-bind", str(row), ROW, "--chdir", WORK)
-    yield from ("--remount-ro", "/dev", "--remount-ro", "/")  # both are of memory, and have no size
+    yield from ("--remount-ro", "/dev", "--remount-ro", "/")  # both are tmpfs without a size limit
 
 
 def _exit_code(status: bytes) -> int | None:
-    """Of the command, from bubblewrap's JSON lines; None where it never ran."""
+    """Exit code of the command, from bubblewrap's JSON lines; None if it never ran."""
     codes = [json.loads(line).get("exit-code") for line in status.splitlines()]
     return next((code for code in codes if code is not None), None)
 

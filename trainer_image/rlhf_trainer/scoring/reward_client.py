@@ -1,4 +1,6 @@
-"""The trainer's side of the reward: what could not be scored is tried again, then named, and is never worth zero."""
+"""Client of the reward role: retries responses that could not be scored, then reports them; they never get a score of
+zero.
+"""
 
 import logging
 import math
@@ -19,22 +21,22 @@ from .messages import ScoreReport, places
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0
-"""Between two tries while the job is paused."""
+"""Retry interval while the job is paused, seconds."""
 POLL_SECONDS = 0.2
 ACTIVITY_LENGTH = 256
-"""Of what a host is told."""
+"""Maximum length of the activity text in the status."""
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 class Unscored(RuntimeError):
-    """More responses than the manifest allows could not be scored, and for longer than it allows."""
+    """Too many responses could not be scored (the manifest's limit), for too long."""
 
 
 class RewardClient:
-    """Scores of a batch, NaN for responses that could not be scored, as long as those are few enough.
+    """Scores a batch, with NaN for responses that could not be scored, if they are few enough.
 
-    Where they are too many the job is paused: they alone are asked for again, until enough of them have a score.
+    If they are too many, the job is paused and only they are retried, until enough of them have a score.
     """
 
     def __init__(
@@ -46,13 +48,13 @@ class RewardClient:
         stopping: Callable[[], bool],
         report: Callable[[str], None],
     ) -> None:
-        """`patience`: seconds without progress after which a paused job fails; `report` tells the host what goes on."""
+        """`patience`: seconds without progress after which a paused job fails; `report` sets fields of the status."""
         self._scorer, self._max_failed_share, self._patience = scorer, max_failed_share, patience
         self._stopping, self._report = stopping, report
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._scored: Counter[str] = Counter()
         self.failures: Mapping[int, str] = {}
-        """Reasons why responses of the newest batch have no score, by their row."""
+        """Responses of the newest batch without a score: row -> reason."""
 
     def ask(self, sequences: Sequences, array: str, rows: Rows, **header: bool) -> Tensor:
         """The named array over all sequences, float32: NaN where a response has no score.
@@ -84,9 +86,9 @@ class RewardClient:
         return found
 
     def take_metrics(self) -> dict[str, float]:
-        """Of the batches since the last call: for each reward its mean score before its weight, the responses that it
-        could not score and its seconds of work, as `reward_<name>_mean`, `_failed` and `_seconds`; and
-        `responses_dropped`, those without a score in the end."""
+        """Metrics of the batches since the last call: for each reward the mean score before its weight, the number of
+        responses it failed to score and its seconds of work, as `reward_<name>_mean`, `_failed` and `_seconds`; and
+        `responses_dropped`, the number of responses left without a score."""
         means = {
             f"{n}_mean": self._sums.pop(f"{n}_total") / count for n, count in self._scored.items() if count
         }
@@ -104,7 +106,9 @@ class RewardClient:
         waiting: Sequence[int],
         header: Mapping[str, bool],
     ) -> dict[int, str]:
-        """Asks for the rows `waiting` and writes what comes into `found`; which of them have no score, and why."""
+        """Requests the rows `waiting` and writes their scores into `found`; returns those without a score, row ->
+        reason.
+        """
         index, failures = torch.tensor(waiting), dict[int, str]()
 
         def replied(chunk: Chunk, told: Mapping[str, Any]) -> None:
@@ -135,9 +139,9 @@ def _first(failures: Mapping[int, str]) -> str:
 
 
 def _report(told: Mapping[str, Any], count: int) -> ScoreReport:
-    """The header of a reply about so many responses. Raises RuntimeError where it is none."""
+    """Parses the header of a reply about `count` responses. Raises RuntimeError if it is invalid."""
     try:
-        report = ScoreReport.model_validate(told, strict=False)  # keys of JSON are text
+        report = ScoreReport.model_validate(told, strict=False)  # JSON keys are strings
     except ValidationError as error:
         raise RuntimeError(f"the reward's reply has no report of its scores: {error}") from None
     if not all(0 <= place < count for place in report.failures):

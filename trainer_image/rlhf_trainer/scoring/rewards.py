@@ -1,4 +1,4 @@
-"""Scores of responses: a reward model, reward functions, or several of them with weights."""
+"""Rewards of responses: weighted sum of a reward model and reward functions."""
 
 import asyncio
 import math
@@ -29,7 +29,7 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class TokenScorer:
-    """A token-classification model with one output, over the policy's own tokens: a reward for each of them."""
+    """A token-classification model with one output, over the policy's own tokens: one reward per token."""
 
     forward: Forward
 
@@ -43,7 +43,7 @@ SequenceScores = Callable[[Sequences], Tensor]
 
 
 def forward_scores(model: PreTrainedModel, token_budget: int, pad_token_id: int) -> SequenceScores:
-    """Forward passes of a sequence-classification model, over at most so many tokens each."""
+    """Forward passes of a sequence-classification model, at most `token_budget` tokens each."""
 
     def scores(sequences: Sequences) -> Tensor:
         sizes = torch.ones(len(sequences), dtype=torch.int64)
@@ -54,8 +54,8 @@ def forward_scores(model: PreTrainedModel, token_budget: int, pad_token_id: int)
 
 @dataclass(frozen=True)
 class ModelScorer:
-    """A sequence-classification model over tokens; with a vocabulary of its own, over the text tokenized again, of
-    which the last `positions` tokens count (0: all)."""
+    """A sequence-classification model over the policy's tokens; with a vocabulary of its own, over the decoded text
+    tokenized again, cut to its last `positions` tokens (0: no limit)."""
 
     scores: SequenceScores
     positions: int
@@ -70,21 +70,19 @@ class ModelScorer:
         return self.scores(sequences)
 
     def _tokenized_again(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Sequences:
-        """An answer that was cut off gets no end token here either; what is too long loses its beginning."""
+        """A response that was cut off gets no end token here either; a sequence that is too long loses its start."""
         own = self.own_tokenizer
         ends, stops, pairs = special_tokens(self.tokenizer), StopStrings(self.tokenizer, self.stop), []
         for i, (prompt, response, row) in enumerate(
             zip(*texts(sequences, self.tokenizer, self.stop), rows, strict=True)
         ):
-            # Its own template renders the conversation, whose roles the plain text has lost.
+            # Its own template renders the conversation, whose roles the decoded text has lost.
             conversation = bool(own.chat_template) and isinstance(row.get("prompt"), list)
             asked = PromptRow.model_validate(row).prompt if conversation else prompt
             ids = sequences.row(i).tolist()[int(sequences.prompt_lengths[i]) :]
             ended = ids[-1] in ends or stops.ending(ids) is not None
-            tokens = encode_sampled(own, asked, response, ended=ended)[
-                -self.positions :
-            ]  # [-0:] is all of it
-            # The score is of the whole: where the answer begins makes no difference.
+            tokens = encode_sampled(own, asked, response, ended=ended)[-self.positions :]  # [-0:] keeps all
+            # The score is of the whole sequence: the split into prompt and response does not matter.
             pairs.append((tokens[:1], tokens[1:]))
         return Sequences.pack(pairs)
 
@@ -94,7 +92,7 @@ ModelScore = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 
 @dataclass(frozen=True)
 class Function:
-    """A reward function: its `name` in the metrics, and how often a response that failed is tried again."""
+    """A reward function: `name` in the metrics, and the number of retries for a failed response."""
 
     name: str
     weight: float
@@ -104,11 +102,11 @@ class Function:
 
 @dataclass(frozen=True)
 class Rewards:
-    """Sum of weight x score over the reward model and the functions, all of which work at the same time.
+    """Sum of weight x score over the reward model and the functions, which run concurrently.
 
-    `model`, with its weight, is None where no model scores; functions have `seconds` for one batch, all retries in it.
+    `model`, with its weight, is None without a reward model; functions have `seconds` for a batch, retries included.
     With `fine_grained` every token has a score: the model scores tokens, functions may, and a function's score of a
-    whole response is its last token's. `stop`: strings that end responses, and are no part of their text.
+    whole response goes to its last token. `stop`: stop strings, which are removed from the text.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -121,8 +119,8 @@ class Rewards:
     async def score(
         self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]
     ) -> tuple[Tensor, ScoreReport]:
-        """float32 [N], or [A] where `fine_grained`, in units of reward: NaN where a response has no score,
-        which the report gives the reason of. Raises InvalidJob where the job itself is at fault."""
+        """Scores in units of reward, float32 [N], or [A] with `fine_grained`; NaN for responses without a score, whose
+        reasons are in the report. Raises InvalidJob if the job itself is at fault."""
         prompts, responses = texts(sequences, self.tokenizer, self.stop)
         tokens: Sequence[list[str] | None] = [None] * len(sequences)
         if self.fine_grained:
@@ -174,7 +172,7 @@ def _whole(result: Result) -> float:
 
 
 def _of_tokens(result: Result, sample: Sample) -> Sequence[float]:
-    """A score for each token of a response; that of the whole is the last one's."""
+    """A score for each token of a response; a score of the whole goes to the last token."""
     assert sample.tokens is not None
     if isinstance(result, Sequence):
         return result
@@ -191,14 +189,14 @@ def _scored(name: str, scores: Tensor, why: dict[int, str], began: float) -> _Sc
 def token_texts(
     sequences: Sequences, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()
 ) -> list[list[str]]:
-    """The text that each response token adds; all of a response together are its text as `texts` has it. A character
-    of several tokens is the last one's, and special tokens add none, nor does what is of a stop string."""
+    """The text that each response token adds; a response's texts joined are its text as in `texts`. A character of
+    several tokens belongs to the last one; special tokens and stop strings add none."""
     found, stops = [], StopStrings(tokenizer, stop)
     for i, asked in enumerate(sequences.prompt_lengths.tolist()):
         ids = sequences.row(i)[asked:].tolist()
         pieces, begin, read = [""] * len(ids), 0, 0
         for at in range(len(ids)):
-            # Beside the token before it, which a tokenizer may write a space after.
+            # Decoded together with the token before it, since a tokenizer may put a space between them.
             known, now = (
                 str(tokenizer.decode(ids[begin:end], skip_special_tokens=True)) for end in (read, at + 1)
             )
@@ -211,7 +209,7 @@ def token_texts(
 
 
 def without(pieces: list[str], characters: int) -> list[str]:
-    """Pieces of a text without so many characters at its end."""
+    """Removes the last `characters` characters from the pieces of a text."""
     left = len("".join(pieces)) - characters
     ends = accumulate(map(len, pieces))
     return [piece[: max(0, left - end + len(piece))] for piece, end in zip(pieces, ends, strict=True)]
@@ -220,8 +218,7 @@ def without(pieces: list[str], characters: int) -> list[str]:
 def texts(
     sequences: Sequences, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()
 ) -> tuple[list[str], list[str]]:
-    """The prompts and the answers as text, without special tokens; of the answers, without a string of `stop` that ends
-    them."""
+    """The prompts and the responses as text, without special tokens, and without the stop string at the end."""
     prompts, answers = list[str](), list[str]()
     asked, stops = StopStrings(tokenizer), StopStrings(tokenizer, stop)
     for i, length in enumerate(sequences.prompt_lengths.tolist()):

@@ -1,4 +1,4 @@
-"""Samples that are scored one by one: each ends with a score, or one of each token, or the reason why not."""
+"""Samples scored one by one: each gets a score, a score for each token, or a failure."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
 PAUSE_SECONDS = 0.5
-"""Before a sample is tried a second time; twice as long before each further try, up to LONGEST_PAUSE_SECONDS."""
+"""Backoff before the first retry of a sample, seconds; doubled for each further one, up to LONGEST_PAUSE_SECONDS."""
 LONGEST_PAUSE_SECONDS = 8.0
 REASON_LENGTH = 500
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A response as text, with its prompt and the prompt's row of the dataset. `tokens` is the text that each of its
-    tokens adds, where tokens may have scores of their own."""
+    """A response as text, with its prompt and the prompt's dataset row. `tokens`: the text that each token adds, if
+    tokens may have scores of their own."""
 
     prompt: str
     response: str
@@ -24,45 +24,45 @@ class Sample:
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a sample has no score: through no fault of the response, so that it is not worth zero either."""
+    """Reason why a sample has no score. Not the response's fault, so it does not score zero either."""
 
     reason: str
 
 
 Result = float | Sequence[float] | Failure
-"""Of the whole response; or one number for each of its tokens, where the sample has them."""
+"""Score of the whole response; or one for each token, if the sample has `tokens`."""
 
 
 class Limits(TypedDict):
-    """Calls at once, and seconds of each."""
+    """Maximum number of concurrent calls, and the timeout of each in seconds."""
 
     concurrency: int
     timeout: float
 
 
 class Scorer(Protocol):
-    """Scores samples in calls of at most `size` samples, `concurrency` of them at once; each has its own deadline."""
+    """Scores samples in calls of at most `size` samples, `concurrency` of them at once, each with its own timeout."""
 
     concurrency: int
 
     def size(self, count: int) -> int:
-        """Samples of one call where there are `count` in all."""
+        """Number of samples per call, of `count` in all."""
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
-        """One result each. Raises InvalidJob where the job itself is at fault; cancelled, it leaves nothing behind."""
+        """One result each. Raises InvalidJob if the job itself is at fault; a cancelled call cleans up after itself."""
 
 
 def even_calls(count: int, concurrency: int) -> int:
-    """Samples of one call where so many are asked for in as many calls as there may be at once, all of a size."""
+    """Number of samples per call if `count` are split evenly into `concurrency` calls."""
     return max(1, -(-count // concurrency))
 
 
 async def score_all(
     scorer: Scorer, samples: Sequence[Sample], *, retries: int, seconds: float
 ) -> list[Result]:
-    """One result each, after at most `retries` further tries of what failed and at most so many seconds.
+    """One result each, after at most `retries` retries of failures and at most `seconds` seconds.
 
-    A sample that is still being scored then has failed, for the reason of its last try if it had one.
+    Samples without a result by then have failed, with the reason of their last try if they had one.
     """
     found: list[Result] = [Failure(f"no score within {seconds:g} s")] * len(samples)
     places, size, turn = range(len(samples)), scorer.size(len(samples)), asyncio.Semaphore(scorer.concurrency)
@@ -94,5 +94,5 @@ async def score_all(
 
 
 def failed(reason: str) -> Failure:
-    """A failure whose reason has a bounded length: it may quote what others wrote."""
+    """A failure with its reason cut to REASON_LENGTH: it may quote foreign text."""
     return Failure(reason if len(reason) <= REASON_LENGTH else reason[: REASON_LENGTH - 3] + "...")

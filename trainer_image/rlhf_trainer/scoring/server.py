@@ -1,4 +1,4 @@
-"""The server of the roles that score: one POST route over the wire format, and a health check."""
+"""HTTP server of the reward and reference roles: one POST route over the wire format, and a health check."""
 
 import asyncio
 import logging
@@ -23,10 +23,10 @@ MAX_REQUEST_BYTES = 1 << 30
 def application(
     route: str, score: Score, token: str, trouble: Callable[[], str] = lambda: ""
 ) -> web.Application:
-    """`POST route` scores a message; one after the other, beside the health check, which fails in `trouble`.
+    """`POST route` scores a message, one at a time; the health check fails if `trouble` returns a reason.
 
-    A job's own mistake (InvalidJob) is answered with 422, bytes that are no message with 400, and any other error
-    with 500 and its name. To be run with `handler_cancellation`: nothing is begun whose client has gone.
+    InvalidJob is answered with 422, an invalid message with 400, any other error with 500 and its name. Run it with
+    `handler_cancellation`, so that requests of clients that have disconnected are not begun.
     """
     worker = ThreadPoolExecutor(max_workers=1)
 

@@ -1,4 +1,4 @@
-"""Rewards of an HTTP service: responses are posted together, and the reply is believed only as far as it is checked."""
+"""Rewards from an HTTP service: posts several responses per request, and validates the reply."""
 
 import asyncio
 import json
@@ -13,13 +13,13 @@ from rlhf_api.problems import InvalidJob, Problem
 from .samples import Result, Sample, even_calls, failed
 
 LARGEST_REPLY, LARGEST_RESULT, LARGEST_NUMBER = 16 << 10, 2 << 10, 32
-"""Bytes of a reply: in all, more for each response, and more for each token that may have a score."""
+"""Maximum size of a reply in bytes: base, per response, and per token that may have a score."""
 QUOTED = 200
-"""Characters of an error's body."""
+"""Characters of an error's body to quote."""
 
 
 class _Message(BaseModel):
-    """Of a service that may know more fields than these."""
+    """Base of the service's messages; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -28,7 +28,7 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 class ServiceResult(_Message):
-    """The score of a response, or one of each of its tokens, or why it has none."""
+    """A response's score, its tokens' scores, or the error."""
 
     score: Number | None = None
     token_scores: list[Number] | None = None
@@ -36,27 +36,27 @@ class ServiceResult(_Message):
 
 
 class ServiceReply(_Message):
-    """One result for each response, in their order."""
+    """One result for each response, in order."""
 
     results: list[ServiceResult]
 
 
 class HttpService:
-    """Posts `{"responses": [{"prompt", "response", "row"}]}`, with `tokens` where they may have scores, and reads a
+    """Posts `{"responses": [{"prompt", "response", "row"}]}`, with `tokens` if tokens may have scores, and reads a
     `ServiceReply`. Implements `Scorer`.
 
-    Redirects are not followed and nothing is decompressed; a reply has a largest size, and a deadline as a whole.
+    Redirects are not followed and nothing is decompressed; a reply has a maximum size, and one deadline in all.
     """
 
     def __init__(
         self, url: str, *, concurrency: int, timeout: float, secrets: Mapping[str, str] | None = None
     ) -> None:
-        """`secrets`: headers whose values nobody is told, also where the service repeats them."""
+        """`secrets`: headers whose values are redacted wherever the service repeats them."""
         self.concurrency = concurrency
         self._url, self._timeout, self._secrets = url, timeout, dict(secrets or {})
 
     def size(self, count: int) -> int:
-        """As many calls as there may be at once, of about the same size."""
+        """Splits a batch evenly into as many calls as may run at once."""
         return even_calls(count, self.concurrency)
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
@@ -70,7 +70,7 @@ class HttpService:
         return [failure] * len(samples)
 
     async def _post(self, samples: Sequence[Sample]) -> bytes:
-        """The reply's body. Raises ValueError where it cannot be one."""
+        """The reply's body. Raises ValueError for a reply that is too large or not 200."""
         responses = [
             {"prompt": s.prompt, "response": s.response, "row": s.row}
             | ({} if s.tokens is None else {"tokens": s.tokens})
@@ -78,7 +78,7 @@ class HttpService:
         ]
         body = json.dumps({"responses": responses}).encode()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self._secrets}
-        # A session for each call: its loop is the role's, and one connection is little beside a batch.
+        # A session per call: its event loop is the role's, and a connection costs little compared with a batch.
         async with (
             aiohttp.ClientSession(
                 auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
@@ -98,7 +98,7 @@ class HttpService:
             return self._without_secrets(found)
 
     def _without_secrets(self, body: bytes) -> bytes:
-        """Text of a service, as it may go into logs."""
+        """The service's text with the secrets redacted, for logs."""
         for value in self._secrets.values():
             for secret in (value, value.rpartition(" ")[2]):  # Bearer TOKEN, and TOKEN alone
                 for written in (secret, json.dumps(secret)[1:-1]):
@@ -109,10 +109,10 @@ class HttpService:
 def secret_headers(
     where: str, variables: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The headers' values, out of the environment. Raises InvalidJob, which quotes none of them."""
+    """The headers' values from environment variables. Raises InvalidJob, which quotes no value."""
     found, problems = dict[str, str](), list[Problem]()
     for header, variable in variables.items():
-        value = environment.get(variable, "").strip()  # a file that became a Secret ends with a new line
+        value = environment.get(variable, "").strip()  # a Secret made from a file ends with a newline
         if not value:
             message = (
                 f"the reward role's environment has no {variable}; on a cluster name a Secret that has it in"
@@ -128,7 +128,7 @@ def secret_headers(
 
 
 async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
-    """At most so many bytes of its body."""
+    """Reads at most `most` bytes of the body."""
     found = bytearray()
     while len(found) < most and (part := await reply.content.read(most - len(found))):
         found += part
@@ -136,7 +136,7 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 def _results(body: bytes, samples: Sequence[Sample]) -> list[Result]:
-    """Raises ValueError where the body is no reply about these responses."""
+    """Parses the body into results. Raises ValueError if it does not match these responses."""
     try:
         reply = ServiceReply.model_validate_json(body)
     except ValidationError as error:

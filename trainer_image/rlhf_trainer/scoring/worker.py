@@ -1,9 +1,8 @@
 """Worker process of a reward function: one JSON line a call on stdin, one JSON line a reply. Imports no torch.
 
 `python -m rlhf_trainer.scoring.worker FIELD MODULE:NAME PARENT` first writes `{"ready": true}`, or the error of the
-import. A call is `[prompts, responses, rows, tokens]`, `tokens` null where whole responses are scored; its reply has
-`scores`, or `failed` (it may be tried again), or `invalid` (an error of the job itself: the message of a Problem at
-FIELD).
+import. A call is `[prompts, responses, rows, tokens]`, `tokens` null if whole responses are scored; its reply has
+`scores`, `failed` (may be retried), or `invalid` (an error of the job itself: the message of a Problem at FIELD).
 """
 
 import inspect
@@ -25,7 +24,7 @@ from ..parent import end_with_parent
 
 FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
 FIRST_TO_KILL = "1000"
-"""`oom_score_adj` of a worker: where memory ends, the kernel ends a worker and not the server."""
+"""`oom_score_adj` of a worker: out of memory, the kernel kills a worker and not the server."""
 
 
 def call(
@@ -35,8 +34,8 @@ def call(
     rows: list[Mapping[str, Any]],
     tokens: list[list[str]] | None,
 ) -> dict[str, Any]:
-    """The reply. OSError, which errors of connections and timeouts are, and MemoryError may pass; any other error, and
-    whatever is not one finite number for each response, or for each of its tokens, is the function's own."""
+    """The reply to a call. OSError (also connection errors and timeouts) and MemoryError are retriable; any other
+    error, and any result but one finite number for each response or each of its tokens, is the function's fault."""
     parameter = _tokens_parameter(function)
     if parameter is not None and tokens is None and parameter.default is parameter.empty:
         return {"invalid": f"needs tokens, and responses are scored as a whole; {FINE_GRAINED}"}
@@ -62,7 +61,7 @@ def call(
 
 
 def _checked(score: object, response: str, tokens: int | None) -> float | list[float]:
-    """A response's score, or one for each of its `tokens`. Raises ValueError where it is neither."""
+    """A response's score, or one for each of its `tokens`. Raises ValueError for anything else."""
     if not isinstance(score, Iterable) or isinstance(score, str):
         return _finite(score, response)
     values = list(score)
@@ -76,7 +75,7 @@ def _checked(score: object, response: str, tokens: int | None) -> float | list[f
 
 def main() -> None:
     where, path, parent = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    # The function's own prints go to the log, and what it reads is empty: both pipes are the server's.
+    # The function's own prints go to the log, and its stdin is empty: both pipes belong to the protocol.
     calls, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -85,7 +84,7 @@ def main() -> None:
     end_with_parent()
     if os.getppid() != parent:
         return
-    sys.path.insert(0, str(Path.cwd()))  # where the user's modules are
+    sys.path.insert(0, str(Path.cwd()))  # the user's modules are found there
     try:
         function = import_function(path, where)
     except InvalidJob as error:
@@ -107,7 +106,7 @@ def _finite(score: object, response: str) -> float:
     try:
         if isinstance(score, Real) and math.isfinite(score):
             return float(score)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer too large for a float
         pass
     raise ValueError(f"scores must be finite numbers; got {show(score)} for {show(response)}")
 
