@@ -1,4 +1,4 @@
-"""Packed arrays: the values of N sequences end to end in one dimension, without padding, beside their lengths."""
+"""Packed arrays: the values of N sequences end to end in one dimension, without padding, with their lengths."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -9,17 +9,17 @@ from torch import Tensor
 
 
 def flat_ints(parts: Iterable[Sequence[int]]) -> Tensor:
-    """int32 arrays, or other int sequences, end to end: int64 [sum of their lengths]."""
+    """Concatenates int32 arrays, or other int sequences: int64 [sum of their lengths]."""
     return _flat(parts, torch.int64)
 
 
 def flat_int32s(parts: Iterable[Sequence[int]]) -> Tensor:
-    """The same, in half of the memory: int32."""
+    """As `flat_ints`, in half of the memory: int32."""
     return _flat(parts, torch.int32)
 
 
 def flat_floats(parts: Iterable["array[float]"]) -> Tensor:
-    """float32 arrays end to end: float32 [sum of their lengths]."""
+    """Concatenates float32 arrays: float32 [sum of their lengths]."""
     return _flat(parts, torch.float32)
 
 
@@ -27,14 +27,14 @@ def _flat(parts: Iterable[Sequence[Any]], dtype: torch.dtype) -> Tensor:
     parts, at = list(parts), 0
     whole = torch.empty(sum(map(len, parts)), dtype=dtype)
     for part in parts:
-        # Cast as it is copied: a step's responses are gigabytes already.
+        # Cast during the copy: a step's responses take gigabytes already.
         whole[at : at + len(part)] = _view(part)
         at += len(part)
     return whole
 
 
 def _view(values: Sequence[Any]) -> Tensor:
-    """An array without a copy; other sequences are ints."""
+    """A tensor view of an array, without a copy; other sequences are treated as ints."""
     if isinstance(values, array) and values:
         return torch.frombuffer(values, dtype=torch.float32 if values.typecode == "f" else torch.int32)
     return torch.tensor(values, dtype=torch.int64)

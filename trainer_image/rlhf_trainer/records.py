@@ -1,7 +1,7 @@
 """Records of a training step: Prompt -> Rollout -> Columns.
 
-All arrays are packed: the values of N sequences lie end to end in one dimension, without padding, beside their
-lengths. "response-aligned" arrays hold one value for each answer token and nothing for prompt tokens.
+All arrays are packed: the values of N sequences lie end to end in one dimension, without padding, beside their lengths.
+"response-aligned" arrays hold one value for each response token and nothing for prompt tokens.
 """
 
 from array import array
@@ -26,7 +26,7 @@ class Prompt:
     tokens: tuple[int, ...]
     row: Mapping[str, Any]
     cut: int = 0
-    """Tokens of the prompt that did not fit."""
+    """Number of prompt tokens that were cut to fit."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Sequences:
-    """N prompts with their answers, packed: int64 `tokens` [sum(lengths)], `lengths` [N], `prompt_lengths` [N]; and
-    `kept`, the sampling mask of the answer tokens, None where every token was sampled from the whole vocabulary.
+    """N prompts with their responses, packed: int64 `tokens` [sum(lengths)], `lengths` [N], `prompt_lengths` [N]; and
+    `kept`, the sampling mask of the response tokens, None if every token was sampled from the whole vocabulary.
 
-    Every sequence has at least one prompt token and one answer token.
+    Every sequence has at least one prompt token and one response token.
     """
 
     tokens: Tensor
@@ -60,7 +60,7 @@ class Sequences:
 
     @classmethod
     def pack(cls, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Self:
-        """From (prompt tokens, answer tokens) pairs."""
+        """Packs (prompt tokens, response tokens) pairs."""
         return cls(
             tokens=flat_ints(part for pair in pairs for part in pair),
             lengths=torch.tensor([len(p) + len(a) for p, a in pairs], dtype=torch.int64),
@@ -77,7 +77,7 @@ class Sequences:
 
     @cached_property
     def response_lengths(self) -> Tensor:
-        """Answer tokens of each sequence: int64 [N]."""
+        """Number of response tokens of each sequence: int64 [N]."""
         return self.lengths - self.prompt_lengths
 
     @cached_property
@@ -90,7 +90,7 @@ class Sequences:
         return self.tokens[self.starts[i] : self.starts[i] + self.lengths[i]]
 
     def response_index(self, rows: Tensor) -> Tensor:
-        """Places of the responses of `rows` (int64 [n]) in a response-aligned array, end to end in that order."""
+        """Indices of the responses of `rows` (int64 [n]) in a response-aligned array, end to end in that order."""
         return ragged_index(self.response_starts[rows], self.response_lengths[rows])
 
     def select(self, rows: Tensor) -> "Sequences":
@@ -101,7 +101,7 @@ class Sequences:
 
     @classmethod
     def join(cls, parts: Sequence["Sequences"]) -> Self:
-        """The sequences of all parts, one after the other."""
+        """Concatenates the sequences of all parts."""
         masks = [part.kept or Kept.none(int(part.response_lengths.sum())) for part in parts]
         return cls(
             torch.cat([part.tokens for part in parts]),
@@ -112,20 +112,20 @@ class Sequences:
 
 
 class MissingColumn(LookupError):
-    """A column that nobody has written."""
+    """No node has written this column."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """N sequences with named columns: the data that flows between the nodes of an algorithm's graph.
+    """N sequences with named columns: the data between the nodes of an algorithm's graph.
 
     `tokens` are response-aligned [A], A = sum of the response lengths, int64 for `versions` (the weight version that
-    sampled each token) and bool for `mask` (tokens that are trained on; all where it is missing), else float32;
-    `rows` are [N], one entry a sequence. Columns of tokens: log-probabilities in nats (`sampled_logprobs` of the
-    generator, `logprobs` of the policy before the step's updates, `reference_logprobs`), `values`, `token_rewards`,
-    `returns` in units of reward, `advantages`. Columns of rows: `scores` in units of reward, `finished` bool (false
-    where the length limit cut the response off), `position` int64 (place of the prompt in the run's order: the same
-    for all responses to one prompt).
+    sampled each token) and bool for `mask` (tokens that are trained on; all if missing), else float32; `rows` are [N],
+    one entry a sequence. Columns of tokens: log-probabilities in nats (`sampled_logprobs` of the generator, `logprobs`
+    of the policy before the step's updates, `reference_logprobs`), `values`, `token_rewards`, `returns` in units of
+    reward, `advantages`. Columns of rows: `scores` in units of reward, `finished` bool (false where the length limit
+    cut the response off), `position` int64 (place of the prompt in the run's order: the same for all responses to one
+    prompt).
     """
 
     sequences: Sequences
@@ -139,7 +139,7 @@ class Columns:
         return name in self.tokens or name in self.rows
 
     def __getitem__(self, name: str) -> Tensor:
-        """Raises MissingColumn where nobody has written it."""
+        """The column of that name. Raises MissingColumn if no node has written it."""
         if name in self.tokens:
             return self.tokens[name]
         if name in self.rows:
@@ -149,7 +149,7 @@ class Columns:
 
     @property
     def lengths(self) -> Tensor:
-        """Response tokens of each sequence: int64 [N]."""
+        """Number of response tokens of each sequence: int64 [N]."""
         return self.sequences.response_lengths
 
     @property
@@ -158,13 +158,13 @@ class Columns:
         return self.tokens.get("mask")
 
     def with_tokens(self, **columns: Tensor) -> Self:
-        """With token columns added or replaced. Raises ValueError where one is not [A]."""
+        """Adds or replaces token columns. Raises ValueError for one that is not [A]."""
         return replace(
             self, tokens={**self.tokens, **self._checked(columns, int(self.lengths.sum()), "tokens")}
         )
 
     def with_rows(self, **columns: Tensor) -> Self:
-        """With row columns added or replaced. Raises ValueError where one is not [N]."""
+        """Adds or replaces row columns. Raises ValueError for one that is not [N]."""
         return replace(self, rows={**self.rows, **self._checked(columns, len(self), "sequences")})
 
     def select(self, rows: Tensor) -> Self:
@@ -179,7 +179,7 @@ class Columns:
 
     @classmethod
     def join(cls, parts: Sequence["Columns"]) -> Self:
-        """The sequences of all parts, one after the other, with the columns that every part has."""
+        """Concatenates all parts, with the columns that every part has."""
 
         def joined(kind: str) -> dict[str, Tensor]:
             named: list[Mapping[str, Tensor]] = [getattr(part, kind) for part in parts]

@@ -12,13 +12,13 @@ from torch import Tensor
 from .packed import ragged_index
 
 WHOLE = -1
-"""Count of a token that was sampled from the whole vocabulary."""
+"""Count of a token without a mask, sampled from the whole vocabulary."""
 ROUNDING = 1e-5
-"""Of a sum of float32 probabilities, and of its logarithm: what is kept sums to 1 but for this."""
+"""Tolerance within which kept probabilities sum to 1; also of the sum's logarithm."""
 
 
 def filled(counts: "array[int]", length: int) -> "array[int]":
-    """Counts of a sampling mask for the first tokens of `length`, and WHOLE for the others."""
+    """Counts of a sampling mask, extended to `length` tokens with WHOLE."""
     return counts + array("i", [WHOLE]) * (length - len(counts))
 
 
@@ -32,12 +32,12 @@ class Kept:
 
     @classmethod
     def none(cls, count: int) -> Self:
-        """Of `count` tokens without a mask."""
+        """The mask of `count` tokens without one."""
         return cls(torch.full((count,), WHOLE, dtype=torch.int32), torch.zeros(0, dtype=torch.int32))
 
     @classmethod
     def checked(cls, counts: Tensor, tokens: Tensor, responses: int) -> Self:
-        """A mask of so many response tokens, from what was read. Raises ValueError where it is none."""
+        """A mask of `responses` response tokens, from untrusted arrays. Raises ValueError if they are invalid."""
         flat = all(each.dtype == torch.int32 and each.ndim == 1 for each in (counts, tokens))
         if flat and len(counts) == responses and not ((counts < WHOLE).any() or (tokens < 0).any()):
             found = cls(counts, tokens)
@@ -50,22 +50,22 @@ class Kept:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Entries of each token in `tokens`: int64 [A]."""
+        """Number of entries of each token in `tokens`: int64 [A]."""
         return self.counts.long().clamp(min=0)
 
     def select(self, index: Tensor) -> "Kept":
-        """Those of the tokens `index` (int64 [n]), in that order."""
+        """The mask of the tokens `index` (int64 [n]), in that order."""
         starts = self.sizes.cumsum(0) - self.sizes
         return Kept(self.counts[index], self.tokens[ragged_index(starts[index], self.sizes[index])])
 
     @classmethod
     def join(cls, parts: Sequence["Kept"]) -> Self:
-        """Of the tokens of all parts, one after the other."""
+        """Concatenates the masks of all parts."""
         return cls(torch.cat([part.counts for part in parts]), torch.cat([part.tokens for part in parts]))
 
     def with_own(self, own: Tensor) -> Tensor:
-        """Each token (`own`, int64 [A]) and the others kept with it, filled up with the token: int64 [A, K], K >= 1;
-        rows of WHOLE for tokens without a mask."""
+        """Each token (`own`, int64 [A]) and its kept tokens, padded with the token itself: int64 [A, K], K >= 1; rows
+        of WHOLE for tokens without a mask."""
         found = own[:, None].repeat(1, 1 + int(self.sizes.max() if len(own) else 0))
         rows = torch.repeat_interleave(torch.arange(len(own)), self.sizes)
         found[rows, ragged_index(torch.ones_like(self.sizes), self.sizes)] = self.tokens.long()

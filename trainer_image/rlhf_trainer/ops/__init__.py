@@ -1,4 +1,4 @@
-"""Tables of the operations that a graph names by key; each may also be a function of one's own, `module:name`."""
+"""Tables of the operations that a graph names by key; a key may also be `module:name`, a user's function."""
 
 from collections.abc import Callable
 
@@ -44,9 +44,9 @@ OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {
     "values": lambda _spec: response_values,
     "scores": lambda _spec: sequence_scores,
 }
-"""Log-probabilities are at the sampling temperature, but for `logprobs_untempered`."""
+"""Log-probabilities are at the sampling temperature, except `logprobs_untempered`."""
 ROW_OUTPUTS = ("scores",)
-"""Outputs with one number for each sequence; the others have one for each response token."""
+"""Outputs with one number per sequence; the others have one per response token."""
 
 
 def output_fn(key: str, spec: Spec) -> OutputFn:

@@ -1,4 +1,4 @@
-"""Compute operations: token rewards and advantages from the columns of a batch. Pure but for running state."""
+"""Compute operations: token rewards and advantages from the columns of a batch. Pure except for running state."""
 
 from dataclasses import asdict
 
@@ -17,7 +17,7 @@ from .context import OpContext
 
 
 def kl_coefficient(ctx: OpContext) -> float:
-    """The coefficient of the KL penalty now: adaptive where the job has a target."""
+    """The present coefficient of the KL penalty: adaptive if the job has a KL target."""
     return float(ctx.state.get("kl_coefficient", ctx.settings.kl_coefficient))
 
 
@@ -27,7 +27,9 @@ def overlong_mask(columns: Columns, _ctx: OpContext) -> Columns:
 
 
 def importance_weight_column(columns: Columns, ctx: OpContext) -> Columns:
-    """`importance_weights`: of the loss of each token, for the policy before the step against the sampler."""
+    """`importance_weights`: per-token weights of the loss, p / p_sampler with p the policy before the step, capped and
+    masked.
+    """
     rollout = ctx.spec.rollout
     assert rollout.level != "none", "the graph has this node only with a correction"
     weights = importance_weights(
@@ -49,7 +51,7 @@ def sum_scores(columns: Columns, _ctx: OpContext) -> Columns:
 def token_reward_column(columns: Columns, ctx: OpContext) -> Columns:
     """`token_rewards`: the KL penalty at each token, the response's score at its last; in units of reward."""
     whole, fine_grained = _scores(columns, ctx), columns.tokens.get("token_scores")
-    # At its last token, a response gets what is not of its tokens.
+    # The last token gets the part of the reward that is not from token scores.
     scores = whole if fine_grained is None else whole - columns["scores"]
     if getattr(ctx.settings, "group_baseline", False):
         scores = scores - (whole - group_centered(whole, columns["position"]))
@@ -65,7 +67,7 @@ def token_reward_column(columns: Columns, ctx: OpContext) -> Columns:
 
 
 def response_reward_column(columns: Columns, ctx: OpContext) -> Columns:
-    """`response_rewards`: the score less the KL penalty of the whole response; in units of reward."""
+    """`response_rewards`: the score minus the response's summed KL penalty; in units of reward."""
     kl = sequence_sums(_kl_in_reward(columns, ctx), columns.lengths, columns.mask)
     return columns.with_rows(response_rewards=_scores(columns, ctx) - kl_coefficient(ctx) * kl)
 
@@ -73,7 +75,8 @@ def response_reward_column(columns: Columns, ctx: OpContext) -> Columns:
 def gae(columns: Columns, ctx: OpContext) -> Columns:
     """`advantages` (whitened where the settings say so) and `returns` by generalized advantage estimation.
 
-    With normalised values, `values` become units of reward here, and the running moments learn the new returns.
+    With value normalisation, `values` are denormalised to units of reward here, and the running moments are updated
+    with the returns.
     """
     settings, values = ctx.settings, columns["values"]
     if settings.normalize_values:
@@ -89,27 +92,27 @@ def gae(columns: Columns, ctx: OpContext) -> Columns:
 
 
 def value_moments(ctx: OpContext) -> Moments:
-    """Running moments of the returns: those that the critic was last trained with."""
+    """Running moments of the returns, as of the critic's last training step."""
     return Moments(**ctx.state.get("values", {}))
 
 
 def grpo(columns: Columns, _ctx: OpContext) -> Columns:
-    """`advantages` in standard deviations of the group's rewards."""
+    """`advantages`: rewards standardised within the group (GRPO)."""
     return _of_responses(columns, group_standardized(columns["response_rewards"], columns["position"]))
 
 
 def group_mean(columns: Columns, _ctx: OpContext) -> Columns:
-    """`advantages` against the mean of the group's rewards."""
+    """`advantages`: rewards minus the group's mean (Dr. GRPO)."""
     return _of_responses(columns, group_centered(columns["response_rewards"], columns["position"]))
 
 
 def rloo(columns: Columns, _ctx: OpContext) -> Columns:
-    """`advantages` against the mean reward of the other responses of the group."""
+    """`advantages`: rewards minus the mean of the group's other responses (RLOO)."""
     return _of_responses(columns, leave_one_out(columns["response_rewards"], columns["position"]))
 
 
 def reinforce_pp(columns: Columns, ctx: OpContext) -> Columns:
-    """`advantages`: returns to go, normalised over all tokens of the batch."""
+    """`advantages`: returns-to-go, whitened over all tokens of the batch (REINFORCE++)."""
     advantages = reinforce_pp_advantages(
         columns["token_rewards"], columns.lengths, ctx.settings.gamma, mask=columns.mask
     )
@@ -121,7 +124,7 @@ def _of_responses(columns: Columns, advantages: Tensor) -> Columns:
 
 
 def _scores(columns: Columns, ctx: OpContext) -> Tensor:
-    """Scores less DAPO's soft penalty for overlong responses: [N] in units of reward."""
+    """Scores plus DAPO's soft overlong penalty, which is not positive: [N] in units of reward."""
     settings, scores = ctx.settings, columns["scores"]
     if not settings.overlong_buffer:
         return scores
@@ -131,7 +134,7 @@ def _scores(columns: Columns, ctx: OpContext) -> Tensor:
 
 
 def _kl_in_reward(columns: Columns, ctx: OpContext) -> Tensor:
-    """KL of each token in nats where it is part of the rewards, else 0: float [A]."""
+    """KL of each token in nats if the penalty is part of the rewards, else 0: float [A]."""
     if ctx.settings.kl_in != "reward" or "reference_logprobs" not in columns:
         return torch.zeros(int(columns.lengths.sum()))
     return kl_estimate(columns["logprobs"], columns["reference_logprobs"], ctx.settings.kl_estimator)

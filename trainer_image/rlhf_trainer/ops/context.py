@@ -1,4 +1,4 @@
-"""Context of an operation: the job's settings, the training step, and the algorithm's running state."""
+"""Context of an operation: the job's settings, the training step, the algorithm's running state."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -16,10 +16,10 @@ Operation = TypeVar("Operation")
 
 @dataclass
 class OpContext:
-    """Arguments of an operation beside its columns.
+    """Arguments of an operation besides its columns.
 
-    `settings` is the section of the job's algorithm; `state` holds running numbers as JSON (an adaptive coefficient,
-    running moments): the same on every rank, part of each snapshot, and changed by operations in place.
+    `settings`: the manifest's section of the algorithm. `state`: running values as JSON (an adaptive coefficient,
+    running moments), the same on every rank, part of each snapshot, modified in place by operations.
     """
 
     spec: Spec
@@ -28,20 +28,22 @@ class OpContext:
     state: dict[str, Any] = field(default_factory=dict)
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Takes the running state of a snapshot's JSON; one without any, of an earlier release, begins anew."""
+        """Restores the running state from a snapshot's JSON; a snapshot of an earlier release without it resets the
+        state.
+        """
         self.state = dict(snapshot.get("algorithm") or {})
 
 
 ComputeFn = Callable[[Columns, OpContext], Columns]
-"""(columns, context) -> the columns with those that the node writes; pure but for `OpContext.state`."""
+"""(columns, context) -> the columns with those that the node writes; pure except for `OpContext.state`."""
 LossFn = Callable[[Columns, OpContext], Loss]
-"""(columns of one minibatch, context) -> its loss as weighted sums over micro-batches."""
+"""(columns of a minibatch, context) -> its loss, as weighted sums over micro-batches."""
 
 
 def find(table: Mapping[str, Operation], key: str) -> Operation:
-    """The operation of a key of the table, or the function that `module:name` names.
+    """The operation of a key in the table, or the function that `module:name` names.
 
-    Raises InvalidJob where there is none.
+    Raises InvalidJob for an unknown key.
     """
     if key in table:
         return table[key]
@@ -53,7 +55,7 @@ def find(table: Mapping[str, Operation], key: str) -> Operation:
         raise InvalidJob([Problem("spec.algorithm", message)])
     try:
         found: Operation = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a user's module may raise anything
+    except Exception as error:  # a user's module may raise any exception
         message = f"{key!r} cannot be imported: {type(error).__name__}: {error}"
         raise InvalidJob([Problem("spec.algorithm", message)]) from error
     return found

@@ -1,4 +1,4 @@
-"""Sequences of given responses, by the kind of the dataset's rows."""
+"""Tokenized sequences of given responses, by row kind."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,13 +16,13 @@ Encode = Callable[[Sequence[Any], PreTrainedTokenizerBase, Data], list[Encoded]]
 
 
 def encode_responses(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
-    """One sequence for each prompt-answer row."""
+    """One sequence for each prompt-response row."""
     lengths = data.max_prompt_length, data.max_answer_length
     return [encode(tokenizer, row.prompt, row.answer, *lengths) for row in rows]
 
 
 def encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
-    """Two sequences for each pair of each row: the better response, then the worse."""
+    """Two sequences for each pair of a row: the chosen response, then the rejected one."""
     lengths = data.max_prompt_length, data.max_answer_length
     return [
         encode(tokenizer, row.prompt, response, *lengths)
@@ -38,8 +38,8 @@ ENCODE: dict[RowKind, Encode] = {"responses": encode_responses, "pairs": encode_
 def given_columns(
     kind: RowKind, rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data
 ) -> tuple[Columns, dict[str, float]]:
-    """The rows' sequences, with a `mask` where some tokens of a response are not trained on; and the metrics: how many
-    sequences lost tokens of their prompt or of their response because they did not fit."""
+    """Columns of the rows' sequences, with a `mask` if some response tokens are not trained on; and metrics: the
+    numbers of sequences whose prompt or response was cut."""
     encoded = ENCODE[kind](rows, tokenizer, data)
     columns = Columns(Sequences.pack([(e.prompt, e.response) for e in encoded]))
     mask = torch.tensor([trained for e in encoded for trained in e.mask])

@@ -1,4 +1,4 @@
-"""Losses of the training nodes: each makes, of one minibatch's columns, weighted sums over its micro-batches."""
+"""Losses of the training nodes: each turns a minibatch's columns into weighted sums over its micro-batches."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,7 @@ def likelihood(columns: Columns, _ctx: OpContext) -> Loss:
 
 
 def preference(columns: Columns, _ctx: OpContext) -> Loss:
-    """Mean Bradley-Terry loss of rows (2i, 2i + 1), the better one first, and the share of pairs ordered rightly."""
+    """Mean Bradley-Terry loss of rows (2i, 2i + 1), chosen first, and the share of pairs ranked correctly."""
     pairs = len(columns) // 2
 
     def loss(scores: Tensor, _micro: MicroBatch) -> tuple[Tensor, Named]:
@@ -54,7 +54,7 @@ def preference(columns: Columns, _ctx: OpContext) -> Loss:
 
 
 def dpo(columns: Columns, ctx: OpContext) -> Loss:
-    """Mean DPO or IPO loss of rows (2i, 2i + 1), the better one first; implicit rewards in units of beta x nats."""
+    """Mean DPO or IPO loss of rows (2i, 2i + 1), chosen first; implicit rewards in units of beta x nats."""
     settings, pairs = ctx.settings, len(columns) // 2
 
     def loss(logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
@@ -85,7 +85,9 @@ def policy(columns: Columns, ctx: OpContext) -> Loss:
 
 
 def gspo(columns: Columns, ctx: OpContext) -> Loss:
-    """The same of each response's importance ratio (Zheng et al. 2025, arXiv:2507.18071, eq. 5)."""
+    """Clipped surrogate of the sequence-level ratio (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5), with the
+    settings' KL penalty and entropy bonus.
+    """
     return _policy_gradient(columns, ctx, sequence_ratio, _surrogate(ctx))
 
 
@@ -101,7 +103,7 @@ def cispo(columns: Columns, ctx: OpContext) -> Loss:
 
 
 def value(columns: Columns, ctx: OpContext) -> Loss:
-    """Clipped squared error of the critic against the returns, in the units that it learns."""
+    """Clipped squared error of the critic against the returns, in normalised units if values are normalised."""
     settings = ctx.settings
     weights = _weights(columns, ctx)
     old_values, all_returns = columns["values"], columns["returns"]
@@ -141,11 +143,11 @@ def _policy_gradient(columns: Columns, ctx: OpContext, ratios: Ratios, per_token
     weights = _weights(columns, ctx)
     shares = token_weights(
         columns.lengths, "token", columns.mask
-    )  # of metrics, whatever the loss's aggregation
+    )  # weights of the metrics, whatever the loss's aggregation
     low, high = _clip(ctx)
     penalised = settings.kl_in == "loss" and "reference_logprobs" in columns
     tokens = max(1, int(columns.lengths.sum()))
-    # Where a step is one update, the policy before it is the policy in it, and is compared with the sampler here.
+    # If a step is one update, the policy in it is the policy before it, and is compared with the sampler here.
     keep = ctx.spec.rollout.in_flight == "keep"
     compared = None if "logprobs" in columns else comparable(columns["versions"], ctx.step, keep=keep)
 
@@ -191,7 +193,7 @@ def _policy_gradient(columns: Columns, ctx: OpContext, ratios: Ratios, per_token
 
 
 def _against_sampler(new: Tensor, sampled: Tensor, tokens: int) -> Named:
-    """A micro-batch's part of the means over all tokens of a minibatch; see `maths.agreement`."""
+    """A micro-batch's part of the agreement metrics, as means over all tokens of a minibatch; see `maths.agreement`."""
     if not len(new):
         return dict.fromkeys(AGREEMENT, new.sum())
     return {name: len(new) / tokens * mean for name, mean in agreement(new, sampled).items()}

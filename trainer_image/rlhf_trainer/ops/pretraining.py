@@ -11,10 +11,10 @@ from ..records import Columns, Sequences
 
 def mixed(own: Sequences, loss: Loss, text: Columns, coefficient: float) -> tuple[Sequences, Loss]:
     """The sequences of one update, and `loss` of its `own` ones plus coefficient x mean negative log-likelihood, in
-    nats, of the response tokens of `text` that its mask counts.
+    nats, of the response tokens of `text` that are in its mask.
 
     Source: Ouyang et al. 2022 (arXiv:2203.02155), eq. 2, the term with gamma. Log-probabilities are at the sampling
-    temperature, as those of the policy loss are.
+    temperature, as in the policy loss.
     """
     rows, tokens = len(own), int(own.response_lengths.sum())
     weights = token_weights(text.lengths, "token", text.mask)

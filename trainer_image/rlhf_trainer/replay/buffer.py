@@ -1,4 +1,4 @@
-"""The episodes that a run keeps: to be replayed, to be resumed from, and for people to read."""
+"""Replay buffer: the episodes kept for replay, for a resume and for inspection."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,16 +14,16 @@ from .table import Episode, Texts, decode, encode, token_columns
 
 
 class EpisodeReplayBuffer:
-    """One episode as a sampler sees it: `episode_id`, and `buffer`, a list with one dictionary for each answer.
+    """One episode as passed to a sampler: `episode_id`, and `buffer`, a list with one dictionary for each response.
 
-    The keys: `episode` and `index` (its place in `buffer`), which say which answer it is; `prompt_id`, `prompt`,
-    `response`, `reward`, `weight_version`, `finished`; and as numpy arrays that cannot be written, with one entry a
-    token, `prompt_tokens`, `response_tokens`, `sampled_logprobs` and the other token columns of the job's algorithm,
-    such as `logprobs` and `advantages`.
+    The keys: `episode` and `index` (its place in `buffer`), which identify the response; `prompt_id`, `prompt`,
+    `response`, `reward`, `weight_version`, `finished`; and, as read-only numpy arrays with one entry per token,
+    `prompt_tokens`, `response_tokens`, `sampled_logprobs` and the other token columns of the job's algorithm, such as
+    `logprobs` and `advantages`.
     """
 
     def __init__(self, episode: Episode, texts: Texts, data: bytes | None = None) -> None:
-        """`data` is the episode's table where it is at hand."""
+        """`data`: the episode's encoded table, if available."""
         self.episode, self._texts, self._data = episode, texts, data
 
     @property
@@ -61,25 +61,25 @@ class EpisodeReplayBuffer:
         return samples
 
     def blob(self) -> bytes:
-        """The episode's table, as a checkpoint holds it; may be called on another thread."""
+        """The episode's encoded table, as stored in a snapshot; may be called on another thread."""
         if self._data is None:
             self._data = encode(self.episode, self._texts)
         return self._data
 
 
 class ReplayBuffer:
-    """The episodes that were trained on, first in, first out: those that may be replayed, and always the newest."""
+    """Episodes that were trained on, first in, first out: those in the replay window, and always the newest."""
 
     def __init__(self, replay: Replay, texts: Texts) -> None:
         self._replay, self._texts = replay, texts
         self._kept: list[EpisodeReplayBuffer] = []
 
     def add(self, episode: Episode, step: int) -> None:
-        """An episode that `step` trained on; what is too old for the window goes."""
+        """Adds an episode that `step` trained on, and evicts those that are too old for the window."""
         self._keep(EpisodeReplayBuffer(replace(episode, trained=step), self._texts))
 
     def replayable(self) -> list[EpisodeReplayBuffer]:
-        """The window, oldest first; empty where nothing is to be replayed."""
+        """The window, oldest first; empty if the job does not replay."""
         found = [kept for kept in self._kept if kept.episode_id >= self._replay.offset]
         window = self._replay.window
         return found[-window:] if window > 0 else found if window else []
@@ -89,17 +89,17 @@ class ReplayBuffer:
         by_number = {kept.episode_id: kept.episode.columns for kept in self._kept}
         numbers = sorted({number for number, _ in picks})
         parts = {n: by_number[n].select(torch.tensor([i for m, i in picks if m == n])) for n in numbers}
-        # Joined by episode, then put into the order of the picks.
+        # Grouped by episode, then permuted into the order of the picks.
         order = sorted(range(len(picks)), key=lambda at: picks[at][0])
         return Columns.join([parts[n] for n in numbers]).select(torch.tensor(order).argsort())
 
     def blobs(self, pending: Episode | None) -> dict[str, Callable[[], bytes]]:
-        """Encoders of all episodes' tables, by their names in a checkpoint; `pending` was not trained on yet."""
+        """Encoders of all episodes' tables, by their names in a snapshot; `pending` has not been trained on yet."""
         more = [] if pending is None else [EpisodeReplayBuffer(pending, self._texts)]
         return {f"{EPISODES}{kept.episode_id:08d}.parquet": kept.blob for kept in (*self._kept, *more)}
 
     def restore(self, blobs: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> Episode | None:
-        """The inverse: returns the episode that was pending. Raises ValueError where one is no episode."""
+        """Inverse of `blobs`: returns the pending episode. Raises ValueError for invalid data."""
         self._kept, pending = [], None
         for name, data in sorted(dict(blobs).items()):
             try:

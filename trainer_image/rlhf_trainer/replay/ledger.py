@@ -1,8 +1,8 @@
-"""The prompt ledger: what became of every prompt, so that each is trained on exactly once an epoch.
+"""Prompt ledger: the state of every prompt, so that each is trained on exactly once per data epoch.
 
-A prompt is known by its position in the order in which the run takes prompts: position // rows is its epoch. The
-ledger is part of a checkpoint. What is trained on after one is undone together with its entries here, and that is
-what makes it exactly once: weights and ledger are always of the same moment.
+A prompt is identified by its position in the run's prompt order: position // rows is its data epoch. The ledger is part
+of each snapshot. A resume discards later training and later entries together, which makes it exactly once: weights and
+ledger are always of the same step.
 """
 
 from bisect import bisect_right
@@ -14,16 +14,16 @@ from rlhf_api.status import LedgerStatus
 
 REASONS = 16
 REASON_LENGTH = 200
-"""Bounds of what is kept of why prompts were dropped; further reasons count as `OTHER`."""
+"""Maximum length of a drop reason; beyond a number of different reasons, further ones count as `OTHER`."""
 OTHER = "other reasons"
 
 
 class LedgerError(RuntimeError):
-    """A prompt would be trained on twice, or without having been issued: an error of ours."""
+    """A prompt would be trained on twice, or without having been issued: a bug of ours."""
 
 
 class Runs:
-    """A set of positions as sorted runs [start, end): compact, because positions come in order."""
+    """A set of positions as sorted intervals [start, end): compact, because positions come in order."""
 
     def __init__(self, runs: Iterable[Iterable[int]] = ()) -> None:
         self._starts: list[int] = []
@@ -44,7 +44,7 @@ class Runs:
         return sum(self._ends) - sum(self._starts)
 
     def add(self, position: int) -> None:
-        """It must not be in here yet."""
+        """Adds a position that is not in the set yet."""
         at = bisect_right(self._starts, position)
         joins_left = at > 0 and self._ends[at - 1] == position
         joins_right = at < len(self._starts) and self._starts[at] == position + 1
@@ -60,13 +60,13 @@ class Runs:
             self._ends.insert(at, position + 1)
 
     def count(self, low: int, high: int) -> int:
-        """Number of those of [low, high) that are in here."""
+        """Number of positions of the set in [low, high)."""
         pairs = zip(self._starts, self._ends, strict=True)
         return sum(max(0, min(end, high) - max(start, low)) for start, end in pairs)
 
     @property
     def end(self) -> int:
-        """One more than the greatest; 0 where there is none."""
+        """One more than the greatest position; 0 for an empty set."""
         return self._ends[-1] if self._ends else 0
 
     def state(self) -> list[list[int]]:
@@ -74,43 +74,43 @@ class Runs:
 
 
 class Ledger:
-    """Account of the prompts of a run, whose dataset has `rows`."""
+    """States of the prompts of a run whose dataset has `rows` rows."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self._issued, self._returned, self._trained = Runs(), Runs(), Runs()
         self._filtered = Runs()
         self._dropped: dict[str, Runs] = {}
-        self._requeued: Counter[int] = Counter()  # by epoch
+        self._requeued: Counter[int] = Counter()  # by data epoch
 
     def issue(self, positions: Iterable[int]) -> None:
-        """They are about to be asked."""
+        """The prompts are about to be sent to a generator."""
         for position in positions:
             self._check(position not in self._issued, position, "issued a second time")
             self._issued.add(position)
 
     def requeue(self, positions: Iterable[int]) -> None:
-        """Whoever was asked failed; another one is."""
+        """The generator failed; the prompts are sent to another one."""
         for position in positions:
             self._check_open(position, "requeued")
             self._requeued[position // self.rows] += 1
 
     def answer(self, positions: Iterable[int]) -> None:
-        """Their answers are here."""
+        """The prompts' responses have arrived."""
         for position in positions:
             self._check_open(position, "answered")
             self._check(position not in self._returned, position, "answered a second time")
             self._returned.add(position)
 
     def train(self, positions: Iterable[int]) -> None:
-        """Their answers go into an update of the weights, for the first time; those of a replay are not told."""
+        """The prompts' responses are trained on for the first time; replays are not recorded."""
         for position in positions:
             self._check(position in self._returned, position, "trained on without an answer")
             self._check_open(position, "trained on")
             self._trained.add(position)
 
     def drop(self, positions: Iterable[int], reason: str) -> None:
-        """They will never be trained on."""
+        """The prompts will never be trained on."""
         reason = reason[:REASON_LENGTH]
         if reason not in self._dropped and len(self._dropped) >= REASONS:
             reason = OTHER
@@ -119,7 +119,7 @@ class Ledger:
             self._dropped.setdefault(reason, Runs()).add(position)
 
     def filter(self, positions: Iterable[int]) -> None:
-        """Answered, and left out of training by the algorithm: their responses all have one score."""
+        """The prompts were answered, but the algorithm filters them out: all their responses have the same score."""
         for position in positions:
             self._check(position in self._returned, position, "filtered without an answer")
             self._check_open(position, "filtered")
@@ -127,18 +127,18 @@ class Ledger:
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Numbers of dropped prompts, by reason."""
+        """Number of dropped prompts by reason."""
         return {reason: len(runs) for reason, runs in self._dropped.items()}
 
     def lost(self, held: Iterable[int]) -> int:
-        """Prompts that were issued and are nowhere: not trained on, not dropped, and not among `held`, those that the
-        run is working on."""
+        """Number of prompts that were issued and are neither trained on nor dropped nor in `held`, the prompts in
+        progress."""
         in_hand = sum(self._open(position) for position in set(held))
         settled = len(self._trained) + len(self._filtered) + sum(map(len, self._dropped.values()))
         return len(self._issued) - settled - in_hand
 
     def status(self, held: Iterable[int]) -> LedgerStatus:
-        """The figures of the epoch that the newest prompt is of; `dropped` and `lost` are the whole run's."""
+        """Counts of the newest prompt's data epoch; `dropped` and `lost` are of the whole run."""
         epoch = max(0, self._issued.end - 1) // self.rows
         low, high = epoch * self.rows, (epoch + 1) * self.rows
         return LedgerStatus(
@@ -153,7 +153,7 @@ class Ledger:
         )
 
     def state(self) -> dict[str, Any]:
-        """As JSON: runs [start, end) of positions."""
+        """The ledger as JSON: intervals [start, end) of positions."""
         return {
             "rows": self.rows,
             "issued": self._issued.state(),
@@ -177,7 +177,7 @@ class Ledger:
         return made
 
     def _open(self, position: int) -> bool:
-        """True if it was issued, and is neither trained on nor filtered nor dropped."""
+        """True if the prompt was issued and is neither trained on nor filtered nor dropped."""
         settled = position in self._trained or position in self._filtered
         settled = settled or any(position in runs for runs in self._dropped.values())
         return position in self._issued and not settled

@@ -1,4 +1,4 @@
-"""Selection of the earlier responses that a step trains on again: the built-in samplers, and a user's function."""
+"""Samplers that select earlier responses to train on again: the built-in ones, and a user's function."""
 
 import random
 import traceback
@@ -17,28 +17,29 @@ from .buffer import EpisodeReplayBuffer
 Sample = dict[str, Any]
 Buffers = list[EpisodeReplayBuffer]
 Picks = list[tuple[int, int]]
-"""(episode, index) of each answer."""
+"""(episode, index) of each response."""
 
 
 def uniform(buffers: Buffers, count: int, rng: random.Random) -> list[Sample]:
-    """Any answer of the window as likely as any other, none twice."""
+    """Uniform sampling without replacement from the window."""
     samples = [sample for buffer in buffers for sample in buffer.buffer]
     return rng.sample(samples, min(count, len(samples)))
 
 
 def newest(buffers: Buffers, count: int, rng: random.Random) -> list[Sample]:  # noqa: ARG001
-    """The newest episodes' answers first."""
+    """Responses of the newest episodes first."""
     return list(islice((sample for buffer in reversed(buffers) for sample in buffer.buffer), count))
 
 
 def prioritized(buffers: Buffers, count: int, rng: random.Random) -> list[Sample]:
-    """Without repetition, each draw as likely as the mean absolute advantage of the answer's tokens.
+    """Sampling without replacement, with probability proportional to the mean absolute advantage of the response's
+    tokens.
 
     By Efraimidis and Spirakis: the `count` largest of log(u) / weight, u uniform in (0, 1].
     """
     samples = [sample for buffer in buffers for sample in buffer.buffer]
     weights = [float(np.abs(sample["advantages"]).mean()) for sample in samples]
-    floor = 1e-6  # an answer with no advantage at all can still be drawn, when nothing else is left
+    floor = 1e-6  # a response with zero advantage is drawn only when nothing else is left
     keys = [float(np.log(1.0 - rng.random())) / max(weight, floor) for weight in weights]
     order = sorted(range(len(samples)), key=lambda i: keys[i], reverse=True)
     return [samples[i] for i in order[:count]]
@@ -48,20 +49,20 @@ BUILT_IN = {"uniform": uniform, "newest": newest, "prioritized": prioritized}
 
 
 class Sampling:
-    """The sampler that a manifest names. On rank 0: user code runs there alone."""
+    """The manifest's sampler of replayed responses. On rank 0: user code runs only there."""
 
     def __init__(self, replay: Replay, seed: int) -> None:
-        """Raises InvalidJob where it cannot be imported."""
+        """Loads the sampler. Raises InvalidJob if it cannot be imported."""
         self._replay, self._seed = replay, seed
         self._function: Callable[[Buffers], Any] | None = None
         if replay.window and replay.sampler_is_import:
             self._function = import_function(replay.sampler, replay.sampler_field)
 
     def picks(self, window: Buffers, fresh: EpisodeReplayBuffer, step: int) -> Picks:
-        """Rows to train on beside `fresh`, all of which is trained on anyway.
+        """Rows to train on in addition to `fresh`, all of which is trained on anyway.
 
-        A user's function sees `fresh` as the last of its buffers; what it returns of that is passed over. Raises
-        InvalidJob where it raises, or returns anything but samples of its buffers.
+        A user's function gets `fresh` as the last buffer; rows of it that it returns are ignored. Raises InvalidJob
+        where it raises, or returns anything but samples of its buffers.
         """
         if not window:
             return []

@@ -1,4 +1,4 @@
-"""An episode as a Parquet table: one row an answer, for people to read, and bit for bit what was trained on."""
+"""Serialization of an episode to a Parquet table: one row per response, readable by people, bitwise exact."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from ..sampling_mask import Kept
 
 FORMAT = b"1"
 _ORDER = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")
-"""Token columns that stand first, in this order; those of other algorithms follow by name."""
+"""Token columns that come first, in this order; those of other algorithms follow by name."""
 _OWN_ROWS = ("scores", "finished", "position")
-"""Row columns that stand among the fixed ones; `scores` as `reward`."""
+"""Row columns that are stored among the fixed ones; `scores` as `reward`."""
 
 Texts = Callable[[Sequences], tuple[list[str], list[str]]]
-"""The prompts and the answers of sequences as text."""
+"""Decodes sequences to (prompts, responses) as text."""
 
 
 def _column(name: str, kind: pa.DataType, *, nullable: bool = False) -> pa.Field:
@@ -49,10 +49,10 @@ _FIXED = (
     _column("response_tokens", _list(pa.int32())),
 )
 """Columns of every episode. `kl` is the mean of logprobs - reference_logprobs, in nats, null without a reference;
-`weight_version` the newest one that sampled the response; `finished` is false where the length limit cut it off;
-`trained` is the step that trained on it, null before; `position` is the prompt's place in the order in which the run
-takes prompts. Then come the algorithm's own columns: lists with one float a token, and floats; `kept_counts` and
-`kept_tokens` where tokens have a sampling mask, see `records.Kept`; `weight_versions` is the last."""
+`weight_version` the newest one that sampled the response; `finished` is false if the length limit cut it off; `trained`
+is the step that trained on it, null before; `position` is the prompt's position in the run's prompt order. The
+algorithm's own columns follow: lists with one float per token, and floats; `kept_counts` and `kept_tokens` if tokens
+have a sampling mask, see `sampling_mask.Kept`; `weight_versions` is the last."""
 _VERSIONS = _column("weight_versions", _list(pa.int64()))
 _FLOATS = _list(pa.float32())
 _KEPT = (_column("kept_counts", _list(pa.int32())), _column("kept_tokens", _list(pa.int32())))
@@ -78,13 +78,13 @@ class Episode:
 
 
 def token_columns(columns: Columns) -> list[str]:
-    """Names of the float columns with one number a token, in the order of the table."""
+    """Names of the float columns with one number per token, in the order of the table."""
     own = sorted(name for name in columns.tokens if name not in (*_ORDER, "versions", "mask"))
     return [*(name for name in _ORDER if name in columns.tokens), *own]
 
 
 def encode(episode: Episode, texts: Texts) -> bytes:
-    """The same bytes for the same episode."""
+    """Serializes an episode to Parquet, deterministically."""
     columns, sequences = episode.columns, episode.columns.sequences
     prompts, responses = texts(sequences)
     lengths, starts = sequences.response_lengths, sequences.starts
@@ -126,9 +126,9 @@ def encode(episode: Episode, texts: Texts) -> bytes:
 
 
 def decode(data: bytes) -> Episode:
-    """Raises ValueError where the bytes are no episode, or one of another format."""
+    """Inverse of `encode`. Raises ValueError for bytes that are no episode or one of another format."""
     try:
-        # In this thread: one of Arrow's that still holds a buffer of Python's when Python ends aborts the process.
+        # On this thread: an Arrow thread that still holds a Python buffer when Python exits aborts the process.
         with pq.ParquetFile(io.BytesIO(data), pre_buffer=False) as file:
             table = file.read(use_threads=False).combine_chunks()
     except (pa.ArrowException, OSError) as error:
@@ -170,7 +170,7 @@ def decode(data: bytes) -> Episode:
 
 
 def _known(schema: pa.Schema) -> bool:
-    """True if the fixed columns are there with their types, and all others but those of the mask are floats."""
+    """True if the fixed columns have their types, and all others except those of the mask are floats."""
     masks = _KEPT if any(f.name in schema.names for f in _KEPT) else ()
     fixed = (*_FIXED, *masks, _VERSIONS)
     names = {field.name for field in fixed}
@@ -180,7 +180,7 @@ def _known(schema: pa.Schema) -> bool:
 
 
 def _kept_columns(sequences: Sequences) -> list[pa.ListArray]:
-    """The sampling mask: of each answer the counts of its tokens, and all that were kept, end to end."""
+    """The sampling mask: per response, the counts of its tokens and all kept tokens, end to end."""
     if sequences.kept is None:
         return []
     counts, sizes = sequences.kept.counts, sequences.kept.sizes
@@ -190,7 +190,7 @@ def _kept_columns(sequences: Sequences) -> list[pa.ListArray]:
 
 
 def _kept_of(columns: dict[str, pa.Array], response_lengths: Tensor) -> Kept | None:
-    """The inverse. Raises ValueError where the counts are not those of the tokens."""
+    """Inverse of `_kept_columns`. Raises ValueError where the counts do not match the tokens."""
     if "kept_counts" not in columns:
         return None
     (counts, lengths), (tokens, _) = (_packed(columns[field.name]) for field in _KEPT)
@@ -214,7 +214,7 @@ def _tensor(column: pa.Array) -> Tensor:
 
 
 def _strings(texts: Sequence[str]) -> pa.Array:
-    """Text by text: Arrow copies what it is given with Python's lock held, and other threads wait for it."""
+    """Converts the strings one by one: Arrow holds the GIL while it copies a whole list, and other threads wait."""
     return pa.concat_arrays([pa.array([text], pa.string()) for text in texts])
 
 
@@ -230,7 +230,7 @@ def _packed(column: pa.ListArray) -> tuple[Tensor, Tensor]:
 
 
 def _means(answer_aligned: Tensor, sequences: Sequences) -> np.ndarray:
-    """The mean of each answer: float32 [N]."""
+    """Mean of each response's values: float32 [N]."""
     sums = np.add.reduceat(_numpy(answer_aligned).astype(np.float64), _numpy(sequences.response_starts))
     means: np.ndarray = (sums / _numpy(sequences.response_lengths)).astype(np.float32)
     return means
