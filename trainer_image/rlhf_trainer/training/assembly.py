@@ -1,4 +1,4 @@
-"""Models and tasks of a manifest: loaded, checked, put under DeepSpeed, connected."""
+"""Builds a manifest's models and tasks: load, check, wrap in DeepSpeed, connect."""
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence

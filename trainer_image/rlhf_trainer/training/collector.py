@@ -30,13 +30,13 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class StaleTokens(RuntimeError):
-    """Responses older than the bound were about to be trained on: an error of ours."""
+    """Responses older than `rollout.maxStaleness` were about to be trained on: a bug of ours."""
 
 
 class EpisodeCollector:
     """Responses of the policy to the next prompts, with the columns that training needs. Its methods are collectives.
 
-    `version` is the policy's weight version: whoever trains sets it.
+    `version`: the policy's weight version, set by the task.
     """
 
     def __init__(
@@ -50,25 +50,25 @@ class EpisodeCollector:
         op_ctx: OpContext,
         failures: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
-        """`fleet` is None where the trainer generates itself; `failures`, on rank 0, says why rows of the newest batch
+        """`fleet` is None if the trainer generates itself; `failures`, on rank 0, returns why rows of the newest batch
         have no score."""
         self._ctx, self._graph, self._policy, self._fleet = ctx, graph, policy, fleet
         self._executor, self._source, self._op_ctx = executor, source, op_ctx
         self._failures = failures
         self.ahead = RolloutsAhead(ctx, fleet) if fleet and ctx.spec.rollout.max_staleness else None
-        """Episodes with the generators; None where generation does not run ahead of training."""
+        """Episodes generated ahead of training; None at staleness 0."""
         self.version = 0
 
     @property
     def stale(self) -> bool:
-        """The generators hold earlier weights: then the old log-probabilities are theirs."""
+        """True if the generators hold earlier weights than the policy; the old log-probabilities are then theirs."""
         return self._fleet is not None and self._fleet.weights.version != self.version
 
     def respond(
         self, batch: list[Prompt], sampling: Sampling | None = None, penalties: Penalties = NO_PENALTIES
     ) -> Responses:
-        """The responses to a batch of prompts, sampled as the job says unless told otherwise: on every rank where the
-        trainer generates, else on rank 0."""
+        """The responses to a batch of prompts, by default with the job's sampling: on every rank if the trainer
+        generates, else on rank 0."""
         sampling, tokenizer = sampling or self._ctx.spec.sampling, self._ctx.tokenizer
         if self._fleet is not None:
             return self._fleet.answer(batch, sampling, penalties)
@@ -87,7 +87,7 @@ class EpisodeCollector:
 
     def episode(self, number: int) -> tuple[Episode, dict[str, float]]:
         """The episode of a step, and the seconds of its parts. With dynamic sampling, groups whose responses all have
-        one score give way to those of fresh prompts, for at most so many rounds."""
+        the same score are replaced by those of fresh prompts, for a limited number of rounds."""
         rounds = int(getattr(self._op_ctx.settings, "dynamic_sampling", 0))
         wanted = self._ctx.spec.data.prompts_per_step
         seconds = {"generate_seconds": 0.0, "score_seconds": 0.0}
@@ -118,11 +118,10 @@ class EpisodeCollector:
         return replace(episode, columns=self._executor.run(episode.columns)), seconds
 
     def stream(self, number: int, responses: int) -> Iterator[tuple[Episode | None, dict[str, float]]]:
-        """The episode of a step in parts of about so many responses, as they come while the generators go on, with the
-        seconds that each part was waited for and prepared; None where the prompts of a part have no response.
+        """Yields a step's episode in parts of about `responses` responses as they arrive, with the seconds of waiting
+        and preparation; None for a part without responses.
 
-        The policy moves between the parts, so the old log-probabilities are the generators' own: those at which the
-        tokens were sampled.
+        The policy moves between the parts, so the old log-probabilities are those of the sampler.
         """
         assert self._fleet is not None, "checked with the manifest"
         size = -(-responses // self._ctx.spec.sampling.answers_per_prompt)
@@ -140,13 +139,13 @@ class EpisodeCollector:
 
     @property
     def sampled(self) -> bool:
-        """The log-probabilities of the sampler are taken for those of the policy before the step."""
+        """True if the sampler's log-probabilities serve as the old ones, those of the policy before the step."""
         if self.ahead is not None:
             return self._ctx.spec.rollout.proximal == "sampled"
         return self.stale
 
     def _check_age(self, part: Episode) -> None:
-        """Raises StaleTokens for an error of ours."""
+        """Raises StaleTokens if a token is older than `rollout.maxStaleness`."""
         if self.ahead is None:
             return
         bound, oldest = self._ctx.spec.rollout.max_staleness, int(part.columns["versions"].min())
@@ -157,9 +156,9 @@ class EpisodeCollector:
             )
 
     def _received(self, number: int, answers: Responses, *, sampled: bool) -> Episode | None:
-        """The responses as (a part of) an episode, entered into the ledger; None where there are none.
+        """The responses as (a part of) an episode, recorded in the ledger; None if there are none.
 
-        `sampled`: the log-probabilities of the generators are taken for those of the policy before the step.
+        `sampled`: the sampler's log-probabilities serve as the old ones.
         """
         found = self._source.take(collected(self._ctx.ranks, number, answers, self._source.places))
         if found is None or not sampled:
@@ -167,8 +166,8 @@ class EpisodeCollector:
         return replace(found, columns=found.columns.with_tokens(logprobs=found.columns["sampled_logprobs"]))
 
     def _scored(self, part: Episode, rows: Rows, *, until: Node | None = None) -> Episode:
-        """The responses that have a score, with all columns but those made of scores. Those without one are left out,
-        and prompts that have no other response are dropped: baselines and advantages are of what is left."""
+        """The responses that have a score, with all columns that do not depend on scores. Responses without a score are
+        left out, and prompts without any other response are dropped; baselines and advantages use the rest."""
         names = score_columns(self._graph)
         columns = self._executor.run(part.columns, rows, until=until, without=names)
         part, gone = replace(part, columns=columns), unscored(columns, names)
@@ -182,8 +181,8 @@ class EpisodeCollector:
         return part.select((~gone).nonzero().flatten())
 
     def _with_spread(self, part: Episode, rows: Rows, *, keep: bool) -> tuple[Episode, int]:
-        """The groups whose scores differ, and how many prompts are filtered out; none where `keep` is set and all
-        groups would go."""
+        """The groups whose scores differ, and the number of prompts filtered out; none is filtered if `keep` is set and
+        all groups would be."""
         scored = next(node for node in self._graph.prepare if "scores" in node.writes)
         part = self._scored(part, rows, until=scored)
         columns = self._executor.run(part.columns, until=scored)

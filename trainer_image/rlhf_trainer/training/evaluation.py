@@ -1,4 +1,4 @@
-"""Evaluation of a policy: responses to held-out prompts -> their scores by a function that training never sees."""
+"""Evaluation of a policy: samples responses to held-out prompts and scores them by a function not used in training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,10 +19,10 @@ from ..records import Prompt, Rollout, Sequences
 from .responses import pack
 
 SAMPLES = 4
-"""Responses that each evaluation keeps as text, for people to read."""
+"""Responses per evaluation saved as text, for people to read."""
 
 Judge = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
-"""(sequences, their dataset rows) -> what the evaluation function says of each: float32 [N], NaN where it cannot."""
+"""(sequences, their dataset rows) -> the evaluation function's scores: float32 [N], NaN on failure."""
 Respond = Callable[[list[Prompt], Sampling, Penalties], Responses]
 """Responses to all prompts, in their order; a collective."""
 
@@ -30,14 +30,14 @@ Respond = Callable[[list[Prompt], Sampling, Penalties], Responses]
 def evaluate(
     ctx: TrainerContext, held_out: Mapping[str, Sequence[Row]], respond: Respond, judge: Judge | None
 ) -> list[dict[str, Any]]:
-    """Figures of each set, on the rank that has the judge. A collective."""
+    """Metrics of each held-out set, on the rank that has the judge. A collective."""
     found, penalties = [], ctx.spec.evaluation.penalties if ctx.spec.evaluation else NO_PENALTIES
     for number, section in enumerate(evaluation_sets(ctx.spec)):
         rows = held_out[section.name]
-        # Epochs below 0: these ids, and with them the seeds of requests, are no training prompt's.
+        # Data epochs below 0: these ids, and so the seeds of requests, differ from all training prompts'.
         places = [(-1 - number, row) for row in range(len(rows))]
         batch = prompts(rows, places, ctx.tokenizer, ctx.spec.data.max_prompt_length)
-        # Not validated again: 0 is no temperature to train at.
+        # Not validated again: temperature 0 is invalid for training.
         update = {"answers_per_prompt": section.samples, "temperature": section.temperature}
         rollouts = respond(batch, ctx.spec.sampling.model_copy(update=update), penalties).rollouts
         if judge is None:
@@ -53,8 +53,8 @@ def evaluate(
 
 
 def figures(scores: Tensor, groups: Tensor) -> dict[str, float]:
-    """Of the responses that have a score: their `mean` and `count`, and where a prompt has n > 1 `best_of_<k>` for
-    n and the powers of 2 below. `scores` float32 [N], `groups` int64 [N]."""
+    """Mean, count and best-of-k over scored responses: `mean`, `count` and, if prompts have n > 1 responses,
+    `best_of_<k>` for n and the powers of 2 below. `scores` float32 [N], `groups` int64 [N]."""
     judged = ~scores.isnan()
     scores, groups = scores[judged], groups[judged]
     if not len(scores):

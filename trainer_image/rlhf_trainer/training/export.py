@@ -1,4 +1,4 @@
-"""Trained models with a card each: where a model comes from, what it reached, and the manifest that makes it again."""
+"""Exports trained models with a model card each: base model, results, and the manifest that reproduces it."""
 
 import json
 import shutil
@@ -18,11 +18,11 @@ from .metrics import EVALUATIONS, PICTURE, STEPS, read_lines
 
 CARD = "README.md"
 SHOWN = ("reward_mean", "kl_mean", "loss", "accuracy", "answer_length_mean")
-"""Figures of the first and the last step that a card has, as far as the job has them."""
+"""Metrics of the first and the last step in a card, if the job has them."""
 
 
 def export_models(ctx: TrainerContext, graph: Graph, models: Mapping[str, TrainedModel]) -> None:
-    """Writes every trained model to the work directory, see `save_model`, with its card; a collective."""
+    """Saves every trained model with its card to the work directory, see `save_model`; a collective."""
     for used in graph.trained:
         folder = ctx.workdir / used.field
         save_model(models[used.name], ctx.tokenizer, folder)
@@ -31,7 +31,7 @@ def export_models(ctx: TrainerContext, graph: Graph, models: Mapping[str, Traine
 
 
 def write_card(ctx: TrainerContext, used: Model, folder: Path) -> None:
-    """The card as Hugging Face's hub reads it, with the picture of the run beside it."""
+    """Writes the card in the Hugging Face hub's format, with the run's plot."""
     picture = ctx.workdir / PICTURE
     if picture.exists():
         shutil.copyfile(picture, folder / PICTURE)
@@ -44,7 +44,7 @@ def _lines(ctx: TrainerContext, used: Model, *, picture: bool) -> Iterator[str]:
     spec = ctx.spec
     start: str | None = getattr(spec.model, used.field) or spec.model.policy
     front: dict[str, Any] = {"library_name": "transformers", "tags": ["rlhf-operator", spec.algorithm]}
-    if start is not None and not Path(start).exists():  # a name of the hub, and no path of this machine
+    if start is not None and not Path(start).exists():  # a hub name, not a local path
         front["base_model"] = start
     yield from ("---", _yaml(front), "---", "")
     yield from (f"# {ctx.job}: {used.field}", "")
@@ -66,7 +66,7 @@ def _lines(ctx: TrainerContext, used: Model, *, picture: bool) -> Iterator[str]:
 
 
 def _evaluations(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """The first and the last line of each set."""
+    """The first and the last result of each evaluation set, as lines."""
     sets = dict.fromkeys(line["set"] for line in lines)
     if not sets:
         return

@@ -1,4 +1,4 @@
-"""Rules on a step's metrics (`spec.health`): pure decisions over a window that is part of every snapshot."""
+"""Health rules on a step's metrics (`spec.health`): pure functions over a window that is part of every snapshot."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from rlhf_api.health import Action, Health, HealthRule
 from rlhf_api.problems import Problem, suggestion
 
 FINITE = ("loss", "grad_norm")
-"""Ends of the names of figures that are finite in every update; in float16 the norm of a skipped update is 0."""
+"""Suffixes of metrics that must be finite in every update; in float16 the norm of a skipped update is 0."""
 SEVERITY: tuple[Action, ...] = ("warn", "rollback", "pause", "fail")
 
 
 @dataclass(frozen=True)
 class Watch:
-    """A rule's memory: steps in a row that broke it, and the metric's last values, oldest first."""
+    """State of a rule: number of consecutive steps that broke it, and the metric's last values, oldest first."""
 
     streak: int = 0
     values: tuple[float, ...] = ()
@@ -24,7 +24,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Breach:
-    """A rule that acts, in words: `where` is its field, `reason` a word of HealthStatus."""
+    """A rule that acts: `where` is its field, `reason` a reason of HealthStatus."""
 
     where: str
     action: Action
@@ -39,7 +39,7 @@ class Verdict:
     watches: Mapping[str, Watch]
     breach: Breach | None = None
     unknown: tuple[Problem, ...] = ()
-    """Rules of metrics that no step has had."""
+    """Rules whose metrics no step has had."""
 
 
 def judge(
@@ -52,12 +52,12 @@ def judge(
     compared: bool = True,
     other_weights: str = "",
 ) -> Verdict:
-    """The verdict on the figures of `step`; `begun`: every model is trained by now, so every metric is there;
-    `compared`: log-probabilities of generators and trainer are of the same distributions; `other_weights`: which
-    generators found that they serve other weights than they were given.
+    """The verdict on the metrics of `step`. `begun`: every model is trained by now, so every metric exists; `compared`:
+    log-probabilities of generators and trainer are comparable; `other_weights`: names of generators whose served
+    weights differ from what was sent.
 
-    A metric that is missing, or NaN, neither breaks a rule nor ends a streak. Values that break a rule join its running
-    mean only once it has acted.
+    A missing or NaN metric neither breaks a rule nor resets its count. Values that break a rule enter its running mean
+    only once the rule has acted.
     """
     after, breaches, unknown = dict[str, Watch](), list[Breach](), list[Problem]()
     if (found := _not_finite(health, figures, step)) is not None:
@@ -90,22 +90,22 @@ def judge(
 
 
 def good(health: Health, watches: Mapping[str, Watch]) -> bool:
-    """No rule that does more than warn is being broken: a rollback may go back to this step."""
+    """True if no rule stricter than `warn` is broken: the step may be the target of a rollback."""
     return not any(rule.gates and watches.get(key(rule), Watch()).streak for rule in health.rules)
 
 
 def key(rule: HealthRule) -> str:
-    """A rule's name in a snapshot, whatever its place: its metric and limits. One with others begins anew."""
+    """A rule's key in a snapshot, independent of its place: its metric and limits. A changed rule starts afresh."""
     return rule.model_dump_json(exclude={"action"}, exclude_none=True)
 
 
 def saved(watches: Mapping[str, Watch]) -> dict[str, Any]:
-    """As JSON."""
+    """`watches` as JSON."""
     return {name: {"streak": w.streak, "values": list(w.values)} for name, w in watches.items()}
 
 
 def restored(state: Mapping[str, Any]) -> dict[str, Watch]:
-    """The inverse of `saved`."""
+    """Inverse of `saved`."""
     return {name: Watch(found["streak"], tuple(found["values"])) for name, found in state.items()}
 
 
@@ -144,7 +144,7 @@ def _other_weights(found: str, step: int) -> Breach:
 
 
 def _broken(rule: HealthRule, values: Sequence[float], value: float) -> tuple[str, str]:
-    """Reason and words of the limit that `value` breaks; empty where it keeps all."""
+    """Reason and text of the limit that `value` breaks; empty if none."""
     if rule.above is not None and value > rule.above:
         return "MetricAbove", f"is above {rule.above:g}"
     if rule.below is not None and value < rule.below:

@@ -28,50 +28,49 @@ from .tracking import Tracking
 log = logging.getLogger(__name__)
 
 LOGGED = ("reward_mean", "kl_mean", "loss", "accuracy", "tokens", "seconds")
-"""Figures in the log's line of a step; all of them stand in metrics.jsonl."""
+"""Metrics in a step's log line; all of them are in metrics.jsonl."""
 
 
 class Task(Protocol):
-    """Parts of a step, as an algorithm does them. Every method is called on all ranks."""
+    """An algorithm's part of a step. Every method is called on all ranks."""
 
     def collect(self, step: int) -> dict[str, float]:
-        """Gathers what the next step trains on, unless it is at hand already; returns figures of the step."""
+        """Collects the data of the next step, unless it has it already; returns metrics."""
 
     def train(self, step: int) -> dict[str, float]:
-        """Updates the models once on what was collected; returns figures of the step."""
+        """One training step on the collected data; returns metrics."""
 
     def other_weights(self) -> str:
-        """Who sampled with other weights than it was given, as far as that can be seen; empty for nobody. Of every rank
-        the same."""
+        """Names of generators whose served weights differ from what was sent, or ''. The same on every rank."""
 
     def publish(self, version: int) -> None:
-        """Makes the weights known to whoever works with them outside this process."""
+        """Sends the weights to the generators, if there are any."""
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:
-        """Figures on each set of held-out data, on rank 0."""
+        """Metrics of each held-out set, on rank 0."""
 
     def state(self) -> Mapping[str, Any]:
-        """State of the task that a checkpoint holds as JSON: a copy, since it is written while the next steps train."""
+        """JSON state of the task for a snapshot: a copy, since it is written while later steps train."""
 
     def groups(self) -> Mapping[str, Group]:
-        """Tensors of the task that a checkpoint holds; a collective while it is iterated."""
+        """Tensors of the task for a snapshot; iterating is a collective."""
 
     def blobs(self) -> Mapping[str, Callable[[], bytes]]:
-        """Files of the task that a checkpoint holds, by name; those of rank 0 are stored. Each is made on another
-        thread, as of this moment, while the next steps train."""
+        """Blobs of the task for a snapshot, by name; rank 0's are stored. Each is encoded on another thread while later
+        steps train, but has the state of this moment."""
 
     def restore(self, snapshot: Snapshot) -> None:
-        """The inverse of `state`, `groups` and `blobs`. Called again with an older snapshot where one is damaged."""
+        """Inverse of `state`, `groups` and `blobs`. Called again with an older snapshot if one is damaged."""
 
     def reorder(self, times: int) -> None:
-        """Shuffles the data that is still to come anew, until that was done `times` times in the whole run."""
+        """Reshuffles the remaining data until that was done `times` times in the whole run."""
 
     @property
     def begins(self) -> int:
-        """Steps before every model is trained."""
+        """Number of initial steps in which some model is not trained (critic warm-up)."""
 
     def export(self) -> None:
-        """Writes the trained model to the work directory."""
+        """Writes the trained models to the work directory."""
 
 
 def train(
@@ -79,7 +78,7 @@ def train(
 ) -> int:
     """Runs the job to its end, or to a request to stop; returns the exit code.
 
-    It goes on from the newest of the `earlier` checkpoints that is whole. `tracking` is rank 0's.
+    It resumes from the newest intact snapshot of `earlier`. `tracking` is rank 0's.
     """
     spec = ctx.spec
     monitor = Monitor(ctx, saver, begins=task.begins)
@@ -99,14 +98,14 @@ def train(
         began = time.perf_counter()
         try:
             figures = task.collect(step)
-        except Stopped:  # on every rank, and as if the step had not begun
+        except Stopped:  # on every rank, as if the step had not begun
             return _suspend(ctx, task, saver, monitor, step)
-        if ctx.stop_requested():  # what was collected is saved with the rest and trained on after `--resume`
+        if ctx.stop_requested():  # the collected data is saved too and trained on after `--resume`
             return _suspend(ctx, task, saver, monitor, step)
         ctx.report(activity="training")
         trained = time.perf_counter()
         figures |= task.train(step)
-        # Before anybody serves or saves these weights.
+        # Before these weights are served or saved.
         monitor.check(figures, step + 1, task.other_weights())
         figures["train_seconds"] = time.perf_counter() - trained
         step += 1
@@ -135,7 +134,7 @@ def train(
 def _restore(
     ctx: TrainerContext, task: Task, saver: Saver, monitor: Monitor, earlier: Sequence[Entry]
 ) -> int:
-    """Back to the newest checkpoint that is whole; without any, the start."""
+    """Restores the newest intact snapshot; returns its step, or 0 without one."""
     ctx.report(activity="restoring")
     url = saver.archive.store.url
     for entry in reversed(earlier):
@@ -167,7 +166,7 @@ def _suspend(ctx: TrainerContext, task: Task, saver: Saver, monitor: Monitor, st
 def _save(
     ctx: TrainerContext, task: Task, saver: Saver, monitor: Monitor, step: int, reward: float | None
 ) -> None:
-    """Training goes on when all is copied; the upload goes on behind it."""
+    """Returns when everything is copied; the upload continues in the background."""
     if saver.busy:
         _finish(ctx, saver)
     ctx.report(activity="saving")
@@ -183,8 +182,8 @@ def _finish(ctx: TrainerContext, saver: Saver) -> None:
 
 
 def _evaluate(ctx: TrainerContext, task: Task, metrics: Metrics | None, step: int) -> float | None:
-    """The mean over the sets, on rank 0, the higher the better: of their means, or of their losses with a minus. None
-    where a set has no figure."""
+    """Mean over the sets, on rank 0, the higher the better: of their mean scores, or of their negated losses. None if a
+    set has no value."""
     if ctx.spec.evaluation is None:
         return None
     ctx.report(activity="evaluating")
@@ -207,12 +206,12 @@ def _evaluate(ctx: TrainerContext, task: Task, metrics: Metrics | None, step: in
 
 
 def _idle(ctx: TrainerContext, figures: dict[str, float]) -> dict[str, float]:
-    """Shares of a step in which trainer and generators waited for each other, where the job has generators."""
+    """Idle shares of trainer and generators in a step, if the job has generators."""
     if "generate_seconds" not in figures or ctx.spec.generator.shared_with_trainer:
         return {}
     seconds, waited = figures["seconds"], figures["generate_seconds"]
     shares = {"trainer_idle_share": waited / seconds}
-    if not ctx.spec.replay.dynamic:  # where responses are trained on as they come, nobody knows
+    if not ctx.spec.replay.dynamic:  # unknown if responses are trained on as they arrive
         idle = figures.get("generators_idle_seconds", seconds - waited)
         shares["generator_idle_share"] = min(1.0, idle / seconds)
     return shares

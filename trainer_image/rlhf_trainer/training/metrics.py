@@ -1,4 +1,4 @@
-"""The figures of a run: one JSON line a step, and a picture of the reward."""
+"""Metrics files of a run: one JSON line per step, and a plot of the reward."""
 
 import json
 from collections import deque
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 STEPS, EVALUATIONS, PICTURE = "metrics.jsonl", "evaluation.jsonl", "reward.png"
-"""Files of a work directory."""
+"""Files in the work directory."""
 
 
 class Metrics:
     """`metrics.jsonl`, `evaluation.jsonl` and `reward.png` of a work directory, and the job's trackers."""
 
     def __init__(self, workdir: Path, step: int, tracking: Tracking) -> None:
-        """Lines of steps after `step`, left by a run that went further than its last checkpoint, are dropped."""
+        """Drops lines of steps after `step`, left by a run that went beyond its last snapshot."""
         self._workdir, self._tracking = workdir, tracking
         tracking.begin(step)
         self._steps, self._evaluations = workdir / STEPS, workdir / EVALUATIONS
@@ -39,7 +39,7 @@ class Metrics:
         self._tracking.log(values["step"], values, f"evaluation/{values['set']}/")
 
     def draw(self, title: str) -> None:
-        """Draws the reward (or loss) and KL of every step so far."""
+        """Plots the reward (or loss) and KL of every step so far."""
         rows, judged = read_lines(self._steps), read_lines(self._evaluations)
         if rows:
             reward_figure(rows, judged, title).savefig(self._workdir / PICTURE, dpi=120)
@@ -48,8 +48,8 @@ class Metrics:
 def reward_figure(
     rows: Iterable[Mapping[str, Any]], judged: Iterable[Mapping[str, Any]], title: str
 ) -> "Figure":
-    """Reward, evaluation and KL over steps; for algorithms without reward, the loss, held-out sets beside it."""
-    from matplotlib.figure import Figure  # a second of importing, not before the first step
+    """Reward, evaluation and KL over steps; for algorithms without reward, the loss and the held-out losses."""
+    from matplotlib.figure import Figure  # takes a second to import; not before the first step
 
     rows, judged = list(rows), list(judged)
     steps = [row["step"] for row in rows]
@@ -67,7 +67,7 @@ def reward_figure(
     left.plot(steps, [row["reward_mean"] for row in rows], color="tab:blue", label="reward")
     left.set_ylabel("reward")
     right = left.twinx()
-    with_kl = [row for row in rows if "kl_mean" in row]  # none without a reference
+    with_kl = [row for row in rows if "kl_mean" in row]  # missing without a reference
     if with_kl:
         right.plot(
             [row["step"] for row in with_kl],
@@ -82,7 +82,7 @@ def reward_figure(
 
 
 def _draw_sets(axes: "Axes", judged: Sequence[Mapping[str, Any]], figure: str) -> None:
-    """A line for each set of an evaluation."""
+    """One line for each evaluation set."""
     sets = dict.fromkeys(row.get("set") for row in judged)
     for name in sets:
         of_set = [row for row in judged if row.get("set") == name]
@@ -116,4 +116,4 @@ def _keep(file: Path, step: int) -> None:
         kept = [json.dumps(row) + "\n" for row in read_lines(file) if row["step"] <= step]
         new = file.with_name(f".{file.name}.new")
         new.write_text("".join(kept), encoding="utf-8")
-        new.replace(file)  # at no moment are the lines gone
+        new.replace(file)  # the old lines stay until the new file is complete

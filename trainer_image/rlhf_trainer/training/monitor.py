@@ -1,4 +1,4 @@
-"""Health of a run, step by step: the rules' verdict on all ranks, and what follows from it."""
+"""Health monitor of a run: judges each step's metrics and acts on all ranks."""
 
 import logging
 import time
@@ -20,24 +20,24 @@ from .health import Breach, Watch, good, judge, restored, saved
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-"""Interval at which a paused job asks whether it is to stop."""
+"""Poll interval of a paused job for a stop request, seconds."""
 ACTIVITY = 256
-"""Characters of an activity."""
+"""Maximum length of the activity text."""
 
 
 class Monitor:
-    """Judges every step on rank 0, which alone has all metrics."""
+    """Judges every step on rank 0, the only rank with all metrics."""
 
     def __init__(self, ctx: TrainerContext, saver: Saver, *, begins: int) -> None:
-        """A collective. `begins`: steps before all models are trained."""
+        """A collective. `begins`: number of initial steps in which some model is not trained."""
         self._ctx, self._saver, self._begins = ctx, saver, begins
         self.rollbacks = saver.rollbacks()
-        """Those of the run so far, pauses among them."""
+        """Rollbacks and pauses of the run so far."""
         self._watches: Mapping[str, Watch] = {}
         self._told: HealthStatus | None = None
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The window of a snapshot; empty for one of an earlier release."""
+        """Restores a snapshot's window; empty for one of an earlier release."""
         self._watches = restored(state)
 
     def state(self) -> dict[str, Any]:
@@ -46,16 +46,16 @@ class Monitor:
 
     @property
     def good(self) -> bool:
-        """The last step is one to go back to; on rank 0."""
+        """True on rank 0 if the last step may be the target of a rollback."""
         return good(self._ctx.spec.health, self._watches)
 
     def check(self, figures: Mapping[str, float], step: int, other_weights: str = "") -> None:
-        """Judges the figures of `step`, whose weights nobody has yet; `other_weights` as in `judge`. A collective.
+        """Judges the metrics of `step`, before its weights are published; `other_weights` as in `judge`. A collective.
 
         Raises:
-            InvalidJob: a rule's metric is none of this job's.
-            RoleEnd: the job fails, or goes back to its last good snapshot; on every rank.
-            Stopped: the run was paused, and is to stop; it goes on from the last good snapshot.
+            InvalidJob: this job has no metric that a rule names.
+            RoleEnd: the job fails or rolls back; on every rank.
+            Stopped: a stop was requested while paused; the run resumes from the last good snapshot.
         """
         breach = self._judged(figures, step, other_weights)
         if breach is None:
@@ -82,7 +82,7 @@ class Monitor:
         return self._ctx.spec.health.max_rollbacks
 
     def _judged(self, figures: Mapping[str, float], step: int, other_weights: str) -> Breach | None:
-        """Rank 0's verdict, on every rank."""
+        """Broadcast of rank 0's verdict."""
 
         def decide() -> tuple[dict[str, Any], dict[str, Any]]:
             spec, begun = self._ctx.spec, step > self._begins
@@ -120,7 +120,7 @@ class Monitor:
         self._ctx.report(health=self._told)
 
     def _pause(self, message: str) -> None:
-        """Until the run is to stop: people decide how it goes on."""
+        """Waits for a stop request: a person decides how the run continues."""
         self._ctx.report(activity=f"paused: {message}"[:ACTIVITY])
         while not self._ctx.stop_requested():
             time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Training on given responses: rows of the dataset -> sequences -> preparing nodes -> one update a step."""
+"""Training on given responses: dataset rows -> sequences -> preparing nodes -> one update per step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -24,7 +24,7 @@ from .updates import Updates, held_out_losses
 
 
 class OfflineTask:
-    """One update of each trained model a step, on the next rows of the dataset. Implements `loop.Task`."""
+    """One update of each trained model per step, on the next rows of the dataset. Implements `loop.Task`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class OfflineTask:
         op_ctx: OpContext,
         held_out: Mapping[str, Sequence[Row]] = MappingProxyType({}),
     ) -> None:
-        """`remote`: calls of other roles by their nodes' names, on rank 0 alone; `held_out`: rows of each evaluation
+        """`remote`: calls of other roles by their nodes' names, on rank 0 only; `held_out`: rows of each evaluation
         set."""
         assert isinstance(graph.source, Dataset)
         self._ctx, self._graph, self._models, self._rows, self._op_ctx = ctx, graph, models, rows, op_ctx
@@ -47,8 +47,8 @@ class OfflineTask:
         self._batch: Columns | None = None
 
     def collect(self, step: int) -> dict[str, float]:
-        """The next rows, prepared for training. A stop while a role is awaited puts them back, and raises Stopped on
-        every rank."""
+        """The next rows, prepared for training. On a stop request while a role is awaited, returns the rows to the
+        stream and raises Stopped on every rank."""
         data = self._ctx.spec.data
         rows = [self._rows[row] for _, row in self._stream.take(data.prompts_per_step)]
         self._op_ctx.step = step
@@ -69,15 +69,15 @@ class OfflineTask:
         return updates.metrics()
 
     def other_weights(self) -> str:
-        """Nobody samples."""
+        """No generators."""
         return ""
 
     def publish(self, version: int) -> None:
-        """Nobody outside this process works with these weights."""
+        """No generators."""
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:
-        """The loss on each set, and its statistics: `count` rows, of pairs both responses counted as one. Of no set
-        where a stop is requested while a role is awaited: the step that was just trained is saved all the same."""
+        """The loss on each set, and its statistics: `count` rows, a pair counted once. Empty if a stop is requested
+        while a role is awaited; the step just trained is saved all the same."""
         found, state = list[dict[str, Any]](), deepcopy(self._op_ctx.state)
         self._op_ctx.step = step
         for name, rows in self._held_out.items():
@@ -89,7 +89,7 @@ class OfflineTask:
                 break
             losses = held_out_losses(self._graph, self._models, self._op_ctx, columns, self._source.group)
             found.append({"set": name, **losses, "count": len(columns) // self._source.group})
-        self._op_ctx.state = state  # a node that learns from what it sees has not seen these
+        self._op_ctx.state = state  # nodes with running state must not learn from held-out rows
         return found
 
     def state(self) -> Mapping[str, Any]:
@@ -104,7 +104,7 @@ class OfflineTask:
         return {}
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Raises InvalidJob where an adapter, or what it is added to, is another one now."""
+        """Inverse of `state`. Raises InvalidJob if an adapter or its base has changed."""
         self._trained.restore(snapshot)
         self._stream.position = cast(int, snapshot.state["position"])
         self._stream.reorders = tuple(cast(list[int], snapshot.state.get("reorders", [])))

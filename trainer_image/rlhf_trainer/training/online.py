@@ -217,7 +217,7 @@ class OnlineTask:
         return episode, self._metrics(episode.columns, dict(seconds)) | agreement
 
     def _agreement(self, columns: Columns) -> dict[str, float]:
-        """Of generators and trainer, while both have the same weights: before the step's first update."""
+        """Agreement metrics on the first minibatch, before the policy moves."""
         logprobs = self._policy.infer(columns.sequences, output_fn("logprobs", self._spec), columns.lengths)
         compared = comparable(columns["versions"], self._collector.version, keep=False)
         metrics = step_metrics(columns.with_tokens(logprobs=logprobs), compared)

@@ -1,4 +1,4 @@
-"""Prompts of a run in their order, and the ledger of each one's way through it."""
+"""Prompts in the run's order, and their ledger."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,19 +19,19 @@ log = logging.getLogger(__name__)
 
 
 class PromptSource:
-    """Takes prompts from the dataset, and enters their way into the ledger. The same on every rank."""
+    """Takes prompts from the dataset and records their states in the ledger. The same on every rank."""
 
     def __init__(self, ctx: TrainerContext, rows: Sequence[Row]) -> None:
         self._ctx, self._rows = ctx, rows
         self._stream = stream(rows, ctx.spec.seed)
         self._ledger = Ledger(self._stream.mixture.samples)
         self.places: dict[str, int] = {}
-        """The positions of the prompts that are being worked on, by their ids."""
+        """Positions of the prompts in progress, by id."""
         self._again: dict[str, int] = {}
-        """Those of prompts that were issued before a snapshot and are to be worked on again."""
+        """Positions of prompts to issue again after a resume, by id."""
 
     def issue(self, count: int) -> list[Prompt]:
-        """The next `count` prompts; first those that were issued before."""
+        """The next `count` prompts; those of a snapshot are issued again first."""
         again = dict(list(self._again.items())[:count])
         first = self._stream.position
         places = [_place(prompt_id) for prompt_id in again] + self._stream.take(count - len(again))
@@ -47,7 +47,7 @@ class PromptSource:
         return batch
 
     def take(self, collected: Collected) -> Episode | None:
-        """Enters responses, and prompts that will have none, into the ledger; returns the episode."""
+        """Records responses, and prompts that will have none; returns the episode."""
         self._ledger.requeue(collected.requeued)
         for reason, positions in collected.dropped.items():
             self._ledger.drop(positions, reason)
@@ -58,30 +58,30 @@ class PromptSource:
         return collected.episode
 
     def filtered(self, positions: Sequence[int]) -> None:
-        """Prompts whose responses are not trained on, since they all have one score."""
+        """Records prompts whose responses are not trained on because they all have the same score."""
         self._ledger.filter(positions)
         self._settle(positions)
         self._tell()
 
     def unscored(self, positions: Sequence[int], reason: str) -> None:
-        """Prompts whose responses are not trained on, since none of them could be scored."""
+        """Records prompts whose responses are not trained on because none could be scored."""
         self._ledger.drop(positions, reason)
         self._settle(positions)
         self._tell()
 
     def trained(self, episode: Episode) -> None:
-        """The step is done."""
+        """Records the episode's prompts as trained on."""
         positions = _each_once(episode)
         self._ledger.train(positions)
         self._settle(positions)
         self._tell()
 
     def reorder(self, times: int) -> None:
-        """Shuffles the prompts that were never issued anew, until that was done `times` times in the whole run."""
+        """Reshuffles the prompts that were never issued until that was done `times` times in the whole run."""
         self._stream.reorder(times)
 
     def state(self, pending: Episode | None) -> dict[str, Any]:
-        """`pending` was answered and not trained on yet; `held` are the prompts that have no episode yet."""
+        """State for a snapshot; `pending`: the episode not trained on yet; `held`: prompts without an episode yet."""
         answered = set(pending.prompt_ids) if pending else set()
         held = {name: at for name, at in (self.places | self._again).items() if name not in answered}
         return {
@@ -92,9 +92,9 @@ class PromptSource:
         }
 
     def restore(self, state: Mapping[str, Any], pending: Episode | None) -> None:
-        """`pending` was answered and not trained on yet.
+        """Inverse of `state`; `pending`: the episode not trained on yet.
 
-        Raises InvalidJob where the run has more or fewer prompts now: an epoch would not be one.
+        Raises InvalidJob if the number of prompts has changed, since positions would be of other data epochs.
         """
         ledger = Ledger.restored(state["ledger"])
         if ledger.rows != self._ledger.rows:
@@ -133,5 +133,5 @@ def _place(prompt_id: str) -> tuple[int, int]:
 
 
 def _each_once(episode: Episode) -> list[int]:
-    """The positions of its prompts; one may have several answers."""
+    """Positions of the episode's prompts, without duplicates."""
     return list(dict.fromkeys(episode.columns["position"].tolist()))

@@ -1,4 +1,4 @@
-"""Responses to prompts as columns: the same on every rank, with what became of prompts that have none."""
+"""Broadcasts rank 0's responses to all ranks as columns, with the outcome of prompts without responses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from ..sampling_mask import Kept, filled
 
 @dataclass(frozen=True)
 class Collected:
-    """`episode` is None where no prompt was answered; `requeued`: positions of prompts, and `dropped`: positions of
-    those that are given up, by reason."""
+    """`episode` is None if no prompt has responses; `requeued`: positions of retried prompts; `dropped`: positions of
+    refused prompts, by reason."""
 
     episode: Episode | None
     requeued: list[int]
@@ -26,16 +26,16 @@ class Collected:
 
 
 def collected(ranks: Ranks, number: int, answers: Responses, places: Mapping[str, int]) -> Collected:
-    """Rank 0's responses on every rank, as (a part of) the episode `number`; a collective.
+    """Broadcast of rank 0's responses as (a part of) the episode `number`; a collective.
 
-    `places` has the position of each prompt by its id.
+    `places`: each prompt's position by its id.
     """
     arrays, header = ranks.share(lambda: message(answers, places))
     requeued, dropped = header["requeued"], header["dropped"]
     if not header["ids"]:
         return Collected(None, requeued, dropped)
     kept = Kept(arrays["kept_counts"], arrays["kept"]) if "kept" in arrays else None
-    tokens = arrays.pop("tokens").long()  # out of the message: nobody holds both widths from here on
+    tokens = arrays.pop("tokens").long()  # removed from the message, so that the int32 copy is freed
     versions = _whole(arrays["versions"], arrays["version_counts"])
     sequences = Sequences(tokens, arrays["lengths"], arrays["prompt_lengths"], kept)
     columns = Columns(
@@ -47,12 +47,12 @@ def collected(ranks: Ranks, number: int, answers: Responses, places: Mapping[str
 
 
 def pack(rollouts: Sequence[Rollout]) -> Sequences:
-    """Prompt and response of each rollout."""
+    """Packs the prompt and response of each rollout."""
     return Sequences.pack([(r.prompt.tokens, r.tokens) for r in rollouts])
 
 
 def joined(parts: Sequence[Episode]) -> Episode:
-    """The parts of one episode as one."""
+    """Concatenates the parts of one episode."""
     return Episode(
         number=parts[0].number,
         prompt_ids=tuple(prompt_id for part in parts for prompt_id in part.prompt_ids),
@@ -61,8 +61,8 @@ def joined(parts: Sequence[Episode]) -> Episode:
 
 
 def message(answers: Responses, places: Mapping[str, int]) -> Message:
-    """The responses as rank 0 tells the others of them, 8 bytes a token and the sampling masks; `places` as in
-    `collected`. Versions are run lengths: they change only where new weights interrupt a response."""
+    """Message with the responses for the other ranks: 8 bytes per token, plus sampling masks; `places` as in
+    `collected`. Versions are run-length encoded: they change only where new weights interrupt a response."""
     rollouts = answers.rollouts
     lengths = [(len(r.prompt.tokens), len(r.tokens)) for r in rollouts]
     dropped: dict[str, list[int]] = {}
@@ -91,14 +91,14 @@ def message(answers: Responses, places: Mapping[str, int]) -> Message:
 
 
 def _runs(parts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Runs of equal values in int32 arrays, no run across two of them: the values, int32, and their lengths, int64."""
+    """Run-length encoding of int32 arrays, without runs across arrays: values, int32, and run lengths, int64."""
     found = [torch.unique_consecutive(flat_int32s([part]), return_counts=True) for part in parts]
     values = [torch.zeros(0, dtype=torch.int32), *(each for each, _ in found)]
     return torch.cat(values), torch.cat([torch.zeros(0, dtype=torch.int64), *(counts for _, counts in found)])
 
 
 def _whole(values: Tensor, counts: Tensor) -> Tensor:
-    """The inverse: int64. In place, since `repeat_interleave` makes an index of the same size first."""
+    """Inverse of `_runs`: int64. In place, since `repeat_interleave` first makes an index of the same size."""
     whole = torch.empty(int(counts.sum()), dtype=torch.int64)
     for part, value in zip(whole.split(counts.tolist()), values.tolist(), strict=True):
         part.fill_(value)

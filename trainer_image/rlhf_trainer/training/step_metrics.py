@@ -1,4 +1,4 @@
-"""Metrics of a step: of its responses, from whichever columns its algorithm has, and of the GPU's memory."""
+"""Metrics of a step: of its responses, from the columns that its algorithm has, and of GPU memory."""
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from ..records import Columns
 
 
 def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, float]:
-    """Reward, KL and lengths of a batch of responses, and how generators and trainer agree on the tokens `compared`,
-    bool [A], whose log-probabilities both have by the same weights."""
+    """Reward, KL and lengths of a batch of responses, and the agreement of generators and trainer on the tokens
+    `compared`, bool [A], whose log-probabilities both computed with the same weights."""
     found: dict[str, float] = {}
     if "scores" in columns:
         scores = columns["scores"]
@@ -33,7 +33,7 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
 
 
 def memory_peak(device: torch.device) -> dict[str, float]:
-    """The most GPU memory that this rank had allocated since it was asked last, in 10^9 bytes; empty on a CPU."""
+    """Peak GPU memory allocated by this rank since the last call, in 10^9 bytes; empty on a CPU."""
     if device.type != "cuda":
         return {}
     peak = torch.cuda.max_memory_allocated(device)

@@ -1,4 +1,4 @@
-"""Built-in trackers, each by its own client: TensorBoard's event files, Weights & Biases, MLflow, trackio."""
+"""Built-in trackers, each through its own client: TensorBoard's event files, Weights & Biases, MLflow, trackio."""
 
 import time
 from collections.abc import Mapping
@@ -11,28 +11,28 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Run:
-    """The run that a tracker is made for."""
+    """Description of the run for a tracker."""
 
     id: str
-    """Hexadecimal, of this run alone and the same after a resume."""
+    """Hexadecimal, unique to this run and the same after a resume."""
     job: str
     project: str
     folder: Path
     """The work directory."""
     step: int
-    """Figures of later steps come next; a run that went further before it was resumed may have told some already."""
+    """Metrics of later steps follow; a run that had gone further before its resume may have logged some already."""
     manifest: Mapping[str, Any]
     """The job's spec as JSON."""
 
 
 class Tracker(Protocol):
-    """Made as `kind(run, **settings)`. Used by one thread alone; may raise anything, and take as long as it takes."""
+    """Created as `kind(run, **settings)`. Used on one thread; may raise any exception and take any time."""
 
     def log(self, figures: Figures, step: int) -> None:
-        """Figures of a step, or of the evaluation after it, whose names begin with `evaluation/<set>/`."""
+        """Logs the metrics of a step, or of its evaluation, with the prefix `evaluation/<set>/`."""
 
     def close(self, *, ok: bool) -> None:
-        """The end of the run; not `ok` where it failed."""
+        """Ends the run; not `ok` if it failed."""
 
 
 class TensorBoard:
@@ -54,14 +54,14 @@ class TensorBoard:
 
 
 class WandB:
-    """Weights & Biases, or files for `wandb sync` where WANDB_MODE is `offline`. It keeps what it was told first of a
-    step that is trained again."""
+    """Weights & Biases, or files for `wandb sync` if WANDB_MODE is `offline`. It keeps the first values of a step that
+    is trained again."""
 
     def __init__(self, run: Run, **settings: Any) -> None:
         import wandb
 
         named: dict[str, Any] = {"name": run.job, "id": run.id, "resume": "allow", "dir": str(run.folder)}
-        quiet = wandb.Settings(console="off", silent=True)  # the log is the job's
+        quiet = wandb.Settings(console="off", silent=True)  # the console log stays the job's
         given = {"project": run.project, "config": dict(run.manifest), "settings": quiet, **settings}
         self._run: Any = wandb.init(**{**named, **given})
 
@@ -73,7 +73,7 @@ class WandB:
 
 
 class MLflow:
-    """An MLflow run, found again by its tag `rlhf.run`. The server is MLFLOW_TRACKING_URI's, or the settings'."""
+    """An MLflow run, found again by its tag `rlhf.run`. The server is MLFLOW_TRACKING_URI's or the settings'."""
 
     def __init__(self, run: Run, **settings: Any) -> None:
         from mlflow import MlflowClient
@@ -102,7 +102,7 @@ class MLflow:
 
 
 class Trackio:
-    """trackio: its own SQLite file, or a Space that the settings name."""
+    """trackio: a local SQLite file, or the Space named in the settings."""
 
     def __init__(self, run: Run, **settings: Any) -> None:
         import trackio

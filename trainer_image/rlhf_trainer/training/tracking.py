@@ -1,4 +1,4 @@
-"""Feeds a run's figures to its trackers, from a thread each: none of them slows a step or ends the job."""
+"""Sends a run's metrics to its trackers, on a thread each: none slows a step down or ends the job."""
 
 import importlib.util
 import json
@@ -24,25 +24,25 @@ from .trackers import BUILT_IN, Run, Tracker
 log = logging.getLogger(__name__)
 
 WAITING = 1000
-"""Lines that a tracker may be behind; those beyond are not told to it."""
+"""Queue size of a tracker in lines; lines beyond it are dropped."""
 CLOSE_SECONDS = 30.0
-"""Deadline of a tracker for what it is behind at the end of the run."""
+"""Deadline for a tracker to empty its queue at the end of the run, seconds."""
 ID = "run-id"
-"""File of the work directory with the name that trackers know the run by."""
+"""File in the work directory with the run's id for trackers."""
 PROJECT = "rlhf"
 
 
 class Tracking:
-    """The trackers of a job: made at `begin`, closed at the end of the context."""
+    """The trackers of a job: created by `begin`, closed on exit of the context."""
 
     def __init__(self, job: str, spec: Spec, folder: Path) -> None:
-        """Raises InvalidJob, with all of them, where trackers are not installed or cannot be imported."""
+        """Raises InvalidJob, naming all of them, if trackers are not installed or cannot be imported."""
         self._job, self._spec, self._folder = job, spec, folder
         self._makers = _makers(spec)
         self._feeds: list[_Feed] = []
 
     def begin(self, step: int) -> None:
-        """Figures of steps after `step` come next."""
+        """Creates the trackers; metrics of steps after `step` follow."""
         if not self._makers:
             return
         name, manifest = _run_id(self._folder), json.loads(self._spec.model_dump_json(by_alias=True))
@@ -52,7 +52,7 @@ class Tracking:
             self._feeds.append(_Feed(wanted, make, run))
 
     def log(self, step: int, values: Mapping[str, Any], prefix: str = "") -> None:
-        """Numbers among the values; others, and the step's own number, are left out."""
+        """Logs the numbers among the values, except the step's own number."""
         figures = {prefix + name: float(v) for name, v in values.items() if _is_figure(v) and name != "step"}
         for feed in self._feeds:
             feed.put(figures, step)
@@ -70,14 +70,14 @@ class Tracking:
 
 
 class _Feed:
-    """One tracker with its thread."""
+    """One tracker and its thread."""
 
     def __init__(self, wanted: Wanted, make: Callable[..., Tracker], run: Run) -> None:
         self._kind = wanted.kind
         self._make: Callable[[], Tracker] = partial(make, run, **wanted.settings)
         self._lines: queue.Queue[tuple[Mapping[str, float], int]] = queue.Queue(WAITING)
         self._over, self._ok, self._dropped, self._complained = threading.Event(), True, 0, False
-        # A daemon: a client that hangs does not keep the trainer.
+        # A daemon thread: a client that hangs does not block the trainer's exit.
         self._thread = threading.Thread(target=self._run, name=f"tracker {self._kind}", daemon=True)
         self._thread.start()
 
@@ -124,7 +124,7 @@ class _Feed:
             self._complain("cannot be closed", error)
 
     def _complain(self, what: str, error: Exception) -> None:
-        """Once: a server that is away would fill the log."""
+        """Logs an error once: an unreachable server would fill the log."""
         if not self._complained:
             self._complained = True
             log.warning("tracker %s %s: %s: %s", self._kind, what, type(error).__name__, error)

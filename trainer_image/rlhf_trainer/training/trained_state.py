@@ -1,5 +1,5 @@
-"""State of a graph's models and of its algorithm in a snapshot. Of a model with an adapter a snapshot holds what is
-trained alone, and fits one base and the same settings."""
+"""Snapshot state of a graph's models and algorithm. For a model with an adapter it holds only the trained tensors, and
+fits only the same base and settings."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -22,8 +22,8 @@ REMEDY = "put it back, or start anew with another spec.checkpoint.store"
 
 
 class TrainedState:
-    """Parameters and optimizers of the `models`, their moving `averages`, and the running numbers of the algorithm's
-    operations: saved by every task."""
+    """Parameters and optimizers of the `models`, their moving `averages`, and the running state of the algorithm's
+    operations."""
 
     def __init__(
         self,
@@ -34,18 +34,18 @@ class TrainedState:
         self._models, self._op_ctx, self._averages = models, op_ctx, averages
 
     def state(self) -> dict[str, Any]:
-        """JSON of the operations and the adapters: a copy."""
+        """JSON of the operations and the adapters, as a copy."""
         return {"algorithm": deepcopy(self._op_ctx.state), **fingerprints(self._models)}
 
     def groups(self) -> dict[str, Group]:
-        """Tensors by model; a collective while it is iterated."""
+        """Tensors by model; iterating is a collective."""
         return {
             **{name: training_state(model) for name, model in self._models.items()},
             **{f"{name}_average": average.state() for name, average in self._averages.items()},
         }
 
     def restore(self, snapshot: Snapshot) -> None:
-        """The inverse of both. Raises InvalidJob where an adapter, or what it is added to, is another one now."""
+        """Inverse of both. Raises InvalidJob if an adapter or its base has changed."""
         check_fingerprints(self._models, snapshot.state)
         self._op_ctx.restore(snapshot.state)
         for name, model in self._models.items():
@@ -55,13 +55,15 @@ class TrainedState:
 
 
 def fingerprints(models: Mapping[str, TrainedModel]) -> dict[str, Any]:
-    """Part of a snapshot's JSON: those of the models with an adapter, by name; empty where there are none."""
+    """Fingerprints of the models with an adapter, by name, for a snapshot's JSON; empty without any."""
     found = {name: dict(model.adapter.fingerprint) for name, model in models.items() if model.adapter}
     return {KEY: found} if found else {}
 
 
 def check_fingerprints(models: Mapping[str, TrainedModel], state: Mapping[str, Any]) -> None:
-    """Raises InvalidJob where a snapshot was saved with another adapter, with another base, or with one or none."""
+    """Raises InvalidJob if a snapshot was saved with another adapter or base, or with an adapter where there is none
+    now, or the reverse.
+    """
     saved, now = (cast(Mapping[str, Any], found.get(KEY, {})) for found in (state, fingerprints(models)))
     problems = []
     for name in models:

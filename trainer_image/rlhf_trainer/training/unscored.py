@@ -1,4 +1,4 @@
-"""Responses without a score: NaN in the columns of the Score nodes."""
+"""Responses without a score: NaN in the columns of Score nodes."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ def score_columns(graph: Graph) -> tuple[str, ...]:
 
 
 def unscored(columns: Columns, names: tuple[str, ...]) -> Tensor:
-    """True for responses with NaN in any of the columns that are there: bool [N]."""
+    """True for responses with NaN in any of the present columns: bool [N]."""
     owner = torch.arange(len(columns))
     found = torch.zeros(len(columns), dtype=torch.bool)
     for name in names:

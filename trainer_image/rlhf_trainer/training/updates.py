@@ -21,9 +21,9 @@ from ..ops.pretraining import mixed
 from ..records import Columns
 
 SHARED = ("kl_mean", "entropy", *AGREEMENT)
-"""Statistics that are about the step, whichever model's update computes them: logged without the model's name."""
+"""Metrics of the step rather than of a model: logged without the model's name."""
 CRITIC_RATE = 10.0
-"""Learning rate of the critic, in those of the policy, unless given (docs/algorithms.md says where it comes from)."""
+"""Default learning rate of the critic, as a multiple of the policy's (see docs/algorithms.md for the source)."""
 
 
 class Updates:

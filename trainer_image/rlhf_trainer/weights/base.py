@@ -1,4 +1,4 @@
-"""Frozen weights that generators keep, so that of each version only what is trained beside them has to travel."""
+"""Frozen base weights that generators keep, so that only the trained tensors of each version are sent."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

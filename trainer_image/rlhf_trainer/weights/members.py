@@ -14,7 +14,7 @@ from .group import TransferFailed
 COMMIT = "/commit"
 """POST: interrupt, swap to the staged weights, prove it by digest, resume; in one call."""
 VERSION_HEADER = "x-weight-version"
-"""Of a reply: the weight version that samples every token of it."""
+"""Reply header: the weight version that samples every token of the reply."""
 
 
 class MembersFailed(TransferFailed):

@@ -13,7 +13,7 @@ POLL_S = 0.002  # and once all is sent
 
 
 class Staging:
-    """Asks `targets`, which receive weight version `version`, how it goes."""
+    """Polls `targets`, which receive weight version `version`, for their progress."""
 
     def __init__(self, servers: Servers, targets: Sequence[Member], version: int) -> None:
         self._servers, self._targets, self._version = servers, targets, version
@@ -49,7 +49,7 @@ class Staging:
 
 
 def _disagreeing(status: Mapping[Member, Any], **wanted: Any) -> dict[Member, str]:
-    """Those of whose workers one does not say what is `wanted`, with what it says."""
+    """Members of which a worker does not report what is `wanted`, with its report."""
     found = {}
     for target, answer in status.items():
         said = [{key: worker[key] for key in wanted} for worker in answer["results"]]
