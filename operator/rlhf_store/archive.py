@@ -1,4 +1,4 @@
-"""The committed snapshots of a store, for whoever wants to read them."""
+"""Read access to the committed snapshots of a store."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ class Snapshot:
         return tuple(sorted(self.manifest.blobs))
 
     def blob(self, name: str) -> bytes:
-        """Raises DamagedSnapshot where it is not there or not intact."""
+        """Reads a blob. Raises DamagedSnapshot if it is missing or damaged."""
         try:
             segment = self.manifest.blobs[name]
         except KeyError:
@@ -57,7 +57,7 @@ class Snapshot:
         return self.read(segment)
 
     def read(self, segment: Segment) -> bytes:
-        """Raises DamagedSnapshot where it is not there or not intact."""
+        """Reads a segment. Raises DamagedSnapshot if it is missing or damaged."""
         what = f"segment {segment.digest[:12]} of step {self.step}"
         try:
             data = self._store.get(segment.key)
@@ -68,23 +68,24 @@ class Snapshot:
         return data
 
     def verify(self) -> Iterator[Segment]:
-        """Reads every segment, and gives each that is intact. Raises DamagedSnapshot."""
+        """Reads every segment and yields the intact ones. Raises DamagedSnapshot at the first damaged one."""
         for segment in self.manifest.segments():
             self.read(segment)
             yield segment
 
 
 class Archive:
-    """All that was committed to a store."""
+    """The committed snapshots of a store."""
 
     def __init__(self, url: str, *, patience: timedelta = PATIENCE, known: bool = False) -> None:
-        """Raises InvalidJob where the URL names no store that can be opened; see `Store`."""
+        """Raises InvalidJob if the URL does not name a store that can be opened; see `Store`."""
         self.store = Store(url, patience=patience, known=known)
 
     def read_root(self) -> tuple[Root, Version | None]:
-        """The root and its version to be replaced; empty where there is none yet.
+        """The root and its version, for compare-and-swap; an empty root and None in a new store.
 
-        Where LATEST is damaged or gone, what the manifests themselves say: every snapshot that was ever written whole.
+        If LATEST is damaged or missing, the root is rebuilt from the manifests: every snapshot that was written
+        completely.
         """
         version = None
         try:
@@ -104,7 +105,7 @@ class Archive:
         return list(self.read_root()[0].cuts)
 
     def open(self, entry: Entry) -> Snapshot:
-        """Raises DamagedSnapshot where the manifest is not there or not intact."""
+        """Opens a snapshot. Raises DamagedSnapshot if its manifest is missing or damaged."""
         try:
             data = self.store.get(entry.key)
         except Missing:
@@ -112,12 +113,12 @@ class Archive:
         return Snapshot(self.store, entry, decode_manifest(data, entry))
 
     def garbage(self) -> list[Listed]:
-        """Objects that no committed snapshot refers to; those of a snapshot that is being written are among them."""
+        """Objects that no committed snapshot refers to, including those of a snapshot being written."""
         root, _ = self.read_root()
         return self.unreferenced(root, self.manifests(root))
 
     def manifests(self, root: Root) -> dict[str, Manifest]:
-        """Manifests of the root's snapshots, by key; a damaged one is told of and left out."""
+        """Manifests of the root's snapshots, by key; damaged ones are logged and left out."""
         found = {}
         for entry in root.cuts:
             try:
@@ -127,7 +128,7 @@ class Archive:
         return found
 
     def unreferenced(self, root: Root, manifests: Mapping[str, Manifest]) -> list[Listed]:
-        """The objects that neither the root nor one of its manifests names."""
+        """Objects that neither the root nor one of its manifests references."""
         used = {entry.key for entry in root.cuts}
         used |= {segment.key for manifest in manifests.values() for segment in manifest.segments()}
         return [
@@ -143,7 +144,7 @@ class Archive:
             except DamagedSnapshot as error:
                 log.error("DAMAGED CHECKPOINT, passed over: %s", error)
                 continue
-            # A trainer that went back to an earlier step has put away what came after it.
+            # A trainer that rolled back to an earlier step has removed the snapshots after it.
             newest = {step: older for step, older in newest.items() if step < entry.step}
             newest[entry.step] = entry.model_copy(
                 update={"time": snapshot.time, "good": snapshot.manifest.good}

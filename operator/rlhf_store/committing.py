@@ -1,4 +1,4 @@
-"""Adding snapshots to a store: manifest last, LATEST by compare-and-swap, fenced against an earlier trainer."""
+"""Commits snapshots to a store: manifest last, LATEST by compare-and-swap, fenced against earlier trainers."""
 
 import logging
 import uuid
@@ -30,7 +30,7 @@ _TRIES = 10
 
 
 class Committer:
-    """The one trainer that may add snapshots to a store: until another one takes over."""
+    """The one trainer that may commit snapshots to a store, until another one takes over."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class Committer:
         *,
         resume: bool = True,
     ) -> "Committer":
-        """From now on nobody who took over before can commit; what they left unfinished is deleted.
+        """Fences all earlier trainers, which can commit no more, and deletes their unfinished objects.
 
-        `resume`: the run goes on, and the rollbacks that it has made are counted on. `reached` is told of each point
+        `resume`: continues the run, with its count of rollbacks. `reached` is called with the name of each point
         between two writes.
 
         Raises:
-            InvalidJob: others take over all the time.
+            InvalidJob: other trainers keep taking over.
         """
         for _ in range(_TRIES):
             root, version = archive.read_root()
@@ -69,7 +69,7 @@ class Committer:
             try:
                 version = archive.store.swap(ROOT, encode_root(root), version)
             except Conflict:
-                continue  # another trainer starts at the same time: whoever comes last leads
+                continue  # another trainer starts at the same time: the last one to take over wins
             manifests = archive.manifests(root)
             archive.store.delete([found.key for found in archive.unreferenced(root, manifests)])
             return cls(archive.store, retention, reached, root, version, manifests)
@@ -86,7 +86,7 @@ class Committer:
 
     @property
     def rollbacks(self) -> int:
-        """Number of times that the run went back to a good snapshot."""
+        """Number of rollbacks to a good snapshot."""
         return self._root.rollbacks
 
     def commit(
@@ -99,9 +99,9 @@ class Committer:
         *,
         good: bool = True,
     ) -> Snapshot:
-        """Makes a snapshot of segments that are in the store already, and lets go of those that need not stay.
+        """Commits a snapshot of segments that are in the store already, and deletes those that retention drops.
 
-        Cuts of this step and later ones, left by a run that went further before it fell back, are put away.
+        Snapshots of this step and later ones, left by a run that went further before it resumed, are removed.
 
         Raises:
             InvalidJob: another trainer has taken over.
@@ -134,8 +134,8 @@ class Committer:
         return Snapshot(self._store, entry, manifest)
 
     def roll_back(self) -> int:
-        """Puts away the snapshots after the newest good one, and counts that in LATEST; returns the step that the run
-        goes on from: 0, its start, where none is good.
+        """Removes the snapshots after the newest good one, and counts the rollback in LATEST; returns the step to
+        resume from: 0, the start, if none is good.
 
         Raises:
             InvalidJob: another trainer has taken over.
@@ -155,7 +155,7 @@ class Committer:
         self._root = root
 
     def _delete_but_those_kept(self, before: Root) -> None:
-        """Snapshots that LATEST has forgotten since; a crash in here leaves what the next trainer collects."""
+        """Deletes snapshots that LATEST has dropped; objects left by a crash are collected by the next trainer."""
         gone = {snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in self.cuts}
         old = [manifest for key in gone if (manifest := self._manifests.pop(key, None))]
         used = {segment.key for manifest in self._manifests.values() for segment in manifest.segments()}

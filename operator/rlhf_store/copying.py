@@ -1,4 +1,4 @@
-"""Copies one snapshot into the store of another run, which goes on from it as from one of its own."""
+"""Copies one snapshot into another run's store, from which that run resumes."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,18 +13,18 @@ from .manifest import DamagedSnapshot, Segment
 from .store import Store
 
 AT_ONCE = 8
-"""Segments that are on their way side by side, each whole in memory."""
+"""Segments copied concurrently, each in memory as a whole."""
 _WHERE = "spec.checkpoint.startFrom"
 
 
 def find(origin: Origin) -> Snapshot:
-    """The snapshot that a run is to start from.
+    """The snapshot from which a run starts.
 
     Raises:
-        InvalidJob: the store cannot be read, or has no such snapshot; the steps that it has are told.
+    InvalidJob: the store cannot be read, or lacks the snapshot; the message lists the steps it has.
     """
     url = urlsplit(origin.store)
-    if url.scheme == "file" and not Path(unquote(url.path)).is_dir():  # opening it would make it
+    if url.scheme == "file" and not Path(unquote(url.path)).is_dir():  # opening would create it
         raise InvalidJob([Problem(f"{_WHERE}.store", f"there is no directory {unquote(url.path)}")])
     try:
         archive = Archive(origin.store)
@@ -43,12 +43,12 @@ def find(origin: Origin) -> Snapshot:
 
 
 def copy(snapshot: Snapshot, store: Store, committer: Committer) -> Snapshot:
-    """Copies the segments, whose hashes are checked, and commits a snapshot of the same step and content. Cut short, it
-    has left segments that the next trainer deletes.
+    """Copies the segments, checking their hashes, and commits a snapshot of the same step and content. If interrupted,
+    the next trainer deletes the copied segments.
 
     Raises:
-        InvalidJob: a segment is missing or damaged, or another trainer has taken the store over.
-        StoreError: a store refuses or does not answer.
+    InvalidJob: a segment is missing or damaged, or another trainer has taken the store over.
+    StoreError: a store refuses or does not respond.
     """
 
     def send(segment: Segment) -> None:

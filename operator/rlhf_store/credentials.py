@@ -1,4 +1,4 @@
-"""Credentials that object stores' clients read from files, where ours does not."""
+"""Reads credentials from files that the object store client itself does not read."""
 
 import configparser
 from collections.abc import Mapping
@@ -6,7 +6,8 @@ from typing import Any
 
 
 def credentials(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """For S3 the keys of AWS_PROFILE in AWS_SHARED_CREDENTIALS_FILE, unless the environment has keys itself.
+    """Client options with credentials: for S3, the keys of AWS_PROFILE in AWS_SHARED_CREDENTIALS_FILE, unless the
+    environment has keys.
 
     Raises:
         ValueError: the file is named, but cannot be read or has no such profile.

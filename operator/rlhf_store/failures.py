@@ -1,4 +1,4 @@
-"""Errors of object stores, in their own words on one line, and retries of those that pass."""
+"""Errors of object stores as one line each, and retries of transient ones."""
 
 import logging
 import re
@@ -13,27 +13,27 @@ log = logging.getLogger(__name__)
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
 _TOLD_SECONDS = 1.0
-"""A failure that passes sooner is nobody's business."""
+"""Transient failures shorter than this are not logged, seconds."""
 T = TypeVar("T")
 
 
 class StoreError(RuntimeError):
-    """The store refuses, or does not answer for as long as it is waited for."""
+    """The store refuses a request, or does not respond within the deadline."""
 
 
 class Missing(LookupError):
-    """There is no object under this key."""
+    """There is no object with this key."""
 
 
 class Conflict(RuntimeError):
-    """Somebody else wrote this object."""
+    """Another writer has written this object."""
 
 
 def patiently(call: Callable[[], T], patience: timedelta) -> T:
-    """Calls `call`, with retries of network and server errors for as long as `patience`.
+    """Calls `call`, retrying network and server errors for up to `patience`.
 
     Raises:
-        StoreError: it still fails, or the store refuses, which trying again would not change.
+    StoreError: it still fails, or the store refuses the request.
     """
     deadline, wait = time.monotonic() + patience.total_seconds(), _FIRST_WAIT_SECONDS
     while True:
@@ -50,7 +50,7 @@ def patiently(call: Callable[[], T], patience: timedelta) -> T:
 
 
 def reason(error: BaseException) -> str:
-    """The store's message: an XML answer's own words, without the library's timings and debugging."""
+    """The store's message from an XML error reply, without the library's timings and debug output."""
     text = str(error).partition("\n\nDebug source")[0]
     head, _, answer = text.partition("<?xml")
     noise = r"^Generic \w+ error: (Error performing \w+ request: )?| in [\d.]+.?s\b(, after .*retry_timeout: \w+)?"

@@ -1,4 +1,4 @@
-"""One process at a time, on one machine or on a file system whose locks reach all that mount it."""
+"""File lock between processes, on one machine or on a shared file system with locks."""
 
 import fcntl
 import time
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DEADLINE_SECONDS = 30.0
-"""Longer than anything that a store does under its lock takes."""
+"""Default timeout, seconds; longer than a store holds its lock."""
 _POLL_SECONDS = 0.01
 
 
 @contextmanager
 def locked(path: Path, seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
-    """Hold the file `path`, made where it is missing. Raises TimeoutError where others hold it for `seconds`."""
+    """Holds a lock on the file `path`, created if missing. Raises TimeoutError if it is not free within `seconds`."""
     deadline = time.monotonic() + seconds
     with path.open("a") as file:
         while True:
@@ -24,4 +24,4 @@ def locked(path: Path, seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"others have held {path} for {seconds:g} s") from None
                 time.sleep(_POLL_SECONDS)
-        yield  # closing the file, or the end of this process, gives the lock back
+        yield  # closing the file, or the end of this process, releases the lock

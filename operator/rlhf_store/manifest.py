@@ -1,10 +1,10 @@
-"""The format of a store: what is written is named by its content's sha256, but for one small root, LATEST.
+"""Format of a store: content-addressed objects, named by their sha256, and one small root, LATEST.
 
     segments/<sha256>                       tensors (safetensors) or a blob, such as an episode (Parquet)
     cuts/<step>.<epoch>.<sha256>.json       the manifest of one snapshot: its state, and which segments it is made of
     LATEST                                  the root: committed snapshots, and the fencing epoch of who may add to them
 
-A snapshot exists once LATEST names it. A crash before that leaves objects that nobody refers to, never half a snapshot.
+A snapshot exists once LATEST lists it. A crash before that leaves unreferenced objects, never a partial snapshot.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ T = TypeVar("T", bound=Frozen)
 
 
 class DamagedSnapshot(RuntimeError):
-    """A part of a snapshot that is missing or is not what its hash says."""
+    """A part of a snapshot is missing or does not match its hash."""
 
 
 class Segment(Report):
-    """An immutable object; `names` are those of its tensors."""
+    """An immutable object; `names`: its tensors."""
 
     digest: Digest
     size: Count
@@ -45,7 +45,7 @@ class Segment(Report):
 
 
 class Manifest(Report):
-    """One snapshot. `epoch` is that of the trainer which wrote it."""
+    """One snapshot. `epoch`: fencing epoch of the trainer that wrote it."""
 
     format: Literal[2] = FORMAT
     step: Count
@@ -55,7 +55,7 @@ class Manifest(Report):
     groups: dict[str, tuple[Segment, ...]]
     blobs: dict[str, Segment]
     good: bool = True
-    """No rule on the run's health was being broken at its step: a rollback may go back to it."""
+    """No health rule was broken at its step: the snapshot may be the target of a rollback."""
 
     def segments(self) -> Iterator[Segment]:
         for segments in self.groups.values():
@@ -64,7 +64,7 @@ class Manifest(Report):
 
 
 class Entry(Report):
-    """A committed snapshot in the root; `reward` is the mean of the evaluation at its step, where there was one."""
+    """A committed snapshot in the root; `reward`: mean of the evaluation at its step, if there was one."""
 
     step: Count
     epoch: Count
@@ -80,7 +80,7 @@ class Entry(Report):
 
     @classmethod
     def of_key(cls, key: str) -> "Entry | None":
-        """Parses the name of a manifest; None for any other object's."""
+        """Parses the name of a manifest; None for any other object."""
         found = _CUT.match(key)
         return found and cls(step=int(found[1]), epoch=int(found[2]), digest=found[3], time="")
 
@@ -91,9 +91,9 @@ class Root(Report):
     format: Literal[2] = FORMAT
     epoch: Count = 0
     owner: str = ""
-    """A random name of the trainer with this epoch: no two trainers ever write the same root."""
+    """Random name of the trainer with this epoch, so that no two trainers ever write the same root."""
     rollbacks: Count = 0
-    """Number of times that the run went back to a good snapshot."""
+    """Number of rollbacks to a good snapshot."""
     cuts: tuple[Entry, ...] = ()
 
 
@@ -106,7 +106,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes, entry: Entry) -> Manifest:
-    """Raises DamagedSnapshot."""
+    """Parses a manifest and checks its hash. Raises DamagedSnapshot."""
     where = f"the manifest of step {entry.step}"
     if digest_of(data) != entry.digest:
         raise DamagedSnapshot(f"{where} is not what its hash says")
@@ -118,7 +118,7 @@ def encode_root(root: Root) -> bytes:
 
 
 def decode_root(data: bytes) -> Root:
-    """Raises DamagedSnapshot."""
+    """Parses LATEST and checks its hash. Raises DamagedSnapshot."""
     try:
         content = json.loads(data)
         if content != _signed(content):
@@ -139,6 +139,6 @@ def _parse(model: type[T], data: bytes, where: str) -> T:
 
 
 def _signed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with the sha256 of all its other fields."""
+    """The content with the sha256 of all other fields."""
     rest = {key: value for key, value in content.items() if key != "sha256"}
     return {**rest, "sha256": digest_of(json.dumps(rest, sort_keys=True).encode())}

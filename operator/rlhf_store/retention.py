@@ -1,4 +1,4 @@
-"""Retention: which snapshots stay."""
+"""Retention policy: which snapshots are kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class Retention:
     best: int = 0
 
     def keep(self, snapshots: Sequence[Entry]) -> tuple[Entry, ...]:
-        """Those of `snapshots` (by ascending step) that stay, in their order; always the newest, and the newest
-        good one."""
+        """The snapshots to keep, of `snapshots` by ascending step, in order; always the newest and the newest good
+        one."""
         kept = set(range(len(snapshots) - max(1, self.last), len(snapshots)))
         kept |= set([i for i, snapshot in enumerate(snapshots) if snapshot.good][-1:])
         judged = [

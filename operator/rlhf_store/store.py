@@ -1,4 +1,4 @@
-"""An object store: opened with one clear message where that fails, and patient with it afterwards."""
+"""Object store client: one clear error if it cannot be opened, retries afterwards."""
 
 import hashlib
 import os
@@ -22,11 +22,11 @@ from .failures import Conflict, Missing, StoreError, patiently, reason
 from .locked import locked
 
 FIRST_PATIENCE = timedelta(seconds=5)
-"""Deadline of retries to open a store: who mistyped its name wants to know at once."""
+"""Deadline of retries to open a store: a mistyped name should be reported soon."""
 PATIENCE = timedelta(minutes=2)
-"""Deadline of retries to read and of small writes: longer than a store's hiccup."""
+"""Deadline of retries of reads and small writes: longer than a typical outage."""
 REQUEST_TIMEOUT = timedelta(minutes=2)
-"""For one request: a whole segment down, or a part of one up."""
+"""Timeout of one request: the download of a whole segment, or the upload of a part."""
 RETRY_TIMEOUT = timedelta(seconds=10)
 PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Version:
-    """The content of an object that others may replace, and what its store calls this version of it."""
+    """Content of a mutable object, and the store's tag of this version."""
 
     data: bytes
     tag: str
@@ -50,25 +50,25 @@ class Version:
 
 @dataclass(frozen=True)
 class Listed:
-    """An object as a listing tells of it: size in bytes, and when it was written."""
+    """An object in a listing: size in bytes, and time of its last change."""
 
     key: str
     size: int
     modified: datetime
     tag: str | None = None
-    """The store's name for this version of it."""
+    """The store's tag of this version."""
 
 
 class Store:
-    """Objects under one URL. All methods raise StoreError where the store refuses or does not answer."""
+    """Objects under one URL. All methods raise StoreError if the store refuses or does not respond."""
 
     def __init__(self, url: str, *, patience: timedelta = PATIENCE, known: bool = False) -> None:
         """Credentials come from the environment, as each store's own tools read them.
 
-        `known`: it has served before, so it is worth waiting for from the first call on.
+        `known`: the store has worked before, so the first call is retried for the full `patience` too.
 
         Raises:
-            InvalidJob: the URL names no store that can be opened and listed.
+            InvalidJob: the URL does not name a store that can be opened and listed.
         """
         self.url, self.patience, self._known = url, patience, known
         try:
@@ -78,15 +78,15 @@ class Store:
             raise self._unusable(error) from error
         self._first_ask(lambda: next(iter(obstore.list(first, chunk_size=1)), None))
         self.conditional = True
-        """True where the store itself compares before it replaces an object; see `check_writable`."""
+        """True if the store supports conditional writes; see `check_writable`."""
 
     def check_writable(self) -> None:
-        """Writes something and deletes it again: a run learns before its first step that it cannot be saved.
+        """Writes and deletes a test object, so that a run that cannot be saved fails before its first step.
 
-        Finds out too whether the store has conditional writes.
+        Also detects whether the store supports conditional writes.
 
         Raises:
-            InvalidJob: the store does not take it.
+            InvalidJob: the store refuses the object.
         """
 
         def check() -> bool:
@@ -99,39 +99,39 @@ class Store:
         self.conditional = self._first_ask(check)
 
     def put(self, key: str, data: bytes) -> None:
-        """Large objects go up in parts, side by side."""
+        """Writes an object; large ones are uploaded in concurrent parts."""
         self._ask(
             lambda: obstore.put(self._store, key, data, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
         )
 
     def put_new(self, key: str, data: bytes) -> None:
-        """Raises Conflict where there is an object of this name, with other content."""
+        """Creates an object. Raises Conflict if one of this name exists with other content."""
 
         def put() -> None:
             try:
                 obstore.put(self._store, key, data, mode="create" if self.conditional else "overwrite")
             except AlreadyExistsError:
-                if self._read(key).data != data:  # else it was our own first try
+                if self._read(key).data != data:  # otherwise our own first try succeeded
                     raise Conflict(key) from None
 
         self._ask(put)
 
     def get(self, key: str) -> bytes:
-        """Raises Missing."""
+        """Reads an object. Raises Missing."""
         return self.read(key).data
 
     def read(self, key: str) -> Version:
-        """Raises Missing."""
+        """Reads an object with its version. Raises Missing."""
         return self._ask(lambda: self._read(key))
 
     def swap(self, key: str, data: bytes, known: Version | None) -> Version:
-        """Puts `data` in place of exactly the version that is known; None: where there is nothing yet.
+        """Compare-and-swap: replaces exactly the version `known` by `data`; None: creates the object.
 
-        A directory compares under a lock, for all processes that see it. A store without conditional writes compares
-        and then writes: whoever replaces it in the milliseconds between is not noticed.
+        A directory compares under a file lock. A store without conditional writes compares and then writes: another
+        write in the milliseconds between is not detected.
 
         Raises:
-            Conflict: something else is there by now.
+            Conflict: the object has another version by now.
         """
 
         def swap() -> Version:
@@ -145,7 +145,7 @@ class Store:
                 return _version(data, obstore.put(self._store, key, data, mode=mode)["e_tag"])
             except (AlreadyExistsError, PreconditionError):
                 found = self._read(key)
-                if found.data != data:  # else it was our own first try, whose answer was lost
+                if found.data != data:  # otherwise our own first try succeeded, and its reply was lost
                     raise Conflict(key) from None
                 return found
 
@@ -157,7 +157,7 @@ class Store:
         return [Listed(meta["path"], meta["size"], meta["last_modified"]) for meta in found]
 
     def attributes(self, key: str) -> Listed:
-        """Raises Missing."""
+        """Size, time and tag of an object. Raises Missing."""
 
         def ask() -> Listed:
             try:
@@ -169,8 +169,8 @@ class Store:
         return self._ask(ask)
 
     def download(self, found: Listed, file: Path) -> None:
-        """Writes an object to a file, a part at a time: each is waited for anew, so that a large one may take long.
-        An object that is replaced meanwhile is refused."""
+        """Downloads an object to a file, part by part, each with a timeout of its own, so that a large one may take
+        long. An object that is replaced meanwhile is refused."""
 
         def part(start: int) -> bytes:
             end = min(start + PART_BYTES, found.size)
@@ -189,7 +189,7 @@ class Store:
         return patiently(call, self.patience)
 
     def _first_ask(self, call: Callable[[], T]) -> T:
-        """A short deadline: who mistyped a name wants to know at once, and that it is the job which is wrong."""
+        """The first request, with a short deadline: a mistyped name is reported soon, as an error of the job."""
         try:
             return patiently(call, self.patience if self._known else FIRST_PATIENCE)
         except StoreError as error:
@@ -229,7 +229,7 @@ def _version(data: bytes, tag: str | None) -> Version:
 
 
 def _refuses_twice(store: ObjectStore, key: str) -> bool:
-    """True where it refuses to make an object again, and to replace a version that is not there."""
+    """True if the store refuses to create an existing object, and to replace a version that does not exist."""
     try:
         obstore.put(store, key, b"", mode="create")
         return False
@@ -247,12 +247,12 @@ def _refuses_twice(store: ObjectStore, key: str) -> bool:
 def _connect(url: str, patience: timedelta) -> ObjectStore:
     if url.startswith("file://"):
         return from_url(url, mkdir=True)
-    # Options given here hide those of the environment.
+    # Options given here override the environment.
     allow_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
     options: Any = {
         "config": credentials(url, os.environ),
         "retry_config": {
-            # Parts of a large object are tried again one by one, all else whole, by `patiently`.
+            # Parts of a large object are retried one by one, everything else as a whole, by `patiently`.
             "retry_timeout": min(patience, RETRY_TIMEOUT),
             "max_retries": 10,
         },
