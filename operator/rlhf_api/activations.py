@@ -1,7 +1,7 @@
-"""Memory of a trainer's backward pass: activations of a decoder, by formulae that docs/memory.md explains; pure.
+"""Activation memory of a trainer's backward pass for a decoder, by the formulae in docs/memory.md; pure.
 
-Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198, count so;
-here for gated layers, grouped heads, and attention that keeps no scores.
+Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198; here
+for gated layers, grouped heads, and attention that keeps no scores.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from .parameters import Shape
 from .roles import GradientCheckpointing
 
 HEAD_ELEMENTS = 2048 * 152_000
-"""Logits that the output layer holds at once, and as many of their gradient (`rlhf_trainer.maths.logprobs`)."""
+"""Logits that the output layer holds at once, and as many gradients (`rlhf_trainer.maths.logprobs`); elements."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch on one rank: at most `tokens`, `size` bytes an element; `fused`: with Liger's kernels."""
+    """One micro-batch on one rank: at most `tokens` tokens, `size` bytes per element; `fused`: with Liger's kernels."""
 
     tokens: int
     size: int
@@ -25,8 +25,8 @@ class Pass:
 
 
 def backward_bytes(shape: Shape, run: Pass, *, head: bool) -> float:
-    """Peak of activations and of the work on them, without gradients of parameters; `head`: of a language model, whose
-    output layer is trained."""
+    """Peak bytes of activations and temporary buffers, without parameter gradients; `head`: the model is a language
+    model whose output layer is trained."""
     layer = _layer(shape, run)
     kept: Mapping[GradientCheckpointing, int] = {
         "none": layer,
@@ -34,17 +34,17 @@ def backward_bytes(shape: Shape, run: Pass, *, head: bool) -> float:
         "full": shape.hidden,
     }
     again = 0 if run.checkpointing == "none" else layer
-    ends = 4 * shape.hidden  # the last norm, and the rows that the output layer reads, with their gradient
+    ends = 4 * shape.hidden  # the last norm, and the rows read by the output layer, with their gradient
     stored = (shape.layers * kept[run.checkpointing] + ends) * run.tokens
-    # The output layer's gradient is summed in float32 beside that of a chunk.
+    # The output layer's gradient is accumulated in float32, beside a chunk's own.
     logits = 2 * min(HEAD_ELEMENTS, run.tokens * shape.vocabulary) * run.size
     output = logits + shape.vocabulary * shape.hidden * (4 + 2 * run.size) if head else 0
     return stored * run.size + max(output, again * run.tokens * run.size)
 
 
 def _layer(shape: Shape, run: Pass) -> int:
-    """Elements that a layer keeps of each token: inputs of norms and matrices, and what attention and the gate read."""
-    wide = 4 // run.size  # the model's own norm keeps its input in float32, and what it scales
+    """Elements that a layer keeps per token: inputs of norms and matrices, and of attention and the gate."""
+    wide = 4 // run.size  # the model's own norm keeps its input in float32, and its normalised values
     norm = shape.hidden * (2 if run.fused else 2 + wide)
     attention = 2 * shape.queries + 2 * shape.keys
     heads = shape.queries + shape.keys if shape.head_norms else 0

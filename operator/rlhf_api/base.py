@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_camel
 
 
 class Frozen(BaseModel):
-    """Immutable; keys are camelCase and an unknown one is an error."""
+    """Immutable model with camelCase keys; an unknown key is an error."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=to_camel, use_attribute_docstrings=True
@@ -17,12 +17,12 @@ class Frozen(BaseModel):
 
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-"""Fields of spec.evaluation that others have among those of sampling."""
+"""Fields that spec.evaluation has and sampling lacks."""
 
 
 class Report(Frozen):
-    """Model of machine-written data: Python names work beside the keys, and keys of other releases are passed over,
-    neither of which a manifest allows."""
+    """Model of machine-written data: Python names are accepted beside the keys, and keys of other releases are ignored;
+    a manifest allows neither."""
 
     model_config = ConfigDict(extra="ignore", validate_by_name=True, validate_by_alias=True)
 
@@ -35,10 +35,10 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 """Share of a moving average that it keeps at each step."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
-# Written so that Rust's, Go's and Python's regular expressions agree: no \w and \d, which differ on letters like é.
+# Restricted to what Rust's, Go's and Python's regular expressions share: no \w and \d, which differ on letters like é.
 OBJECT = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
 TRACKER_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-"""Built-in trackers, and the package of each one's client."""
+"""Built-in trackers: kind -> the package of its client."""
 _IMPORT_PATH = rf"^{OBJECT}$"
 _SAMPLER = rf"^(uniform|newest|prioritized|{OBJECT})$"
 _TRACKER = rf"^({'|'.join(TRACKER_PACKAGES)}|{OBJECT})$"
@@ -69,26 +69,26 @@ PATTERNS = {
     _PATH: "must be an absolute path without .. and : and with no / at its end",
     _SUB_PATH: "must be a relative path without .. and : and with no / at its end",
 }
-"""Requirements of the patterns, in words."""
+"""Descriptions of the patterns, for messages."""
 
 
 def names_function(text: str) -> bool:
-    """It is `package.module:name`, and no file of that name is there."""
+    """True for `package.module:name`, unless a file of that name exists."""
     return re.fullmatch(OBJECT, text) is not None and not Path(text).exists()
 
 
 ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""
 HttpUrl = Annotated[str, Field(pattern=_HTTP_URL, max_length=1024)]
-"""A URL that is asked over HTTP."""
+"""A URL for HTTP requests."""
 Variable = Annotated[str, Field(pattern=_WORD, max_length=256)]
 """The name of an environment variable."""
 Metric = Annotated[str, Field(pattern=_WORD, max_length=128)]
-"""The name of a figure of a step."""
+"""The name of a step's metric."""
 RewardName = Annotated[str, Field(pattern=_WORD, max_length=64)]
 """The name of a reward in the metrics."""
 Sampler = Annotated[str, Field(pattern=_SAMPLER, max_length=256)]
-"""A built-in sampler of the replay buffer, or one's own as `package.module:name`."""
+"""A built-in sampler of the replay buffer, or your own as `package.module:name`."""
 TrackerKind = Annotated[str, Field(pattern=_TRACKER, max_length=256)]
 """A built-in tracker, or one's own as `package.module:name`."""
 Label = Annotated[str, Field(pattern=_LABEL, max_length=40)]

@@ -1,8 +1,8 @@
-"""Largest sizes of what a manifest or a status holds where its field names no smaller one.
+"""Size limits of the strings, lists and maps of a manifest or status, for fields without a smaller one.
 
-A server estimates the worst case of a CEL rule from the bounds of the schema, so nothing in it may be unbounded. The
-CRD states these bounds, and `oversized` refuses the same where no CRD is at hand. What is inside of free-form objects
-(`JsonValue`) belongs to Kubernetes, vLLM or Hugging Face and has no bounds here.
+An API server estimates the worst-case cost of a CEL rule from the bounds in the schema, so nothing in it may be
+unbounded. The CRD states these bounds, and `oversized` enforces them without a CRD. The content of free-form objects
+(`JsonValue`) belongs to Kubernetes, vLLM or Hugging Face and is not bounded here.
 """
 
 import typing
@@ -14,15 +14,15 @@ from pydantic import BaseModel, JsonValue
 from .problems import Problem, path, show
 
 TEXT = 4096
-"""Characters (Unicode code points) of a string."""
+"""Maximum length of a string, in characters (Unicode code points)."""
 ITEMS = 4096
-"""Items of a list."""
+"""Maximum number of items of a list."""
 KEYS = 256
-"""Keys of an object whose keys are the user's."""
+"""Maximum number of keys of an object with user-defined keys."""
 
 
 def oversized(node: Any, *location: int | str) -> Iterator[Problem]:
-    """Problems of the strings, lists and maps in a model at `location` that are larger than the bounds."""
+    """Problems of strings, lists and maps in the model at `location` that exceed the bounds."""
     if isinstance(node, BaseModel):
         for name, field in type(node).model_fields.items():
             at, value = (*location, field.alias or name), getattr(node, name)

@@ -1,9 +1,10 @@
-"""The rules of `checks` that CEL can say, for servers from 1.25 on: they refuse at once what the operator would fail.
+"""The rules of `checks` that CEL can express, for API servers from 1.25 on: they reject at admission what the operator
+would fail.
 
-Each rule stands in the schema of a model and sees that model's object as `self`. It says nothing that `checks` does
-not say, so that a server without CEL loses nothing. The schema sets no defaults, so whatever may be missing is asked
-for by `has()`. A server refuses rules whose worst case costs too much, and counts with lists as long as a request can
-be: everything in the schema has bounds (`bounds`).
+Each rule is part of a model's schema, with that model's object as `self`. Every rule is also in `checks`, so that
+nothing is lost on a server without CEL. The schema sets no defaults, so optional fields are tested by `has()`. A server
+refuses rules whose worst-case cost is too high, and assumes lists as long as a request allows: so everything in the
+schema is bounded (`bounds`).
 """
 
 from collections.abc import Iterator
@@ -23,14 +24,14 @@ from .spec import Data, Model, Sampling, Spec
 
 @dataclass(frozen=True)
 class Rule:
-    """An expression that is true of what is right, and what is said where it is not."""
+    """A CEL expression that valid objects satisfy, and the message otherwise."""
 
     rule: str
     message: str
 
 
 def _or_default(model: type[BaseModel], name: str, at: str) -> str:
-    """The field's value in the object `self.at` (`self` for no `at`), or its default; both may be missing."""
+    """CEL: the field's value in the object `self.at` (`self` for no `at`), or its default; both may be missing."""
     field = model.model_fields[name]
     key = f"{at}.{field.alias or name}".lstrip(".")
     default = f"'{field.default}'" if isinstance(field.default, str) else f"{field.default}"
@@ -38,7 +39,7 @@ def _or_default(model: type[BaseModel], name: str, at: str) -> str:
 
 
 def _has(key: str) -> str:
-    """CEL: the field is there, and so is every object that it stands in."""
+    """CEL: the field and every object on its path are present."""
     parts = key.split(".")
     return " && ".join(f"has(self.{'.'.join(parts[: i + 1])})" for i in range(len(parts)))
 
@@ -63,7 +64,7 @@ def _precision(key: str, dtype: str) -> Rule:
 _GENERATES = [
     name for name, found in ALGORITHMS.items() if issubclass(found.settings or Spec, PolicyGradient)
 ]
-"""Algorithms that sample responses; of one's own, named by import path, only the operator can tell."""
+"""Algorithms that sample responses; for a user's own, only the operator can tell."""
 
 
 def _generating(condition: str) -> str:
@@ -71,7 +72,7 @@ def _generating(condition: str) -> str:
 
 
 def _minibatch() -> Rule:
-    """One rule for all algorithms: what it compares to is long."""
+    """One rule for all algorithms, since the expression that it compares with is long."""
     sizes = "".join(
         f"self.algorithm == '{name}' ? "
         f"{_or_default(found.settings, 'minibatch_size', Spec.model_fields[name].alias or name)} : "
@@ -208,29 +209,31 @@ _SCHEDULING = (
 
 
 def _same(key: str) -> str:
-    """CEL: an optional field is unchanged. Not by `self.?key`, whose worst case a server takes to be unbounded."""
+    """CEL: an optional field is unchanged. Not written as `self.?key`, whose worst case a server takes to be
+    unbounded.
+    """
     return f"(has(self.{key}) ? has(oldSelf.{key}) && self.{key} == oldSelf.{key} : !has(oldSelf.{key}))"
 
 
 def _unchanged() -> Iterator[str]:
-    """CEL: each section is unchanged, but for those that may change while a job runs."""
+    """CEL: each section is unchanged, except for those that may change while a job runs."""
     for name, field in Spec.model_fields.items():
         key = f"spec.{field.alias or name}"
         if name == "generator":
-            # Always there, for the default of its replicas.
+            # Always present, because its replicas have a default.
             inner = Generator.model_fields.items()
             yield from (_same(f"{key}.{f.alias or n}") for n, f in inner if n != "replicas")
         elif name not in CHANGEABLE:
             yield f"self.{key} == oldSelf.{key}" if field.is_required() else _same(key)
 
 
-# The phase would say too little: a job that ran and failed stays as it was, one that was refused may be corrected.
+# The phase is not enough: a job that ran and failed is immutable, but one that was refused may be corrected.
 _MAY_CHANGE = (
     "has(oldSelf.spec.suspend) && oldSelf.spec.suspend || has(oldSelf.status) && has(oldSelf.status.conditions) && "
     "oldSelf.status.conditions.exists(c, c.type == 'Failed' && c.reason == 'ValidationFailed')"
 )
 _JOB = (
-    # One rule for all sections: with one for each, this would be a tenth of the whole definition.
+    # One rule for all sections: one rule each would take a tenth of the whole definition.
     Rule(
         f"{_MAY_CHANGE} || {' && '.join(_unchanged())}",
         "while a job runs, its spec can change in "
@@ -254,4 +257,4 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Toleration": _TOLERATION,
     "Scheduling": _SCHEDULING,
 }
-"""The rules of each model, by its name."""
+"""Rules by model name."""

@@ -106,7 +106,7 @@ RELAY = {
     "replay_episode_offset": "relay_episode_offset",
     "replay_sample_fn": "relay_sample_fn",
 }
-"""The two spellings of each field of spec.replay."""
+"""The two spellings of each field of spec.replay: accepted -> canonical."""
 
 
 def _replay(spec: Spec) -> Iterator[Problem]:
@@ -134,7 +134,7 @@ def _replay(spec: Spec) -> Iterator[Problem]:
 
 
 def _sampled(spec: Spec) -> Iterator[Problem]:
-    """Sections about sampled responses, in a job that samples none."""
+    """Sections about sampled responses in a job that samples none."""
     if graph_of(spec).generates:
         return
     for name in ("replay", "rollout", "pretraining"):
@@ -192,7 +192,7 @@ RULES: tuple[Rule, ...] = (
     *(generator_checks.engine_arguments, model_server_checks.problems, _trackers, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
-"""In the order in which their problems are told."""
+"""Rules, in the order in which their problems are reported."""
 
 
 def check(spec: Spec) -> list[Problem]:
@@ -201,11 +201,11 @@ def check(spec: Spec) -> list[Problem]:
 
 
 CHANGEABLE = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished")
-"""Fields that may change while a job runs, beside the number of generators; all else while it is suspended."""
+"""Fields that may change while a job runs, besides the number of generators; all others only while it is suspended."""
 
 
 def check_change(before: Spec, after: Spec) -> list[Problem]:
-    """Refusals of changes to a job that is not suspended."""
+    """Problems of a change to a job that is not suspended."""
     if before.suspend:
         return []
     after = after.model_copy(

@@ -1,15 +1,15 @@
-"""The CustomResourceDefinitions of RLHFJob and of the runtimes, made from the models.
+"""Generates the CustomResourceDefinitions of RLHFJob and of the runtimes from the pydantic models.
 
 python -m rlhf_api.crd > crds/rlhfjobs.rlhf.dev.yaml
 python -m rlhf_api.crd RLHFRuntime > crds/rlhfruntimes.rlhf.dev.yaml
 
-The schema says what the models say, as far as a structural schema can. It sets no defaults, so that a stored
-object stays what its author wrote (a role's pods override the job's only where they say something) and a later
-release may change them; each description names its default instead. The one exception is
-`spec.generator.replicas`, which `kubectl scale` can only read where it is stored. Objects are closed: a misspelt
-key is refused by kubectl, whose validation reads this schema, and dropped by the server for other clients. Every
-string, list and map is bounded (`bounds`). A model that stands in several places describes its fields in one, and
-the file writes a subtree that stands in several places once, as a YAML anchor.
+The schema has the models' rules as far as a structural schema allows. It sets no defaults, so that a stored object
+stays as its author wrote it (a role's pods override the job's only in the fields that they set) and a later release may
+change defaults; each description names its default instead. The one exception is `spec.generator.replicas`, which
+`kubectl scale` can only read if it is stored. Objects are closed: kubectl, whose validation reads this schema, refuses
+a misspelt key, and the server drops it for other clients. Every string, list and map is bounded (`bounds`). A model
+used in several places describes its fields in one of them, and the file writes a repeated subtree once, as a YAML
+anchor.
 """
 
 import json
@@ -56,16 +56,16 @@ _RUNTIME_COLUMNS = (
     ("Age", "date", ".metadata.creationTimestamp", 0),
 )
 _SELECTABLE = (".spec.algorithm", ".spec.suspend", ".status.phase")
-"""Fields that `kubectl get --field-selector` and watches can ask for."""
+"""Selectable fields of `kubectl get --field-selector` and watches."""
 _WIDTH = 400
 _SHARED = 400
-"""Subtrees of so many characters, as JSON, are written once."""
+"""Minimum length, in characters of JSON, of a subtree that is written once as an anchor."""
 
 
 def crd(minor: int = 37) -> Schema:
-    """The object to install on a server of Kubernetes 1.`minor`.
+    """The RLHFJob definition for a server of Kubernetes 1.`minor`.
 
-    CEL rules are left out before 1.25 and selectable fields before 1.30, which do not know them.
+    Without CEL rules before 1.25 and selectable fields before 1.30, which do not support them.
     """
     scale = {
         "specReplicasPath": ".spec.generator.replicas",
@@ -81,7 +81,7 @@ def crd(minor: int = 37) -> Schema:
 
 
 def runtime_crd(kind: str, minor: int = 37) -> Schema:
-    """The object to install for RLHFRuntime or ClusterRLHFRuntime."""
+    """The definition of RLHFRuntime or ClusterRLHFRuntime."""
     spec = Structural(RuntimeSpec, cel=minor >= 25).root
     root: Schema = {"type": "object", "description": (Runtime.__doc__, ""), "required": ["spec"]}
     root["properties"] = {
@@ -98,7 +98,9 @@ def runtime_crd(kind: str, minor: int = 37) -> Schema:
 def _definition(
     kind: str, scope: str, root: Schema, version: Schema, names: Mapping[str, Any] | None = None
 ) -> Schema:
-    """A definition of one version, with `root` as its schema; `version` and `names`: more of those sections."""
+    """A definition with one version, with `root` as its schema; `version` and `names`: further keys of those
+    sections.
+    """
     plural = f"{kind.lower()}s"
     named = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()} | dict(
         names or {}
@@ -119,7 +121,7 @@ def _definition(
 
 
 def definition(kind: str = KIND, minor: int = 37) -> Schema:
-    """The object to install for this kind on a server of Kubernetes 1.`minor`."""
+    """The definition of this kind for a server of Kubernetes 1.`minor`."""
     return crd(minor) if kind == KIND else runtime_crd(kind, minor)
 
 
@@ -135,7 +137,7 @@ def _root(*, cel: bool) -> Schema:
     properties: Schema = {
         "apiVersion": {"type": "string"},
         "kind": {"type": "string"},
-        # All that a schema may say of metadata is about the name.
+        # A schema may restrict only the name in metadata.
         "metadata": {
             "type": "object",
             "properties": {"name": Structural(Metadata, cel=cel).root["properties"]["name"]},
@@ -152,7 +154,7 @@ def _root(*, cel: bool) -> Schema:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Short mappings and rules stand on one line: indentation would be a quarter of the file."""
+    """YAML dumper that writes short mappings and rules on one line: indentation would be a quarter of the file."""
 
     def represent_mapping(self, tag: str, mapping: Any, *_: Any, **__: Any) -> yaml.MappingNode:
         short = "rule" in mapping or len(json.dumps(mapping)) <= _WIDTH
@@ -171,7 +173,7 @@ def _interned(node: Any, known: dict[str, Any]) -> Any:
 
 
 def document(minor: int = 37, kind: str = KIND) -> str:
-    """The definition as YAML, with equal subtrees written once."""
+    """The definition as YAML, with repeated subtrees written once."""
     command = "python -m rlhf_api.crd" + (f" {kind}" if kind != KIND else "")
     head = f"# Made by `{command}`; a test keeps it in step with the models.\n"
     tree = _interned(definition(kind, minor), {})

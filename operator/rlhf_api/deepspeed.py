@@ -13,7 +13,7 @@ def _whole(value: Any) -> Any:
 
 
 EXACT = 2**53 - 1
-"""Largest number that is the same after it was a float, as it is on its way through some servers."""
+"""Largest integer that survives a conversion to float, which some API servers apply."""
 Count = Annotated[
     int,
     BeforeValidator(_whole),
@@ -132,4 +132,4 @@ OWNED = {
     "gradient_clipping": "spec.optimizer.gradientClip",
     "scheduler": "spec.optimizer.schedule and spec.optimizer.warmupSteps",
 }
-"""DeepSpeed keys that the job sets itself, and where a manifest says the same."""
+"""DeepSpeed keys that the job sets itself -> the manifest's fields for them."""

@@ -1,6 +1,6 @@
 """YAML as Kubernetes reads it, but strict: duplicate keys are an error, `1e-6` is a number, dates are text.
 
-`${NAME}` and `${NAME:default}` in values are replaced by environment variables where the caller passes these.
+`${NAME}` and `${NAME:default}` in values are replaced by environment variables if the caller passes these.
 """
 
 import math
@@ -18,14 +18,14 @@ _MOST_VALUES = 1_000_000
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HALF = re.compile("[\ud800-\udfff]")
-"""Halves of surrogate pairs, which no encoding of Unicode can write."""
+"""Unpaired surrogates, which no Unicode encoding can write."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 with the traps taken out."""
+    """YAML 1.1 loader with the surprising types removed."""
 
     variables: Mapping[str, str] | None = None
-    """Values of `${NAME}`; without any, `$` is a character as any other."""
+    """Values of `${NAME}`; if None, `$` is an ordinary character."""
 
     def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
         return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        # An alias yields the node of its anchor again, whose variables are replaced already.
+        # An alias yields its anchor's node again, whose variables are replaced already.
         event = self.peek_event()  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         is_key = isinstance(parent, yaml.MappingNode) and index is None
@@ -81,7 +81,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            # Not the merge key, which may stand several times.
+            # Except the merge key, which may occur several times.
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     message = f"the key {show(key.value)} stands twice in one object"
@@ -90,7 +90,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1 wants a dot in a float, so that `1e-6`, the usual way to write a learning rate, would be text.
+# YAML 1.1 requires a dot in a float, so `1e-6`, the usual way to write a learning rate, would be a string.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
@@ -100,7 +100,7 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
     """The YAML documents of a text, empty ones left out; `variables` are the values of `${NAME}` in it.
 
     Raises:
-        InvalidJob: it is no YAML, or names variables that are not set; `source` and the line say where.
+        InvalidJob: invalid YAML, or unset variables; `source` and the line say where.
     """
     try:
         loader = _Loader(text, source)
@@ -136,7 +136,7 @@ def _values(node: Any, counted: dict[int, int]) -> int:
 def not_json(
     node: Any, location: tuple[int | str, ...] = (), above: tuple[int, ...] = ()
 ) -> Iterator[Problem]:
-    """Problems of the values that JSON, or an operating system, cannot hold: infinities, sets, cycles, NUL."""
+    """Problems of values that JSON or the operating system cannot represent: infinities, sets, cycles, NUL."""
     if len(above) > _DEEPEST or id(node) in above:
         yield Problem(path(location[:4]), "is nested too deeply, or contains itself")
     elif isinstance(node, Mapping):

@@ -1,6 +1,6 @@
-"""Seconds of a training step, predicted from its work and a machine's rates; pure.
+"""Predicts the seconds of a training step from its work and a machine's rates; pure.
 
-Work is counted as docs/duration.md explains: operations of matrices in parameters, none of attention's own.
+Work is counted as in docs/duration.md: matrix operations by parameters, without attention's own.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from .sizes import Found, Sizes
 from .spec import Spec
 
 PHASES = ("generate", "score", "train", "broadcast")
-"""In their order; `metrics.jsonl` has each as `<phase>_seconds`."""
+"""Phases of a step, in order; `metrics.jsonl` has each as `<phase>_seconds`."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates that are reached, not those of data sheets; None where nobody knows.
+    """Achieved rates, not those of data sheets; None if unknown.
 
-    `flops`: floating-point operations a second of one GPU, or of one process without any. `memory`: bytes a second at
-    which one that generates reads its weights. `link`: bytes a second of a broadcast.
+    `flops`: floating-point operations per second of one GPU, or of one process on a CPU. `memory`: bytes per second at
+    which generation reads weights. `link`: bytes per second of a broadcast.
     """
 
     flops: float | None = None
@@ -34,7 +34,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of one step: `count`, of `tokens` each on average; the longest response has `longest`."""
+    """Sequences of one step: `count`, with `tokens` each on average; `longest`: tokens of the longest response."""
 
     count: int
     tokens: float
@@ -42,7 +42,7 @@ class Batch:
 
     @classmethod
     def of(cls, spec: Spec, filled: float = 1.0) -> "Batch":
-        """`filled`: the share that sequences have, on average, of the tokens that they may have."""
+        """`filled`: average length of sequences, as a share of the maximum."""
         data, source = spec.data, graph_of(spec).source
         if isinstance(source, Dataset):
             longest, each = data.max_answer_length, source.group
@@ -53,8 +53,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one step, for the process that has the most of each phase. Operations: `generating`, `score`, `train`.
-    Bytes: `generate`, weights read once for every token of the longest responses, and `broadcast`."""
+    """Work of one step, for the busiest process of each phase. Operations: `generating`, `score`, `train`. Bytes:
+    `generate`, weights read once per token of the longest responses, and `broadcast`."""
 
     generate: float
     generating: float
@@ -64,7 +64,7 @@ class Work:
 
     @classmethod
     def of(cls, spec: Spec, found: Found, batch: Batch) -> "Work":
-        """Raises InvalidJob where the size of a model is not known."""
+        """Raises InvalidJob if the size of a model is unknown."""
         sizes, graph = _Sizes(Sizes.of(spec, found)), graph_of(spec)
         generate, generating = _generation(spec, sizes, batch) if graph.generates else (0.0, 0.0)
         ranks = spec.trainer.ranks
@@ -80,7 +80,7 @@ class Work:
 
 
 def predicted(work: Work, machine: Machine) -> dict[str, float | None]:
-    """Seconds of each phase that there is work for; None where its rate is not known."""
+    """Seconds of each phase of the job; None if its rate is unknown."""
     read, computed = _over(work.generate, machine.memory), _over(work.generating, machine.flops)
     found = {
         "generate": None if read is None or computed is None else max(read, computed),
@@ -92,8 +92,8 @@ def predicted(work: Work, machine: Machine) -> dict[str, float | None]:
 
 
 def of_step(spec: Spec, seconds: Mapping[str, float | None]) -> float | None:
-    """Seconds of a step of these phases: one after the other, or generation beside the others where it runs ahead or
-    responses are trained on as they come. None where that of a phase is not known."""
+    """Seconds of a step with these phases: sequential, or generation concurrent with the others if it runs ahead or
+    responses are trained on as they arrive. None if a phase's seconds are unknown."""
     known = {phase: found for phase, found in seconds.items() if found is not None}
     if len(known) < len(seconds):
         return None
@@ -103,7 +103,7 @@ def of_step(spec: Spec, seconds: Mapping[str, float | None]) -> float | None:
 
 
 def rates(work: Work, seconds: Mapping[str, float]) -> Machine:
-    """The rates at which a run did its work in so many seconds of each phase."""
+    """The rates at which a run did this work in the given seconds of each phase."""
     return Machine(
         flops=_over(work.train, seconds.get("train")),
         memory=_over(work.generate, seconds.get("generate")),
@@ -126,7 +126,7 @@ class _Sizes:
         return float(size.parameters)
 
     def scores(self) -> bool:
-        """The reward role holds a model; functions take what time they take."""
+        """True if the reward role holds a model; functions are not predicted."""
         return Role.REWARD in self._sizes.frozen
 
 
@@ -135,7 +135,7 @@ def _over(work: float, rate: float | None) -> float | None:
 
 
 def _generation(spec: Spec, sizes: _Sizes, batch: Batch) -> tuple[float, float]:
-    """Bytes that a server reads, and operations that one of its GPUs does."""
+    """Bytes read by a server, and operations per GPU."""
     section, trainer = spec.generator, spec.trainer
     if section.shared_with_trainer:
         servers, gpus = trainer.ranks, 1
@@ -149,7 +149,7 @@ def _generation(spec: Spec, sizes: _Sizes, batch: Batch) -> tuple[float, float]:
 
 
 def _scoring(spec: Spec, sizes: _Sizes, graph: Graph, ranks: int) -> float:
-    """Operations for each token: of the trainer's own passes, or of the role that has more."""
+    """Operations per token: of the trainer's own inference, or of the busiest role."""
     each: dict[Role, float] = {Role.TRAINER: 0.0}
     for node in graph.prepare:
         role = graph.remote(node)
@@ -163,14 +163,14 @@ def _scoring(spec: Spec, sizes: _Sizes, graph: Graph, ranks: int) -> float:
 
 
 def _gpus(spec: Spec, role: Role) -> int:
-    """Of all the servers of a frozen model."""
+    """Number of GPUs of all servers of a frozen model."""
     section: ModelServerSpec = getattr(spec, role.value)
     return section.replicas * section.tensor_parallel_size
 
 
 def _update(spec: Spec, sizes: _Sizes, node: Train) -> float:
-    """Operations of all ranks for each token: 2 a parameter forward, 2 for the gradient of activations, 2 for that of
-    weights, which an adapter's base has none of; 2 more where activations are computed again."""
+    """Operations of all ranks per token: 2 per parameter forward, 2 for the gradient of activations, 2 for that of
+    weights (none for an adapter's base); 2 more if activations are recomputed."""
     field = node.model.field
     operations = 6 if spec.model.adapter(field) is None else 4
     if spec.trainer.gradient_checkpointing == "full":

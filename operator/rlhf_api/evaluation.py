@@ -1,4 +1,4 @@
-"""`spec.evaluation`: sets of held-out rows, and how many responses to each prompt are judged."""
+"""`spec.evaluation`: sets of held-out rows, and the number of responses to each prompt."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from .spec import Spec
 
 UNNAMED = "held_out"
-"""Name of the set that `evaluation.data` is."""
+"""Name of the set in `evaluation.data`."""
 
 
 class Penalties(NamedTuple):
-    """Of logits, as vLLM has them: of a token that stands in prompt or response, divided by `repetition` where positive
-    and else multiplied; then less `frequency` for each time that it stands in the response, and once `presence`."""
+    """Penalties on logits, with vLLM's semantics: the logit of a token in the prompt or response is divided by
+    `repetition` if positive, else multiplied; then minus `frequency` for each occurrence in the response, and minus
+    `presence` once."""
 
     repetition: float = 1.0
     presence: float = 0.0
@@ -29,40 +30,40 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class EvaluationSet(Frozen):
-    """Held-out rows with figures of their own."""
+    """Held-out rows with metrics of their own."""
 
     name: RewardName
     """Its name in `evaluation.jsonl`."""
     data: tuple[str, ...] = Field(min_length=1)
     """Files of rows of the kind that the algorithm trains on."""
     samples: Positive | None = None
-    """In place of `evaluation.samples`."""
+    """Overrides `evaluation.samples`."""
     temperature: NonNegativeFloat | None = None
-    """In place of `evaluation.temperature`."""
+    """Overrides `evaluation.temperature`."""
 
 
 class Evaluation(Frozen):
-    """Responses to held-out prompts, judged by a function that training never sees; for algorithms that train on given
-    responses, their loss on held-out ones."""
+    """Evaluation on held-out prompts by a function not used in training; for algorithms that train on given responses,
+    the loss on held-out ones."""
 
     data: tuple[str, ...] | None = Field(None, min_length=1)
     """Files of rows of the kind that the algorithm trains on."""
     sets: tuple[EvaluationSet, ...] | None = Field(None, min_length=1, max_length=64)
-    """Several, each with a name, in place of `data`."""
+    """Several named sets, instead of `data`."""
     function: ImportPath | None = None
-    """`(prompts, responses, rows) -> list of float`; its mean is the figure. Required where responses are sampled;
-    without them neither it nor any field about sampling may be set."""
+    """`(prompts, responses, rows) -> list of float`; its mean is the metric. Required if responses are sampled;
+    otherwise neither it nor any field about sampling may be set."""
     every_steps: Positive = 10
     samples: Positive = 1
-    """Responses to each prompt; with several the best of them is reported too."""
+    """Responses to each prompt; with several, best-of-k is reported too."""
     temperature: NonNegativeFloat | None = None
-    """0: the likeliest token each time (greedy). `sampling.temperature` unless given."""
+    """Sampling temperature; 0: greedy. `sampling.temperature` unless given."""
     repetition_penalty: PositiveFloat = 1.0
-    """Above 1 tokens of prompt and response are less likely to come again."""
+    """Repetition penalty; above 1, tokens of prompt and response become less likely."""
     presence_penalty: Penalty = 0.0
-    """Taken off the logits of tokens that are in the response."""
+    """Subtracted from the logits of tokens that occur in the response."""
     frequency_penalty: Penalty = 0.0
-    """The same, once for each time that they are there."""
+    """Subtracted from the logits once for each occurrence in the response."""
 
     @property
     def penalties(self) -> Penalties:
@@ -70,7 +71,9 @@ class Evaluation(Frozen):
 
 
 def evaluation_sets(spec: "Spec") -> tuple[EvaluationSet, ...]:
-    """The sets of `spec.evaluation`, each with its own number of samples and temperature; none without evaluation."""
+    """The sets of `spec.evaluation`, with their number of samples and temperature resolved; empty without
+    evaluation.
+    """
     section = spec.evaluation
     if section is None:
         return ()
@@ -88,7 +91,7 @@ def evaluation_sets(spec: "Spec") -> tuple[EvaluationSet, ...]:
 
 
 def problems(spec: "Spec", *, sampled: bool) -> Iterator[Problem]:
-    """Rules above that the section breaks; `sampled`: the algorithm samples responses."""
+    """Problems of the section; `sampled`: the algorithm samples responses."""
     section = spec.evaluation
     if section is None:
         return

@@ -1,4 +1,4 @@
-"""Manifests that a user's own function makes, named `package.module:name` where a file's path would stand."""
+"""Manifests returned by a user's function, which is named `package.module:name` instead of a file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,9 @@ from .problems import InvalidJob, Problem, show
 
 
 def experiment(name: str) -> Any:
-    """The document that the function returns; modules are looked for in the current directory first.
+    """The document that the function returns; modules are searched in the current directory first.
 
-    Raises InvalidJob where it cannot be imported, raises an error itself, or returns no object.
+    Raises InvalidJob if it cannot be imported, raises, or does not return an object.
     """
     look_here()
     try:

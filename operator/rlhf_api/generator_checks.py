@@ -1,4 +1,4 @@
-"""Rules of `spec.generator` and `spec.weights`: generators that are not there, their number, vLLM's options."""
+"""Rules of `spec.generator` and `spec.weights`: jobs without generators, pods, vLLM's options."""
 
 from collections.abc import Iterator, Mapping
 
@@ -27,16 +27,16 @@ OWNED_ENGINE_ARGUMENTS = {
     "max-logprobs": "spec.sampling.topK",
     "logprobs-mode": "the trainer's log-probabilities",
 }
-"""Options of vLLM that follow from another field, or from how a job works."""
+"""Options of vLLM that another field or the operator sets -> what sets them."""
 _GROUP = "spec.generator.podsPerReplica"
 GROUP_ENGINE_ARGUMENTS = dict.fromkeys(
     ("nnodes", "node-rank", "master-addr", "master-port", "headless"), _GROUP
 )
-"""Those with which the pods of one generator find each other."""
+"""Options by which the pods of one generator find each other."""
 
 
 def none(spec: Spec) -> Iterator[Problem]:
-    """Settings of generators in a job that has none."""
+    """Settings of generators in a job without any."""
     if Role.GENERATOR in graph_of(spec).roles and not spec.generator.shared_with_trainer:
         return
     if spec.weights != type(spec.weights)():
@@ -60,7 +60,7 @@ def autoscale(spec: Spec) -> Iterator[Problem]:
 
 
 def pods_per_replica(spec: Spec) -> Iterator[Problem]:
-    """A generator's GPUs are divided evenly, and its workers are vLLM's own processes."""
+    """A generator's GPUs are divided evenly over its pods; its workers are vLLM's own processes."""
     pods, arguments = spec.generator.pods_per_replica, spec.generator.engine_arguments
     whole, words = gpus(spec.generator)
     if pods == 1 or spec.generator.shared_with_trainer:
@@ -88,7 +88,7 @@ def engine_arguments(spec: Spec) -> Iterator[Problem]:
 def engine_argument_problems(
     section: str, arguments: Mapping[str, JsonValue], owned: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Options that vLLM would not read, or that are the job's own: `owned` says by what each is set."""
+    """Options that vLLM would not accept, or that the job sets itself: `owned` names what sets each."""
     for key, value in arguments.items():
         where, name = f"{section}.engineArguments.{key}", key.lstrip("-").replace("_", "-")
         if key != name:

@@ -154,7 +154,7 @@ class Graph:
 
     @property
     def begins(self) -> int:
-        """Steps before every model is trained."""
+        """Number of initial steps in which some model is not trained (critic warm-up)."""
         return max(n.from_step for n in self.train)
 
     @property

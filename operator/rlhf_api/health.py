@@ -1,4 +1,4 @@
-"""`spec.health`: limits of a step's metrics, and what follows where one is broken."""
+"""`spec.health`: limits on a step's metrics, and the action if one is broken."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .spec import Spec
 
 Action = Literal["warn", "pause", "rollback", "fail"]
-"""Action of a broken rule, before the weights of its step are served or saved; see docs/health.md."""
+"""Action of a broken rule, before the step's weights are served or saved; see docs/health.md."""
 Limit = Annotated[float, Field(allow_inf_nan=False)]
 Deviations = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -28,43 +28,43 @@ class HealthRule(Frozen):
     below: Limit | None = None
     """Values below this one break it."""
     deviations_above: Deviations | None = None
-    """Values by more than so many standard deviations above their running mean break it."""
+    """Values more than this many standard deviations above their running mean break the rule."""
     deviations_below: Deviations | None = None
-    """Values by more than so many standard deviations below it break it."""
+    """Values more than this many standard deviations below it break the rule."""
     window: int | None = Field(None, ge=2, le=1000)
-    """Steps of the running mean and standard deviation, which have to be there first; 20 unless given."""
+    """Number of steps of the running mean and standard deviation; the rule needs that many first; 20 unless given."""
     steps: int = Field(1, ge=1, le=1000)
-    """Steps in a row that break the rule before it acts."""
+    """Number of consecutive steps that must break the rule before it acts."""
     action: Action
     """`warn`, `pause`, `rollback` or `fail`."""
 
     @property
     def running(self) -> int:
-        """Steps of the running mean; 0 where no limit is counted from one."""
+        """Window of the running mean in steps; 0 if no limit uses it."""
         relative = self.deviations_above is not None or self.deviations_below is not None
         return (self.window or 20) if relative else 0
 
     @property
     def gates(self) -> bool:
-        """Snapshots of steps that break it are not good: nothing goes back to one."""
+        """True if a snapshot of a step that breaks the rule is no rollback target."""
         return self.action != "warn"
 
 
 class Health(Frozen):
-    """Rules on every step's metrics, decided before its weights are served or saved."""
+    """Rules on every step's metrics, evaluated before its weights are served or saved."""
 
     not_finite: Literal["pause", "rollback", "fail"] = "fail"
-    """Action where a loss or the norm of a gradient is NaN or infinite."""
+    """Action if a loss or gradient norm is NaN or infinite."""
     logprob_difference: float = Field(0.3, ge=0, allow_inf_nan=False)
-    """The job fails where log-probabilities of trainer and generators differ by more in a step, with the same weights.
-    0 switches it off, as do topP and minNewTokens without a topK of up to 256."""
+    """The job fails if log-probabilities of trainer and generators, with the same weights, differ by more in a step. 0
+    disables it, as do topP and minNewTokens without a topK of up to 256."""
     rules: tuple[HealthRule, ...] = Field((), max_length=32)
     max_rollbacks: Positive = 3
-    """The job fails where it would go back once more."""
+    """Maximum number of rollbacks; the next one fails the job."""
 
 
 def problems(spec: "Spec") -> Iterator[Problem]:
-    """Rules that break nothing or everything, and settings that nothing reads."""
+    """Rules that nothing or everything breaks, and settings without effect."""
     health = spec.health
     for i, rule in enumerate(health.rules):
         where = f"spec.health.rules[{i}]"

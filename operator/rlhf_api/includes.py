@@ -1,4 +1,4 @@
-"""A manifest's file with the files that it includes, merged into one document."""
+"""Reads a manifest's file and merges the files that it includes."""
 
 import os
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ INCLUDE = "include"
 
 
 def read(file: Path, variables: Mapping[str, str] = os.environ, above: tuple[Path, ...] = ()) -> Any:
-    """The document of a YAML file over those that its `include` list names, each over the ones before it.
+    """The document of a YAML file, merged over those in its `include` list, each over the ones before it.
 
-    Paths are relative to the file that names them. Objects are merged key by key; of any other value, lists too,
-    the later one stands. `${NAME:default}` is replaced in each file, by `variables`.
+    Paths are relative to the file that names them. Objects are merged key by key; any other value, lists included, is
+    replaced by the later one. `${NAME:default}` is replaced in each file, by `variables`.
 
     Raises:
-        InvalidJob: a file cannot be read, is no YAML, includes itself, or names a variable that is not set.
+    InvalidJob: a file cannot be read, is not YAML, includes itself, or names an unset variable.
     """
     document = _document(file, variables)
     if not isinstance(document, Mapping) or INCLUDE not in document:

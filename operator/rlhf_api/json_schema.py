@@ -1,4 +1,4 @@
-"""JSON schema of a manifest's file as people write it, for editors; made from the models."""
+"""Generates the JSON schema of a manifest's file, for editors, from the models."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from .manifest import RLHFJob
 
 Schema = dict[str, Any]
 _VARIABLE: Schema = {"type": "string", "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:[^}]*)?\}"}
-"""`${NAME}` and `${NAME:default}`, in place of any value that is not text."""
+"""`${NAME}` and `${NAME:default}`, instead of any value that is not text."""
 _TEXT = {"type": ["string", "number", "boolean"]}
-"""A value of a map of texts, which needs no quotes."""
+"""A value of a map of texts; quotes are optional."""
 _INCLUDE: Schema = {
     "description": "Files that this one changes; paths are relative to it.",
     "type": "array",
@@ -17,12 +17,12 @@ _INCLUDE: Schema = {
 
 
 def manifest_schema() -> Schema:
-    """JSON schema (draft 2020-12) of one file: a manifest, or the part of one that others include. Objects are closed;
-    rules between fields are left to `rlhf validate`."""
+    """JSON schema (draft 2020-12) of one file: a manifest, or a part that others include. Objects are closed;
+    cross-field rules are left to `rlhf validate`."""
     made = _as_written(RLHFJob.model_json_schema(by_alias=True))
     made["properties"]["include"] = _INCLUDE
     for part in (made, made["$defs"]["Spec"], made["$defs"]["Metadata"]):
-        part.pop("required", None)  # an included file may have them
+        part.pop("required", None)  # an included file may set them
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 

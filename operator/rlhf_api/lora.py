@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 
 class Lora(Frozen):
-    """Trains W + (alpha / rank) B A in place of the weights W of linear layers: B and A alone, W stays as it is."""
+    """Trains W + (alpha / rank) B A for the weights W of linear layers: only A and B, W stays frozen."""
 
     rank: Positive = 8
     """Columns of B and rows of A."""
     alpha: PositiveFloat | None = None
-    """Scale of B A, times the rank; the rank unless given, which is a scale of 1."""
+    """Scale of B A, times the rank; equal to the rank unless given, which is a scale of 1."""
     target_modules: tuple[str, ...] | None = Field(None, min_length=1)
-    """Ends of the layers' names, such as `q_proj` or `layers.0.mlp.up_proj`; all linear layers but the head unless
-    given."""
+    """Suffixes of the layers' names, such as `q_proj` or `layers.0.mlp.up_proj`; all linear layers except the head
+    unless given."""
 
 
 class Adapters(Frozen):
-    """Trained models that have an adapter; all weights of the others are trained."""
+    """Trained models with an adapter; of the other trained models, all weights are trained."""
 
     policy: Lora | None = None
-    """Of the model that starts from `policy`."""
+    """Adapter of the model that starts from `policy`."""
     critic: Lora | None = None
-    """The critic's value head is trained whole."""
+    """Adapter of the critic; its value head is trained in full."""
 
     def of(self, field: str) -> Lora | None:
         """The adapter of the model that starts from a field of `spec.model`."""
@@ -42,7 +42,7 @@ class Adapters(Frozen):
 
 
 def problems(spec: Spec) -> Iterator[Problem]:
-    """Adapters of models that the job does not train, or keeps a moving average of."""
+    """Adapters of models that the job does not train, or of which it keeps a moving average."""
     if spec.model.lora is None:
         return
     graph, where = graph_of(spec), "spec.model.lora"

@@ -1,4 +1,4 @@
-"""RLHFJob manifests: read, overridden, checked."""
+"""RLHFJob manifests: parsing, overrides, validation."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ KIND = "RLHFJob"
 
 
 class Metadata(Frozen):
-    """The metadata that this contract reads; a cluster adds more."""
+    """The metadata fields used here; a cluster adds more."""
 
     name: JobName
     namespace: str | None = None
@@ -39,7 +39,7 @@ class RLHFJob(Frozen):
 
 
 def parse(document: Any) -> RLHFJob:
-    """A checked job from a manifest's document.
+    """Validates a manifest's document as a job.
 
     Raises:
         InvalidJob: with every problem found, each naming its field.
@@ -49,13 +49,13 @@ def parse(document: Any) -> RLHFJob:
     if problems := list(not_json(document)):
         raise InvalidJob(problems)
     try:
-        # Through JSON: strict types, and lists where the models hold tuples, as an API server would see it.
+        # Through JSON: strict types, and lists where the models have tuples, as from an API server.
         job = RLHFJob.model_validate_json(json.dumps(document))
     except ValidationError as error:
         problems = list(from_pydantic(error, RLHFJob).problems)
         unknown = [details["loc"] for details in error.errors() if details["type"] == "extra_forbidden"]
         known = _without(document, unknown)
-        # Rules between fields are looked at only where every field is good; unknown ones shall not hide them.
+        # Cross-field rules run only if every field is valid; unknown fields must not hide their problems.
         if len(unknown) == len(problems) and known != document:
             try:
                 parse(known)
@@ -69,7 +69,7 @@ def parse(document: Any) -> RLHFJob:
 
 
 def _without(node: Any, locations: Sequence[tuple[int | str, ...]]) -> Any:
-    """A copy of the document without the keys of its objects that stand at `locations`."""
+    """A copy of the document without the object keys at `locations`."""
     below: dict[int | str, list[tuple[int | str, ...]]] = {}
     for location in locations:
         below.setdefault(location[0], []).append(location[1:])
@@ -82,8 +82,7 @@ def _without(node: Any, locations: Sequence[tuple[int | str, ...]]) -> Any:
 
 
 def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
-    """A checked job from an object as an API server returns it: its status, and what a cluster adds to metadata, are
-    left out.
+    """Validates an object from an API server as a job, without its status and the metadata that a cluster adds.
 
     Raises:
         InvalidJob: with every problem found, each naming its field.
@@ -96,11 +95,11 @@ def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
 
 
 def load(file: Path, overrides: Iterable[str] = (), trial: str | None = None) -> RLHFJob:
-    """A checked job from a YAML file or an experiment, with what it includes and `path=value` overrides applied first.
-    That of a `trial` is named `<name>-<trial>`.
+    """Validates a job from a YAML file or an experiment, after its includes and `path=value` overrides. A `trial` is
+    named `<name>-<trial>`.
 
     Raises:
-        InvalidJob: a file cannot be read, is no YAML, or they hold no valid job.
+    InvalidJob: a file cannot be read or is not YAML, or the job is invalid.
     """
     document = composed(file, overrides)
     job = parse(document)
@@ -114,11 +113,11 @@ def load(file: Path, overrides: Iterable[str] = (), trial: str | None = None) ->
 
 
 def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
-    """The document of a YAML file as it is submitted: variables replaced, files included, overrides applied. Where
-    there is no such file, the one that the function `package.module:name` returns.
+    """The document of a YAML file as submitted: variables replaced, files included, overrides applied. If there is no
+    such file, the document returned by the function `package.module:name`.
 
     Raises:
-        InvalidJob: a file cannot be read or is no YAML, or an override names no place.
+    InvalidJob: a file cannot be read or is not YAML, or an override's path does not exist.
     """
     document = experiment(str(file)) if names_function(str(file)) else read(file)
     for override in overrides:
@@ -129,11 +128,11 @@ def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
 def apply_override(document: Any, override: str) -> Any:
     """The document with `path.to.field=value` set, the value read as YAML; lists take an index as `[i]`.
 
-    A path that begins with no field of the manifest is one of `spec`. In a map of strings, such as
-    `spec.environment`, the value is text.
+    A path that begins with no field of the manifest is relative to `spec`. In a map of strings, such as
+    `spec.environment`, the value stays a string.
 
     Raises:
-        InvalidJob: the override has no `=`, or its path goes through something that is no object.
+    InvalidJob: the override has no `=`, or its path leads through a value that is not an object.
     """
     where, equals, text = override.partition("=")
     keys = where.replace("[", ".[").split(".")

@@ -14,15 +14,15 @@ BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _BUCKET = 500_000_000
 _GROUP = 1_000_000_000
 _LIVE = 1_000_000_000
-"""DeepSpeed's `reduce_bucket_size`, `sub_group_size` and `stage3_max_live_parameters` unless given, in elements."""
+"""Defaults of DeepSpeed's `reduce_bucket_size`, `sub_group_size` and `stage3_max_live_parameters`, in elements."""
 
 Part = tuple[int, str]
-"""Bytes of each parameter, and what they are."""
+"""Bytes per parameter, and their name."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes, and how they come about."""
+    """Bytes, with the arithmetic."""
 
     total: float
     words: str
@@ -30,28 +30,28 @@ class Need:
 
 @dataclass(frozen=True)
 class Zero:
-    """ZeRO stage, dtypes and offloading: how a trained model is divided over the trainer's ranks."""
+    """ZeRO stage, dtypes and offloading: how a trained model is partitioned over the trainer's ranks."""
 
     dtype: DType
     stage: int
     ranks: int
     optimizer_away: bool = False
-    """Master weights, moments and the optimizer's work are not on the GPU."""
+    """Master weights, moments and the optimizer's work are off the GPU."""
     weights_away: bool = False
     master: int = 4
     moments: int = 8
     work: int = 4
-    """Temporary buffers of torch's AdamW, bytes a parameter; DeepSpeed's own takes nothing worth counting."""
+    """Temporary buffers of torch's AdamW, bytes per parameter; those of DeepSpeed's own are negligible."""
     bucket: int = _BUCKET
     group: int = _GROUP
     gathers: bool = False
-    """Whole weights are needed to generate with."""
+    """Generation needs whole weights."""
     frozen: frozenset[int] = frozenset()
-    """Places, among the trained models, of those with an adapter: gradients and states are the adapter's alone."""
+    """Indices of the trained models with an adapter: only adapters have gradients and optimizer states."""
 
     @classmethod
     def of(cls, spec: Spec) -> "Zero":
-        """From the manifest, completed as the trainer completes it."""
+        """Settings of a manifest, completed as the trainer does."""
         config, dtype = spec.trainer.deepspeed, spec.trainer.dtype or spec.model.dtype
         graph = graph_of(spec)
         adapted = [i for i, m in enumerate(graph.trained) if spec.model.adapter(m.field)]
@@ -81,13 +81,13 @@ class Zero:
 
     @property
     def gradients(self) -> int:
-        """In bfloat16 they are summed up in float32."""
+        """Bytes per gradient; bfloat16 gradients are accumulated in float32."""
         return 2 if self.dtype == "float16" else 4
 
 
 @dataclass(frozen=True)
 class Share:
-    """Parts that every rank has whole, and parts that are divided over the ranks."""
+    """Parts that every rank has in full, and parts that are partitioned over the ranks."""
 
     whole: tuple[Part, ...] = ()
     divided: tuple[Part, ...] = ()
@@ -109,7 +109,7 @@ class Share:
 
 
 def kept(zero: Zero) -> Share:
-    """Memory that each trained model keeps all the time."""
+    """Permanent memory of each trained model."""
     weights, gradients = (zero.weights, "weights"), (zero.gradients, "gradients")
     states = () if zero.optimizer_away else ((zero.master, "master weights"), (zero.moments, "moments"))
     if zero.stage == 0:
@@ -123,7 +123,7 @@ def kept(zero: Zero) -> Share:
 
 
 def updating(zero: Zero) -> Share:
-    """Peak memory on top, of the model that is being updated."""
+    """Additional peak memory of the model that is being updated."""
     gradients, copy = (zero.gradients, "gradients"), (4, "gradient copy")
     work = ((zero.work, "AdamW work"),) if zero.work else ()
     if zero.stage == 0:
@@ -144,7 +144,7 @@ def updating(zero: Zero) -> Share:
 
 
 def backward(zero: Zero) -> Share:
-    """Memory beside the activations of the model whose backward pass runs: gradients, and weights of stage 3."""
+    """Memory besides activations of the model in its backward pass: gradients, and stage 3's gathered weights."""
     if zero.stage == 3:
         return Share()
     if zero.dtype == "bfloat16" and zero.stage == 1 and not zero.optimizer_away:
@@ -154,8 +154,8 @@ def backward(zero: Zero) -> Share:
 
 
 def trainer(zero: Zero, models: Sequence[float], activations: float | None = None) -> Need:
-    """A rank that trains `models`, given by their numbers of parameters; those of adapters are not counted.
-    `activations`: bytes at the peak of a backward pass, where they are known.
+    """Memory of a rank that trains `models`, given by their numbers of parameters; adapters are not counted.
+    `activations`: peak bytes of a backward pass, if known.
     """
     found = [_training(zero, models, activations)]
     if zero.stage == 3 and zero.gathers:
@@ -164,7 +164,7 @@ def trainer(zero: Zero, models: Sequence[float], activations: float | None = Non
 
 
 def weights(parameters: float, dtype: DType, gpus: int = 1) -> Need:
-    """A model that only runs, over the GPUs of one server."""
+    """Memory of an inference-only model, over the GPUs of one server."""
     over = f" / {gpus} GPUs" if gpus > 1 else ""
     return Need(parameters * BYTES[dtype] / gpus, f"{count(parameters)} parameters x {BYTES[dtype]} B{over}")
 
@@ -197,9 +197,9 @@ def _training(zero: Zero, models: Sequence[float], activations: float | None) ->
 
 
 def _phases(zero: Zero, models: Sequence[float], activations: float | None) -> Iterator[Need]:
-    """Memory on top of what is kept: in an optimizer step, and in a backward pass."""
+    """Additional memory of each phase: an optimizer step, and a backward pass."""
     largest = max(models, default=0)
-    # At stage 3 a rank updates its part group by group.
+    # At stage 3 a rank updates its partition by sub-groups.
     at_once = min(largest, zero.group * zero.ranks) if zero.stage == 3 else largest
     busy, beside = updating(zero), backward(zero)
     yield Need(at_once * busy.bytes(zero.ranks), f"{count(at_once)} x {busy.words(zero.ranks)} in an update")

@@ -1,4 +1,4 @@
-"""Sizes of models in local directories, from file headers and configurations, without loading them."""
+"""Sizes of models in local directories, from file headers and configurations, without loading weights."""
 
 import json
 import math
@@ -11,11 +11,11 @@ from .spec import Spec
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_HEADER = 100 << 20
-"""The format allows no longer one."""
+"""Maximum header size of the safetensors format, bytes."""
 
 
 def model_sizes(spec: Spec) -> dict[str, Size]:
-    """By the field of `spec.model` that names the directory; without those that cannot be read."""
+    """Sizes by the field of `spec.model` that names the directory; unreadable ones are left out."""
     found = {}
     for field in LOADED:
         name: str | None = getattr(spec.model, field)
@@ -26,7 +26,7 @@ def model_sizes(spec: Spec) -> dict[str, Size]:
 
 
 def matrices(directory: Path) -> list[str]:
-    """Names of layers with a weight matrix, as its files have them; none where they cannot be read."""
+    """Names of layers with a weight matrix, from a model's files; empty if unreadable."""
     try:
         shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
@@ -35,8 +35,8 @@ def matrices(directory: Path) -> list[str]:
 
 
 def tensor_entries(file: BinaryIO) -> dict[str, Any]:
-    """`dtype`, `shape` and `data_offsets` of each tensor in a safetensors file, which is left where its data begins: 8
-    bytes of length, a header in JSON, the tensors. Raises ValueError for a file of another format."""
+    """`dtype`, `shape` and `data_offsets` of each tensor in an open safetensors file, which is then positioned at its
+    data. The format: 8 bytes of length, a JSON header, the tensors. Raises ValueError for another format."""
     length = int.from_bytes(file.read(8), "little")
     if length > _LONGEST_HEADER:
         raise ValueError(f"no safetensors file: its header would have {length} bytes")
@@ -45,12 +45,12 @@ def tensor_entries(file: BinaryIO) -> dict[str, Any]:
 
 
 def _parameters(directory: Path) -> int | None:
-    """Counted in the headers of the weights' files, or else worked out from the configuration."""
+    """Parameter count from the headers of the weights' files, else computed from the configuration."""
     for count in (_in_files, _by_configuration):
         try:
             parameters = count(directory)
         except (OSError, ValueError, TypeError, LookupError, AttributeError):
-            continue  # whoever loads it says what is wrong
+            continue  # reported when the model is loaded
         if parameters:
             return parameters
     return None

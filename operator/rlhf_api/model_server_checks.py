@@ -11,7 +11,7 @@ from .run import roles_of
 from .spec import MOST_KEPT, Spec
 
 VLLM_OUTPUTS = ("logprobs", "logprobs_untempered")
-"""Outputs of a graph's nodes that vLLM gives of a prompt."""
+"""Outputs of a graph's nodes that vLLM can compute for a prompt."""
 _OWNED = {
     "max-model-len": "the model and spec.data",
     "runner": "the role",
@@ -26,7 +26,7 @@ _OWNED = {
     "seed": "the role, which samples nothing",
     "enable-prefix-caching": "the role, which needs every token's output",
 }
-"""Options of vLLM that follow from a role whose model is frozen."""
+"""Options of vLLM that follow from the role of a frozen model -> what sets them."""
 
 
 def problems(spec: Spec) -> Iterator[Problem]:
@@ -56,7 +56,7 @@ def _without_engine(where: str, section: ModelServerSpec) -> Iterator[Problem]:
 
 
 def _served(spec: Spec, role: Role) -> Iterator[Problem]:
-    """What vLLM cannot give, or nobody would ask it."""
+    """Outputs that vLLM cannot compute, and an engine for a model that is not used."""
     where = f"spec.{role.value}.engine"
     if role not in roles_of(spec):
         yield Problem(where, f"the job has no {role.value} of its own; use transformers; got vllm")

@@ -1,18 +1,18 @@
-"""Out-of-memory kills, as the kernel counts them: a process that ends by SIGKILL cannot say why itself."""
+"""Detects out-of-memory kills by the kernel's counters: a process killed by SIGKILL cannot report the reason itself."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 
 class OomKills:
-    """Compares the kernel's count now with that when this was made."""
+    """Compares the kernel's present count with that at construction."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._before = count(root)
 
     def words(self) -> str:
-        """To follow the words of a death by SIGKILL; empty where no such kill was counted."""
+        """Suffix for the message about a death by SIGKILL; empty if no OOM kill was counted."""
         now = count(self._root)
         if self._before is None or now is None or now.kills <= self._before.kills:
             return ""
@@ -22,15 +22,15 @@ class OomKills:
 
 
 class Count(NamedTuple):
-    """Out-of-memory kills so far, in this process's `own` control group and those below it, or else on the machine."""
+    """Number of OOM kills so far: in this process's control group and those below it (`own`), else on the machine."""
 
     kills: int
     own: bool
 
 
 def count(root: Path = Path("/")) -> Count | None:
-    """The count of this process's control group. Where the kernel keeps none (the root group, version 1), that of the
-    whole machine; None where that cannot be read either."""
+    """Number of OOM kills in this process's control group; of the whole machine if the kernel keeps none for it (the
+    root group, cgroup v1); None if that cannot be read either."""
     group = next((line[3:] for line in _lines(root / "proc/self/cgroup") if line.startswith("0::")), "/")
     files = {root / "sys/fs/cgroup" / group.strip("/") / "memory.events": True, root / "proc/vmstat": False}
     for file, own in files.items():

@@ -1,4 +1,4 @@
-"""Parameter count and widths of a model by its Hugging Face configuration."""
+"""Parameter count and widths of a model, computed from its Hugging Face configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,10 +54,10 @@ _DEFAULTS: Mapping[str, Config] = {
         "tie_word_embeddings": True,
     },
 }
-"""Defaults of Transformers' configurations; a test holds this against the installed version."""
+"""Defaults of Transformers' configurations; a test compares them with the installed version."""
 
 _ALL_BIASES = ("llama", "qwen3", "gemma", "gemma2", "gemma3_text")
-"""Those that heed `attention_bias`; qwen2 always has biases, but for the output's, and mistral never."""
+"""Types that respect `attention_bias`; qwen2 always has biases, except the output's, and mistral never."""
 _HEAD_NORMS = ("qwen3", "gemma3_text")
 _FOUR_NORMS = ("gemma2", "gemma3_text")
 _LARGEST = 10**15
@@ -65,7 +65,7 @@ _LARGEST = 10**15
 
 @dataclass(frozen=True)
 class Shape:
-    """Widths of a decoder whose layers are gated: of hidden states, of all heads' queries and keys, within a layer."""
+    """Widths of a decoder with gated layers: hidden states, all heads' queries and keys, intermediate layer."""
 
     layers: int
     hidden: int
@@ -74,12 +74,12 @@ class Shape:
     inner: int
     vocabulary: int
     norms: int = 2
-    """Norms of a layer, those of single heads aside."""
+    """Norms per layer, except those of single heads."""
     head_norms: bool = False
 
 
 def shape_of(config: Config) -> Shape | None:
-    """None for a type that is not known here or not of this kind, or a configuration that does not make sense."""
+    """Widths from a configuration; None for an unsupported type or an inconsistent configuration."""
     kind = config.get("model_type")
     if kind == "gpt2" or count_parameters(config) is None:
         return None
@@ -99,9 +99,9 @@ def shape_of(config: Config) -> Shape | None:
 
 
 def count_parameters(config: Config) -> int | None:
-    """Of a dense decoder with the head that `architectures` names; tied weights count once.
+    """Parameter count of a dense decoder with the head that `architectures` names; tied weights count once.
 
-    None for a type that is not known here, or a configuration that does not make sense.
+    None for an unsupported type or an inconsistent configuration.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _DEFAULTS:
@@ -112,7 +112,7 @@ def count_parameters(config: Config) -> int | None:
     try:
         body, width = _gpt2(full) if kind == "gpt2" else _decoder(kind, full)
         if any(str(name).endswith("Classification") for name in config.get("architectures") or ()):
-            head = width  # one score
+            head = width  # a single score
         else:
             head = 0 if full["tie_word_embeddings"] else full["vocab_size"] * width
     except (TypeError, ZeroDivisionError):
@@ -121,7 +121,7 @@ def count_parameters(config: Config) -> int | None:
 
 
 def _decoder(kind: str, config: Config) -> tuple[int, int]:
-    """Parameters but for those of the head, and the width of the hidden states."""
+    """Number of parameters without the head, and the width of the hidden states."""
     width, heads = config["hidden_size"], config["num_attention_heads"]
     head = config["head_dim"] or width // heads
     queries = heads * head

@@ -1,4 +1,4 @@
-"""Rules about what a cluster is told of a job's pods: `pods`, `workspace` and `scheduling`."""
+"""Rules of `pods`, `workspace` and `scheduling`."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,11 @@ from .template_checks import template_problems
 
 CONFIG_DIRECTORY = "/etc/rlhf"
 MOUNTS = ("/tmp", "/dev/shm", "/workspace", CONFIG_DIRECTORY)
-"""Mount points of volumes that every pod has from us."""
+"""Mount points of volumes that the operator adds to every pod."""
 VOLUMES = ("config", "tmp", "shared-memory", "workspace")
-"""The names of those volumes."""
+"""Names of those volumes."""
 NOT_OVER = ("/dev", "/etc", "/proc", "/sys")
-"""Directories that a container cannot do without."""
+"""Directories that a container needs and no volume may cover."""
 SOURCES = ("claim", "configMap", "secret", "hostPath", "empty")
 
 
@@ -64,7 +64,7 @@ def _volume(where: str, volume: Volume) -> Iterator[Problem]:
 
 
 def _model_cache(spec: Spec, where: str, own: PodSettings) -> Iterator[Problem]:
-    """Of each role, since volume and cache may be said in different places; a runtime may bring the volume."""
+    """Checked for each role, since volume and cache may be set in different places; a runtime may add the volume."""
     settings = combine(spec.pods, own)
     cache = settings.model_cache
     if cache is None or spec.runtime is not None:

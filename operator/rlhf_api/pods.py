@@ -1,4 +1,4 @@
-"""Pod settings of a manifest, for a cluster; one machine takes no notice of them."""
+"""Pod settings of a manifest, for a cluster; ignored on one machine."""
 
 import re
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,11 +17,11 @@ class Gpu(Frozen):
     resource: str = Field("nvidia.com/gpu", max_length=317)
     """The device plugin's resource name."""
     memory_gigabytes: PositiveFloat | None = None
-    """Of one GPU, in units of 10^9 bytes; with it the job's memory is worked out before any pod starts."""
+    """Memory of one GPU, in units of 10^9 bytes; with it, the job's memory is checked before any pod starts."""
 
 
 class Resources(Frozen):
-    """CPU, memory and other resources, as Kubernetes counts them; GPUs stand in `gpu`."""
+    """CPU, memory and other resources as Kubernetes quantities; GPUs are set in `gpu`."""
 
     requests: dict[str, Amount] = Field({}, max_length=32)
     limits: dict[str, Amount] = Field({}, max_length=32)
@@ -38,7 +38,7 @@ class Toleration(Frozen):
 
 
 class Volume(Frozen):
-    """Something mounted into every pod of a role: exactly one source."""
+    """A volume mounted into every pod of a role: exactly one source."""
 
     name: Label
     mount_path: AbsolutePath
@@ -51,11 +51,11 @@ class Volume(Frozen):
     host_path: str | None = Field(None, pattern=r"^/", max_length=256)
     """A directory of the node; the `restricted` Pod Security Standard forbids it."""
     empty: Quantity | None = None
-    """An empty directory of at most this size."""
+    """An emptyDir of at most this size."""
 
 
 class PodSettings(Frozen):
-    """Pod settings. A role's are added to those of all roles, and win over them."""
+    """Pod settings. A role's are merged over those of all roles."""
 
     image: str | None = Field(None, max_length=512)
     """The operator's trainer image unless given."""
@@ -70,12 +70,14 @@ class PodSettings(Frozen):
     """Secrets whose keys become environment variables: credentials of stores, hubs and trackers."""
     volumes: tuple[Volume, ...] = Field((), max_length=32)
     model_cache: AbsolutePath | None = None
-    """A directory on a volume, or in /workspace: models of the hub are put there once before roles start, and loaded
+    """A directory on a volume or in /workspace: hub models are downloaded to it once, before roles start, and loaded
     from there."""
     shared_memory: Quantity = "1Gi"
-    """The bound of /dev/shm, which NCCL and vLLM use; it counts as memory of the pod."""
+    """Size limit of /dev/shm, which NCCL and vLLM use; it counts towards the pod's memory."""
     template: dict[str, JsonValue] = {}
-    """Anything else of a PodTemplateSpec, merged strategically over ours; the role's container is named `role`."""
+    """Any other part of a PodTemplateSpec, merged strategically over the operator's; the role's container is named
+    `role`.
+    """
 
 
 class Workspace(Frozen):
@@ -91,23 +93,23 @@ RuntimeKind = Literal["RLHFRuntime", "ClusterRLHFRuntime"]
 
 
 class RuntimeReference(Frozen):
-    """An administrator's pod settings, which the job's own are added to and win over (docs/runtimes.md)."""
+    """Reference to an administrator's pod settings, over which the job's own are merged (docs/runtimes.md)."""
 
     name: Name
     kind: RuntimeKind = "ClusterRLHFRuntime"
-    """`RLHFRuntime`: one of the job's namespace."""
+    """`RLHFRuntime` is of the job's namespace."""
 
 
 class Scheduling(Frozen):
     """Scheduler of the pods. A `kueue.x-k8s.io/queue-name` label on the job makes it wait for Kueue's admission."""
 
     gang: Literal["none", "volcano", "coscheduling"] = "none"
-    """All pods at once, by a PodGroup of Volcano or of scheduler-plugins; or one by one."""
+    """Gang scheduling: all pods at once, by a PodGroup of Volcano or of scheduler-plugins; or one by one."""
     queue: Name | None = None
     """Volcano's queue."""
     pre_running_deadline_seconds: Positive | None = None
-    """The job fails, and frees what it holds, when its trainer has not begun to train so long after its pods were
-    made."""
+    """The job fails, and releases its resources, if its trainer has not begun to train this long after its pods were
+    created."""
 
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -123,16 +125,16 @@ def amount(quantity: Quantity) -> float:
 
 
 def combine(job: PodSettings, role: PodSettings) -> PodSettings:
-    """A role's settings over the job's: what the role says is added, and wins where both say something.
+    """Merges a role's settings over the job's.
 
-    Maps are merged key by key, down to the bottom. Lists are joined, the role's last; a volume of the job's gives
-    way to one of the same name or mount path. Anything else is the role's where the role sets it at all.
+    Maps are merged recursively. Lists are concatenated, the role's last; a volume of the role replaces one of the same
+    name or mount path. Any other field is the role's if the role sets it.
     """
     return over(job, role)
 
 
 def over(under: Settings, above: Settings) -> Settings:
-    """Settings with others of their kind over them, by the rules of `combine`."""
+    """Merges settings over others of the same type, by the rules of `combine`."""
     combined: Settings = _over(under, above)
     return combined
 

@@ -1,4 +1,4 @@
-"""Errors of a manifest in words: the field, the value seen, what to do."""
+"""Problems of a manifest as messages: the field, the value, the remedy."""
 
 import difflib
 import json
@@ -18,7 +18,7 @@ from .deepspeed import OWNED
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong: `where` is a field's path or a file and line, `message` says what and what to do."""
+    """One problem: `where` is a field's path or a file and line, `message` says what is wrong and what to do."""
 
     where: str
     message: str
@@ -28,7 +28,7 @@ class Problem:
 
 
 class InvalidJob(ValueError):
-    """A job that can't run as it stands; `problems` has at least one entry."""
+    """A job that cannot run; `problems` has at least one entry."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -36,7 +36,7 @@ class InvalidJob(ValueError):
 
 
 def show(value: object) -> str:
-    """A value as a message shows it: short, on one line, spelled as in the file it came from."""
+    """A value as shown in a message: short, on one line, spelled as in its file."""
     try:
         text = repr(value) if isinstance(value, str) else json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -53,14 +53,16 @@ def path(location: Sequence[int | str]) -> str:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The pydantic models inside an annotation such as `X | None` or `tuple[X, ...]`."""
+    """The pydantic models in an annotation such as `X
+    None` or `tuple[X, ...]`.
+    """
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return [annotation] if issubclass(annotation, BaseModel) else []
     return [model for inner in typing.get_args(annotation) for model in _models(inner)]
 
 
 def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """The keys that the object at `location` may have; empty where it is no model."""
+    """The valid keys of the object at `location`; empty if it is not a model."""
     for part in location:
         if isinstance(part, int):
             continue
@@ -73,7 +75,7 @@ def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]
 
 
 def in_text_map(model: type[BaseModel], location: Sequence[str]) -> bool:
-    """True where `location` is a key of a field of type `dict[str, str]`, whatever its strings are limited to."""
+    """True if `location` is a key of a field of type `dict[str, str]`, with or without constraints on the strings."""
     for i, part in enumerate(location):
         if part.startswith("["):
             continue
@@ -99,14 +101,14 @@ def _plain(key: str) -> str:
 
 
 def closest(key: str, keys: Sequence[str]) -> str:
-    """The key of `keys` that looks like `key`; empty for none."""
+    """The key of `keys` that is most similar to `key`; empty if none is."""
     by_plain = {_plain(k): k for k in keys}
     close = difflib.get_close_matches(_plain(key), by_plain, n=1, cutoff=0.6)
     return by_plain[close[0]] if close else ""
 
 
 def suggestion(key: str, keys: Sequence[str]) -> str:
-    """The key of `keys` that `key` was likely meant to be, as a sentence."""
+    """A sentence with the key of `keys` that is most similar to `key`."""
     if close := closest(key, keys):
         return f'did you mean "{close}"?'
     return "known here: " + ", ".join(sorted(keys)) if keys else "remove it"
@@ -134,7 +136,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel]) -> Problem:
     if error["type"] == "string_pattern_mismatch":
         pattern = error.get("ctx", {}).get("pattern", "")
         return Problem(where, f"{PATTERNS.get(pattern, f'must match {pattern}')}; got {show(value)}")
-    # "Input should be ..." or "List should have ...", or a sentence of our own.
+    # "Input should be ..." or "List should have ...", or one of our own sentences.
     message = re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
     message = re.sub(r" after validation, not \d+$", "", message)
     message = message.replace("a valid array", "a list").replace("valid dictionary", "object")
@@ -144,7 +146,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel]) -> Problem:
 def from_pydantic(
     error: ValidationError, model: type[BaseModel], prefix: Sequence[int | str] = ()
 ) -> InvalidJob:
-    """A pydantic error of `model` as problems, with the right spelling named for unknown keys."""
+    """Converts a pydantic error of `model` to problems, with suggestions for unknown keys."""
     problems = [_describe(details, model) for details in error.errors()]
     if prefix:
         problems = [Problem(f"{path(prefix)}.{p.where}", p.message) for p in problems]

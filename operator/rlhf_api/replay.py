@@ -1,4 +1,4 @@
-"""`spec.replay`: how a step's answers reach training, and which earlier ones are trained on again."""
+"""`spec.replay`: how a step's responses reach training, and which earlier ones are trained on again."""
 
 from typing import Annotated, Literal
 
@@ -8,33 +8,35 @@ from .base import Frozen, Positive, Sampler
 
 BUILT_IN_SAMPLERS = ("uniform", "newest", "prioritized")
 EPISODES = "episodes/"
-"""Prefix of a snapshot's episode files; the number of the episode and `.parquet` follow."""
+"""Prefix of a snapshot's episode files; followed by the episode's number and `.parquet`."""
 
 Window = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Offset = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Replay(Frozen):
-    """Earlier answers that are trained on again. An episode is the answers to one step's prompts, counted from 1.
-    Fields with `relay` are other spellings."""
+    """Experience replay: earlier responses that are trained on again. An episode is the responses to one step's
+    prompts, counted from 1. Fields with `relay` are other spellings."""
 
     stream_data_loader_type: Literal["fixed", "dynamic"] = "fixed"
-    """`fixed` trains when all answers of the step are there, `dynamic` on each minibatch of answers as it comes."""
+    """`fixed` trains when all responses of the step are there, `dynamic` on each minibatch of responses as it
+    arrives.
+    """
     max_replay_episode: Window | None = None
-    """Number of the last episodes that are kept to be replayed: -1 all of them, 0 (unless given) none."""
+    """Replay window in episodes: -1 keeps all, 0 (unless given) none."""
     replay_episode_offset: Offset | None = None
     """Episodes before this one are never replayed; 0 unless given."""
     replay_sample_fn: Sampler | None = None
-    """`uniform` (unless given), `newest`, `prioritized` (by the mean absolute advantage), or a function
-    `(list of EpisodeReplayBuffer) -> list of dict`."""
+    """`uniform` (unless given), `newest`, `prioritized` (by the mean absolute advantage), or a function `(list of
+    EpisodeReplayBuffer) -> list of dict`."""
     samples_per_step: Positive | None = None
-    """Replayed answers in a step, for the built-in samplers; as many as the step's own unless given."""
+    """Replayed responses per step, for the built-in samplers; as many as the step's own unless given."""
     max_relay_episode: Window | None = None
-    """The same as maxReplayEpisode."""
+    """Same as maxReplayEpisode."""
     relay_episode_offset: Offset | None = None
-    """The same as replayEpisodeOffset."""
+    """Same as replayEpisodeOffset."""
     relay_sample_fn: Sampler | None = None
-    """The same as replaySampleFn."""
+    """Same as replaySampleFn."""
 
     @property
     def dynamic(self) -> bool:
@@ -42,7 +44,7 @@ class Replay(Frozen):
 
     @property
     def window(self) -> int:
-        """Episodes that are kept to be replayed; -1: all."""
+        """Replay window in episodes; -1: all."""
         return self.max_replay_episode or self.max_relay_episode or 0
 
     @property
@@ -51,7 +53,7 @@ class Replay(Frozen):
 
     @property
     def sampler(self) -> str:
-        """The name of a built-in one, or an import path."""
+        """Name of a built-in sampler, or an import path."""
         return self.replay_sample_fn or self.relay_sample_fn or BUILT_IN_SAMPLERS[0]
 
     @property

@@ -1,4 +1,4 @@
-"""The plan of a job: the pods, GPUs and memory that each role wants, known before any pod starts; pure."""
+"""Resource plan of a job: pods, GPUs and memory of each role, computed before any pod starts; pure."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -19,13 +19,15 @@ from .spec import Spec
 from .status import RolePlan
 
 _MOST_PODS = 1000
-"""`replicas` takes no more."""
+"""Maximum of `replicas`."""
 _CERTAIN = 0.9
-"""A job is refused where it does not fit with this share of its activations: their formula is right within a tenth."""
+"""Share of the estimated activations with which a job must not fit in order to be refused: the formula is right within
+a tenth.
+"""
 
 
 def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
-    """Pods, GPUs and memory of each role; `found`: the models' sizes as a host found them."""
+    """Pods, GPUs and memory of each role; `found`: model sizes found by the host."""
     sizes, made = Sizes.of(spec, found), dict[Role, RolePlan]()
     for role in roles_of(spec):
         gpu, pods = gpu_of(spec, role), len(places(spec, role))
@@ -35,7 +37,7 @@ def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
 
 
 def problems(spec: Spec, found: Found = NOTHING) -> Iterator[Problem]:
-    """GPUs that do not suit the processes of a pod, and models that cannot fit the GPUs they are given."""
+    """Problems: GPU counts that do not match a pod's processes, and models that cannot fit their GPUs."""
     sizes = Sizes.of(spec, found).certain
     for role in roles_of(spec):
         gpu = gpu_of(spec, role)
@@ -47,7 +49,7 @@ def problems(spec: Spec, found: Found = NOTHING) -> Iterator[Problem]:
 
 
 def gpu_of(spec: Spec, role: Role) -> Gpu | None:
-    """The GPUs of a role's pods: the job's settings with the role's added."""
+    """The GPUs of a role's pods, from the job's settings merged with the role's."""
     return combine(spec.pods, _section(spec, role).pods).gpu
 
 
@@ -86,8 +88,7 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
 
 
 def _training(spec: Spec, sizes: Sizes, share: float = 1.0) -> Need:
-    """A rank of the trainer, with this share of its activations, and with the moving averages that it keeps beside the
-    trained models."""
+    """Memory of a trainer's rank, with this share of its activations, and with its moving averages."""
     zero, activations = Zero.of(spec), _activations(spec, sizes)
     need = trainer(zero, _trained(spec, sizes), activations and share * activations)
     averaged = [size.parameters for model in graph_of(spec).averages if (size := getattr(sizes, model.field))]
@@ -104,7 +105,7 @@ def _trained(spec: Spec, sizes: Sizes) -> list[float]:
 
 
 def _activations(spec: Spec, sizes: Sizes) -> float | None:
-    """Of the trained model that has most of them; None where a model's widths are not known."""
+    """Activations of the trained model that has the most, in bytes; None if a model's widths are unknown."""
     section = spec.trainer
     dtype = section.dtype or spec.model.dtype
     found = []
@@ -120,7 +121,7 @@ def _activations(spec: Spec, sizes: Sizes) -> float | None:
 
 
 def _guessed(spec: Spec, role: Role, sizes: Sizes) -> str | None:
-    """The role's model whose size nobody knows."""
+    """The role's model of unknown size, if any."""
     if role.row.work == "train":
         name, size = "critic", sizes.critic if CRITIC in graph_of(spec).trained else None
     else:
@@ -129,7 +130,7 @@ def _guessed(spec: Spec, role: Role, sizes: Sizes) -> str | None:
 
 
 def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
-    """The GPUs of one pod or process of a role, and where that number comes from."""
+    """GPUs per pod or process of a role, and where the number comes from."""
     match role.row.work:
         case "train":
             ranks = spec.trainer.processes_per_replica
@@ -144,7 +145,7 @@ def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
 
 
 def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
-    """One GPU for each process that computes; reward functions may use any number."""
+    """One GPU per process that computes; reward functions may use any number."""
     wanted, words = gpus_each(spec, role)
     if gpu.count != wanted and not (role is Role.REWARD and spec.reward.functions):
         own = _section(spec, role).pods.gpu is not None
@@ -174,8 +175,8 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
 
 
 def _remedy(spec: Spec, sizes: Sizes, memory: float) -> str:
-    """Fewer activations; the fewest ranks, for each stage that needs fewer than those before it; or the optimizer on
-    the CPU."""
+    """Suggested remedies: fewer activations; the smallest number of ranks for each ZeRO stage that needs fewer than
+    those before it; or the optimizer on the CPU."""
     zero, models, per_pod = Zero.of(spec), _trained(spec, sizes), spec.trainer.processes_per_replica
     activations = _activations(spec, sizes)
     certain = activations and _CERTAIN * activations
@@ -228,7 +229,9 @@ def _fewer_activations(spec: Spec, sizes: Sizes, memory: float) -> Iterator[str]
 
 
 def _ranks(zero: Zero, fits: Callable[[Zero], bool], per_pod: int) -> int | None:
-    """The fewest ranks, in whole pods and no fewer than there are, of which each can hold its part."""
+    """The smallest number of ranks, in whole pods and at least the present number, of which each can hold its
+    partition.
+    """
     choices = range(zero.ranks, _MOST_PODS * per_pod + 1, per_pod)
     at = bisect_left(choices, True, key=lambda n: fits(replace(zero, ranks=n)))
     return choices[at] if at < len(choices) else None

@@ -1,4 +1,4 @@
-"""The reward role's section of the manifest: a model and functions, services and programs, composed with weights."""
+"""The reward role's section: a model, functions, services and programs, combined with weights."""
 
 import re
 
@@ -15,7 +15,7 @@ RESERVED_HEADERS = (
     "host",
     "transfer-encoding",
 )
-"""Headers that say how a request is sent."""
+"""Headers that the HTTP client sets itself."""
 
 
 class RewardProgram(Frozen):
@@ -24,32 +24,34 @@ class RewardProgram(Frozen):
     command: tuple[str, ...] = Field(min_length=1, max_length=64)
     """The program and its arguments. It sees the job's directory as `/job`, and the dataset's row as `row.json`."""
     memory_megabytes: Positive = 512
-    """Address space of each of its processes, of which there may be 32."""
+    """Address space limit of each of its processes, of which there may be 32."""
     cpu_seconds: Positive = 10
-    """Of each of its processes; more is the response's own doing, and `timeoutSeconds` without it a failure."""
+    """CPU time limit of each of its processes; exceeding it is the response's fault, exceeding `timeoutSeconds`
+    otherwise a failure.
+    """
 
 
 class RewardFunction(Frozen):
-    """A score of each response by a Python function, in processes of its own, by an HTTP service, or by a program."""
+    """A score of each response by a Python function, in worker processes, by an HTTP service, or by a program."""
 
     name: RewardName | None = None
-    """Its name in the metrics; the Python function's unless given."""
+    """Name in the metrics; the Python function's unless given."""
     function: ImportPath | None = None
     """`(prompts, responses, rows) -> list of float`; with `fineGrained` and a parameter `tokens` also a list of floats
     for each response."""
     url: HttpUrl | None = None
-    """Address that responses are posted to, many at once; docs/rewards.md has the messages."""
+    """URL to which responses are posted, many at once; docs/rewards.md describes the messages."""
     secret_headers: dict[str, Variable] = Field({}, max_length=16)
-    """Headers of each request to `url`, such as Authorization: for each the environment variable of the reward role
-    that holds its value, which no manifest and no log does."""
+    """Headers of each request to `url`, such as Authorization: for each, the environment variable of the reward role
+    that holds its value, which no manifest or log contains."""
     program: RewardProgram | None = None
     weight: float = 1.0
     timeout_seconds: Positive = 30
-    """Time limit of one call. One for several responses that fails is made again for each of them alone."""
+    """Timeout of one call. A failed call for several responses is repeated for each one alone."""
     retries: int = Field(2, ge=0, le=100)
-    """Tries of a response that failed, after the first, before it is left out of training."""
+    """Retries of a failed response before it is left out of training."""
     concurrency: int = Field(4, ge=1, le=256)
-    """Calls at once; of a Python function, in as many processes."""
+    """Concurrent calls; for a Python function, as many processes."""
 
     @model_validator(mode="after")
     def _scores_in_one_way(self) -> "RewardFunction":
@@ -76,24 +78,24 @@ class RewardFunction(Frozen):
 
     @property
     def metric(self) -> str:
-        """Its name in the metrics."""
+        """Name in the metrics."""
         return self.name or (self.function or "").partition(":")[2]
 
 
 class Reward(ModelServerSpec):
-    """The score of an answer: `modelWeight` x the reward model, plus the weighted functions."""
+    """The score of a response: `modelWeight` x the reward model, plus the weighted functions."""
 
     model_weight: NonNegativeFloat = 1.0
     functions: tuple[RewardFunction, ...] = ()
     fine_grained: bool = False
-    """Each token gets its own reward: the reward model, where there is one, has one output for each token (token
-    classification), and functions may return a number for each."""
+    """Token-level rewards: the reward model, if any, has one output per token (token classification), and functions may
+    return a number for each token."""
     bias: float = 0.0
-    """Added to the total."""
+    """Added to the weighted sum."""
     scale: float = 1.0
-    """Factor of the total with its bias."""
+    """Factor of the sum with its bias."""
     clip: tuple[float, float] | None = None
-    """Bounds of the scaled total."""
+    """Lower and upper bound of the scaled sum."""
     max_failed_share: float = Field(0.25, ge=0, lt=1)
-    """Responses that could not be scored are left out. Above this share of those that are scored together the job is
-    paused and they are tried again; `startupTimeoutSeconds` without progress end it."""
+    """Responses that could not be scored are left out. Above this share of a batch the job is paused and they are
+    retried; `startupTimeoutSeconds` without progress end it."""

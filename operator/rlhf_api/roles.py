@@ -72,7 +72,7 @@ class Trainer(RoleSpec):
     micro_batch_tokens: Positive = 16384
     """Upper bound of the tokens, with their padding, that one rank forwards at once."""
     critic_micro_batch_tokens: Positive | None = None
-    """The same of the critic; `microBatchTokens` unless given."""
+    """Token budget of the critic's micro-batches; `microBatchTokens` unless given."""
     attention: Attention = "auto"
     """`packed`: sequences end to end, without padding, where a trial at the start shows that the model computes the
     same; `padded`: each filled up to the longest beside it. `auto`: packed on GPUs where that holds, else padded.
@@ -95,7 +95,7 @@ class Trainer(RoleSpec):
 
     @property
     def ranks(self) -> int:
-        """Of all nodes."""
+        """Ranks over all nodes."""
         return self.replicas * self.processes_per_replica
 
 

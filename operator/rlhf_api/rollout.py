@@ -1,4 +1,4 @@
-"""`spec.rollout`: how far generation runs ahead of training, and how the loss is corrected for it."""
+"""`spec.rollout`: how far generation runs ahead of training, and the off-policy correction of the loss."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
@@ -20,31 +20,33 @@ class Rollout(Frozen):
     """Generation ahead of training, in weight versions."""
 
     max_staleness: int = Field(0, ge=0, le=64)
-    """No token is trained on by weights that are more versions newer than those that sampled it; 0: generators wait
-    while the policy trains."""
+    """Maximum number of weight versions between sampling a token and training on it; 0: generators wait while the
+    policy trains."""
     in_flight: Literal["recompute", "keep"] = "recompute"
-    """A response that new weights interrupt goes on with them: after its keys and values are computed anew, or with
-    those of the weights before."""
+    """A response interrupted by new weights continues with them: after its keys and values are recomputed, or with
+    those of the earlier weights."""
     proximal: Literal["policy", "sampled"] = "policy"
-    """Importance ratios are to the policy before the step, for one more forward pass, or to what sampled."""
+    """Importance ratios are relative to the policy before the step, at the cost of one more forward pass, or to the
+    sampler.
+    """
     importance: Level | None = None
-    """Weight of the loss by p / p_sampler before the step: of each token, or of each response. Unless given `token`
+    """Importance weight of the loss, p / p_sampler before the step: per token, or per response. Unless given `token`
     with maxStaleness above 0, else none."""
     importance_cap: float = Field(2.0, gt=1)
-    """Higher weights count as this one (truncated importance sampling)."""
+    """Truncated importance sampling: higher weights are set to this one."""
     importance_mask: float | None = Field(None, gt=1)
-    """Tokens or responses with a weight above this one, or below its inverse, are left out."""
+    """Tokens or responses with a weight above this one, or below its inverse, are left out of the loss."""
 
     @property
     def level(self) -> Level:
-        """The correction in force."""
+        """The correction in effect."""
         if self.importance is None:
             return "token" if self.max_staleness and self.proximal == "policy" else "none"
         return self.importance
 
 
 def problems(spec: "Spec") -> Iterator[Problem]:
-    """Fields of `spec.rollout` that this job would not read, or that contradict others."""
+    """Fields of `spec.rollout` without effect in this job, or that contradict others."""
     rollout, default = spec.rollout, Rollout()
     if not graph_of(spec).generates:
         return

@@ -1,4 +1,4 @@
-"""Files of rows, JSONL or one JSON list, read by offset: eight bytes of memory a row, however long the rows are."""
+"""Files of rows, JSONL or a JSON list, read by offset: eight bytes of memory per row, whatever its length."""
 
 import json
 import mmap
@@ -15,18 +15,18 @@ from .rows import Row, checked_row
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', flags=re.DOTALL)
-"""A string, or what JSON's lists and objects are made of."""
+"""A JSON string, or a structural character of lists and objects."""
 
 
 class Rows(Sequence[Row]):
-    """Rows that are read one by one, also those of a slice."""
+    """Rows read one by one, also in slices."""
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
     @overload
     def __getitem__(self, index: slice) -> list[Row]: ...
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        """Raises InvalidJob for a bad row: where it stands, its field and the value."""
+        """Raises InvalidJob for a bad row, with its place, field and value."""
         return (
             [self[i] for i in range(*index.indices(len(self)))]
             if isinstance(index, slice)
@@ -35,19 +35,19 @@ class Rows(Sequence[Row]):
 
     @abstractmethod
     def row(self, index: int) -> Row:
-        """Raises IndexError beyond the last, InvalidJob as `[]` does."""
+        """Raises IndexError beyond the last row, InvalidJob as `[]` does."""
 
 
 class RowFile(Rows):
-    """The rows of a file, each of which is read and checked when it is asked for."""
+    """The rows of a file, read and checked on access."""
 
     def __init__(
         self, file: Path, kind: RowKind, name: str | None = None, *, by_number: bool = False
     ) -> None:
-        """`name` is how messages call a file that is a copy; `by_number`: its lines are not the original's, whose rows
-        are counted from 0.
+        """`name`: the original's name in messages, if the file is a copy; `by_number`: its line numbers are not the
+        original's, so rows are reported by number, from 0.
 
-        Raises InvalidJob where the file cannot be read, is no list to its end, or has no rows.
+        Raises InvalidJob if the file cannot be read, is a truncated list, or has no rows.
         """
         self._file, self._kind, self.name = file, kind, name or str(file)
         try:
@@ -71,7 +71,7 @@ class RowFile(Rows):
             raise InvalidJob([Problem(self.name, f"cannot be read: {error.strerror}")]) from None
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows, the file opened once. Raises InvalidJob at the first bad one."""
+        """Iterates over all rows with the file opened once. Raises InvalidJob at the first bad one."""
         with self._file.open("rb") as file:
             yield from (self._read(file, i) for i in range(len(self)))
 
@@ -86,7 +86,7 @@ class RowFile(Rows):
         return checked_row(row, self._kind, lambda: self.where(index))
 
     def where(self, index: int) -> str:
-        """`file:line`, counted by reading what stands before; `file[index]` of a list, whose rows may share a line."""
+        """`file:line`, counted by reading the rows before; `file[index]` for a list, whose rows may share a line."""
         if self._by_number:
             return f"{self.name}[{index}]"
         with self._file.open("rb") as file:
@@ -97,7 +97,7 @@ class RowFile(Rows):
 
 
 def _index(file: Path) -> tuple["array[int]", bool]:
-    """Offsets of the rows, then the end of the last one; and true for a file that is a list."""
+    """Offsets of the rows and the end of the last one; and True for a file that is a list."""
     starts = array("Q")
     with file.open("rb") as lines:
         at = len(_BYTE_ORDER_MARK) if lines.read(3) == _BYTE_ORDER_MARK else 0

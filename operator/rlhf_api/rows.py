@@ -1,4 +1,4 @@
-"""The rows of a dataset: their shapes, and what is wrong with a row that has none of them."""
+"""Row types of datasets, and validation messages for rows."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Self
@@ -37,7 +37,7 @@ Messages = Annotated[list[Message], Field(min_length=1)]
 Text = Annotated[
     Annotated[NonEmpty, Tag("text")] | Annotated[Messages, Tag("messages")], Discriminator(_kind)
 ]
-"""Plain text, or a conversation that a chat template renders."""
+"""Plain text, or a conversation rendered by a chat template."""
 
 
 def _asks(prompt: str | list[Message]) -> str | list[Message]:
@@ -72,18 +72,18 @@ def _flat(value: Any) -> Iterator[str | Message]:
 
 
 class Row(BaseModel):
-    """Further fields are kept: reward functions receive the whole row."""
+    """Base of the row types. Further fields are kept: reward functions get the whole row."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     @property
     def texts(self) -> list[str]:
-        """All text that is made tokens of."""
+        """All text that is tokenized."""
         return [part if isinstance(part, str) else part.content for part in self._parts]
 
     @property
     def is_conversation(self) -> bool:
-        """True where a chat template has to render any part of it."""
+        """True if a chat template is needed to render any part of the row."""
         return any(isinstance(part, Message) for part in self._parts)
 
     @property
@@ -95,13 +95,13 @@ class Row(BaseModel):
 
 
 class PromptRow(Row):
-    """A prompt to answer."""
+    """A prompt for sampled responses."""
 
     prompt: Prompt
 
 
 class AnswerRow(Row):
-    """A prompt with its answer, for supervised fine-tuning."""
+    """A prompt with its response, for supervised fine-tuning."""
 
     prompt: Prompt
     answer: Answer
@@ -128,17 +128,17 @@ class ConversationRow(Row):
 
     @property
     def prompt(self) -> list[Message]:
-        """All before the assistant's first turn."""
+        """The messages before the assistant's first turn."""
         return self.messages[: self._first]
 
     @property
     def answer(self) -> list[Message]:
-        """The assistant's first turn and all that follows."""
+        """The assistant's first turn and all that follow."""
         return self.messages[self._first :]
 
 
 class PairRow(Row):
-    """A prompt with answers of which `pos_answers[i]` is better than `neg_answers[i]`."""
+    """A prompt with responses of which `pos_answers[i]` is preferred to `neg_answers[i]`."""
 
     prompt: Prompt
     pos_answers: Annotated[list[Compared], Field(min_length=1)]
@@ -155,7 +155,7 @@ class PairRow(Row):
 
 
 class PreferenceRow(Row):
-    """A prompt with two answers, of which `chosen` is the better."""
+    """A prompt with two responses, of which `chosen` is preferred."""
 
     prompt: Prompt
     chosen: Compared
@@ -171,24 +171,24 @@ class PreferenceRow(Row):
 
 
 ROW_FIELDS = ("prompt", "answer", "pos_answers", "neg_answers")
-"""Fields that training reads of rows of any kind."""
+"""Fields that training reads, over all row kinds."""
 ROW_TYPES: dict[RowKind, type[Row]] = {"prompts": PromptRow, "responses": AnswerRow, "pairs": PairRow}
 OTHER_TYPES: dict[RowKind, tuple[str, type[Row]]] = {
     "responses": ("messages", ConversationRow),
     "pairs": ("chosen", PreferenceRow),
 }
-"""Other shapes of the same kinds, by a field that only they have."""
+"""Alternative row types of a kind, by a field that only they have."""
 
 
 def row_type(row: dict[str, Any], kind: RowKind) -> type[Row]:
-    """The shape that a row is meant to have."""
+    """The row type that a row is most likely meant to be."""
     usual = ROW_TYPES[kind]
     mark, other = OTHER_TYPES.get(kind, ("", usual))
     return other if mark in row and not {*usual.model_fields} - {"prompt"} & {*row} else usual
 
 
 def with_system_prompt(row: Row, text: str) -> Row:
-    """The row as a conversation that begins with a system prompt; one that has its own keeps it."""
+    """The row as a conversation that begins with a system prompt, unless it has one."""
     name = "messages" if isinstance(row, ConversationRow) else "prompt"
     prompt: str | list[Message] = getattr(row, name)
     messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else prompt
@@ -200,7 +200,7 @@ def with_system_prompt(row: Row, text: str) -> Row:
 def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row]) -> Problem:
     details = error.errors()[0]
     first, *inner = details["loc"] or ("",)
-    # Which of the two a value is taken for stands in between, and is no key.
+    # The tag of the union's branch is part of the location, but not a key.
     field = ".".join(
         str(part) for part in (first, *inner) if part is first or part not in ("text", "messages")
     )
@@ -221,7 +221,7 @@ def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row])
 
 
 def checked_row(row: Any, kind: RowKind, where: Callable[[], str]) -> Row:
-    """Raises InvalidJob, naming where the row stands, which is asked for only then, and the field."""
+    """Validates a row. Raises InvalidJob with the field, and with its place, for which `where` is called only then."""
     if not isinstance(row, dict):
         raise InvalidJob([Problem(where(), f"a row must be an object; got {show(row)}")])
     model = row_type(row, kind)

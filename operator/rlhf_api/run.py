@@ -1,8 +1,8 @@
-"""Contract of a host (the operator, the local launcher) with a job's processes: configuration, environment, commands.
+"""Contract between a host (the operator, the local launcher) and a job's processes: configuration, environment,
+commands.
 
-One contract, two hosts: both start `command(...)` with `environment(...)`, push the membership to the
-trainer's control API, read its status there, and judge an ended process by its exit code and termination
-message.
+One contract, two hosts: both start `command(...)` with `environment(...)`, push the membership to the trainer's control
+API, read its status there, and judge an ended process by its exit code and termination message.
 """
 
 import os
@@ -18,13 +18,13 @@ from .roles import Role, RoleSpec
 from .spec import Spec
 
 EXIT_INVALID = 78
-"""Exit code of a role that cannot run this job as it stands (EX_CONFIG); starting it again would not help."""
+"""Exit code of a role that cannot run this job (EX_CONFIG); a restart would not help."""
 EXIT_SUSPENDED = 79
 """Exit code of a trainer that stopped on request, after a checkpoint."""
 EXIT_ROLLED_BACK = 80
-"""Exit code of a trainer that a rule of `spec.health` sent back to its last good snapshot, to be started from there."""
+"""Exit code of a trainer after a rollback by `spec.health`: restart it from its last good snapshot."""
 EXIT_UNHEALTHY = 81
-"""Exit code of a trainer whose job a rule of `spec.health` ends; starting it again would end the same."""
+"""Exit code of a trainer whose job a rule of `spec.health` fails; a restart would end the same."""
 
 CONTROL_STATUS = "/v1/status"
 """GET: TrainerStatus."""
@@ -33,7 +33,7 @@ CONTROL_MEMBERS = "/v1/members"
 CONTROL_STOP = "/v1/stop"
 """POST: checkpoint at the next safe point, then exit with EXIT_SUSPENDED."""
 CONTROL_CHECKPOINT = "/v1/checkpoint"
-"""POST: checkpoint at the next safe point and go on."""
+"""POST: checkpoint at the next safe point and continue."""
 
 
 class RunConfig(Report):
@@ -42,9 +42,9 @@ class RunConfig(Report):
     job: str
     spec: Spec
     workdir: str
-    """Absolute path of the work directory, as the roles see it."""
+    """Absolute path of the work directory, in the roles' file system."""
     resume: bool = False
-    """Go on from the newest checkpoint; without one, or with false, start anew."""
+    """Resume from the newest checkpoint, if there is one; false: start anew."""
 
     @property
     def store(self) -> str:
@@ -69,29 +69,29 @@ class Member(Report):
     address: str
     """`http://host:port`."""
     draining: bool = False
-    """It will end soon: no new work, no new weights."""
+    """The process will end soon: no new work, no new weights."""
 
 
 class Membership(Report):
-    """Everyone who serves the trainer, as the host sees it now."""
+    """All processes that serve the trainer, as known to the host."""
 
     members: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True)
 class Process:
-    """Address of one process of a job, and of the rendezvous of the trainer's ranks, or of those of one generator."""
+    """Address of one process of a job, and of the rendezvous of the trainer's ranks or of a generator's pods."""
 
     role: Role
     index: int
     port: int
-    """Of its HTTP; where rank 0 of its generator alone has one, of that."""
+    """Port of its HTTP server, or of rank 0's if only rank 0 of its generator has one."""
     host: str
-    """The address under which others reach it."""
+    """Address for other processes."""
     master: str
     """`host:port` of the rendezvous."""
     rank: int = 0
-    """Of a generator that spans several pods."""
+    """Rank of the pod in a multi-pod generator."""
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ class Process:
 
 
 def listens(process: Process) -> bool:
-    """It answers on its port: of the trainer's processes, and of one generator's, the first does."""
+    """True if the process listens on its port: only the first process of the trainer and of each generator does."""
     return process.rank == 0 and (process.role is not Role.TRAINER or process.index == 0)
 
 
@@ -109,7 +109,7 @@ def process_name(role: Role, index: int, rank: int) -> str:
 
 
 def roles_of(spec: Spec) -> tuple[Role, ...]:
-    """Roles that a job has processes for: those of its graph, without generators where the trainer generates."""
+    """Roles with processes: those of the graph, without generators if the trainer generates."""
     shared = spec.generator.shared_with_trainer
     return tuple(role for role in graph_of(spec).roles if role is not Role.GENERATOR or not shared)
 
@@ -120,12 +120,12 @@ def replicas(spec: Spec, role: Role) -> Positive:
 
 
 def pods_each(spec: Spec, role: Role) -> Positive:
-    """Pods, or processes of one machine, of one replica of a role."""
+    """Pods, or processes on one machine, per replica of a role."""
     return spec.generator.pods_per_replica if role.row.work == "generate" else 1
 
 
 def places(spec: Spec, role: Role) -> list[tuple[int, int]]:
-    """The index of its replica, and the rank in it, of each process of a role."""
+    """(replica, rank within it) of each process of a role."""
     return list(product(range(replicas(spec, role)), range(pods_each(spec, role))))
 
 
@@ -136,7 +136,7 @@ TORCHRUN = "rlhf_trainer.torchrun"
 def command(
     config: RunConfig, process: Process, python: str = "python3", *, torchrun: str = TORCHRUN
 ) -> list[str]:
-    """The command line of a process; `torchrun` is the module of that name in the image that it runs."""
+    """The command line of a process; `torchrun`: the module of that name in the image."""
     module = f"rlhf_trainer.roles.{process.role.value}"
     if process.role is not Role.TRAINER:
         return [python, "-m", module]
@@ -151,19 +151,19 @@ def command(
 
 
 OUTLIVE_PEERS = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-"""Environment of a process that outlives its peers. If NCCL loses one over TCP, torch's watchdog asks for a dump, and
-after a dump its monitor ends the process: by default eight minutes after another one died, and with it the trainer and
-every other generator."""
+"""Environment of a process that survives its peers. When NCCL loses one over TCP, torch's watchdog requests a dump,
+after which its monitor ends the process: by default eight minutes after a peer died, and with it the trainer and all
+generators."""
 
 SHARE_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Compute threads that wait for each other sleep. Where they spin, as torch's do by default, they use up their share of
-a core that somebody else uses too, and are off it when their work comes: a step takes many times as long."""
+"""Waiting compute threads sleep. By default torch's spin: on a shared core they use up their share, and are descheduled
+when their work arrives, which slows a step many times."""
 
 
 def environment(
     config: RunConfig, process: Process, *, config_file: str, termination_log: str
 ) -> dict[str, str]:
-    """The environment variables of a process, but for RLHF_TOKEN, which each host keeps as a secret."""
+    """Environment variables of a process, except RLHF_TOKEN, which each host stores as a secret."""
     return {
         **OUTLIVE_PEERS,
         **SHARE_CORES,
@@ -186,7 +186,7 @@ def _group(config: RunConfig, process: Process) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ProcessEnv:
-    """The environment of a process, parsed: the other end of `environment`."""
+    """The environment of a process, parsed; inverse of `environment`."""
 
     config: RunConfig
     index: int
@@ -196,11 +196,11 @@ class ProcessEnv:
     termination_log: str
     rank: int = 0
     master: str = ""
-    """Of the rendezvous of a generator's pods, where it has several."""
+    """Rendezvous of a multi-pod generator."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "ProcessEnv":
-        """Raises KeyError where a variable is missing: the process was not started by a host."""
+        """Raises KeyError if a variable is missing: the process was not started by a host."""
         config = RunConfig.model_validate_json(Path(environ["RLHF_RUN_CONFIG"]).read_bytes())
         return cls(
             config=config,

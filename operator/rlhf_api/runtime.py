@@ -1,7 +1,6 @@
-"""RLHFRuntime and ClusterRLHFRuntime: pod settings of an administrator, which jobs refer to by `spec.runtime`.
+"""RLHFRuntime and ClusterRLHFRuntime: an administrator's pod settings, which jobs reference by `spec.runtime`.
 
-The outcome is `merged`: the runtime's settings with the job's over them, by the rules by which a role's pods win over
-those of all roles (`pods.combine`).
+`merged` merges the job's settings over the runtime's, by the rules of `pods.combine`.
 """
 
 import json
@@ -30,7 +29,7 @@ class RuntimeRole(Frozen):
 
 
 class RuntimeSpec(Frozen):
-    """Settings of the pods of jobs that name this runtime; what a job says itself wins."""
+    """Pod settings of jobs that reference this runtime; the job's own take precedence."""
 
     environment: dict[str, str] = {}
     """Environment variables of every role; no place for secrets."""
@@ -44,7 +43,7 @@ class RuntimeSpec(Frozen):
 
 
 class RuntimeMetadata(Frozen):
-    """The metadata that this contract reads."""
+    """The metadata fields used here."""
 
     name: Name
     namespace: str | None = None
@@ -54,7 +53,7 @@ class RuntimeMetadata(Frozen):
 
 
 class Runtime(Frozen):
-    """Pod settings of an administrator, for all jobs that name them."""
+    """Pod settings of an administrator, for all jobs that reference them."""
 
     api_version: Literal["rlhf.dev/v1alpha1"]
     kind: RuntimeKind
@@ -63,7 +62,7 @@ class Runtime(Frozen):
 
 
 class NamedRuntime(Report):
-    """A runtime as a job began with it."""
+    """A runtime as it was when a job began."""
 
     kind: RuntimeKind
     name: str
@@ -72,7 +71,7 @@ class NamedRuntime(Report):
 
 
 def parse_runtime(body: Any) -> NamedRuntime:
-    """A runtime from its manifest, or as an API server returns it.
+    """Validates a runtime from its manifest or from an API server.
 
     Raises:
         InvalidJob: with every problem found, each naming its field.
@@ -94,7 +93,7 @@ def parse_runtime(body: Any) -> NamedRuntime:
 
 
 def load_runtime(file: Path) -> NamedRuntime:
-    """A runtime from a YAML file. Raises InvalidJob where it holds none."""
+    """Reads a runtime from a YAML file. Raises InvalidJob if the file is not a valid runtime."""
     try:
         return parse_runtime(read(file))
     except InvalidJob as error:
@@ -108,10 +107,10 @@ def load_runtime(file: Path) -> NamedRuntime:
 
 
 def merged(spec: Spec, runtime: RuntimeSpec) -> Spec:
-    """The job's spec over the runtime's.
+    """Merges the job's spec over the runtime's.
 
-    The layers of a role's pods, from the lowest: the runtime's for all roles, the runtime's for this one, the job's for
-    all roles, the job's for this one.
+    Layers of a role's pods, lowest first: the runtime's for all roles, the runtime's for this one, the job's for all
+    roles, the job's for this one.
     """
     roles = {}
     for role in Role:
@@ -131,10 +130,10 @@ def merged(spec: Spec, runtime: RuntimeSpec) -> Spec:
 
 
 def with_runtime(spec: Spec, runtime: NamedRuntime) -> Spec:
-    """The checked outcome.
+    """The merged and validated spec.
 
     Raises:
-        InvalidJob: job and runtime do not go together.
+        InvalidJob: job and runtime are not compatible.
     """
     outcome = merged(spec, runtime.spec)
     if problems := [*oversized(outcome, "spec"), *check(outcome)]:

@@ -1,4 +1,4 @@
-"""GPU memory of vLLM: frozen weights; of a generator served and received ones, its cache, its utilization; pure."""
+"""GPU memory of vLLM: frozen weights; for a generator, served and received weights, KV cache, utilization; pure."""
 
 import math
 from collections.abc import Iterator
@@ -13,27 +13,27 @@ from .sizes import Sizes
 from .spec import Spec
 
 UTILIZATION, CACHE = "gpu-memory-utilization", "kv-cache-memory-bytes"
-"""vLLM's names of the two ways to say how much of a GPU it takes."""
+"""vLLM's two options for the memory that it takes on a GPU."""
 _MOST = 0.92
-"""vLLM's own `gpu-memory-utilization`, and no more than that where nothing is given."""
+"""vLLM's default `gpu-memory-utilization`, and the maximum if none is given."""
 PIPELINE, COPIES, _CONTEXT = "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size"
 _OTHER_SIZE = ("quantization", "cpu-offload-gb")
-"""With these a GPU does not hold what the parameters and the dtype say."""
+"""Options with which the weights on a GPU do not follow from parameters and dtype."""
 _BESIDE = 4e9
-"""Bytes that vLLM was seen to take beyond its utilization (CUDA's context, graphs, freed memory in too small pieces),
-rounded up: 1.4e9 on an H100, more than 3.0e9 on an H200."""
+"""Bytes that vLLM was observed to take beyond its utilization (CUDA context, graphs, fragmentation), rounded up: 1.4e9
+on an H100, more than 3.0e9 on an H200."""
 _MOST_GPUS = 64
 _LARGEST = 10**15
-"""JSON's integers have no end, but floats do."""
+"""JSON integers are unbounded, but floats are not."""
 
 
 def on_vllm(spec: Spec, role: Role) -> bool:
-    """Its processes are vLLM servers, or hold a frozen model that vLLM runs."""
+    """True if the role's processes are vLLM servers, or hold a frozen model under vLLM."""
     return role.row.work == "generate" or getattr(getattr(spec, role.value), "engine", None) == "vllm"
 
 
 def gpus(section: Generator | ModelServerSpec) -> tuple[int, str]:
-    """The GPUs of one vLLM, and where that number comes from."""
+    """Number of GPUs of one vLLM, and where it comes from."""
     arguments, tensor = section.engine_arguments, section.tensor_parallel_size
     sizes = {"tensorParallelSize": tensor}
     sizes |= {name: _size(arguments.get(name)) for name in (PIPELINE, COPIES, _CONTEXT)}
@@ -42,8 +42,8 @@ def gpus(section: Generator | ModelServerSpec) -> tuple[int, str]:
 
 
 def held(spec: Spec, role: Role, parameters: float) -> Need | None:
-    """The weights of a frozen model of so many parameters on one GPU of its role; None where vLLM's arguments keep them
-    elsewhere or in another form."""
+    """Weights of a frozen model of `parameters` parameters on one GPU of its role; None if vLLM's arguments offload or
+    quantize them."""
     section: ModelServerSpec = getattr(spec, role.value)
     arguments = section.engine_arguments
     if any(name in arguments for name in _OTHER_SIZE):
@@ -53,28 +53,28 @@ def held(spec: Spec, role: Role, parameters: float) -> Need | None:
 
 
 def left_open(spec: Spec) -> bool:
-    """The manifest sets neither vLLM's share of a GPU nor the size of its cache."""
+    """True if the manifest sets neither vLLM's share of a GPU nor the size of its cache."""
     return not {UTILIZATION, CACHE} & spec.generator.engine_arguments.keys()
 
 
 @dataclass(frozen=True)
 class Serving:
-    """One GPU of a generator that serves a policy of so many parameters."""
+    """One GPU of a generator that serves a policy of known size."""
 
     served: Need
-    """The weights that serve, divided over tensor and pipeline parallel GPUs."""
+    """The serving weights, divided over tensor and pipeline parallel GPUs."""
     received: Need
-    """New weights, whole on every GPU and as the trainer computes, until they are swapped in."""
+    """New weights, whole on every GPU and in the trainer's dtype, until they are swapped in."""
     tensor_parallel: int
     given: float | None
-    """The part of the GPU that vLLM fills, where the manifest says it in a number."""
+    """The manifest's share of the GPU for vLLM, if it is a number."""
     cache: float | None
-    """Bytes of the KV cache, likewise."""
+    """Bytes of the KV cache, if the manifest gives a number."""
     left_open: bool
 
     @classmethod
     def of(cls, spec: Spec, sizes: Sizes) -> "Serving | None":
-        """None where nobody knows the policy's size, or the arguments keep weights elsewhere or in another form."""
+        """None if the policy's size is unknown, or the arguments offload or quantize weights."""
         generator, arguments = spec.generator, spec.generator.engine_arguments
         if sizes.policy is None or any(name in arguments for name in _OTHER_SIZE):
             return None
@@ -96,17 +96,17 @@ class Serving:
         return Need(self.served.total + self.received.total, f"{self.served.words} + {new}")
 
     def utilization(self, memory: float) -> float | None:
-        """The part of a GPU of so many bytes that vLLM fills: as given, else what leaves room for the new weights; None
-        where it is told the size of its cache instead."""
+        """vLLM's share of a GPU of `memory` bytes: as given, else what leaves room for the new weights; None if the
+        size of its cache is given instead."""
         return self._chosen(memory) if self.left_open else self.given
 
     def left(self, memory: float) -> float | None:
-        """For the KV cache and vLLM's work, of GPUs of so many bytes."""
+        """Bytes left for the KV cache and vLLM's buffers, on GPUs of `memory` bytes."""
         filled = self.utilization(memory)
         return None if filled is None else filled * memory - self.served.total
 
     def problems(self, memory: float) -> Iterator[Problem]:
-        """Refusals of settings that GPUs of so many bytes cannot hold."""
+        """Problems of settings that do not fit GPUs of `memory` bytes."""
         room, has = memory - self.received.total, f"{memory / 1e9:g} GB"
         where = "spec.generator.engineArguments."
         seen = f"one GPU must hold {gigabytes(self.need.total)} GB: {self.need.words}; it has {has}"
@@ -145,7 +145,7 @@ class Serving:
         return self._more_gpus(memory)
 
     def _more_gpus(self, memory: float) -> str:
-        """The smallest power of two as tensorParallelSize with which a cache fits as well."""
+        """The smallest power of two as tensorParallelSize with which a cache fits too."""
         whole, parallel = self.served.total * self.tensor_parallel, self.tensor_parallel
         while parallel < _MOST_GPUS:
             parallel *= 2
@@ -156,7 +156,7 @@ class Serving:
 
 
 def _hundredths(part: float) -> float:
-    """Rounded down, and never below 0."""
+    """Rounded down to hundredths, at least 0."""
     return math.floor(100 * max(0.0, part)) / 100
 
 
@@ -165,5 +165,5 @@ def _size(value: JsonValue) -> int:
 
 
 def _number(value: JsonValue) -> float | None:
-    """None for what vLLM reads in its own way, such as `20G`."""
+    """A number; None for values that vLLM parses itself, such as `20G`."""
     return float(min(value, _LARGEST)) if isinstance(value, int | float) else None

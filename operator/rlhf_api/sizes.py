@@ -1,4 +1,4 @@
-"""Sizes of a job's models, as far as they are known before anything is loaded; pure."""
+"""Sizes of a job's models, as far as known before any is loaded; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,13 +9,12 @@ from .roles import Role
 from .spec import Model, Spec
 
 LOADED = ("policy", "critic", *(role.row.model for role in Role if role.row.model))
-"""The fields of `spec.model` that name a model which some role loads."""
+"""Fields of `spec.model` whose models some role loads."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Parameters of a model, and its widths where they are known; `guessed` where nobody knows, and it is taken to be
-    as large as the policy."""
+    """Parameters of a model, and its widths if known; `guessed`: unknown, assumed to be as large as the policy."""
 
     parameters: float
     shape: Shape | None = None
@@ -23,13 +22,13 @@ class Size:
 
 
 Found = Mapping[str, Size]
-"""Sizes that a host found in files, under the fields of `spec.model` that name them."""
+"""Sizes found in files by a host, by field of `spec.model`."""
 NOTHING: Found = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The models that a job's roles hold."""
+    """Sizes of the models that a job's roles hold."""
 
     policy: Size | None
     critic: Size | None
@@ -37,7 +36,7 @@ class Sizes:
 
     @classmethod
     def of(cls, spec: Spec, found: Found) -> "Sizes":
-        """From what was found in files, else from what the manifest says."""
+        """Sizes found in files, else those that the manifest gives."""
         model = spec.model
         policy = found.get("policy") or (Size(model.parameters) if model.parameters else _created(model))
 
@@ -53,7 +52,7 @@ class Sizes:
 
     @property
     def certain(self) -> "Sizes":
-        """Without what is guessed."""
+        """The same without guessed sizes."""
         return Sizes(
             _certain(self.policy),
             _certain(self.critic),
@@ -62,7 +61,7 @@ class Sizes:
 
 
 def _held(spec: Spec, role: Role) -> bool:
-    """The role's processes hold a model; those of the reward role may have functions alone."""
+    """True if the role's processes hold a model; the reward role may have only functions."""
     if role is Role.REWARD and spec.reward.model_weight == 0:
         return False
     return role.row.or_policy or getattr(spec.model, role.row.model or "") is not None

@@ -17,13 +17,15 @@ class Source(Frozen):
     """JSON, JSONL or Parquet: a path, or the URL of an object (`s3://`, `gs://`, `az://`). Or `package.module:name`, a
     function of your own that returns a sequence of rows."""
     weight: PositiveFloat | None = None
-    """Its share of an epoch's samples is this over the sum of all. Every source has one, or none: by rows then."""
+    """Weight of the source: its share of an epoch's samples is this over the sum of all. Set it for every source or for
+    none (by rows).
+    """
     system_prompt: str | None = None
-    """In place of `data.systemPrompt`."""
+    """Overrides `data.systemPrompt`."""
 
 
 def parsed(text: str) -> Source:
-    """`path` or `path::weight`. Raises ValueError where the weight is no number above 0."""
+    """Parses `path` or `path::weight`. Raises ValueError unless the weight is a number above 0."""
     path, separator, weight = text.rpartition("::")
     if not separator:
         return Source(path=text)
@@ -34,7 +36,7 @@ def parsed(text: str) -> Source:
 
 
 def training_sources(spec: "Spec") -> tuple[Source, ...]:
-    """The sources of `spec.data`, which is checked, each with the system prompt that it has."""
+    """The sources of a validated `spec.data`, each with its system prompt."""
     data = spec.data
     given = data.sources or tuple(map(parsed, data.train or ()))
     return tuple(
@@ -44,7 +46,7 @@ def training_sources(spec: "Spec") -> tuple[Source, ...]:
 
 
 def problems(spec: "Spec") -> Iterator[Problem]:
-    """Rules above that the sources of `spec.data` break."""
+    """Problems of the sources of `spec.data`."""
     data = spec.data
     if (data.train is None) == (data.sources is None):
         seen = "neither is" if data.train is None else "both are"

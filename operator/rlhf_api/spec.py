@@ -58,9 +58,9 @@ class Model(Frozen):
     policy: str | None = None
     """Model that is trained; this or `create`."""
     reference: str | None = None
-    """The frozen policy of the KL penalty; the policy at the start of the run unless given."""
+    """Frozen policy of the KL penalty; the policy at the start of the run unless given."""
     critic: str | None = None
-    """Start of the critic; the reward model, or else the policy, unless given."""
+    """Initial critic; the reward model, or else the policy, unless given."""
     reward: str | None = None
     """A sequence-classification model with one output, which scores sampled responses."""
     tokenizer: str | None = None
@@ -143,7 +143,7 @@ class Pretraining(Frozen):
     """Files of rows `{prompt, answer}`."""
     rows_per_update: Positive = 16
     coefficient: PositiveFloat = 0.1
-    """Of the mean negative log-likelihood of an answer's tokens, in nats, beside the policy loss."""
+    """Factor of the mean negative log-likelihood of the response's tokens, in nats, added to the policy loss."""
 
 
 class Optimizer(Frozen):
@@ -192,7 +192,7 @@ class Checkpoint(Frozen):
     start_from: Origin | None = None
     """Begin at a step of another run, with a copy of its checkpoint, where this run has none of its own."""
     keep_last: Positive = 2
-    """So many of the newest stay; older ones are deleted, but for those that `keepEvery` and `keepBest` name."""
+    """Number of newest checkpoints to keep; older ones are deleted, except those of `keepEvery` and `keepBest`."""
     keep_every: int = Field(0, ge=0)
     """Those of every so many steps stay too; 0 names none."""
     keep_best: int = Field(0, ge=0)
@@ -220,7 +220,7 @@ class Spec(Sections):
     steps: Positive
     """Training steps of the whole run."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """Of data order, sampling and fresh weights; the same seed gives the same first step."""
+    """Seed of data order, sampling and fresh weights; the same seed gives the same first step."""
     model: Model
     data: Data
     sampling: Sampling = Sampling()
@@ -237,17 +237,17 @@ class Spec(Sections):
     checkpoint: Checkpoint = Checkpoint()
     health: Health = Health()
     trackers: tuple[Tracker, ...] = Field((Tracker(kind="tensorboard"),), max_length=8)
-    """Targets of the figures besides `metrics.jsonl`; `[]` for none."""
+    """Trackers that get the metrics besides `metrics.jsonl`; `[]` for none."""
     environment: dict[str, str] = {}
     """Environment variables of every role; no place for secrets."""
     suspend: bool = False
-    """On a cluster: checkpoint, then give all pods back; false goes on from there."""
+    """On a cluster: checkpoint, then release all pods; false resumes from there."""
     active_deadline_seconds: Positive | None = None
-    """On a cluster: the job fails when it has run for so long, suspended time not counted."""
+    """On a cluster: the job fails after this running time, suspended time not counted."""
     ttl_seconds_after_finished: int | None = Field(None, ge=0)
-    """On a cluster: the job is deleted so long after its end."""
+    """On a cluster: the job is deleted this long after its end."""
     runtime: RuntimeReference | None = None
     pods: PodSettings = PodSettings()
-    """On a cluster: how the pods of every role look."""
+    """On a cluster: settings of the pods of every role."""
     workspace: Workspace = Workspace()
     scheduling: Scheduling = Scheduling()

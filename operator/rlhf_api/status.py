@@ -9,23 +9,23 @@ from .roles import Role
 
 Phase = Literal["Pending", "Provisioning", "Running", "Suspended", "Succeeded", "Failed"]
 
-# Whatever a trainer reports must fit into an object of the API server.
+# A trainer's report must fit into an object of the API server.
 Word = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(max_length=2048)]
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 
 
 class MemberStatus(Report):
-    """A process that serves the trainer, as the trainer sees it."""
+    """A process that serves the trainer, as known to the trainer."""
 
     role: Role
     name: Word
     uid: Word
     ready: bool
     weight_version: Count | None = None
-    """Generators: the version they serve."""
+    """Generators: weight version served."""
     epoch: Count | None = None
-    """Generators: the membership epoch they were last part of."""
+    """Generators: membership epoch last joined."""
     last_sync_time: Word | None = None
 
 
@@ -38,29 +38,29 @@ class CheckpointStatus(Report):
 
 
 class LedgerStatus(Report):
-    """Counts of the present epoch's prompts by their fate; each is trained on exactly once."""
+    """Counts of the present data epoch's prompts by state; each is trained on exactly once."""
 
     epoch: Count
     issued: Count
     returned: Count
-    """Answered."""
+    """Prompts whose responses have arrived."""
     trained: Count
     requeued: Count
-    """Asked again, because whoever had them failed."""
+    """Prompts sent again, because their generator failed."""
     filtered: Count = 0
-    """Left out by dynamic sampling: all their responses have one score."""
+    """Prompts filtered out by dynamic sampling: all their responses have the same score."""
     dropped: Count
-    """Given up for a reason that the log names, in the whole run."""
+    """Prompts dropped in the whole run; the log has the reasons."""
     lost: Count
-    """Of the whole run; neither trained on, filtered, dropped nor being worked on: 0."""
+    """Prompts of the whole run that are neither trained on, filtered, dropped nor in progress; must be 0."""
 
 
 class HealthStatus(Report):
-    """The newest step that broke a rule of `spec.health`, which acted."""
+    """The newest step at which a rule of `spec.health` acted."""
 
     step: Count
     since: Count
-    """The first of the steps up to this one that broke it one after the other."""
+    """First of the consecutive steps up to this one that broke the rule."""
     reason: Word
     """`NotFinite`, `OtherPolicy`, `OtherWeights`, `MetricAbove`, `MetricBelow`, `MetricRose` or `MetricFell`."""
     action: Word
@@ -70,7 +70,7 @@ class HealthStatus(Report):
 
 
 class TrainerStatus(Report):
-    """The trainer's report, as its control API answers."""
+    """The trainer's report, served by its control API."""
 
     activity: Word
     """Present activity, in a word or two: `starting`, `generating`, `training` ..."""
@@ -82,22 +82,22 @@ class TrainerStatus(Report):
     loss: float | None = None
     tokens_per_second: float | None = None
     seconds_per_step: float | None = None
-    """Mean over the last steps."""
+    """Mean over the last steps, seconds."""
     weight_version: Count = 0
     staleness: float | None = None
-    """Weight versions between sampling and training, a mean over the last step's tokens."""
+    """Weight versions between sampling and training, mean over the last step's tokens."""
     staleness_max: float | None = None
     trainer_idle: float | None = None
     """Share of the last step in which the trainer waited for responses."""
     generator_idle: float | None = None
     """Share of the last step in which no generator had a request."""
     queue: Count | None = None
-    """Prompts of the step that have no answer yet."""
+    """Prompts of the step without responses yet."""
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
     health: HealthStatus | None = None
     over_tcp: Text | None = None
-    """Reason why NCCL goes over TCP, on rank 0's node, where the job asks for RDMA."""
+    """Reason why NCCL uses TCP on rank 0's node although the job requests RDMA."""
     members: tuple[MemberStatus, ...] = Field((), max_length=3000)
 
 
@@ -118,7 +118,7 @@ class RoleStatus(Report):
     desired: int
     ready: int
     restarts: int = 0
-    """Starts that count against `backoffLimit`, unlike those after a disruption."""
+    """Restarts counted against `backoffLimit`; those after a disruption are not."""
 
 
 class RolePlan(Report):
@@ -127,11 +127,11 @@ class RolePlan(Report):
     pods: int
     gpus: int = 0
     memory: str | None = None
-    """Least memory of one GPU, with the arithmetic; null where the job does not say enough."""
+    """Minimum memory of one GPU, with the arithmetic; null if the job does not give enough."""
 
 
 class RuntimeStatus(Report):
-    """The runtime that the job's pods run with, as it was when they began."""
+    """The runtime of the job's pods, as of their start."""
 
     kind: Word
     name: Word
@@ -139,45 +139,45 @@ class RuntimeStatus(Report):
 
 
 class RestartWindow(Report):
-    """Restarts of a role since the first that its budget still knows of."""
+    """Restarts of a role in the present window of its restart budget."""
 
     failures: Count = 0
-    """Counted against `backoffLimit`."""
+    """Restarts counted against `backoffLimit`."""
     disruptions: Count = 0
-    """Not counted; the pause before the next grows with them too."""
+    """Restarts not counted; they too lengthen the backoff before the next one."""
     since: Word
     last: Word
 
 
 class ScalingStatus(Report):
-    """Measured steps since the generators last changed."""
+    """Measured steps since the number of generators last changed."""
 
     replicas: Count
     step: Count
-    """The last one that was looked at."""
+    """Last step evaluated."""
     wanted: tuple[Count, ...] = Field((), max_length=8)
-    """Generators that each of the last ones would have taken."""
+    """Number of generators that each of the last steps would have needed."""
 
 
 class ClusterStatus(Report):
-    """State of the operator about a job on a cluster, kept across its own restarts."""
+    """The operator's state of a job on a cluster, kept across restarts of the operator."""
 
     attempt: int = 0
-    """Starts of the trainer gang, a label of its pods."""
+    """Starts of the trainer gang, also a label of its pods."""
     config: str | None = None
-    """The ConfigMap with the configuration that the pods run."""
+    """Name of the ConfigMap with the configuration of the running pods."""
     counted: tuple[str, ...] = ()
-    """Uids of ended pods that are in `restarts` already and wait to be replaced."""
+    """Uids of ended pods that are counted in `restarts` and not replaced yet."""
     restarts: dict[Role, RestartWindow] = {}
     provisioning_since: str | None = None
-    """Since when pods are there and the trainer does not train yet."""
+    """Time since when pods exist and the trainer does not train yet."""
     progress_time: str | None = None
-    """Last start of the trainer, or report of another step."""
+    """Time of the trainer's last start or reported step."""
     scaling: ScalingStatus | None = None
     suspend_requested: str | None = None
-    """Time at which the trainer was first to be asked for a checkpoint and its end."""
+    """Time of the first request to the trainer to checkpoint and exit."""
     checkpoint_requested: str | None = None
-    """The last value of the annotation `rlhf.dev/checkpoint` that the trainer took."""
+    """Last value of the annotation `rlhf.dev/checkpoint` that the trainer accepted."""
 
 
 class JobStatus(Report):
@@ -205,11 +205,11 @@ class JobStatus(Report):
     generator_idle: float | None = None
     queue: Count | None = None
     restarts: int = 0
-    """Of all roles."""
+    """Restarts of all roles."""
     gpus: Count = 0
-    """GPUs of the job's pods that have a node now."""
+    """GPUs of the job's pods that are scheduled on a node now."""
     gpu_hours: float | None = None
-    """Used so far, by `usage_time`."""
+    """GPU hours used up to `usage_time`."""
     cost: float | None = None
     cost_per_hour: float | None = None
     usage_time: Word | None = None
@@ -218,11 +218,11 @@ class JobStatus(Report):
     health: HealthStatus | None = None
     roles: dict[Role, RoleStatus] = {}
     generator_replicas: int = 0
-    """Generator processes that exist, for `kubectl scale` and autoscalers."""
+    """Existing generator processes, for `kubectl scale` and autoscalers."""
     generators_ready: str = ""
     """`ready/desired`."""
     selector: str = ""
-    """Labels of the generator pods, for autoscalers."""
+    """Label selector of the generator pods, for autoscalers."""
     generators: tuple[MemberStatus, ...] = Field((), max_length=128)
     plan: dict[Role, RolePlan] = {}
     runtime: RuntimeStatus | None = None

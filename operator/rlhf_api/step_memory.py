@@ -1,9 +1,9 @@
-"""Memory of the trainer's nodes that a step's responses take, all of them of the greatest length; pure.
+"""Host memory of the trainer's nodes for a step's responses, all at maximum length; pure.
 
 A response token has in every rank an int64 id, an int64 version, the sampler's float32 log-probability and four bytes
-for each token column that the algorithm's graph writes; rank 0 has beside it, while it arrives and until it is trained
-on, int32 id and version and float32 log-probability. Its sampling mask is an int32 count and the int32 ids of the other
-tokens that were kept, `topK` - 1 at most: in every rank, and in rank 0 as it arrives.
+for each token column that the algorithm's graph writes; rank 0 also has, from arrival until it is trained on, an int32
+id and version and a float32 log-probability. Its sampling mask is an int32 count and the int32 ids of the other kept
+tokens, at most `topK` - 1: on every rank, and on rank 0 once more at arrival.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from .spec import Spec
 
 _HELD, _ARRIVED, _COLUMN, _ID = 20, 12, 4, 4
 _OF_ROWS = ("scores", "response_rewards")
-"""Columns with one number a response."""
+"""Columns with one number per response."""
 _SAID = 1e9
-"""Bytes in rank 0 from which on the plan tells of them."""
+"""Bytes on rank 0 above which the plan mentions them."""
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes in each rank, and in rank 0 all in all, for so many tokens; `masks`: those of rank 0 that are sampling
+    """Bytes on each rank, and in total on rank 0, for the tokens of a step; `masks`: rank 0's bytes of sampling
     masks."""
 
     tokens: int
@@ -38,13 +38,13 @@ class StepMemory:
         sampling, steps = spec.sampling, 1 + spec.rollout.max_staleness
         tokens = spec.data.prompts_per_step * sampling.answers_per_prompt * sampling.max_new_tokens
         columns = {name for node in graph.prepare for name in node.writes if name not in _OF_ROWS}
-        mask = _ID * sampling.kept  # the count, and an id for each other token
+        mask = _ID * sampling.kept  # the count, and an id for each other kept token
         each = tokens * (_HELD + _COLUMN * len(columns) + mask)
         return cls(tokens, each, each + steps * tokens * (_ARRIVED + mask), (1 + steps) * tokens * mask)
 
     @property
     def line(self) -> str:
-        """For the plan; nothing where it is little."""
+        """A line for the plan; empty if the memory is small."""
         if self.first < _SAID:
             return ""
         masks = f", of which {gigabytes(self.masks)} GB are sampling masks" if self.masks else ""

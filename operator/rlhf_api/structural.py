@@ -1,4 +1,4 @@
-"""Structural schemas of a CustomResourceDefinition, made from pydantic models: no references, no alternatives."""
+"""Generates structural schemas of a CustomResourceDefinition from pydantic models: no references, no alternatives."""
 
 import json
 from collections import deque
@@ -20,9 +20,9 @@ _BOUNDS = {
     "object": {"maxProperties": bounds.KEYS},
 }
 _LIST_KEYS = {"conditions": ["type"], "volumes": ["name"]}
-"""Lists whose items have a key: two clients may each apply their own, and the server refuses a key given twice."""
+"""Keys of list items: two clients may each apply their own items, and the server refuses a duplicate key."""
 _MODEL = "title"
-"""The key under which a schema has its model's name until `describe_once`."""
+"""Schema key with the model's name until `describe_once` removes it."""
 
 
 def rules_of(model: str) -> list[Schema]:
@@ -30,10 +30,10 @@ def rules_of(model: str) -> list[Schema]:
 
 
 def describe_once(root: Schema) -> None:
-    """Takes out the models' names, and says once what several places would say, in the uppermost or first of them.
+    """Removes the models' names, and keeps a repeated description once, in the topmost or first place.
 
-    A field of the same name and words elsewhere, such as one of a common base, keeps its default alone, if that is
-    another one; fields inside of a model that stands elsewhere keep nothing.
+    Another field with the same name and description, such as one of a common base, keeps only a default that differs;
+    fields of a model that is described elsewhere keep nothing.
     """
     models, first, queue = set[str](), dict[tuple[str, str], str](), deque([("", root)])
     while queue:
@@ -68,8 +68,7 @@ def _inner(node: Schema) -> Iterator[tuple[str, Schema]]:
 class Structural:
     """Pydantic's JSON schema of a model as a structural one: no references, no alternatives.
 
-    Of an object that users do not author (`status`) it gives neither defaults nor the bounds of numbers, which the
-    operator alone writes.
+    For an object that users do not write (`status`) it gives neither defaults nor bounds of numbers.
     """
 
     def __init__(self, model: type[BaseModel], *, cel: bool, authored: bool = True) -> None:
@@ -106,14 +105,14 @@ class Structural:
         return made
 
     def _reference(self, node: Schema, key: str) -> Schema:
-        """The model in place; what the field says of it goes before what it says of itself."""
+        """Inlines the model; the field's description comes before the model's own."""
         model = self._models[node["$ref"].removeprefix("#/$defs/")]
         return self._convert(
             {**model, **{name: node[name] for name in ("description", "default") if name in node}}, key
         )
 
     def _optional(self, node: Schema, key: str) -> Schema:
-        """A nullable field as its type alone: null means the same as nothing, and kubectl drops it."""
+        """A nullable field as its type alone: null is the same as absent, and kubectl drops it."""
         (kind,) = (kind for kind in node["anyOf"] if kind != {"type": "null"})
         return self._convert(
             {**kind, **{name: value for name, value in node.items() if name != "anyOf"}}, key
@@ -135,7 +134,7 @@ class Structural:
         return made
 
     def _description(self, node: Schema) -> tuple[str, str]:
-        """The first paragraph of a docstring as a sentence, and the default."""
+        """First paragraph of a docstring as a sentence, and the default."""
         words = " ".join(node.get("description", "").split("\n\n")[0].split())
         default = node.get("default")
         if not self._authored or default is None or isinstance(default, dict) or default == []:

@@ -1,4 +1,4 @@
-"""A pod template override: what in it could not be merged, or is the operator's to set."""
+"""Checks of a pod template override: parts that cannot be merged, or that the operator sets itself."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,13 +8,13 @@ from .problems import Problem, path, show
 CONTAINER = "role"
 """The container that runs the role."""
 _MERGE_KEYS = ("name", "mountPath", "devicePath", "containerPort", "ip", "topologyKey")
-"""Merge keys of lists, by which strategic merge finds their items."""
+"""Merge keys of lists, by which strategic merge matches items."""
 _METADATA = ("labels", "annotations")
 _LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/managed-by", "app.kubernetes.io/component")
 _POD = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken")
 _ROLE = ("command", "args", "workingDir", "ports", "terminationMessagePath", "terminationMessagePolicy")
 _KEPT = ("containers", "volumes", "env", "volumeMounts")
-"""Lists of ours to which a template may add, and in which it may change things."""
+"""Lists of the operator to which a template may add items, and whose items it may change."""
 _OURS = "is the operator's to set; remove it"
 
 
@@ -62,7 +62,7 @@ def _not_mergeable(where: str, node: Any) -> Iterator[Problem]:
 
 
 def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
-    """Refusals of what the operator itself sets."""
+    """Fields that the operator sets itself."""
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     yield from _only(where, template, ("metadata", "spec"))
     yield from _only(f"{where}.metadata", metadata, _METADATA)
@@ -104,6 +104,6 @@ def _replaces(items: list[Any]) -> bool:
 
 
 def _key(key: str) -> str:
-    """A key as it stands in a path, after another."""
+    """A key as part of a path."""
     text = path((key,))
     return text if text.startswith("[") else f".{text}"

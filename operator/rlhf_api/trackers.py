@@ -1,4 +1,4 @@
-"""Trackers: where a run's figures go besides the files of its work directory."""
+"""Trackers: further destinations of a run's metrics besides the files of its work directory."""
 
 from pydantic import Field, JsonValue
 
@@ -6,7 +6,7 @@ from .base import Frozen, TrackerKind
 
 
 class Tracker(Frozen):
-    """A service or file format that gets every figure of `metrics.jsonl` and of evaluations, and the manifest."""
+    """A service or file format that gets every metric of `metrics.jsonl` and of evaluations, and the manifest."""
 
     kind: TrackerKind
     """`tensorboard`, `wandb`, `mlflow`, `trackio`, or one of your own as `package.module:name` (docs/trackers.md)."""

@@ -1,4 +1,4 @@
-"""Table of the algorithms: one line for each."""
+"""Table of the algorithms, one line each."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CUSTOM = custom.ALGORITHM
 
 
 def algorithm_of(spec: Spec) -> Algorithm:
-    """The algorithm of a job; `CUSTOM` for one named by import path."""
+    """The algorithm of a job; `CUSTOM` for an import path."""
     return CUSTOM if ":" in spec.algorithm else ALGORITHMS[spec.algorithm]
 
 
 def settings_of(spec: Spec) -> Frozen:
-    """The section of the job's algorithm, such as `spec.ppo`; an empty one where it has none."""
+    """The settings section of the job's algorithm, such as `spec.ppo`; empty if it has none."""
     found = algorithm_of(spec)
     section: Frozen = getattr(spec, found.name) if found.settings else Frozen()
     return section

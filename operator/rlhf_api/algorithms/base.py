@@ -1,4 +1,4 @@
-"""Algorithm: its settings section, its graph, and its rules across fields. Torch-free."""
+"""Algorithm: its settings section, its graph, and its cross-field rules. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Rules = Callable[["Spec", str, Any], Iterator[Problem]]
 class Algorithm:
     """An entry of `rlhf_api.algorithms.ALGORITHMS`, or an object named in a manifest as `module:name`.
 
-    `settings` is the pydantic model of the algorithm's own section, None where it has none; `graph` makes the dataflow
-    graph of a job from its spec and that section; `rules` are its problems across fields.
+    `settings` is the pydantic model of the algorithm's own section, None if it has none; `graph` builds a job's
+    dataflow graph from its spec and that section; `rules` yields cross-field problems.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Algorithm:
 
 
 class PolicyGradient(Frozen):
-    """Settings that every algorithm with sampled responses has; DAPO's parts combine with any of them."""
+    """Settings shared by all algorithms that sample responses; DAPO's parts combine with any of them."""
 
     epochs: Positive = 1
     """Passes over each step's responses."""
@@ -45,40 +45,42 @@ class PolicyGradient(Frozen):
     clip_ratio_high: PositiveFloat | None = None
     """Upper clip, 1 + clipRatioHigh, where it differs (DAPO's clip-higher: 0.28)."""
     dual_clip: float | None = Field(None, gt=1)
-    """Bound of the loss of negative advantages, in advantages (dual-clip PPO: 3); above 1."""
+    """Dual clip: bound of the loss of negative advantages, as a multiple of the advantage (dual-clip PPO: 3);
+    above 1.
+    """
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """Mean over all response tokens; mean over responses of their mean; or sum over tokens divided by responses x
     sampling.maxNewTokens."""
     entropy_coefficient: NonNegativeFloat = 0.0
-    """Bonus for each nat of entropy of the policy's next-token distribution."""
+    """Entropy bonus per nat of entropy of the policy's next-token distribution."""
     stop_ratio: float | None = Field(None, gt=1)
-    """The rest of a step's updates of the policy is left out once the mean importance ratio of a minibatch is above
-    this, or below its inverse."""
+    """A step's remaining updates of the policy are skipped once the mean importance ratio of a minibatch is above this,
+    or below its inverse."""
     kl_coefficient: NonNegativeFloat = 0.0
-    """Penalty for each nat of divergence from the reference; 0: the job has no reference."""
+    """KL penalty per nat of divergence from the reference; 0: the job has no reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     """Estimator of the divergence of each token."""
     kl_in: Literal["reward", "loss"] = "reward"
-    """The penalty is part of the token rewards, or of the loss."""
+    """The KL penalty is part of the token rewards, or of the loss."""
     kl_target: PositiveFloat | None = None
-    """With it klCoefficient adapts, so that the divergence nears klTarget nats a response."""
+    """Adaptive KL: klCoefficient adapts so that the divergence approaches klTarget nats per response."""
     kl_horizon: Positive = 10000
-    """Responses over which klCoefficient adapts to klTarget."""
+    """Number of responses over which klCoefficient adapts to klTarget."""
     reference_ema: float | None = Field(None, ge=0, lt=1)
-    """The reference is not a role but the moving average of the policy: it keeps this share of itself at each step."""
+    """The reference is not a role but the moving average of the policy, with this decay per step."""
     overlong_filter: bool = False
-    """Responses that the length limit cut off are left out of the loss."""
+    """Excludes responses cut off by the length limit from the loss (DAPO's overlong filter)."""
     overlong_buffer: int = Field(0, ge=0)
-    """Length of the zone before sampling.maxNewTokens in which overlongPenalty rises from 0; 0: no penalty."""
+    """Number of tokens before sampling.maxNewTokens over which overlongPenalty rises from 0; 0: no penalty."""
     overlong_penalty: NonNegativeFloat = 1.0
-    """Subtracted from the score of a response of full length, linearly less within overlongBuffer."""
+    """Penalty on the score of a response of full length, linearly less within overlongBuffer."""
     dynamic_sampling: int = Field(0, ge=0)
-    """Rounds of fresh prompts, at most, that take the place of groups whose responses all have one score; 0: such
-    groups stay."""
+    """Dynamic sampling: maximum number of rounds of fresh prompts that replace groups whose responses all have the same
+    score; 0: such groups stay."""
 
 
 def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
-    """Problems that all algorithms with sampled responses share."""
+    """Rules shared by all algorithms that sample responses."""
     responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
     if settings.minibatch_size > responses:
         yield Problem(
@@ -125,7 +127,7 @@ def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> I
 
 
 def group_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
-    """Problems of algorithms whose baseline is the other responses to the same prompt."""
+    """Rules of algorithms whose baseline is the other responses to the same prompt."""
     yield from policy_gradient_rules(spec, where, settings)
     if spec.sampling.answers_per_prompt < 2:
         yield Problem(
@@ -135,11 +137,10 @@ def group_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Pr
 
 
 def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
-    """Nodes that every algorithm with sampled responses begins with: responses, their log-probabilities under policy
-    and reference as far as something needs them, and scores.
+    """First nodes of every algorithm that samples responses: responses, their log-probabilities under policy and
+    reference if needed, and scores.
 
-    The policy's own log-probabilities before the step are not computed where a step is one update: they are those of
-    the update itself.
+    If a step is one update, the old log-probabilities are not computed: they equal those of the update itself.
     """
     responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
     one_update = settings.epochs == 1 and settings.minibatch_size >= responses and not spec.replay.window
@@ -172,8 +173,8 @@ def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
 
 
 def reference(spec: Spec, average: float | None = None, output: str = "logprobs") -> Infer:
-    """The reference's log-probabilities: of the policy's moving average; of the policy with its adapter switched off,
-    where it has one and no other reference is named; or else of the role."""
+    """The reference's log-probabilities: of the policy's moving average, if there is one; of the policy with its
+    adapter disabled, if it has one and no other reference is named; else of the reference role."""
     lora = spec.model.lora
     base = average is None and lora is not None and lora.policy is not None and spec.model.reference is None
     return Infer(
@@ -187,7 +188,7 @@ def reference(spec: Spec, average: float | None = None, output: str = "logprobs"
 
 
 def rewarded(settings: PolicyGradient) -> tuple[str, ...]:
-    """Columns that rewards are made of."""
+    """Columns that the rewards are computed from."""
     in_reward = settings.kl_coefficient > 0 and settings.kl_in == "reward"
     return ("scores", *(("logprobs", "reference_logprobs") if in_reward else ()))
 
@@ -195,8 +196,8 @@ def rewarded(settings: PolicyGradient) -> tuple[str, ...]:
 def train_policy(
     begin: tuple[Node, ...], settings: PolicyGradient, loss: str = "policy", from_step: int = 0
 ) -> Train:
-    """The policy's training node: reads the log-probabilities before the step and the mask where `begin` writes them,
-    and the reference where the penalty is part of the loss."""
+    """The policy's training node: reads the old log-probabilities and the mask if `begin` writes them, and the
+    reference if the KL penalty is part of the loss."""
     in_loss = settings.kl_coefficient > 0 and settings.kl_in == "loss"
     written = {column for node in begin for column in node.writes}
     reads = (
@@ -219,8 +220,8 @@ def train_policy(
 
 
 def grouped(function: str, loss: str = "policy") -> Callable[[Spec, PolicyGradient], Graph]:
-    """Graph of the algorithms without a critic whose advantage is one number for each response: its reward against
-    the rewards of the other responses to the prompt."""
+    """Graph of the algorithms without a critic and with one advantage per response: its reward compared with the
+    group's."""
 
     def graph(spec: Spec, settings: PolicyGradient) -> Graph:
         rewards = Compute(

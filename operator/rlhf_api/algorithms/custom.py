@@ -1,4 +1,4 @@
-"""An algorithm of a user's own, named `module:name`: what a host must know of it without importing it."""
+"""A user's own algorithm, named `module:name`: the facts a host needs without importing it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 class Custom(Frozen):
-    """For `algorithm: module:name`: what its graph has, so that roles and memory are planned without running it; the
-    trainer refuses a graph that differs."""
+    """For `algorithm: module:name`: declares the graph's parts, so that roles and memory are planned without importing
+    it; the trainer refuses a graph that differs."""
 
     rows: RowKind = "prompts"
-    """Kind of the dataset's rows; `prompts` are answered by the policy."""
+    """Kind of the dataset's rows; for `prompts` the policy samples the responses."""
     scores: bool = True
-    """The graph has a Score node, so that the job has the reward role."""
+    """The graph has a Score node, so the job has the reward role."""
     reference: bool = False
     """The graph calls the reference."""
     critic: bool = False
-    """The graph trains a critic beside the policy."""
+    """The graph trains a critic too."""
     settings: dict[str, JsonValue] = {}
     """The algorithm's own settings."""
 

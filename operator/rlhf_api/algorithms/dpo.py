@@ -22,7 +22,7 @@ class DPO(Frozen):
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     """DPO's logistic loss, or IPO's squared one (Azar et al. 2023)."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of preferences taken to be wrong (conservative DPO); for `sigmoid`."""
+    """Share of preference labels assumed to be wrong (conservative DPO); for `sigmoid`."""
 
 
 def _graph(spec: Spec, _settings: DPO) -> Graph:

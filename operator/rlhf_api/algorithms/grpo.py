@@ -7,11 +7,11 @@ from .base import Algorithm, PolicyGradient, group_rules, grouped
 
 
 class GRPO(PolicyGradient):
-    """Group relative policy optimization: the advantage of a response is its reward against those of the other
-    responses to the prompt, in standard deviations; no critic."""
+    """Group relative policy optimization: a response's advantage is its reward standardised over the responses to the
+    prompt; no critic."""
 
     kl_coefficient: NonNegativeFloat = 0.001
-    """Penalty for each nat of divergence from the reference; 0: the job has no reference."""
+    """KL penalty per nat of divergence from the reference; 0: the job has no reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the divergence of each token."""
     kl_in: Literal["reward", "loss"] = "loss"

@@ -7,8 +7,7 @@ from .base import Algorithm, PolicyGradient, group_rules, grouped
 
 
 class GSPO(PolicyGradient):
-    """GRPO with one importance ratio for a whole response, the geometric mean of its tokens' ratios, which is clipped
-    as one."""
+    """GRPO with one importance ratio per response, the geometric mean of its tokens' ratios, clipped as a whole."""
 
     clip_ratio: PositiveFloat = 3e-4
     """The response's ratio is clipped to 1 - clipRatio ... 1 + clipRatioHigh."""

@@ -20,23 +20,25 @@ class PPO(PolicyGradient):
     """Proximal policy optimization with a critic and a token-level KL penalty to the reference."""
 
     kl_coefficient: NonNegativeFloat = 0.05
-    """Reward taken per nat of divergence from the reference; 0: the job has no reference."""
+    """KL penalty per nat of divergence from the reference; 0: the job has no reference."""
     gamma: Fraction = 1.0
-    """Discount of each further token."""
+    """Discount factor per token."""
     gae_lambda: Fraction = 1.0
-    """Generalized advantage estimation; below 1 the reward at the end reaches a token n before it with lambda^n."""
+    """Lambda of generalized advantage estimation; below 1 the reward at the end reaches a token n before it with
+    lambda^n.
+    """
     clip_value: NonNegativeFloat = 0.5
-    """Largest change of a value before its loss is clipped; 0 clips none."""
+    """Value clipping: maximum change of a value before its loss is clipped; 0: no clipping."""
     whiten_advantages: bool = True
-    """To mean 0 and standard deviation 1 over the response tokens of a step."""
+    """Whitens advantages to mean 0 and standard deviation 1 over the response tokens of a step."""
     normalize_values: bool = False
-    """The critic learns returns divided by their running standard deviation, around their running mean."""
+    """Value normalisation: the critic learns returns normalised by their running mean and standard deviation."""
     value_ema: float | None = Field(None, ge=0, lt=1)
-    """Values are those of the moving average of the critic, which keeps this share of itself at each step."""
+    """Values come from the moving average of the critic, with this decay per step."""
     value_minibatch_size: Positive | None = None
-    """Responses of one update of the critic; minibatchSize unless given."""
+    """Responses per update of the critic; minibatchSize unless given."""
     critic_warmup_steps: int = Field(0, ge=0)
-    """Steps at the start in which the critic alone is trained."""
+    """Critic warm-up: number of initial steps in which only the critic is trained."""
 
 
 def _graph(spec: Spec, settings: PPO) -> Graph:

@@ -26,11 +26,11 @@ class ReinforcePP(PolicyGradient):
     """REINFORCE with PPO's clipping and advantages normalised over all tokens of a step; no critic."""
 
     kl_coefficient: NonNegativeFloat = 0.01
-    """Reward taken per nat of divergence from the reference; 0: the job has no reference."""
+    """KL penalty per nat of divergence from the reference; 0: the job has no reference."""
     gamma: Fraction = 1.0
-    """Discount of each further token."""
+    """Discount factor per token."""
     group_baseline: bool = False
-    """The mean reward of the responses to the prompt is taken off each one's reward first."""
+    """Subtracts the mean reward of the responses to the prompt first."""
 
 
 def _graph(spec: Spec, settings: ReinforcePP) -> Graph:

@@ -1,4 +1,4 @@
-"""The job's algorithm with its settings and graph: from the table, or imported from the user's own module."""
+"""Resolves the job's algorithm, its settings and its graph: from the table, or imported from the user's module."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ WHERE = "spec.algorithm"
 
 @dataclass(frozen=True)
 class Resolved:
-    """`settings` is the section that the operations read."""
+    """`settings`: the section that the operations read."""
 
     graph: Graph
     settings: Frozen
@@ -27,9 +27,9 @@ class Resolved:
 def resolve(spec: Spec) -> Resolved:
     """The graph and the settings of a job.
 
-    Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run or
-    reads other scores than `spec.reward.fineGrained` makes, or the graph has other roles and models than `spec.custom`
-    says, by which the job's processes were planned.
+    Raises InvalidJob if the user's algorithm cannot be imported, its settings are invalid, its graph cannot run or
+    reads other scores than `spec.reward.fineGrained` makes, or the graph has other roles and models than declared in
+    `spec.custom`, from which the job's processes were planned.
     """
     if algorithm_of(spec) is not CUSTOM:
         return Resolved(graph_of(spec), settings_of(spec))
@@ -58,9 +58,9 @@ def resolve(spec: Spec) -> Resolved:
 
 
 def imported(spec: Spec) -> tuple[Algorithm, Graph, Frozen]:
-    """The user's algorithm with its graph and settings, whatever `spec.custom` says of roles.
+    """The user's algorithm with its graph and settings, not compared with `spec.custom`.
 
-    Raises InvalidJob where it cannot be imported, its settings do not fit, or its graph cannot run.
+    Raises InvalidJob if it cannot be imported, its settings are invalid, or its graph cannot run.
     """
     algorithm, declared = _import(spec.algorithm), settings_of(spec)
     assert isinstance(declared, Custom)
@@ -74,7 +74,7 @@ def imported(spec: Spec) -> tuple[Algorithm, Graph, Frozen]:
 def _import(path: str) -> Algorithm:
     try:
         found = named_object(path)
-    except Exception as error:  # a user's module may raise anything
+    except Exception as error:  # a user's module may raise any exception
         raise _wrong(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(found, Algorithm):
         raise _wrong(f"{path!r} is a {type(found).__name__}, not a rlhf_api.algorithms.Algorithm")

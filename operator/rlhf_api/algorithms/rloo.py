@@ -8,7 +8,7 @@ class RLOO(PolicyGradient):
     """REINFORCE with the mean reward of the other responses to the prompt as baseline; no critic."""
 
     kl_coefficient: NonNegativeFloat = 0.05
-    """Reward taken per nat of divergence from the reference; 0: the job has no reference."""
+    """KL penalty per nat of divergence from the reference; 0: the job has no reference."""
 
 
 ALGORITHM = Algorithm(name="rloo", settings=RLOO, graph=grouped("rloo"), rules=group_rules)
