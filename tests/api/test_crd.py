@@ -135,7 +135,7 @@ def test_it_has_the_fields_of_the_models() -> None:
 
 def test_fields_say_what_the_models_say() -> None:
     assert at(".spec.ppo.klCoefficient") == {
-        "description": "Reward taken per nat of divergence from the reference; 0: the job has no reference. "
+        "description": "KL penalty per nat of divergence from the reference; 0: the job has no reference. "
         "Default: 0.05.",
         "type": "number",
         "minimum": 0,
