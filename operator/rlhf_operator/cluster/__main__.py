@@ -1,4 +1,4 @@
-"""`python -m rlhf_operator.cluster`: the operator in its pod, from its settings to its end."""
+"""`python -m rlhf_operator.cluster`: the operator's entry point in its pod."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ EXIT_FAILED, EXIT_SETTINGS = 1, 2
 
 
 def main() -> int:
-    """The exit status: 0 after SIGTERM, 2 where the settings are wrong, 1 where it could not go on."""
+    """Exit status: 0 after SIGTERM, 2 for invalid settings, 1 for an unrecoverable error."""
     try:
         settings = Settings.read()
         logs.set_up(settings.log_format)
@@ -36,11 +36,11 @@ def main() -> int:
 
 
 async def operate(settings: Settings) -> None:
-    """Answers probes all the time, and leads while nobody else does, until SIGTERM.
+    """Serves probes, and runs as leader or on standby, until SIGTERM.
 
     Raises:
-        ValueError: something that the settings name is missing or wrong.
-        ExceptionGroup: what it can't go on without failed.
+    ValueError: a setting is invalid or names something missing.
+    ExceptionGroup: an unrecoverable error.
     """
     telemetry = Telemetry()
     async with AsyncExitStack() as closing:

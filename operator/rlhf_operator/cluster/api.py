@@ -1,4 +1,4 @@
-"""The Kubernetes API as the operator needs it: plain dictionaries in and out, a deadline on every call."""
+"""Client of the Kubernetes API: plain dictionaries, and a deadline on every call."""
 
 import asyncio
 import json
@@ -39,21 +39,21 @@ KINDS = {
     "Workload": ("kueue.x-k8s.io/v1beta1", "workloads"),
     "WorkloadPriorityClass": ("kueue.x-k8s.io/v1beta1", "workloadpriorityclasses"),
 }
-"""Every kind that the operator knows: its apiVersion and its name in URLs; with its group where two share a kind."""
+"""Kinds that the operator uses: apiVersion and plural name; with the group in the key if two share a kind."""
 
 _DEADLINE_SECONDS = 10.0
-_PAGE = 100  # what is read at a time is much of the memory that is ever used
+_PAGE = 100  # page size of lists; a page is a large part of the operator's peak memory
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE = "application/merge-patch+json"
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 
 Observe = Callable[[str, str, int, float], None]
-"""Called after every API call: verb, kind, status (0 where no answer came), seconds."""
+"""Called after every API call: verb, kind, status (0 without a reply), seconds."""
 
 
 class ApiError(Exception):
-    """The API server refused a call or did not answer; `status` is 0 then."""
+    """The API server refused a call, or did not reply (`status` 0)."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(f"{status or 'no answer'} {reason}: {message}")
@@ -61,18 +61,18 @@ class ApiError(Exception):
 
 
 class Api:
-    """A client of one API server. Every method raises ApiError where the call fails."""
+    """Client of one API server. Every method raises ApiError if the call fails."""
 
     def __init__(self, configuration: Configuration, observe: Observe = lambda *_: None) -> None:
         self.configuration = configuration
         self.fence: Callable[[], bool] = lambda: True
-        """Fencing: true while this process may change anything; asked before every create, apply and delete."""
+        """Fencing: true while this process may write; checked before every create, apply and delete."""
         self._client = ApiClient(configuration)
         self._observe = observe
 
     @classmethod
     async def connect(cls, observe: Observe = lambda *_: None) -> "Api":
-        """To the cluster that this process runs in, unless KUBECONFIG names another.
+        """Connects to the cluster of this pod, unless KUBECONFIG names another.
 
         Raises:
             ValueError: there is neither.
@@ -82,13 +82,13 @@ class Api:
             if path or "KUBERNETES_SERVICE_HOST" not in os.environ:
                 await config.load_kube_config(path, client_configuration=configuration)
             else:
-                config.load_incluster_config(configuration)  # reads its token anew every minute
+                config.load_incluster_config(configuration)  # rereads its token every minute
         except (config.ConfigException, OSError) as error:
             raise ValueError(
                 f"found no cluster to talk to: set KUBECONFIG or run in a pod ({error})"
             ) from None
         configuration.proxy = configuration.proxy or _proxy(configuration.host)
-        # Else every call would read ~/.netrc, and the environment's proxies again.
+        # Otherwise every call would read ~/.netrc and the proxy variables again.
         configuration.client_session_kwargs = {"trust_env": False}
         return cls(configuration, observe)
 
@@ -110,30 +110,30 @@ class Api:
         return await self._change("create", "POST", body, "")
 
     async def apply(self, body: Body) -> Body:
-        """Server-side apply: what the body names is ours from now on, whoever wrote it before."""
+        """Server-side apply, forced: takes over ownership of all fields in the body."""
         return await self._change("apply", "PATCH", body, body["metadata"]["name"])
 
     async def apply_status(self, body: Body) -> Body:
         return await self._change("apply_status", "PATCH", body, body["metadata"]["name"] + "/status")
 
     async def merge_status(self, kind: str, namespace: str, name: str, patch: Body) -> Body:
-        """A merge patch (RFC 7386) of the status; 409 where somebody wrote after its `metadata.resourceVersion`."""
+        """Merge patch (RFC 7386) of the status; 409 if the object has changed since its `metadata.resourceVersion`."""
         return await self._merge("merge_status", kind, f"{_path(kind, namespace, name)}/status", patch)
 
     async def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
-        """Through the scale subresource, as `kubectl scale` does."""
+        """Sets the replicas through the scale subresource, as `kubectl scale` does."""
         patch = {"spec": {"replicas": replicas}}
         await self._merge("scale", kind, f"{_path(kind, namespace, name)}/scale", patch)
 
     async def replace(self, body: Body) -> Body:
-        """Put the body in place of the same `metadata.resourceVersion`; 409 where somebody else was first."""
+        """Replaces the object; 409 if it has changed since its `metadata.resourceVersion`."""
         path = _body_path(body, body["metadata"]["name"])
         return await self._call("update", "PUT", body["kind"], path, body=body)
 
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str | None = None, grace: int | None = None
     ) -> None:
-        """Delete it, and in the background what it owns; nothing happens where it, or that uid, is gone already."""
+        """Deletes an object, with background propagation; a no-op if it, or the one with that uid, is gone already."""
         self._check_fence()
         options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
@@ -149,7 +149,7 @@ class Api:
     async def list(
         self, kind: str, namespace: str | None = None, *, labels: str = "", metadata_only: bool = False
     ) -> AsyncIterator[Body]:
-        """All objects of a kind, in one namespace or in all; the server is asked for them page by page."""
+        """All objects of a kind, in one namespace or in all, fetched page by page."""
         version, _ = KINDS[kind]
         query = {"limit": str(_PAGE), **({"labelSelector": labels} if labels else {})}
         accept = f"{_METADATA},{_JSON}" if metadata_only else _JSON
@@ -159,7 +159,7 @@ class Api:
             items, more = page.get("items") or [], page.get("metadata", {}).get("continue")
             del page
             for item in items:
-                # Items of a list do not say what they are.
+                # Items of a list lack apiVersion and kind.
                 yield {**item, "apiVersion": version, "kind": kind.partition(".")[0]}
             del items
             if not more:
@@ -167,7 +167,7 @@ class Api:
             query["continue"] = more
 
     async def serves(self, kind: str) -> bool:
-        """Discovery: true where the server knows the kind."""
+        """Discovery: true if the server serves the kind."""
         version, plural = KINDS[kind]
         try:
             found = await self._call("get", "GET", "APIResourceList", _root(version))
@@ -252,7 +252,7 @@ def _some(name: str) -> list[str]:
 
 
 def _decode(text: bytes) -> Body | None:
-    """None for what is no JSON object: it comes from something in front of the API server."""
+    """None unless the text is a JSON object: it may come from a proxy in front of the API server."""
     try:
         answer = json.loads(text)
     except ValueError:

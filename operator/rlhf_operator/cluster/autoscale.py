@@ -1,7 +1,7 @@
-"""Number of generators from the measured idle shares of trainer and generators; pure.
+"""Autoscaler: number of generators from the measured idle shares of trainer and generators; pure.
 
-The operator is to its job what a HorizontalPodAutoscaler is: it writes `spec.generator.replicas` through the scale
-subresource, and all else follows from the spec.
+Like a HorizontalPodAutoscaler, the operator writes `spec.generator.replicas` through the scale subresource; everything
+else follows from the spec.
 """
 
 import math
@@ -15,13 +15,13 @@ from ..restart_policy import ProcessState
 from .conditions import Event
 
 UP_STEPS, DOWN_STEPS = 3, 8
-"""Steps in a row that have to ask for more generators, or for fewer."""
+"""Consecutive steps that must ask for more generators, or for fewer."""
 _SLACK = 1e-6
 
 
 def needed(spec: Spec, scale: Autoscale, trainer: TrainerStatus) -> int | None:
     """Fewest generators with which the last step's trainer would have waited no longer than `trainerIdle` of a step,
-    within the bounds; None where the step tells nothing of that.
+    within the bounds; None if the step was not measured.
 
     With t = trainerIdle, T the share of the step that the trainer worked, and W = n (1 - generators' idle share) the
     work of generation in steps of one generator: a trainer that waits for generation idles W/n of T + W/n, so n is at
@@ -37,15 +37,15 @@ def needed(spec: Spec, scale: Autoscale, trainer: TrainerStatus) -> int | None:
 
 
 def bounded(scale: Autoscale, replicas: int) -> int:
-    """The number within the bounds that is nearest."""
+    """The number, clamped to the bounds."""
     return min(max(replicas, scale.min_replicas), scale.max_replicas)
 
 
 def looked(
     spec: Spec, trainer: TrainerStatus, before: ScalingStatus | None, processes: Sequence[ProcessState]
 ) -> ScalingStatus | None:
-    """The measured steps with the trainer's last one. They begin anew where the number of generators has changed, or
-    while one of them is not there: a step under way then is a mixture. None without `generator.autoscale`."""
+    """The measured steps, with the trainer's last one added. Reset when the number of generators has changed or one is
+    missing, since a step under way then is a mixture. None without `generator.autoscale`."""
     scale, replicas = spec.generator.autoscale, spec.generator.replicas
     if scale is None:
         return None
@@ -59,8 +59,8 @@ def looked(
 
 
 def decided(spec: Spec, seen: ScalingStatus) -> int | None:
-    """Another number of generators, or None: more as soon as `UP_STEPS` in a row ask for more, fewer after
-    `DOWN_STEPS`, and of what they ask for that which changes least."""
+    """The new number of generators, or None: more when `UP_STEPS` consecutive steps ask for more, fewer after
+    `DOWN_STEPS`; of their numbers the one that changes least."""
     up, down = seen.wanted[-UP_STEPS:], seen.wanted[-DOWN_STEPS:]
     replicas = spec.generator.replicas
     assert spec.generator.autoscale is not None
@@ -74,6 +74,6 @@ def decided(spec: Spec, seen: ScalingStatus) -> int | None:
 
 
 def told(status: JobStatus, before: int, now: int) -> Event:
-    """The event of a change."""
+    """Event for a change of the number."""
     idle = f": the trainer waited {status.trainer_idle:.0%} of the last step" if status.trainer_idle else ""
     return Event("Normal", "Autoscaled", f"generators {before} -> {now}{idle} (spec.generator.autoscale)")

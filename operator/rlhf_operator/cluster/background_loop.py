@@ -12,7 +12,7 @@ _STOP_SECONDS = 5.0
 
 
 class BackgroundLoop:
-    """An event loop in a thread of its own, while this is entered."""
+    """Event loop in a thread of its own, for the duration of the context."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -31,5 +31,5 @@ class BackgroundLoop:
             self._loop.close()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait here for what is done there; who cancels this cancels that."""
+        """Runs `work` on the background loop and awaits its result; cancelling this cancels `work`."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

@@ -1,4 +1,4 @@
-"""A job's status and events from what was seen and decided; pure."""
+"""Builds a job's status and events from what was observed and decided; pure."""
 
 import datetime
 from collections import Counter
@@ -22,9 +22,9 @@ from .snapshot import Pod
 from .usage import cost_per_hour, held, used
 
 SILENT_SECONDS = 30.0
-"""A trainer that does not answer for so long is told of."""
+"""Time without a reply after which the trainer is reported as silent, seconds."""
 LONGEST = 1024
-"""Characters of a message."""
+"""Maximum length of a message, in characters."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One look at a job: what was observed, and what was decided about it."""
+    """One reconcile of a job: what was observed, and what was decided."""
 
     observed: Observed
     before: JobStatus
-    """The status that the look began with."""
+    """The status before this reconcile."""
     processes: Sequence[ProcessState]
     restarts: Mapping[Role, int]
-    """In the whole run, those that are about to happen among them."""
+    """Restarts in the whole run, including those about to happen."""
     cluster: ClusterStatus
     pods: Sequence[Pod]
-    """Every pod of the job, wanted or not."""
+    """Every pod of the job, desired or not."""
     now: datetime.datetime
     finish: Finish | None = None
     creating: bool = False
-    """Pods are about to be made."""
+    """Pods are about to be created."""
     suspending: bool = False
-    """The trainer is asked for a checkpoint and its end."""
+    """The trainer is requested to checkpoint and exit."""
 
     @property
     def resumed(self) -> bool:
@@ -62,13 +62,13 @@ class Look:
 
     @property
     def over_tcp(self) -> str | None:
-        """Reason why NCCL of the trainer that runs goes over TCP, where the job asks for RDMA."""
+        """Reason why the running trainer's NCCL uses TCP although the job requests RDMA."""
         trainer = self.observed.trainer
         return trainer.over_tcp if trainer is not None and self.finish is None else None
 
 
 def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
-    """The status now, and the events that tell of what changed since the one before."""
+    """The new status, and events for what has changed since the last one."""
     observed, pods, finish = look.observed, look.pods, look.finish
     job, spec = observed.job, observed.wanted.spec
     before = look.before.model_copy(update={"start_time": None}) if look.resumed else look.before
@@ -106,7 +106,7 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
 
 
 def _selector(job: str, spec: Spec) -> str:
-    """One pod of each generator: what autoscalers count is what `replicas` counts."""
+    """Selects one pod of each generator, so that autoscalers count the same as `replicas`."""
     first = {RANK: "0"} if pods_each(spec, Role.GENERATOR) > 1 else {}
     return selector({**role_labels(job, Role.GENERATOR), **first})
 
@@ -136,7 +136,7 @@ def _conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
 
 
 def _ready(phase: Phase, finish: Finish | None, others: Sequence[Condition], stamp: str) -> Condition:
-    """The job is as its spec asks, in the terms of kstatus: it runs with all roles, is over, or is suspended."""
+    """Ready, with kstatus semantics: the job runs with all roles, has ended, or is suspended."""
     if finish is not None:
         wanted = finish.phase == "Succeeded" or finish.reason == "Suspended"
         return condition("Ready", "True" if wanted else "False", finish.reason, finish.message, stamp)
@@ -148,12 +148,12 @@ def _ready(phase: Phase, finish: Finish | None, others: Sequence[Condition], sta
 
 def _phase(phase: Phase, look: Look) -> Phase:
     if look.suspending:
-        return look.before.phase  # its trainer may have ended already, and starts nothing
+        return look.before.phase  # its trainer may have ended already, and nothing is being started
     if phase == "Pending" and look.creating:
         return "Provisioning"
     alive = any(p.role is Role.TRAINER and p.started and not p.ended for p in look.processes)
     if phase == "Provisioning" and look.before.phase == "Running" and look.observed.trainer is None and alive:
-        return "Running"  # only we have lost sight of it
+        return "Running"  # only the operator has lost the connection
     return phase
 
 
@@ -168,7 +168,7 @@ def _waiting_reason(pods: Sequence[Pod], refused: Finish | str | None) -> str:
 
 
 def _filling(pods: Sequence[Pod]) -> str:
-    """Pods whose models are on their way into the cache."""
+    """Pods whose models are being downloaded into the cache."""
     found = [pod.name for pod in pods if pod.initializing == MODEL_CACHE and pod.ended is None]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return (
@@ -191,7 +191,7 @@ def _scheduled(pods: Sequence[Pod], refused: Finish | str | None, stamp: str) ->
 
 
 def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod]) -> tuple[str, str]:
-    """Two jobs, each with a part of its pods placed, may wait for each other for ever."""
+    """Two jobs, each with some pods scheduled, may wait for each other for ever."""
     holding, why = [pod for pod in pods if pod.node and pod.ended is None], _waiting_reason(waiting, None)
     if not holding:
         return "Unschedulable", why
@@ -200,14 +200,14 @@ def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod]) -> tuple[str, str]:
 
 
 def failed_for_good(reason: str, message: str, stamp: str) -> Condition:
-    """Nothing that the operator does gets the job on; kstatus, and who reads it, takes it for failed."""
+    """Stalled: nothing that the operator does helps the job; kstatus and its clients treat it as failed."""
     return condition("Stalled", "True", reason, message, stamp)
 
 
 def _stalled(
     pods: Sequence[Pod], refused: Finish | str | None, silent_since: float | None, stamp: str, now: float
 ) -> Condition:
-    """Reason why the job does not get on, in the terms of kstatus; a first reason where there are several."""
+    """Stalled, with kstatus semantics: the first reason why the job makes no progress."""
     if silent_since is not None and now >= silent_since + SILENT_SECONDS:
         since = time_text(datetime.datetime.fromtimestamp(silent_since, datetime.UTC))
         return condition("Stalled", "True", "TrainerUnreachable", f"has not answered since {since}", stamp)

@@ -47,7 +47,7 @@ class Consequences:
     create: list[NewPod] = field(default_factory=list)
     delete: list[Deletion] = field(default_factory=list)
     counted: set[str] = field(default_factory=set)
-    """Uids of pods whose names are wanted again: their ends have been counted, and they are to go."""
+    """Uids of ended pods that are counted in `restarts` and whose names are needed again, so they are deleted."""
 
 
 def carried_out(

@@ -1,4 +1,4 @@
-"""Ends of a job by the clock or by refusal, and the times that they are counted from; pure."""
+"""Deadlines that end a job, and the start times that they are counted from; pure."""
 
 import datetime
 
@@ -12,7 +12,7 @@ from .observed import Observed
 def ended(
     observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
 ) -> Finish | None:
-    """The end of a job that ran or was provisioned for too long, or whose pods are refused for good."""
+    """Finish of a job that ran or was provisioned for too long, or whose pods are refused permanently."""
     return _deadline(observed, before, now) or _too_long(observed, before, cluster, now) or _refusal(observed)
 
 

@@ -1,4 +1,4 @@
-"""The configuration to run: the job's spec, or while its pods run another one, that one; pure."""
+"""Desired configuration: the job's spec, or the pinned one while its pods run that; pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from .snapshot import Job
 
 @dataclass(frozen=True)
 class RuntimeWait:
-    """Reason, in a word and in a sentence, why a job cannot have the runtime that it names now."""
+    """Reason, as a word and a sentence, why a job cannot use the runtime that it references."""
 
     reason: str
     message: str
@@ -25,19 +25,19 @@ class RuntimeWait:
 
 @dataclass(frozen=True)
 class Desired:
-    """A checked configuration, and what of the job's spec it leaves out."""
+    """A validated configuration, and the changes of the job's spec that it ignores."""
 
     pinned: Pinned
     spec: Spec
-    """With what may change while the pods run: suspend, generator.replicas, deadlines."""
+    """Spec with the fields that may change while the pods run: suspend, generator.replicas, deadlines."""
     ignored: str | None = None
-    """Reason why the spec as it stands is not what runs."""
+    """Reason why the present spec is not what runs."""
     waits: RuntimeWait | None = None
-    """The job starts when its runtime is there and goes together with it; until then it has no pods."""
+    """The job waits for its runtime, to exist or to be compatible; until then it has no pods."""
 
 
 def active_config(job: Job) -> str | None:
-    """The ConfigMap that the job's pods run, where they run one."""
+    """Name of the ConfigMap that the job's pods run, if any."""
     status = job.status
     if status is None or status.cluster is None or status.phase not in ("Provisioning", "Running"):
         return None
@@ -51,11 +51,11 @@ def wanted(
     limits: Limits | None = None,
     runtime: NamedRuntime | RuntimeWait | None = None,
 ) -> Desired:
-    """`running`: the content of `active_config`, where the job has one; `defaults` and `limits`: the operator's now;
-    `runtime`: the one that the job names. What runs began with those of its time, and keeps them until it is suspended.
+    """Desired configuration. `running`: the content of `active_config`, if any; `defaults` and `limits`: the operator's
+    present ones; `runtime`: the referenced one. Running pods keep those they started with until the job is suspended.
 
     Raises:
-        InvalidJob: the spec can't run, and nothing runs yet.
+    InvalidJob: the spec is invalid, and nothing runs yet.
     """
     try:
         spec = from_cluster(job.body).spec
@@ -87,8 +87,8 @@ def wanted(
 
 
 def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Limits | None) -> Desired:
-    """The outcome, for which the limits hold too: a runtime widens nothing. Where it is refused, the job itself was
-    not: it waits for a change of either."""
+    """The spec merged with the runtime and checked against the limits, which a runtime cannot widen. If the result is
+    refused although the job itself was not, the job waits for a change of either."""
     try:
         outcome = with_runtime(spec, runtime)
         pinned = Pinned.make(job.name, outcome, own.defaults.model_copy(update={"runtime": runtime}))
@@ -101,8 +101,8 @@ def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Li
 
 
 def _changed(running: Spec, spec: Spec) -> list[str]:
-    """Fields for which the job says something else than what runs. What it leaves to defaults it does not say: those
-    of another release may be others."""
+    """Fields that differ between the job's spec and what runs. Defaults are not compared: those of another release may
+    differ."""
     before = running.model_dump(mode="json", by_alias=True)
     said = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return [f"spec.{key}" for key, value in said.items() if not _within(value, before.get(key))]

@@ -1,5 +1,5 @@
-"""Works out what each job is to run, with what only the API server has: the runtime that the spec names, and the
-ConfigMap that the job's pods run."""
+"""Reads each job's desired configuration, with the objects it needs from the API server: the referenced runtime, and
+the ConfigMap of the job's pods."""
 
 from contextlib import suppress
 
@@ -16,20 +16,19 @@ from .snapshot import Job, Pod
 
 
 class DesiredReader:
-    """Reads a configuration once for each change of the spec: checking one takes longer than all else that is
-    decided."""
+    """Reads a configuration once per change of the spec: validation is the most expensive part of a reconcile."""
 
     def __init__(self, settings: Settings, api: Api) -> None:
         self._settings, self._api = settings, api
         self._kept: dict[Key, tuple[tuple[str, int, str | None], Desired]] = {}
 
     async def read(self, key: Key, job: Job, pods: list[Pod]) -> Desired:
-        """The configuration that `job` is to run; `pods`: those that it has.
+        """The configuration that `job` is to run; `pods`: its present pods.
 
         Raises:
-            InvalidJob: the spec can't run, and nothing runs yet.
-            UnreadableConfig: what runs cannot be read.
-            ApiError: the API server did not say.
+            InvalidJob: the spec is invalid, and nothing runs yet.
+            UnreadableConfig: the running configuration cannot be read.
+            ApiError: the API server did not reply.
         """
         basis = (job.uid, job.generation, active_config(job))
         kept = self._kept.get(key)
@@ -38,7 +37,7 @@ class DesiredReader:
             running = await self._running(job, pods, runtime)
             want = wanted(job, running, self._settings.defaults, self._settings.limits, runtime)
             if runtime is not None and running is None:
-                return want  # the runtime of the moment at which the job starts
+                return want  # the runtime as of the job's start
             kept = self._kept[key] = basis, want
         return kept[1]
 
@@ -46,7 +45,7 @@ class DesiredReader:
         self._kept.pop(key, None)
 
     async def _runtime(self, job: Job) -> NamedRuntime | RuntimeWait | None:
-        """The runtime that the job names, where it may still come to use it."""
+        """The runtime that the job references, or why it cannot be used; None if there is none or the job has ended."""
         status = job.status
         if status is not None and status.phase in ("Succeeded", "Failed") and not refused(status):
             return None
@@ -71,7 +70,9 @@ class DesiredReader:
     async def _running(
         self, job: Job, pods: list[Pod], runtime: NamedRuntime | RuntimeWait | None
     ) -> Pinned | None:
-        """The configuration that the job's pods run: the spec's with today's defaults, or else its ConfigMap's."""
+        """The configuration that the job's pods run: the spec with today's defaults if it is the same, else from its
+        ConfigMap.
+        """
         name, defaults = active_config(job), self._settings.defaults
         if name is None:
             return None

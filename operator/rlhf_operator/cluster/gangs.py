@@ -1,4 +1,4 @@
-"""Gang schedulers: all pods of a job are placed at once, or none. A new one is a class here and a line in GANGS."""
+"""Gang schedulers: all pods of a job are scheduled at once, or none. A new one is a class here and a line in GANGS."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ Body = dict[str, Any]
 
 
 def members(config: RunConfig) -> int:
-    """All pods of the job."""
+    """Number of pods of the job."""
     return sum(len(places(config.spec, role)) for role in roles_of(config.spec))
 
 
 class Gang:
-    """Gang scheduling: labels and objects that tell a scheduler which pods belong together; here none."""
+    """Gang scheduling: labels and objects by which a scheduler groups pods; this base does nothing."""
 
     def group(self, _config: RunConfig) -> Body | None:
-        """The object that stands for the group, named as the job."""
+        """The group's object, named after the job."""
         return None
 
     def join(self, pod: Body, _job: str) -> Body:
@@ -25,7 +25,7 @@ class Gang:
 
 
 class Volcano(Gang):
-    """Volcano's PodGroup, in a queue where the job names one."""
+    """Volcano's PodGroup, in the job's queue if it names one."""
 
     def group(self, config: RunConfig) -> Body:
         queue = {"queue": config.spec.scheduling.queue} if config.spec.scheduling.queue else {}
@@ -43,7 +43,7 @@ class Volcano(Gang):
 
 
 class Coscheduling(Gang):
-    """The coscheduling plugin of kubernetes-sigs/scheduler-plugins, in a scheduler of its chart's name."""
+    """The coscheduling plugin of kubernetes-sigs/scheduler-plugins, with the scheduler name of its chart."""
 
     def group(self, config: RunConfig) -> Body:
         return {

@@ -1,4 +1,4 @@
-"""Keeps a job's Workload in Kueue's queue as it was planned, and reads what Kueue has for the whole cluster."""
+"""Writes a job's Workload as planned, and reads Kueue's cluster-scoped objects."""
 
 import datetime
 
@@ -23,7 +23,7 @@ class KueueClient:
         self._api, self._cache, self._recorder = api, cache, recorder
 
     async def line_up(self, key: Key, job: Job, want: Desired, todo: Plan) -> None:
-        """Does what the plan says of the queue."""
+        """Applies the plan's queue actions."""
         found, stamp = self._cache.workload(key), time_text(datetime.datetime.now(datetime.UTC))
         if todo.queue == "leave":
             await self._api.delete("Workload", job.namespace, job.name)
@@ -40,12 +40,12 @@ class KueueClient:
                 self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
 
     async def flavors(self, job: Job, admitted: Body) -> dict[str, Body]:
-        """The ResourceFlavors that the job's Workload was given, by name."""
+        """The ResourceFlavors assigned to the job's Workload, by name."""
         found = {name: await self._read(job, "ResourceFlavor", name) for name in sorted(flavors(admitted))}
         return {name: body for name, body in found.items() if body is not None}
 
     async def _read(self, job: Job, kind: str, name: str) -> Body | None:
-        """An object of the whole cluster; None, with an event, where the operator has rights in namespaces alone."""
+        """A cluster-scoped object; None, with an event, if the operator has rights only in namespaces."""
         try:
             return await self._api.get(kind, None, name)
         except ApiError as error:

@@ -1,7 +1,7 @@
-"""Of several operators one leads: the holder of a Lease, which it renews while it works.
+"""Leader election among operator replicas by a Lease, which the leader renews while it works.
 
-The client library's leader election is not used: it waits up to five minutes for an answer of the API server, long
-past the end of the lease; goes by the wall clock; and does not give the lease back.
+The client library's leader election is not used: it waits up to five minutes for a reply of the API server, far beyond
+the lease; it uses the wall clock; and it does not release the lease.
 """
 
 import asyncio
@@ -17,9 +17,11 @@ logger = logging.getLogger(__name__)
 
 NAME = "rlhf-operator"
 LEASE_SECONDS = 10.0
-"""Nobody takes the lease within this time of its last renewal."""
+"""Lease duration, seconds: no other replica takes the lease within this time of its last renewal."""
 _LEAD_SECONDS = 9.0
-"""Without a renewal its holder gives up after this time: earlier, so that two never work at once."""
+"""Renew deadline, seconds: the leader stops after this time without a renewal, earlier than the lease ends, so that two
+never work at once.
+"""
 _RENEW_SECONDS = 2.0
 _POLL_SECONDS = 1.5
 _RETRY_SECONDS = 0.5
@@ -27,19 +29,19 @@ _CALL_SECONDS = 4.0
 
 
 class LeaseLost(RuntimeError):
-    """This process must not work any more."""
+    """This process is no longer the leader and must stop."""
 
 
 class Lease:
-    """The lease as this process sees it; all its times are this process's own monotonic clock."""
+    """The Lease as seen by this process; all times are of its own monotonic clock."""
 
     def __init__(self, api: Api, namespace: str, identity: str) -> None:
         self._api, self._namespace = api, namespace
-        # Never the name alone: a process that was started again must not take itself for the one before.
+        # Not the pod's name alone: a restarted process must not take itself for its predecessor.
         self.identity = f"{identity}_{secrets.token_hex(4)}"
         self._stored: dict[str, Any] | None = None
         self._changed = 0.0
-        """Time at which we first saw what is stored now."""
+        """Time at which the present content was first seen."""
         self._renewed = float("-inf")
         """Time at which our last successful renewal was sent."""
 
@@ -49,11 +51,11 @@ class Lease:
 
     @property
     def known(self) -> bool:
-        """The Lease's holder has been seen."""
+        """True once the Lease's holder has been read."""
         return self._stored is not None
 
     async def acquire(self) -> None:
-        """Wait until nobody else holds the lease, and take it."""
+        """Waits until the lease is free or expired, and takes it."""
         told = ""
         while not await self._try("take", _CALL_SECONDS):
             if self._holder and self._holder != told:
@@ -63,7 +65,7 @@ class Lease:
             await asyncio.sleep(min(_POLL_SECONDS, left) if left > 0 else _POLL_SECONDS)
 
     async def keep(self) -> None:
-        """Renew the lease for as long as that works; always ends with LeaseLost."""
+        """Renews the lease until that fails; always ends with LeaseLost."""
         while (left := self._renewed + _LEAD_SECONDS - time.monotonic()) > 0:
             renewed = await self._try("renew", min(_CALL_SECONDS, left))
             if not renewed and self._holder not in ("", self.identity):
@@ -73,13 +75,13 @@ class Lease:
         raise LeaseLost(f"could not renew the lease {self._namespace}/{NAME} for {_LEAD_SECONDS:g} s")
 
     async def release(self) -> None:
-        """Let the next one take over at once. This process must have stopped working before."""
+        """Releases the lease, so that the next leader need not wait. Call it only after all work has stopped."""
         held, self._renewed = self.held(), float("-inf")
         if not held:
             return
         try:
             async with asyncio.timeout(_CALL_SECONDS):
-                await self._read()  # a renewal that was cut short may have been stored
+                await self._read()  # an interrupted renewal may have been stored
                 if self._stored is not None and self._holder == self.identity:
                     await self._api.replace(self._body(self._stored, holder=""))
         except (ApiError, TimeoutError) as error:
@@ -90,7 +92,7 @@ class Lease:
         return (self._stored or {}).get("spec", {}).get("holderIdentity") or ""
 
     async def _try(self, what: str, seconds: float) -> bool:
-        """Read the lease where we do not know it, and write our name into it where that is allowed."""
+        """Reads the lease if it is unknown, and writes our identity if allowed."""
         sent = time.monotonic()
         try:
             async with asyncio.timeout(seconds):
@@ -105,7 +107,7 @@ class Lease:
                     return False
         except (ApiError, TimeoutError) as error:
             if isinstance(error, ApiError) and error.status == 409:
-                self._stored = None  # somebody wrote it after we read it: read it again
+                self._stored = None  # a conflict: somebody wrote it after we read it
             else:
                 why = error if isinstance(error, ApiError) else f"no answer within {seconds:.1f} s"
                 logger.warning("could not %s the lease %s/%s: %s", what, self._namespace, NAME, why)
@@ -117,7 +119,7 @@ class Lease:
         return self._holder in ("", self.identity) or time.monotonic() >= self._runs_out()
 
     def _runs_out(self) -> float:
-        """Time at which the other holder's lease runs out, as far as we can see."""
+        """Expiry of the other holder's lease, as observed."""
         spec = (self._stored or {}).get("spec", {})
         return self._changed + (spec.get("leaseDurationSeconds") or LEASE_SECONDS)
 

@@ -1,7 +1,7 @@
-"""Allow-lists of an administrator for what jobs' pods may ask for, checked on the pods as they would be made; pure.
+"""Checks a job's pods, as they would be created, against an administrator's allow-lists; pure.
 
-They are for clusters whose users may create RLHFJobs but not pods: `spec.pods` and its template reach everything that a
-pod can have. The chart's ValidatingAdmissionPolicy says the same of the manifest, where the server has one.
+For clusters whose users may create RLHFJobs but not pods: `spec.pods` and its template can set everything that a pod
+has. The chart's ValidatingAdmissionPolicy checks the manifest in the same way, on servers that support it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _HOST = ("hostNetwork", "hostPID", "hostIPC")
 
 
 def check(limits: Limits | None, pinned: Pinned, queue: str | None) -> None:
-    """Raises InvalidJob with everything about the job that the limits do not allow."""
+    """Raises InvalidJob with everything in the job that the limits do not allow."""
     if limits is None:
         return
     found = list(_queue(limits, queue))

@@ -1,4 +1,4 @@
-"""The operator's log: lines for people or JSON for machines, each with the job that it is about."""
+"""The operator's log: text or JSON lines, each with the job that it is about."""
 
 import datetime
 import logging
@@ -16,7 +16,7 @@ _NAMES = {"levelname": "level", "name": "logger", "exc_info": "exception"}
 
 
 def set_up(log_format: str) -> None:
-    """From now on everything is logged to stderr, as `json` or `text`."""
+    """Configures logging to stderr, as `json` or `text`."""
     handler = logging.StreamHandler()
     handler.addFilter(_with_job)
     handler.setFormatter(
@@ -24,13 +24,13 @@ def set_up(log_format: str) -> None:
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    # Its every reconnection is no news; what goes wrong is.
+    # Only warnings: it logs every reconnection.
     logging.getLogger("kopf").setLevel(logging.WARNING)
 
 
 @contextmanager
 def about(key: Key) -> Iterator[None]:
-    """Whatever is logged inside is about this job."""
+    """Adds the job to every record logged inside the context."""
     token = _job.set(key)
     try:
         yield
@@ -46,7 +46,7 @@ def _with_job(record: logging.LogRecord) -> bool:
 
 
 class _Json(JsonFormatter):
-    """Only our fields: kopf's records carry whole objects."""
+    """JSON formatter with our own fields only: kopf's records contain whole objects."""
 
     def process_log_record(self, log_data: dict[str, object]) -> dict[str, object]:
         known = {"time", *(_NAMES.get(field, field) for field in _FIELDS)}

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 16
 _RESYNC_SECONDS = 120.0
-_FIRST_RESYNC_SECONDS = 10.0  # what was deleted between the first listing and the watches
+_FIRST_RESYNC_SECONDS = 10.0  # picks up deletions between the first listing and the watches
 _RECONCILE_SECONDS = 60.0
 _STUCK_SECONDS = 2 * _RECONCILE_SECONDS
 _STOP_SECONDS = 10.0
@@ -32,11 +32,11 @@ _RETRY_SECONDS = 5.0
 _LONGEST_HOLD = 300.0
 
 Reconcile = Callable[[Key], Awaitable[float | None]]
-"""Returns the seconds until the job wants to be looked at again; raises where it could not do its work."""
+"""Returns the seconds until the next reconcile; raises if it failed."""
 
 
 class Process:
-    """Calls `reconcile` for every job that something happens to, never twice at once for the same."""
+    """Calls `reconcile` for every job with a change, never concurrently for the same job."""
 
     def __init__(
         self, settings: Settings, api: Api, cache: Cache, telemetry: Telemetry, reconcile: Reconcile
@@ -53,17 +53,17 @@ class Process:
         self._overdue: list[str] = []
 
     def ready(self) -> bool:
-        """It leads and knows all jobs, or it stands by and sees who leads."""
+        """Readiness: leads and knows all jobs, or stands by and knows the leader."""
         return not self._stopping.is_set() and (self._filled if self._leading else self._lease.known)
 
     def alive(self) -> bool:
-        """No reconcile is stuck far beyond its deadline, and watches tell what listings show."""
+        """Liveness: no reconcile far beyond its deadline, and watches deliver what listings show."""
         return not self._overdue and all(
             time.monotonic() < since + _STUCK_SECONDS for since in self._busy.values()
         )
 
     async def run(self) -> None:
-        """Until SIGTERM; raises an ExceptionGroup with whatever else it ends of."""
+        """Runs until SIGTERM; raises an ExceptionGroup with any other cause of its end."""
         self._listen_to_signals()
         async with BackgroundLoop() as aside:
             try:
@@ -106,11 +106,11 @@ class Process:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _watch(self, kinds: Collection[str]) -> None:
-        """Until a watch fails; begins anew where other namespaces can be served."""
+        """Watches until a watch fails; restarts when the set of served namespaces changes."""
         while True:
             served = self._scope.open
             watching = await Watch.start(self._api, served, kinds, self._see)
-            self._listen_to_signals()  # kopf has taken them
+            self._listen_to_signals()  # kopf has replaced them
             ends = [asyncio.create_task(end) for end in (watching.failed(), self._scope.other_than(served))]
             try:
                 for end in (await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))[0]:
@@ -121,7 +121,7 @@ class Process:
                 await watching.stop()
 
     def _see(self, body: Body, deleted: bool) -> None:
-        # The watch of a namespace that was closed just now may still tell of a job, of which the pods are unknown.
+        # The watch of a namespace closed just now may still deliver a job whose pods are unknown.
         if body["metadata"]["namespace"] not in self._scope.closed:
             self._know(body, deleted)
 
@@ -154,8 +154,8 @@ class Process:
                 self._queue.add(key, after=random.uniform(0, wait / 2))
 
     async def _list(self, kinds: Collection[str], *, first: bool) -> resync.Swept:
-        """Lists each namespace. At first, and where one can be listed again, all in it is seen; where it can't be any
-        more, it is forgotten.
+        """Lists each namespace. A newly listed one is added to the cache; one that cannot be listed any more is removed
+        from it.
         """
         all_swept = resync.Swept()
 
@@ -175,7 +175,7 @@ class Process:
         while True:
             key = await self._queue.get()
             if self._stopping.is_set() or not self._lease.held():
-                return  # a process that was frozen may wake up here before it learns that its lease is lost
+                return  # a process that was frozen may resume here before it notices that its lease is lost
             self._telemetry.queue_depth(len(self._queue))
             self._busy[key] = started = time.monotonic()
             try:
@@ -201,7 +201,7 @@ class Process:
         return False
 
     async def _until_stopped(self) -> None:
-        """Nothing new is begun then, and what was begun is given a while."""
+        """Stops taking new work, and gives running reconciles a grace period."""
         await self._stopping.wait()
         logger.info("stops")
         deadline = time.monotonic() + _STOP_SECONDS
@@ -215,4 +215,4 @@ class Process:
 
 
 class _Stopped(Exception):
-    """Somebody asked for the end."""
+    """A stop was requested."""

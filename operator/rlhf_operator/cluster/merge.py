@@ -1,4 +1,4 @@
-"""Strategic merge of pod templates, as `kubectl patch` does it: lists of named things are merged by their key.
+"""Strategic merge of pod templates, as `kubectl patch` does it: lists of named items are merged by key.
 
 Source: Kubernetes API conventions, "Strategic Merge Patch"; the keys are those of core/v1's `patchMergeKey`.
 """
@@ -25,7 +25,7 @@ DIRECTIVE = "$patch"
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """`base` with `patch` over it. null removes a key; `$patch: replace` and `$patch: delete` work as in kubectl."""
+    """Merges `patch` over `base`. null removes a key; `$patch: replace` and `$patch: delete` work as in kubectl."""
     if isinstance(patch, Mapping) and isinstance(base, Mapping):
         if patch.get(DIRECTIVE) == "replace":
             return _plain(patch)
@@ -44,7 +44,7 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
 
 
 def _named(value: Any, field: str) -> bool:
-    """A list whose items have the field's merge key, or a directive."""
+    """True for a list whose items have the field's merge key, or a directive."""
     key = MERGE_KEYS.get(field)
     if key is None or not isinstance(value, Sequence) or isinstance(value, str):
         return False
@@ -64,7 +64,7 @@ def _merge_named(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[An
 
 
 def _plain(value: Any) -> Any:
-    """Without directives and without nulls, which only mean something over a base."""
+    """Without directives and nulls, which have a meaning only over a base."""
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items() if k != DIRECTIVE and v is not None}
     if isinstance(value, Sequence) and not isinstance(value, str):

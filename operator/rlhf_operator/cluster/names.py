@@ -1,4 +1,4 @@
-"""Names and labels of what belongs to a job."""
+"""Names and labels of a job's objects."""
 
 from rlhf_api.roles import Role
 from rlhf_api.run import process_name
@@ -6,16 +6,16 @@ from rlhf_api.run import process_name
 ROLE = "rlhf.dev/role"
 INDEX = "rlhf.dev/index"
 RANK = "rlhf.dev/rank"
-"""On the pods of generators that span several; the first, 0, has the API."""
+"""Label of a multi-pod generator's pods: rank in the generator; rank 0 has the API."""
 ATTEMPT = "rlhf.dev/attempt"
 JOB = "rlhf.dev/job"
 CHECKPOINT = "rlhf.dev/checkpoint"
-"""An annotation of the job: each new value asks for a checkpoint."""
+"""Annotation of a job: each new value requests a checkpoint."""
 CONFIG = "rlhf.dev/config"
-"""An annotation of a Workload: the configuration whose pods it asks quota for."""
+"""Annotation of a Workload: name of the configuration of the pods for which it requests quota."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
-"""Label of a job: the WorkloadPriorityClass by which it waits."""
+"""Label of a job: the WorkloadPriorityClass of its Workload."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR = "rlhf-operator"
 
@@ -25,17 +25,17 @@ def pod_name(job: str, role: Role, index: int, rank: int = 0) -> str:
 
 
 def service_name(job: str) -> str:
-    """The headless service that gives the job's pods their names in DNS."""
+    """The headless service that gives the job's pods their DNS names."""
     return f"{job}-rlhf"
 
 
 def token_name(job: str, uid: str) -> str:
-    """The Secret with the job's token: never that of an earlier job of its name, which is about to be deleted."""
+    """The Secret with the job's token; the uid tells it from that of an earlier job of the same name."""
     return f"{job}-token-{uid[:8]}"
 
 
 def common_labels(job: str) -> dict[str, str]:
-    """On everything that belongs to the job."""
+    """Labels of every object of the job."""
     return {"app.kubernetes.io/name": "rlhf-job", MANAGED_BY: OPERATOR, JOB: job}
 
 
@@ -44,5 +44,5 @@ def role_labels(job: str, role: Role) -> dict[str, str]:
 
 
 def selector(labels: dict[str, str]) -> str:
-    """As `kubectl -l` takes it."""
+    """A label selector in the syntax of `kubectl -l`."""
     return ",".join(f"{key}={value}" for key, value in labels.items())

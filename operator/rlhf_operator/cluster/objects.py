@@ -1,4 +1,4 @@
-"""Companions of a job's pods: service, token, configuration, network policy, gang; pure."""
+"""Companion objects of a job's pods: service, token, configuration, network policy, gang; pure."""
 
 import hashlib
 import hmac
@@ -15,7 +15,7 @@ Body = dict[str, Any]
 
 
 def token(key: bytes, job: Job) -> str:
-    """The job's token: made from the operator's key, so that no Secret needs to be read back."""
+    """The job's token, derived from the operator's key, so that no Secret has to be read."""
     return hmac.new(key, job.uid.encode(), hashlib.sha256).hexdigest()
 
 
@@ -30,8 +30,7 @@ def token_secret(key: bytes, job: Job) -> Body:
 
 
 def companions(pinned: Pinned, operator_namespace: str, metrics_from: Sequence[Body] = ()) -> list[Body]:
-    """Everything that can be applied again at any time. `metrics_from`: NetworkPolicy peers that may scrape the job's
-    pods."""
+    """Objects that may be applied at any time. `metrics_from`: NetworkPolicy peers that may scrape the job's pods."""
     config = pinned.config
     group = GANGS[config.spec.scheduling.gang].group(config)
     return [
@@ -49,7 +48,7 @@ def _service(job: str) -> Body:
         "metadata": {"name": service_name(job), "labels": common_labels(job)},
         "spec": {
             "clusterIP": "None",
-            # Trainers meet before any of them is ready.
+            # Trainers rendezvous before any of them is ready.
             "publishNotReadyAddresses": True,
             "selector": common_labels(job),
             "ports": [{"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}],
@@ -58,7 +57,9 @@ def _service(job: str) -> Body:
 
 
 def _policy(job: str, operator_namespace: str, metrics_from: Sequence[Body]) -> Body:
-    """Only the job's own pods reach each other, and the operator and `metrics_from` their HTTP port."""
+    """NetworkPolicy: only the job's own pods reach each other, and the operator and `metrics_from` reach their HTTP
+    port.
+    """
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": OPERATOR}},
@@ -79,7 +80,7 @@ def _policy(job: str, operator_namespace: str, metrics_from: Sequence[Body]) -> 
 
 
 def owned(body: Body, job: Job) -> Body:
-    """The object in the job's namespace, deleted with it."""
+    """The object in the job's namespace, with an owner reference to the job."""
     owner = {
         "apiVersion": job.body["apiVersion"],
         "kind": job.body["kind"],

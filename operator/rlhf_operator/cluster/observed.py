@@ -1,4 +1,4 @@
-"""Everything that decisions about a job are made on, of one moment."""
+"""One observation of a job: the input of all decisions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ from .snapshot import Job, Pod
 
 @dataclass(frozen=True)
 class Observed:
-    """A job as the cluster and its trainer show it."""
+    """A job as observed in the cluster and at its trainer."""
 
     job: Job
     wanted: Desired
     pods: Sequence[Pod]
     trainer: TrainerStatus | None = None
-    """The last report of the present trainer."""
+    """Last report of the present trainer."""
     silent_since: float | None = None
-    """Start of its silence, in seconds since the epoch."""
+    """Time since when the trainer has been silent, in seconds since the epoch."""
     refused: Finish | str | None = None
-    """Refusal by the API server of the pods that were to be made last."""
+    """The API server's refusal of the pods that were to be created last."""
     quota: Quota = "none"
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Of a GPU for an hour, by resource name."""
+    """Price per GPU hour, by resource name."""

@@ -1,7 +1,7 @@
-"""The configuration that a job is pinned to from its start until it is suspended or over; pure.
+"""Pinned configuration of a job, from its start until it is suspended or over; pure.
 
-Its ConfigMap holds it word for word: neither another release of the operator nor a changed spec puts anything else
-before a process of a job that runs.
+Its ConfigMap holds it verbatim: neither another release of the operator nor a changed spec changes the configuration of
+a running job's processes.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from .pod_volumes import WORKSPACE
 from .settings import Defaults
 
 DEFAULTS = "defaults.json"
-"""The operator's settings, beside the two configurations in the ConfigMap."""
+"""Key of the operator's settings in the ConfigMap, beside the two configurations."""
 
 
 class UnreadableConfig(Exception):
-    """The ConfigMap of a job that runs holds what this release cannot read."""
+    """The ConfigMap of a running job has content that this release cannot read."""
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """A configuration, the defaults of the operator that began with it, and its ConfigMap's name and content."""
+    """A configuration, the operator's defaults at its start, and its ConfigMap's name and content."""
 
     name: str
     config: RunConfig
@@ -42,7 +42,7 @@ class Pinned:
 
     @classmethod
     def make(cls, job: str, spec: Spec, defaults: Defaults) -> "Pinned":
-        """One name for each configuration, whatever the number of generators."""
+        """Makes a pinned configuration; its name does not depend on the number of generators."""
         config = RunConfig(
             job=job,
             spec=lasting(spec),
@@ -63,7 +63,7 @@ class Pinned:
 
     @classmethod
     def read(cls, config_map: Mapping[str, Any], defaults: Defaults) -> "Pinned":
-        """From the ConfigMap; `defaults` are those of a job that was started by a release that did not write them.
+        """Reads a ConfigMap; `defaults`: for a job started by a release that did not write them.
 
         Raises:
             UnreadableConfig: this release cannot read it.
@@ -79,7 +79,7 @@ class Pinned:
             raise UnreadableConfig(f"ConfigMap {name}: {_words(error)}") from None
 
     def scaled(self, generators: int) -> "Pinned":
-        """For another number of generators, which the trainer waits for at its start; nothing else changes."""
+        """For another number of generators, which the trainer waits for at its start; nothing else differs."""
         if self.config.spec.generator.replicas == generators:
             return self
         texts = dict(self.texts)
@@ -100,7 +100,7 @@ class Pinned:
 
 
 def lasting(spec: Spec) -> Spec:
-    """Without what may change while the processes run, but for the number of generators."""
+    """The spec without the fields that may change while the processes run, except the number of generators."""
     return spec.model_copy(
         update={"suspend": False, "active_deadline_seconds": None, "ttl_seconds_after_finished": None}
     )
@@ -112,12 +112,12 @@ def with_generators(spec: Spec, replicas: int) -> Spec:
 
 
 def shows_defaults(spec: Spec, role: Role) -> bool:
-    """The role's pods run the default image."""
+    """True if the role's pods run the default image."""
     return combine(spec.pods, getattr(spec, role.value).pods).image is None
 
 
 def defaults_of_0_1(pod: Mapping[str, Any]) -> Defaults:
-    """Defaults of release 0.1.0, read off a pod that `shows_defaults`: it wrote them down nowhere else."""
+    """Defaults of release 0.1.0, which did not store them, read from a pod that `shows_defaults`."""
     spec = pod["spec"]
     container = next(c for c in spec["containers"] if c["name"] == "role")
     volume: Mapping[str, Any] = next((v for v in spec.get("volumes", ()) if v["name"] == "workspace"), {})
@@ -145,8 +145,8 @@ def _defaults(text: str) -> Defaults:
 
 
 def _text(config: RunConfig) -> str:
-    """The configuration's file. Of pods it has what was said alone: a role's settings win over the job's where they
-    say something, which a default written down would do too."""
+    """Text of the configuration's file. Of pods, only explicitly set fields: a role's settings override the job's, and
+    a written default would do so too."""
     body = config.model_dump(mode="json", by_alias=True)
     places = [(body["spec"], config.spec.pods), *((body["spec"][r.value], config.role(r).pods) for r in Role)]
     for section, pods in places:
@@ -155,14 +155,14 @@ def _text(config: RunConfig) -> str:
 
 
 def _said(pods: PodSettings) -> PodSettings:
-    """Without the defaults that releases before this one wrote down."""
+    """Without the defaults that earlier releases wrote."""
     if len(pods.model_fields_set) < len(PodSettings.model_fields):
         return pods
     return PodSettings.model_validate(pods.model_dump(by_alias=True, exclude_defaults=True))
 
 
 def _with_pods(spec: Spec, change: Callable[[PodSettings], PodSettings]) -> Spec:
-    """The spec with its pods' settings, and each role's, changed."""
+    """The spec with `change` applied to its pod settings and each role's."""
     roles = {role.value: getattr(spec, role.value) for role in Role}
     changed = {name: role.model_copy(update={"pods": change(role.pods)}) for name, role in roles.items()}
     return spec.model_copy(update={"pods": change(spec.pods), **changed})

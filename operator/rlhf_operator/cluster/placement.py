@@ -1,10 +1,8 @@
-"""An admission by Kueue, put on the pods: node labels and tolerations of the flavors that it assigns to a role, the
-`podSetUpdates` of admission checks, such as a node pool that was provisioned for the job, and the topology domain of
-each pod; pure.
+"""Applies a Kueue admission to the pods: node labels and tolerations of the flavors assigned to a role, the
+`podSetUpdates` of admission checks, such as a node pool provisioned for the job, and each pod's topology domain; pure.
 
-Kueue's own controller puts pods into their domains after they were made, behind a scheduling gate. Here each pod is
-made for its domain, by its index: one that is replaced comes back to where it was, or to the domain that Kueue has
-assigned since.
+Kueue's own controller assigns domains to created pods behind a scheduling gate. Here each pod is created for its
+domain, by index: a replacement returns to the same domain, or to the one that Kueue has assigned since.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,14 +18,14 @@ Body = dict[str, Any]
 REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 UNCONSTRAINED = "kueue.x-k8s.io/podset-unconstrained-topology"
-"""Annotations of pods by which users ask for topology-aware scheduling, as for a Job."""
+"""Pod annotations by which users request topology-aware scheduling, as for a Job."""
 TOPOLOGY_AWARE = "kueue.x-k8s.io/tas"
-"""Label of pods whose place Kueue has counted already."""
+"""Label of pods whose topology Kueue has accounted for already."""
 
 
 def topology_request(annotations: Mapping[str, str], groups: int | None = None) -> Body | None:
-    """A pod set's `topologyRequest` (PodSetTopologyRequest of v1beta1); None where its pods ask for none. `groups`: its
-    generators, where each has several pods."""
+    """A pod set's `topologyRequest` (PodSetTopologyRequest of v1beta1); None if its pods request none. `groups`: number
+    of its generators, if each has several pods."""
     order: Body = {"podIndexLabel": INDEX}
     if groups is not None:
         order = {"podIndexLabel": RANK, "subGroupIndexLabel": INDEX, "subGroupCount": groups}
@@ -41,7 +39,7 @@ def topology_request(annotations: Mapping[str, str], groups: int | None = None) 
 
 
 def flavors(workload: Mapping[str, Any]) -> set[str]:
-    """Names of the ResourceFlavors that the admission assigns."""
+    """Names of the ResourceFlavors assigned by the admission."""
     return {name for assigned in _assignments(workload) for name in (assigned.get("flavors") or {}).values()}
 
 
@@ -52,9 +50,9 @@ def placed(
     known: Mapping[str, Mapping[str, Any]],
     size: int = 1,
 ) -> Body:
-    """The pod where its role was admitted. `known`: ResourceFlavors by name; `size`: pods of one replica. What the
-    admission says of a node label wins over the pod's own; of labels and annotations the pod's own win, by which the
-    operator finds it again."""
+    """The pod with its role's admission applied. `known`: ResourceFlavors by name; `size`: pods per replica. The
+    admission's node labels override the pod's own; the pod's own labels and annotations, by which the operator finds
+    it, override the admission's."""
     meta, spec = pod["metadata"], pod["spec"]
     index, rank = (int(meta["labels"].get(label, 0)) for label in (INDEX, RANK))
     updates = [*_updates(role, workload, known), *_domain(role, index * size + rank, workload)]
@@ -95,7 +93,7 @@ def _updates(
 
 
 def _domain(role: Role, place: int, workload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The topology domain of the pod with this place: the domains take as many pods each as Kueue counted, in order."""
+    """Topology domain of the pod with this place: the domains take as many pods each as Kueue counted, in order."""
     for assigned in _assignments(workload):
         topology = assigned.get("topologyAssignment")
         if assigned["name"] != role.value or not topology:

@@ -20,11 +20,11 @@ from .observed import Observed
 from .pod_groups import PodGroups, evicted, lost, membership, seen, sort, stuck
 
 POLL_SECONDS = 5.0
-"""Between two looks at a running job."""
+"""Poll interval of a running job, seconds."""
 RUNTIME_SECONDS = 15.0
-"""Between two looks of a job at whether the runtime that it names has come."""
+"""Poll interval of a job that waits for its runtime, seconds."""
 SUSPEND_SECONDS = 600.0
-"""Deadline of a trainer's last checkpoint before its pods are taken away."""
+"""Deadline of a trainer's last checkpoint before its pods are deleted, seconds."""
 SIDECAR_SECONDS = 30.0
 """Grace of a pod's other containers at the end of a job, after the role's has ended: say to send its log away."""
 
@@ -39,7 +39,7 @@ class Plan:
     job sees what is missing."""
 
     status: JobStatus | None
-    """None: it is left as it is."""
+    """None: unchanged."""
     companions: bool = False
     """The job's ConfigMap, service, policy and gang are to be there."""
     create: tuple[NewPod, ...] = ()
@@ -50,11 +50,11 @@ class Plan:
     events: tuple[Event, ...] = ()
     queue: Queue | None = None
     generators: int | None = None
-    """Scale the job to so many."""
+    """Scale the job to this number."""
     expire: bool = False
-    """Delete the job: its time to live is over."""
+    """Delete the job: its TTL has expired."""
     again: float | None = POLL_SECONDS
-    """Seconds until the next look, if nothing happens before."""
+    """Seconds until the next reconcile, unless something happens before."""
 
 
 def plan(observed: Observed, now: datetime.datetime) -> Plan:

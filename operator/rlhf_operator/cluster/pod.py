@@ -1,4 +1,4 @@
-"""A role's pod: the commands and environment of the contract, in a pod that the `restricted` standard admits."""
+"""Builds a role's pod: the contract's commands and environment, in a pod that the `restricted` standard admits."""
 
 import math
 from typing import Any
@@ -18,7 +18,9 @@ Body = dict[str, Any]
 
 USER = 65532
 KEEP = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Annotations of trainers: a node that could be saved is worth less than the steps since the last checkpoint."""
+"""Annotations of trainers that keep autoscalers from evicting them: a freed node is worth less than the steps since the
+last checkpoint.
+"""
 MODEL_CACHE = "models"
 """The init container that fills the model cache."""
 
@@ -35,7 +37,7 @@ def build_pod(
     uid: str,
     defaults: Defaults,
 ) -> Body:
-    """The pod's body, without namespace and owner; `attempt` is the trainer gang's, `uid` the job's."""
+    """The pod's body, without namespace and owner; `attempt`: of the trainer gang; `uid`: the job's."""
     section, name = config.role(role), pod_name(config.job, role, index, rank)
     pods = combine(config.spec.pods, section.pods)
     on_node = shares_node_network(pods)
@@ -81,7 +83,8 @@ def build_pod(
                 "runAsUser": USER,
                 "runAsGroup": USER,
                 "fsGroup": USER,
-                # Else every start changes the owner of every file of a volume, for hours where it is large.
+                # Otherwise every start would change the owner of all files of a volume, which takes hours for a large
+                # one.
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
@@ -103,7 +106,9 @@ def build_pod(
 
 
 def _model_cache(role: Body, pods: PodSettings) -> Body:
-    """The init container that puts the role's models into the cache; it has what the role's container has but GPUs."""
+    """The init container that downloads the role's models into the cache; it has the role container's settings without
+    GPUs.
+    """
     hub = {"HF_HUB_CACHE": pods.model_cache, "HF_HUB_OFFLINE": "0"}
     env = [each for each in role["env"] if each["name"] not in hub]
     gpu = {pods.gpu.resource} if pods.gpu is not None else set()
@@ -133,7 +138,7 @@ def _resources(pods: PodSettings) -> Body:
 
 
 def _probes(role: Role, section: RoleSpec) -> Body:
-    """Startup bounds the loading of a model, readiness says who serves, liveness finds who hangs."""
+    """Startup bounds a model's loading, readiness tells who serves, liveness detects hangs."""
 
     def probe(path: str, period: int, failures: int) -> Body:
         get = {"path": path, "port": "http"}

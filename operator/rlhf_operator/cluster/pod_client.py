@@ -1,4 +1,4 @@
-"""Makes a job's pods, each once whoever made it first, and replaces those that no longer show whose they are."""
+"""Creates a job's pods, each once, and replaces those whose identifying labels are gone."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ class PodClient:
     async def create(
         self, job: Job, pinned: Pinned, new: NewPod, admitted: Body | None, flavors: dict[str, Body]
     ) -> None:
-        """Makes the pod where its job's Workload was admitted, if it has one. `flavors`: ResourceFlavors by name."""
+        """Creates the pod, placed by its job's Workload admission, if any. `flavors`: ResourceFlavors by name."""
         body = build_pod(
             pinned.config,
             new.role,
@@ -46,7 +46,7 @@ class PodClient:
         except ApiError as error:
             if error.status != 409:
                 raise
-            # One of this name is there, that we have not seen yet.
+            # A pod of this name exists that the cache has not seen yet.
             name = pod_name(job.name, new.role, new.index, new.rank)
             found = await self._api.get("Pod", job.namespace, name)
             if not owned_by(found, job):
@@ -56,7 +56,7 @@ class PodClient:
             self._cache.put(found)
 
     async def replace(self, job: Job, pod: Body) -> None:
-        """Deletes a pod of the job's whose labels somebody changed: nobody finds it by them, and its name is needed."""
+        """Deletes a pod of the job's whose labels were changed: it is not found by them, and its name is needed."""
         name = pod["metadata"]["name"]
         if "deletionTimestamp" not in pod["metadata"]:
             message = f"{name} has lost the labels that it was made with, and is replaced"
@@ -65,5 +65,5 @@ class PodClient:
 
 
 def owned_by(pod: Mapping[str, Any], job: Job) -> bool:
-    """A pod of this very job, not of an earlier one of its name."""
+    """True for a pod of this very job, not of an earlier one of its name."""
     return any(owner.get("uid") == job.uid for owner in pod["metadata"].get("ownerReferences", ()))

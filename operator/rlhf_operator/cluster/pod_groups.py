@@ -12,30 +12,30 @@ from ..restart_policy import Ended, ProcessState
 from .snapshot import SIGTERMED, Pod, seconds
 
 LOST_SECONDS = 30.0
-"""Time after its grace from which a lingering pod is given up."""
+"""Time beyond its grace period after which a lingering pod is given up, seconds."""
 
 
 @dataclass(frozen=True)
 class PodGroups:
-    """Every pod is in exactly one place."""
+    """A job's pods; each is in exactly one group."""
 
     current: Mapping[tuple[Role, int, int], Pod]
-    """The pods that the job wants, by role, index and rank."""
+    """The desired pods, by role, index and rank."""
     counted: tuple[Pod, ...]
-    """Ended ones that are being replaced."""
+    """Ended pods that are being replaced."""
     surplus: tuple[Pod, ...]
-    """Of roles or numbers that the job does not want (any more), or of an earlier attempt."""
+    """Pods of roles or numbers that are not desired, or of an earlier attempt."""
 
     @property
     def pods(self) -> tuple[Pod, ...]:
         return (*self.current.values(), *self.counted, *self.surplus)
 
     def counted_of(self, role: Role) -> list[Pod]:
-        """Of a role, those that are being replaced."""
+        """The role's pods that are being replaced."""
         return [pod for pod in self.counted if pod.role is role]
 
     def of(self, role: Role) -> list[Pod]:
-        """Every pod of a role, wanted or not."""
+        """Every pod of a role, desired or not."""
         return [pod for pod in self.pods if pod.role is role]
 
 
@@ -62,9 +62,9 @@ def _wanted(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
 def seen(
     spec: Spec, sight: PodGroups, *, begun: bool, suspending: bool, last: float = 0.0
 ) -> list[ProcessState]:
-    """The job's processes; `begun`: the present attempt's trainer pods were made, so a missing one was taken away,
-    after the `last` start at the earliest. So was one of a generator's pods whose first has been up, or is over or
-    gone: it is made before the others, and answers when all are there."""
+    """States of the job's processes. `begun`: the present attempt's trainer pods were created, so a missing one was
+    deleted, at the earliest after the `last` start. The same holds for a generator's further pods once the first has
+    been up, or is over or gone: it is created before the others, and answers when all exist."""
     replaced = {pod.replica: pod for pod in sight.counted}
     waiting = {p.replica for p in sight.current.values() if p.rank == 0 and not p.up and p.ended is None}
     met = {pod.replica for pod in sight.current.values()} - waiting
@@ -91,7 +91,7 @@ def seen(
 def stuck(
     spec: Spec, processes: Sequence[ProcessState], sight: PodGroups, cluster: ClusterStatus, now: float
 ) -> list[ProcessState]:
-    """The trainers count as failed where they have made no step for too long."""
+    """Trainers are marked as failed if they have made no step for too long."""
     limit = spec.trainer.progress_deadline_seconds
     begun = [s.started for s in processes if s.role is Role.TRAINER and s.started and s.ended is None]
     if limit is None or cluster.progress_time is None or not begun or sight.counted_of(Role.TRAINER):
@@ -105,31 +105,31 @@ def stuck(
 
 
 def lost(pod: Pod, now: float) -> bool:
-    """Its kubelet should have ended it long ago: its node is gone, and the pod's name is needed."""
+    """True if its kubelet should have ended the pod long ago: its node is gone, and the pod's name is needed."""
     return pod.deletion_deadline is not None and now > pod.deletion_deadline + LOST_SECONDS
 
 
 def _gone(peers: Sequence[Pod], last: float) -> Ended:
-    """No sooner than its peers ended: who was taken away because they failed is not the first that failed."""
+    """End of a deleted pod, not before its peers' ends: a pod deleted because of them is not the first failure."""
     others = [pod.ended.at for pod in peers if pod.ended]
     return Ended(max([last, *others]), SIGTERMED, "was deleted", disrupted=True)
 
 
 def _not_suspended(ended: Ended) -> Ended:
-    """A trainer that saved a checkpoint and ended though nobody suspended the job was told to by its node."""
+    """A trainer that checkpointed and exited without a suspend of the job was told to by its node."""
     if ended.code != EXIT_SUSPENDED:
         return ended
     return replace(ended, code=SIGTERMED, reason="was stopped, after a checkpoint", disrupted=True)
 
 
 def evicted(sight: PodGroups) -> list[Pod]:
-    """Pods of generators that lose another of theirs: the first is to finish what it was asked, and then all end."""
+    """Pods of generators that lose another of their pods: the first finishes its requests, then all end."""
     leaving = {pod.replica for pod in sight.current.values() if pod.deletion_deadline is not None}
     return [pod for pod in sight.current.values() if pod.replica in leaving and pod.ended is None]
 
 
 def membership(sight: PodGroups) -> Membership:
-    """Everyone who can serve the trainer; who is to go serves to the end of what it was asked."""
+    """Members that can serve the trainer; those being deleted drain."""
     staying = set(sight.current.values())
     going = {pod.replica for pod in staying if pod.deletion_deadline is not None or pod.ended}
     members = [

@@ -1,4 +1,4 @@
-"""A role's process in a pod: the addresses it has, and its environment."""
+"""A role's process in a pod: its addresses and environment."""
 
 import math
 from typing import Any
@@ -14,11 +14,11 @@ from .ports import MASTER_PORT, PORT, group_port, http_port, master_port
 Body = dict[str, Any]
 
 START_CONFIG, RESUME_CONFIG = "start.json", "resume.json"
-"""The two files of a job's ConfigMap: the same run, begun or gone on with."""
+"""Files of a job's ConfigMap: the run's configuration for a start and for a resume."""
 
 
 def shares_node_network(pods: PodSettings) -> bool:
-    """The template asks for `hostNetwork`."""
+    """True if the template sets `hostNetwork`."""
     spec = pods.template.get("spec")
     return isinstance(spec, dict) and spec.get("hostNetwork") is True
 
@@ -26,14 +26,15 @@ def shares_node_network(pods: PodSettings) -> bool:
 def process_of(
     config: RunConfig, role: Role, index: int, uid: str, *, rank: int = 0, on_node: bool
 ) -> Process:
-    """The role's process, with the address it listens at and that where its group meets, at its first pod; `on_node`:
-    in its node's network. Pods find each other by their names in the headless service."""
+    """The role's process, with the address it listens on and the rendezvous of its group at the group's first pod;
+    `on_node`: in the node's network. Pods find each other by their DNS names in the headless service."""
     group = pods_each(config.spec, role) > 1
     first = pod_name(config.job, role, index) if group else pod_name(config.job, Role.TRAINER, 0)
     host = f"{first}.{service_name(config.job)}"
     if pod_name(config.job, role, index, rank) == first:
-        # The service has not heard of it yet, and on the node's network the hostname is the node's: the kubelet puts
-        # the address in.
+        # The service does not resolve its own pod yet, and in the node's network the hostname is the node's: the
+        # kubelet
+        # substitutes the address.
         host = "$(RLHF_HOST)" if on_node or group else first
     port, meeting = PORT, MASTER_PORT
     if on_node:
@@ -42,7 +43,9 @@ def process_of(
 
 
 def ports(config: RunConfig, process: Process, on_node: bool) -> list[Body]:
-    """Of the role's container; in its node's network the rendezvous of its group too, which nothing else may have."""
+    """Ports of the role's container; in the node's network also its group's rendezvous, so that nothing else takes
+    it.
+    """
     meets = process.role is Role.TRAINER or pods_each(config.spec, process.role) > 1
     named = {"http": process.port} if process.role is Role.TRAINER or listens(process) else {}
     if on_node and meets and listens(process):
@@ -61,7 +64,7 @@ def environment_of(
         config_file=f"{CONFIG_DIRECTORY}/{file}",
         termination_log="/dev/termination-log",
     )
-    # What was put into the cache is taken as it is: the same revision for all roles, and at every restart.
+    # Use the cache as it is: the same revision for all roles and restarts.
     hub = {"HF_HUB_CACHE": pods.model_cache, "HF_HUB_OFFLINE": "1"} if pods.model_cache else {}
     fixed = {
         "HOME": "/tmp",
@@ -73,7 +76,7 @@ def environment_of(
     }
     del fixed["RLHF_HOST"]
     return [
-        # First: others' values may name it.
+        # First, since other variables may reference it.
         {"name": "RLHF_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         *({"name": name, "value": value} for name, value in fixed.items()),
         {
@@ -84,7 +87,7 @@ def environment_of(
 
 
 def _threads(pods: PodSettings) -> dict[str, str]:
-    """OMP_NUM_THREADS: the pod's CPU limit or request; without either, torch takes all cores of the node."""
+    """OMP_NUM_THREADS: the pod's CPU limit or request; without either, torch uses all cores of the node."""
     cpus = pods.resources.limits.get("cpu") or pods.resources.requests.get("cpu")
     if cpus is None:
         return {}

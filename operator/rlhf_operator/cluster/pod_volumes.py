@@ -1,4 +1,4 @@
-"""Volumes of a role's pod, and where its container has them."""
+"""Volumes of a role's pod, and their mount points."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CONFIG_DIRECTORY = "/etc/rlhf"
 
 
 def mounts(config: RunConfig, pods: PodSettings) -> list[Body]:
-    """Of the role's container: the configuration, the work directory, and what the manifest adds."""
+    """Mounts of the role's container: the configuration, the work directory, and the manifest's volumes."""
     workspace: Body = {"name": "workspace", "mountPath": WORKSPACE}
     if config.spec.workspace.sub_path is not None:
         workspace["subPath"] = config.spec.workspace.sub_path
@@ -36,7 +36,7 @@ def mounts(config: RunConfig, pods: PodSettings) -> list[Body]:
 
 
 def volumes(config: RunConfig, pods: PodSettings, config_name: str, defaults: Defaults) -> list[Body]:
-    """What `mounts` names."""
+    """The volumes of `mounts`."""
     claim = config.spec.workspace.claim or defaults.workspace_claim
     workspace: Body = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     return [

@@ -1,8 +1,8 @@
-"""TCP ports of a job's pods: the same for all where each pod has a network of its own, drawn for the job where its pods
+"""TCP ports of a job's pods: the same for all if each pod has a network of its own, derived from the job's uid if pods
 share their node's; pure.
 
-On the node's network the API server declares a container's ports as host ports, and the scheduler puts no two pods with
-the same one on a node. So every pod of a job has its own, and two jobs rarely have the same.
+In the node's network the API server declares container ports as host ports, and the scheduler puts no two pods with the
+same one on a node. So every pod of a job has its own, and two jobs rarely collide.
 """
 
 import hashlib
@@ -10,25 +10,25 @@ import hashlib
 from rlhf_api.roles import Role
 
 PORT = 8000
-"""HTTP of every role."""
+"""HTTP port of every role."""
 MASTER_PORT = 29500
-"""The rendezvous of the trainer's ranks, and of those of one generator."""
+"""Rendezvous port of the trainer's ranks, and of a generator's pods."""
 HOST_PORTS = range(20000, 30000)
-"""Below those that Kubernetes gives to services of type NodePort and kernels to outgoing connections."""
+"""Below the NodePort range and the kernels' ephemeral ports."""
 
 
 def http_port(job_uid: str, role: Role, index: int) -> int:
-    """On the node's network; a pod keeps it whatever the number of replicas."""
+    """HTTP port in the node's network; independent of the number of replicas."""
     return _drawn(job_uid, 1 + index * len(Role) + list(Role).index(role))
 
 
 def master_port(job_uid: str) -> int:
-    """On the node's network."""
+    """Rendezvous port of the trainer in the node's network."""
     return _drawn(job_uid, 0)
 
 
 def group_port(job_uid: str, index: int) -> int:
-    """On the node's network: the rendezvous of the pods of the generator with this index."""
+    """Rendezvous port of the pods of generator `index`, in the node's network."""
     return _drawn(job_uid, -1 - index)
 
 

@@ -14,10 +14,10 @@ _CLOSE_SECONDS = 2.0
 async def serve(
     settings: Settings, telemetry: Telemetry, ready: Callable[[], bool], alive: Callable[[], bool]
 ) -> web.AppRunner:
-    """Answer on `settings.metrics_port` until the caller cleans the runner up.
+    """Serves on `settings.metrics_port` until the caller cleans the runner up.
 
-    `/readyz` is 200 where `ready()`: the process runs, as leader or standing by. `/healthz` is 200 where `alive()`:
-    its workers and watches make progress; the kubelet starts an operator again that is not.
+    `/readyz` is 200 if `ready()`: the process runs, as leader or on standby. `/healthz` is 200 if `alive()`: its
+    workers and watches make progress; otherwise the kubelet restarts the operator.
     """
 
     app = web.Application()

@@ -29,7 +29,7 @@ class _Job:
     changed: bool = False
     """Something happened to it; else it is only time to look again."""
     held: float = 0.0
-    """The API server said not to come again before."""
+    """The API server asked not to retry before this time."""
     failures: int = 0
     active: bool = False
     ready: bool = False

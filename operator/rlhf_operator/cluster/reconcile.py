@@ -34,9 +34,9 @@ from .trainer_client import TrainerClient
 T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
-"""Until a trainer is told again who serves it, that did not take it."""
+"""Retry interval of a membership push that failed, seconds."""
 JOBS_PER_POLL_SECOND = 20
-"""With many jobs each is asked for its progress less often."""
+"""Limit on polls of jobs' progress per second: with many jobs each is polled less often."""
 
 
 class Reconciler:

@@ -1,4 +1,4 @@
-"""Events of jobs, as `kubectl describe` shows them; what happens again is counted, not told again."""
+"""Events of jobs, as shown by `kubectl describe`; repeated ones are counted, not recorded again."""
 
 import asyncio
 import datetime
@@ -16,12 +16,12 @@ from .conditions import Event
 logger = logging.getLogger(__name__)
 
 _SAME_SECONDS = 600.0
-"""The same thing is one event as long as it happens again within this time."""
+"""Window within which a repetition belongs to the same event, seconds."""
 _QUIET_SECONDS = 10.0
-"""A count is written no more often than this."""
+"""Minimum interval between writes of a count, seconds."""
 _REMEMBERED = 2048
 _DEADLINE_SECONDS = 2.0
-_LONGEST = 1024  # the API server refuses more
+_LONGEST = 1024  # the API server's limit
 
 _Identity = tuple[str, Event]
 
@@ -36,7 +36,7 @@ class _Told:
 
 
 class Recorder:
-    """An event is a service to people: where it can't be written now it is lost, and no reconcile fails of it."""
+    """Records events, best effort: one that cannot be written is lost, and no reconcile fails because of it."""
 
     def __init__(self, api: Api) -> None:
         self._api = api

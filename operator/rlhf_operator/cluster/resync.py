@@ -1,4 +1,4 @@
-"""Lists what watch streams do not carry: all there is at the start, and deletions while nobody watched."""
+"""Lists objects that watches do not deliver: the initial state, and deletions while no watch was open."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ class Swept:
     """Differences between a listing and the cache."""
 
     touched: set[Key] = field(default_factory=set)
-    """Jobs of which something is no more."""
+    """Jobs with a deleted object."""
     unseen: dict[str, Body] = field(default_factory=dict)
-    """Metadata by uid of watched objects whose present version no watch has told of yet."""
+    """Metadata by uid of watched objects whose present version no watch has delivered yet."""
 
 
 async def fill(api: Api, namespace: str | None, kinds: Collection[str], see: See) -> None:
-    """See every object once, jobs last, so that nobody takes a pod for missing that is only not known yet."""
+    """Adds every object once, jobs last, so that no pod is taken for missing before it is listed."""
     for kind in sorted(kinds, key=lambda kind: kind == "RLHFJob"):
         async for body in api.list(kind, namespace, labels=SELECTORS[kind]):
             see(body, False)
 
 
 async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: Cache) -> Swept:
-    """Forget what is no more."""
+    """Removes deleted objects from the cache; returns the differences."""
     swept = Swept()
     for kind in (*kinds, *COMPANIONS):
-        before = cache.uids(kind, namespace)  # what comes while we list is not judged
+        before = cache.uids(kind, namespace)  # changes during the listing are not judged
         there = set[str]()
         async for body in api.list(kind, namespace, labels=SELECTORS.get(kind, OURS), metadata_only=True):
             there.add(uid := body["metadata"]["uid"])
@@ -40,9 +40,10 @@ async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: 
 
 
 def overdue(before: Mapping[str, Body], now: Mapping[str, Body], cache: Cache) -> list[str]:
-    """Kind and name of what a watch owes: unseen in a sweep, there in the next, and still not seen as it was then.
+    """Kind and name of objects that a watch has missed: unseen in a sweep, present in the next, and still unseen in
+    that version.
 
-    Both are `Swept.unseen`. One sweep alone says nothing: news may be on their way.
+    Both arguments are `Swept.unseen`. One sweep is not enough: the watch event may be under way.
     """
     return [
         f"{body['kind']} {body['metadata']['namespace']}/{body['metadata']['name']}"

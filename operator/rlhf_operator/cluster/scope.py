@@ -1,4 +1,4 @@
-"""Namespaces that the operator serves: all of the cluster, or a list, of which some may be closed to it for a while."""
+"""Namespaces that the operator serves: the whole cluster, or a list, of which some may be temporarily closed."""
 
 import asyncio
 import logging
@@ -10,9 +10,9 @@ logger = logging.getLogger(__name__)
 
 
 class Scope:
-    """The list of namespaces, and which of them are closed: the API server refuses to list them, as where a namespace
-    was deleted and its RoleBinding with it. Closed ones are left out until they can be listed again, so that nobody
-    else's jobs wait for them.
+    """The list of namespaces, and the closed ones: the API server refuses to list them, as after a namespace was
+    deleted with its RoleBinding. Closed ones are skipped until they can be listed again, so that they do not block
+    other namespaces' jobs.
     """
 
     def __init__(self, namespaces: Collection[str]) -> None:
@@ -22,15 +22,15 @@ class Scope:
 
     @property
     def open(self) -> tuple[str, ...]:
-        """Namespaces to watch; none of them means the whole cluster."""
+        """Namespaces to watch; empty for the whole cluster."""
         return tuple(name for name in self._namespaces if name is not None and name not in self.closed)
 
     async def each(self, act: Callable[[str | None], Awaitable[None]]) -> frozenset[str]:
-        """Acts on one namespace after the other (None: on all at once), and closes those whose listing is refused with
-        403; returns those that were open before.
+        """Calls `act` for each namespace (None: the whole cluster), and closes those whose listing is refused with 403;
+        returns those that were open before.
 
         Raises:
-            ApiError: another refusal, or every namespace answers with 403; nothing is closed or opened then.
+            ApiError: another error, or 403 for every namespace; none is closed or opened then.
         """
         refusals: dict[str | None, ApiError] = {}
         for namespace in self._namespaces:
@@ -49,7 +49,7 @@ class Scope:
         return self.closed - before
 
     async def other_than(self, served: tuple[str, ...]) -> None:
-        """Waits until others than these are open."""
+        """Waits until the set of open namespaces differs from `served`."""
         while self.open == served:
             self._moved.clear()
             await self._moved.wait()

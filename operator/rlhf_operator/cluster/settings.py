@@ -1,4 +1,4 @@
-"""The operator's own settings, from its environment; the chart sets them."""
+"""The operator's own settings, from environment variables that the chart sets."""
 
 import os
 from collections.abc import Mapping
@@ -21,16 +21,15 @@ _PRICES = TypeAdapter(dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False
 
 
 class Defaults(Report):
-    """Settings of pods whose job has none of its own; a running job keeps those that it began with."""
+    """Pod settings of jobs without their own; a running job keeps those it started with."""
 
     image: str
     image_pull_policy: str | None = None
     workspace_claim: str | None = None
     torchrun: str = TORCHRUN
-    """The module of the image that starts a trainer's ranks."""
+    """Module in the image that starts a trainer's ranks."""
     runtime: NamedRuntime | None = None
-    """The administrator's settings that the job names; they are part of its spec already, and stay here to tell changes
-    of the job's own by."""
+    """The referenced runtime; already merged into the spec, and kept here to detect the job's own changes."""
 
 
 @dataclass(frozen=True)
@@ -40,28 +39,28 @@ class Settings:
     trainer_image: str
     """Image of pods whose job names none."""
     token_key: bytes
-    """Each job's token is derived from this and the job's uid; the same for all replicas of the operator."""
+    """Key from which, with the job's uid, each job's token is derived; the same for all replicas of the operator."""
     previous_token_key: bytes | None = None
-    """That of jobs whose tokens were made before it was changed."""
+    """Former key, of jobs whose tokens were derived before its rotation."""
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve; all unless given."""
     own_namespace: str = "default"
     """Namespace of the operator and of its Lease."""
     identity: str = "operator"
-    """This process in the Lease: its pod's name."""
+    """Holder identity in the Lease: the pod's name."""
     workspace_claim: str | None = None
-    """The PersistentVolumeClaim, in their own namespaces, of jobs that name none."""
+    """PersistentVolumeClaim, in their own namespaces, of jobs that name none."""
     image_pull_policy: str | None = None
     metrics_port: int = 8080
     """Prometheus metrics at /metrics and the probes' /healthz and /readyz."""
     webhook_port: int | None = None
-    """The admission webhook's; none unless given."""
+    """Port of the admission webhook; none unless given."""
     webhook_certificates: str = "/etc/rlhf/webhook"
-    """The directory of its tls.crt and tls.key."""
+    """Directory of the webhook's tls.crt and tls.key."""
     metrics_from: tuple[dict[str, Any], ...] = ()
     """NetworkPolicy peers that may reach the HTTP port of jobs' pods, to scrape vLLM's metrics."""
     gpu_prices: Mapping[str, float] = field(default_factory=dict)
-    """Of a GPU for an hour, by resource name."""
+    """Price per GPU hour, by resource name."""
     limits: Limits | None = None
     """Allow-lists for jobs; none unless given."""
     log_format: str = "json"
@@ -69,12 +68,12 @@ class Settings:
 
     @property
     def token_keys(self) -> tuple[bytes, ...]:
-        """The key of new tokens first."""
+        """Keys of job tokens, the key of new ones first."""
         return (self.token_key, *([self.previous_token_key] if self.previous_token_key else []))
 
     @property
     def defaults(self) -> Defaults:
-        """For jobs that start now."""
+        """Defaults of jobs that start now."""
         return Defaults(
             image=self.trainer_image,
             image_pull_policy=self.image_pull_policy,
@@ -83,7 +82,7 @@ class Settings:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "Settings":
-        """Raises ValueError where a variable is missing or wrong."""
+        """Reads the environment. Raises ValueError for a missing or invalid variable."""
 
         def required(name: str) -> str:
             if not environ.get(name):
@@ -124,7 +123,9 @@ class Settings:
 
 
 def _peers(text: str | None) -> tuple[dict[str, Any], ...]:
-    """The API server refuses policies with any other block of addresses, and with them every job's pods."""
+    """Parses NetworkPolicy peers. Invalid address blocks are rejected here, since the API server would refuse the
+    policy and so every job's pods.
+    """
     try:
         peers = _PEERS.validate_json(text or "[]")
         for block in (peer["ipBlock"] for peer in peers if "ipBlock" in peer):

@@ -1,4 +1,4 @@
-"""A job and its pods as read from the API server, typed for the planner; pure."""
+"""A job and its pods, parsed from the API server's objects for the planner; pure."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -28,17 +28,17 @@ _DISRUPTED = {
     "Terminated",
     "UnexpectedAdmissionError",
 }
-"""Reasons of a pod's end that are not its own, for servers that have no DisruptionTarget condition."""
+"""Reasons of pod disruptions, for servers without a DisruptionTarget condition."""
 _OVER = ("Failed", "Succeeded")
-"""Phases of a pod that has ended."""
+"""Phases of ended pods."""
 _RACES = "OutOf"
-"""Prefix of a kubelet's reasons to refuse a pod whose resources another one got, such as `OutOfcpu`."""
+"""Prefix of kubelets' reasons for a pod whose resources were taken by another, such as `OutOfcpu`."""
 SIGTERMED = 128 + 15
 
 
 @dataclass(frozen=True)
 class Job:
-    """An RLHFJob as it is stored: its spec unchecked, its status as the operator wrote it."""
+    """An RLHFJob as stored: its spec unvalidated, its status as written by the operator."""
 
     body: Body
     name: str
@@ -46,12 +46,12 @@ class Job:
     uid: str
     generation: int
     queue: str | None
-    """Of Kueue."""
+    """The job's Kueue queue."""
     checkpoint: str | None
-    """The newest request for a checkpoint."""
+    """Newest checkpoint request."""
     status: JobStatus | None
     unreadable: str | None = None
-    """Errors of a status that this release cannot read: another one wrote it, and it must not be lost."""
+    """Validation errors of a status written by another release, which must not be overwritten."""
 
     @classmethod
     def of(cls, body: Body) -> "Job":
@@ -80,32 +80,32 @@ class Pod:
     index: int
     attempt: int
     address: str | None
-    """Its IP, once it has one."""
+    """The pod's IP address, once assigned."""
     started: float
-    """Start of its container; until then, the time at which the pod was made."""
+    """Start time of its container; before that, the pod's creation time."""
     up: bool
-    """Its container has passed the startup probe."""
+    """True once its container has passed the startup probe."""
     ready: bool
     ended: Ended | None = None
     deletion_deadline: float | None = None
-    """It is being deleted, and its kubelet ends it by then."""
+    """Deletion deadline, by which its kubelet has to end it; None unless it is being deleted."""
     over: bool = False
-    """None of its containers runs any more, and its resources are free; a sidecar may outlast the role's."""
+    """True if none of its containers runs any more and its resources are free; a sidecar may outlast the role's."""
     waiting_reason: str | None = None
-    """Reason why it does not get to run."""
+    """Reason why it does not start."""
     scheduled: bool = True
-    """Nobody says that no node was found for it."""
+    """False once the scheduler has reported that it found no node."""
     node: str | None = None
     initializing: str | None = None
-    """The init container that runs."""
+    """The running init container."""
     port: int = PORT
-    """Of its HTTP."""
+    """Its HTTP port."""
     rank: int = 0
-    """Of a generator's pods, where it spans several."""
+    """Rank in a multi-pod generator."""
 
     @property
     def replica(self) -> tuple[Role, int]:
-        """What its pods share that live and die together."""
+        """The replica, whose pods live and die together."""
         return self.role, self.index
 
     @property
@@ -114,13 +114,13 @@ class Pod:
 
     @property
     def url(self) -> str:
-        """Address and port at which it answers; for a pod that has an address."""
+        """Base URL; only for a pod with an address."""
         host = f"[{self.address}]" if ":" in (self.address or "") else self.address
         return f"http://{host}:{self.port}"
 
     @classmethod
     def of(cls, body: Body) -> "Pod":
-        """Raises KeyError or ValueError for a pod that is none of ours."""
+        """Parses a pod. Raises KeyError or ValueError for one that is not the operator's."""
         meta, status = body["metadata"], body.get("status", {})
         labels = meta["labels"]
         containers: Sequence[Body] = status.get("containerStatuses", ())
@@ -151,7 +151,7 @@ class Pod:
 
 
 def is_marked(body: Body, job: str) -> bool:
-    """The pod has the labels of the job and of the role, index and rank in its name."""
+    """True if the pod has the labels of the job and of the role, index and rank in its name."""
     meta = body["metadata"]
     labels: Mapping[str, str] = meta.get("labels") or {}
     role, index = labels.get(ROLE, ""), labels.get(INDEX, "")
@@ -163,7 +163,7 @@ def is_marked(body: Body, job: str) -> bool:
 
 
 def _port(spec: Body) -> int:
-    """As the pod was made, by whichever release."""
+    """The HTTP port, as declared by the release that created the pod."""
     containers: Sequence[Body] = spec.get("containers", ())
     ports: Sequence[Body] = next((c.get("ports", ()) for c in containers if c["name"] == "role"), ())
     return next((port["containerPort"] for port in ports if port.get("name") == "http"), PORT)
@@ -175,7 +175,7 @@ def seconds(text: str) -> float:
 
 
 def _status(body: Any) -> tuple[JobStatus | None, str | None]:
-    """The status, None before the first one; or what cannot be read of it."""
+    """The parsed status, None if there is none yet; and the error if it cannot be read."""
     if not body or "phase" not in body:
         return None, None
     try:
@@ -189,17 +189,17 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
     if status.get("phase") not in _OVER and end is None:
         return None
     told = _told_to_end(meta)
-    # A deleted pod's container that its kubelet cannot find any more has an end without a time.
+    # The terminated state of a deleted pod's container that its kubelet has lost lacks a time.
     at = _time(end, "finishedAt") or told or (_time(status, "startTime") if end is None else None) or 0.0
     disrupted = (
-        # One that failed and was deleted afterwards failed by itself: a peer's end may be reported before its own, and
+        # A pod that failed before it was deleted failed by itself: the report of a peer's end may arrive first, and
         # the whole gang is deleted then.
         (told is not None and at >= told)
         or status.get("reason") in _DISRUPTED
         or str(status.get("reason")).startswith(_RACES)
         or conditions.get("DisruptionTarget", {}).get("status") == "True"
     )
-    if end is None:  # evicted before it ran, or its node's kubelet lost sight of it
+    if end is None:  # evicted before it ran, or its node's kubelet lost it
         said = f"{status.get('reason') or 'failed'}: {status.get('message') or 'no container was run'}"
         code, said = _failed_init(status) or (SIGTERMED, said)
         return Ended(at, code, said, disrupted, status.get("reason") or "")
@@ -212,13 +212,13 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
         code,
         f"{why}; see `kubectl logs {meta['name']}`",
         disrupted,
-        # What happened to the pod says more than that its container ended of it.
+        # The pod's reason is more precise than its container's exit.
         status.get("reason") or end.get("reason") or "",
     )
 
 
 def _told_to_end(meta: Body) -> float | None:
-    """The time at which a pod that is being deleted, by whomever, was told to end."""
+    """The time at which the deletion of a pod was requested."""
     if "deletionTimestamp" not in meta:
         return None
     return seconds(meta["deletionTimestamp"]) - float(meta.get("deletionGracePeriodSeconds", 0))
@@ -229,7 +229,7 @@ def _time(body: Body | None, field: str) -> float | None:
 
 
 def _waiting_reason(status: Body, conditions: Mapping[str, Body]) -> str | None:
-    """A reason, a colon and what is said of it."""
+    """Reason and message why the pod is not scheduled or does not start."""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"
@@ -250,7 +250,7 @@ def _initializing(status: Body) -> str | None:
 
 
 def _failed_init(status: Body) -> tuple[int, str] | None:
-    """The exit code of an init container that failed, and how it ended."""
+    """Exit code of a failed init container, and a description of its end."""
     for container in status.get("initContainerStatuses", ()):
         end = container.get("state", {}).get("terminated")
         if end and end.get("exitCode"):

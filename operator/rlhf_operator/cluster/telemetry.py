@@ -26,7 +26,7 @@ class Telemetry:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        for outcome in ("done", "error"):  # a rate needs to see the series before its first event
+        for outcome in ("done", "error"):  # initialised, so that rates see the series before the first event
             self._reconciles.labels(outcome)
         self._calls = Counter(
             "rlhf_operator_api_calls",
@@ -51,11 +51,11 @@ class Telemetry:
         )
 
     def reconciled(self, seconds: float, outcome: Outcome) -> None:
-        """A reconcile ended."""
+        """Records a reconcile."""
         self._reconciles.labels(outcome).observe(seconds)
 
     def api_call(self, verb: str, kind: str, code: int, seconds: float) -> None:
-        """A call of the API server ended; code 0 where no answer came."""
+        """Records an API call; code 0 without a reply."""
         self._calls.labels(verb, kind, str(code)).inc()
         self._call_seconds.labels(verb).observe(seconds)
 
@@ -66,5 +66,5 @@ class Telemetry:
         self._leading.set(on)
 
     def job(self, key: Key, status: Status | None) -> None:
-        """Takes a job's status; None: the job is gone, and so are its series."""
+        """Updates a job's series from its status; None: the job is gone, and so are its series."""
         self._jobs.put(key, status)

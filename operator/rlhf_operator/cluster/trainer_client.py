@@ -1,4 +1,4 @@
-"""The operator's talk with the jobs' trainers: what they report, who serves them, the request to stop."""
+"""HTTP client of the jobs' trainers: reports, membership, checkpoint and stop requests."""
 
 import asyncio
 import logging
@@ -18,41 +18,41 @@ from .snapshot import Job, Pod
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 64
-"""Trainers that are asked for their reports at the same time."""
+"""Maximum number of concurrent polls of trainers."""
 _PATIENCE_SECONDS = 0.2
-"""Longest wait of a reconcile for the report of a trainer that answered last time."""
+"""Longest wait of a reconcile for a report of a trainer that answered last time, seconds."""
 _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 60.0
-"""Until a trainer that did not answer is asked again; twice as long each time."""
+"""Backoff after a failed poll, first and longest, in seconds; doubled each time."""
 
 
 @dataclass
 class _Known:
-    """The last report of one trainer pod, and its requests under way."""
+    """State of one trainer pod: its last report, and requests under way."""
 
     uid: str
     status: TrainerStatus | None = None
     told: Membership | None = None
     asking: asyncio.Task[None] | None = None
     unanswered: int = 0
-    """Times in a row."""
+    """Consecutive failed polls."""
     silent_since: float | None = None
-    """Seconds since the epoch, where it did not answer when it was asked last."""
+    """Time of the first failed poll in a row, in seconds since the epoch; None if the last one succeeded."""
     next: float = 0.0
-    """Time from which it may be asked again, by the monotonic clock."""
+    """Earliest time of the next poll, by the monotonic clock."""
     complaint: str = ""
     key: int = 0
-    """Index of the operator's key that its token is made from."""
+    """Index of the operator's key that its token is derived from."""
 
 
 class TrainerClient:
-    """Remembers each job's trainer only as long as that pod lives; all of it can be asked for again.
+    """Caches each job's trainer state while its pod lives; all of it can be fetched again.
 
-    Reports are asked for beside the looks at jobs, by a pool of their own, and nothing else is said to a trainer that
-    did not answer last time: however many are silent, other jobs do not wait for them.
+    Reports are polled by a task pool of their own, and a trainer that did not answer last time gets no other request:
+    silent trainers do not delay other jobs.
     """
 
     def __init__(self, *token_keys: bytes) -> None:
-        """The key of new jobs' tokens first, then a former one."""
+        """`keys`: the key of new jobs' tokens first, then a former one."""
         self._keys = token_keys
         self._orders = aiohttp.TCPConnector(limit=64, force_close=True)
         self._reports = aiohttp.TCPConnector(limit=_AT_ONCE, force_close=True)
@@ -95,7 +95,7 @@ class TrainerClient:
         except WrongToken as error:
             status, complaint = None, str(error)
             known.key = (known.key + 1) % len(self._keys)
-            if known.key:  # not all have been tried
+            if known.key:  # not all keys have been tried
                 return
         except Unreadable as error:
             status, complaint = None, str(error)
@@ -110,12 +110,14 @@ class TrainerClient:
             known.unanswered = min(known.unanswered + 1, 16)
 
     def silent_since(self, job: Job) -> float | None:
-        """Start of the trainer's silence, in seconds since the epoch; None where it answers, or is none."""
+        """Time since when the trainer has been silent, in seconds since the epoch; None if it answers or does not
+        exist.
+        """
         known = self._known.get(job.uid)
         return known.silent_since if known else None
 
     async def tell(self, job: Job, pods: list[Pod], members: Membership) -> bool:
-        """Pushes the membership, unless this trainer knows it already; False where it should know and does not."""
+        """Pushes the membership, unless this trainer has it already; False if the push failed."""
         first, known = self._listening(job, pods), self._known.get(job.uid)
         if first is None or known is None or known.told == members:
             return True
@@ -126,20 +128,20 @@ class TrainerClient:
         return True
 
     async def stop(self, job: Job, pods: list[Pod]) -> None:
-        """Asks for a checkpoint and the trainer's end."""
+        """Requests a checkpoint and exit."""
         if (first := self._listening(job, pods)) is not None:
             async with self._control(job) as control:
                 await control.stop(first.url)
 
     async def checkpoint(self, job: Job, pods: list[Pod]) -> bool:
-        """Asks for a checkpoint now; whether the trainer took the request."""
+        """Requests a checkpoint; returns whether the trainer accepted."""
         if (first := self._listening(job, pods)) is None:
             return False
         async with self._control(job) as control:
             return await control.checkpoint(first.url)
 
     def _listening(self, job: Job, pods: list[Pod]) -> Pod | None:
-        """The first trainer, where it answered the last time that it was asked."""
+        """The first trainer, if it answered last time."""
         first, known = _first(pods), self._known.get(job.uid)
         if first is None or known is None or known.uid != first.uid:
             return None
@@ -153,6 +155,6 @@ class TrainerClient:
 
 
 def _first(pods: list[Pod]) -> Pod | None:
-    """The pod of the newest attempt's rank 0."""
+    """The rank 0 pod of the newest attempt."""
     trainers = [pod for pod in pods if pod.role is Role.TRAINER and pod.index == 0]
     return max(trainers, key=lambda pod: pod.attempt, default=None)

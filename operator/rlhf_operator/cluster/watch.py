@@ -1,7 +1,7 @@
-"""Watch streams of jobs, their pods and Workloads, by kopf, which is used for nothing else.
+"""Watch streams of jobs, their pods and Workloads, by kopf, which is used only for this.
 
-Its handlers of events leave no trace on the objects. It needs `list` and `watch` on these kinds, and the discovery
-that every account has: with scanning disabled it looks neither for namespaces nor for resource definitions.
+Its event handlers write nothing to objects. It needs `list` and `watch` on these kinds, and discovery, which every
+account has: scanning for namespaces and resource definitions is disabled.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 OURS = f"{MANAGED_BY}={OPERATOR}"
 SELECTORS = {"RLHFJob": "", "Pod": OURS, "Workload": OURS}
-"""The kinds that are watched, and which of each."""
+"""Watched kinds, with a label selector each."""
 _START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 _POLL_SECONDS = 5.0
 
 See = Callable[[Body, bool], None]
-"""Called with every object that was seen, and true where it was deleted."""
+"""Called with every object received, and True if it was deleted."""
 
 
 async def kinds_served(api: Api) -> list[str]:
-    """The kinds to watch here. Waits until the server knows RLHFJob; Kueue's Workload may be missing."""
+    """The kinds to watch. Waits until the server serves RLHFJob; Kueue's Workload may be missing."""
     told = False
     while not await api.serves("RLHFJob"):
         if not told:
@@ -40,7 +40,7 @@ async def kinds_served(api: Api) -> list[str]:
 
 
 class Watch:
-    """kopf at work: `see` is told of all there is, and then of what happens, until `stop`."""
+    """A running kopf: calls `see` with every existing object and then with every change, until `stop`."""
 
     def __init__(
         self, kinds: Collection[str], tasks: Collection[asyncio.Task[Any]], discovered: Discovered
@@ -49,9 +49,9 @@ class Watch:
 
     @classmethod
     async def start(cls, api: Api, namespaces: Collection[str], kinds: Collection[str], see: See) -> Self:
-        """In these namespaces, or in all where there is none.
+        """Watches these namespaces, or the whole cluster if empty.
 
-        kopf takes over SIGTERM and SIGINT here: listen to them again afterwards.
+        kopf takes over SIGTERM and SIGINT here: install your handlers again afterwards.
         """
         registry, settings, discovered = kopf.OperatorRegistry(), _settings(), Discovered()
 
@@ -75,7 +75,7 @@ class Watch:
         return cls(kinds, tasks, discovered)
 
     async def failed(self) -> None:
-        """Waits for kopf to give up; always raises."""
+        """Waits until kopf gives up; always raises."""
         found = asyncio.create_task(self._discovered.plurals())
         try:
             done, _ = await asyncio.wait(
@@ -101,11 +101,11 @@ def _settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.persistence.progress_storage = _NoProgress()
-    settings.process.ultimate_exiting_timeout = None  # we end this process ourselves
+    settings.process.ultimate_exiting_timeout = None  # this process ends itself
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
-    # Five minutes of an API server that refuses, then the process ends and its pod is started again; one that does
-    # not answer at all is waited for without end.
+    # After five minutes of refusals by the API server the process exits and its pod is restarted; without any reply
+    # it waits without limit.
     settings.networking.error_backoffs = [0.5, 1, 2, *[5] * 60]
     settings.watching.connect_timeout = 5
     settings.watching.server_timeout = 300
@@ -118,7 +118,7 @@ def _settings() -> kopf.OperatorSettings:
 
 
 async def _credentials(api: Api) -> kopf.ConnectionInfo:
-    """Credentials of our own client. kopf asks again when they are refused, as when the token was renewed."""
+    """Credentials of our own client. kopf asks again after a refusal, such as after a token's renewal."""
     configuration = api.configuration
     header = await configuration.get_api_key_with_prefix("BearerToken")
     return kopf.ConnectionInfo(
@@ -133,7 +133,7 @@ async def _credentials(api: Api) -> kopf.ConnectionInfo:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """kopf copies every object that it sees, three times, for handlers of changes. There are none."""
+    """Disables kopf's diffs: it would copy every object three times for change handlers, of which there are none."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -146,7 +146,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """Stores nothing: there are no handlers whose progress kopf would write to objects."""
+    """Stores nothing: kopf has no handlers whose progress it would write to objects."""
 
     def fetch(self, **_: Any) -> None:
         return None

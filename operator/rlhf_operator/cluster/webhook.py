@@ -1,4 +1,4 @@
-"""The optional admission webhook: `kubectl apply` of a job that can't run is refused with the field and the fix."""
+"""Optional admission webhook: rejects an invalid job at `kubectl apply`, with the field and the fix."""
 
 import json
 import logging
@@ -60,7 +60,7 @@ def _asks_for(body: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 class _Certificate:
-    """A server's TLS context that takes its certificate anew when the files change: certificates are renewed."""
+    """TLS context of a server that reloads its certificate when the files change, as after a renewal."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

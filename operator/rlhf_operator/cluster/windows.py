@@ -1,4 +1,4 @@
-"""Restart windows of the roles' budgets, as the status keeps them; pure."""
+"""Restart windows of the roles' budgets, read from and written to the status; pure."""
 
 import datetime
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from .snapshot import seconds
 
 
 def read(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
-    """From the status: totals of roles, and the windows of their budgets."""
+    """Restarts by role, from the totals and windows in the status."""
     found = {role: Restarts(status.restarts) for role, status in before.roles.items()}
     for role, window in cluster.restarts.items():
         total = found.get(role, Restarts()).total
