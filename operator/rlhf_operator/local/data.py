@@ -1,4 +1,4 @@
-"""`rlhf data`: asks the trainer's packages how a job's rows become tokens."""
+"""`rlhf data`: runs the trainer's packages to show how a job's rows are tokenized."""
 
 import argparse
 import importlib.util
@@ -39,7 +39,7 @@ def add_data(commands: "Commands") -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     job = load(options.file, options.set)
     if importlib.util.find_spec(MODULE.partition(".")[0]) is None or not importlib.util.find_spec(
         "transformers"

@@ -1,4 +1,4 @@
-"""A run's figures as text."""
+"""Formats a run's metrics as text."""
 
 import datetime
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _PARTS = ("generate", "score", "train", "broadcast")
 
 
 def step_line(step: Mapping[str, Any], total: int) -> str:
-    """A line of `metrics.jsonl` for people."""
+    """A line of `metrics.jsonl`, formatted for people."""
     parts = [f"step {step.get('step', '?')}/{total}"]
     for key, name in (("reward_mean", "reward"), ("kl_mean", "KL"), ("loss", "loss")):
         if isinstance(step.get(key), int | float):
@@ -24,7 +24,7 @@ def step_line(step: Mapping[str, Any], total: int) -> str:
 
 
 def timing(step: Mapping[str, Any]) -> str:
-    """Throughput of a step and where its time went: `420 tokens/s  4.2 s (generate 1.8, train 2.4)`."""
+    """Throughput of a step and its time by phase: `420 tokens/s  4.2 s (generate 1.8, train 2.4)`."""
     seconds, tokens = step.get("seconds"), step.get("tokens")
     if not isinstance(seconds, int | float) or seconds <= 0:
         return ""
@@ -34,7 +34,7 @@ def timing(step: Mapping[str, Any]) -> str:
 
 
 def time_left(status: JobStatus, now: datetime.datetime | None = None) -> str | None:
-    """Until the estimated end, such as `2m 40s`."""
+    """Time until the estimated end, such as `2m 40s`."""
     if status.estimated_end is None:
         return None
     end = datetime.datetime.fromisoformat(status.estimated_end)

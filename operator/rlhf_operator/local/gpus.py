@@ -1,7 +1,7 @@
 """Assigns this machine's GPUs to a job's processes.
 
-NCCL refuses two members of a group on one GPU, unless they are of two hosts: processes that share a GPU, because
-CUDA_VISIBLE_DEVICES names it more than once, say that they are, and their weights go by TCP.
+NCCL refuses two members of a group on one GPU of one host. Processes that share a GPU, because CUDA_VISIBLE_DEVICES
+names it more than once, therefore claim to be on different hosts, and their weights are sent by TCP.
 """
 
 import re
@@ -20,7 +20,7 @@ HOST = "NCCL_HOSTID"
 
 
 def present(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """This machine's GPUs, or those of them that the user left visible."""
+    """This machine's GPUs, restricted to those visible by CUDA_VISIBLE_DEVICES."""
     if VISIBLE in environ:
         return [name for name in environ[VISIBLE].split(",") if name]
     return sorted(
@@ -29,8 +29,8 @@ def present(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[st
 
 
 def check(spec: Spec, gpus: Sequence[str]) -> None:
-    """Raises InvalidJob where trainers, and what vLLM serves, need more GPUs than there are, or cannot share one that
-    is named more than once; without any they use the CPU."""
+    """Raises InvalidJob if trainers and vLLM need more GPUs than there are, or cannot share one that is named more than
+    once; without any GPU they use the CPU."""
     alone = [role for role in roles_of(spec) if _alone(spec, role)]
     needed = sum(len(places(spec, role)) * gpus_each(spec, role)[0] for role in alone)
     if gpus and needed > len(gpus):
@@ -45,7 +45,7 @@ def check(spec: Spec, gpus: Sequence[str]) -> None:
 
 
 def _shared(spec: Spec, alone: Sequence[Role], gpus: Sequence[str]) -> Iterator[Problem]:
-    """What would fail of GPUs that are named more than once."""
+    """Problems of GPUs that are named more than once."""
     processes = [Process(role, i, 0, "", "", rank) for role in alone for i, rank in places(spec, role)]
     taken = {process: _taken(spec, process, gpus) for process in processes}
     used = [gpu for mine in taken.values() for gpu in mine]
@@ -66,13 +66,13 @@ def _shared(spec: Spec, alone: Sequence[Role], gpus: Sequence[str]) -> Iterator[
 
 
 def _alone(spec: Spec, role: Role) -> bool:
-    """Its processes share no GPU with others: vLLM takes most of one at its start."""
+    """True if the role's processes share no GPU with others: vLLM takes most of one at its start."""
     return role.row.work == "train" or on_vllm(spec, role)
 
 
 def variables(spec: Spec, process: Process, gpus: Sequence[str]) -> dict[str, str]:
-    """The trainers' ranks come first, then what vLLM serves, a GPU for each of its workers; reward and reference models
-    of transformers get one each of what is left, and where nothing is, the first trainer's. Empty without GPUs."""
+    """Environment with the GPUs of a process. Trainer ranks come first, then vLLM, one GPU per worker; reward and
+    reference models under transformers get one of the rest each, or else the first trainer's. Empty without GPUs."""
     mine = _taken(spec, process, gpus)
     host = {HOST: process.name} if any(gpus.count(gpu) > 1 for gpu in mine) else {}
     return {VISIBLE: ",".join(mine), **host} if mine else {}

@@ -1,4 +1,4 @@
-"""The loop that runs a job on this machine: see what is, decide, act, tell; until the job is over."""
+"""Control loop that runs a job on this machine: observe, decide, act, report, until the job is over."""
 
 import asyncio
 import contextlib
@@ -37,12 +37,12 @@ from .trainer import Trainer
 TICK_SECONDS = 0.5
 STATUS_SECONDS = 1.0
 GRACE_SECONDS = 30.0
-"""Grace of the trainer to stop on request, beside the time of two steps."""
+"""Grace period of the trainer after a stop request, seconds, plus the time of two steps."""
 _GRACE_LIMIT = 600.0
 
 
 class Host:
-    """One run. It takes this process over: signals, and every descendant, which it ends before it returns."""
+    """One run. It owns this process: its signals, and all descendants, which it ends before it returns."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Host:
         make: Command = command,
         metrics_port: int | None = None,
     ) -> None:
-        """`places` has the trainers first; `before` is the status of the run to go on from; `metrics_port` None:
-        any that is free."""
+        """`places`: processes, trainers first; `before`: the status of the run to resume; `metrics_port` None: any free
+        port."""
         self.config, self.display, self.make = config, display, make
         self.folder = Path(config.workdir)
         self.processes = [Supervised(place, self.folder / workdir.LOGS) for place in places]
@@ -64,7 +64,7 @@ class Host:
         self.outcome = ""
         self.restarts: dict[Role, Restarts] = {}
         self.stops = 0
-        """Number of times that the run was asked to stop."""
+        """Number of stop requests so far."""
         self._token = secrets.token_hex(32)
         self._wake = asyncio.Event()
         self._written = 0.0
@@ -72,14 +72,16 @@ class Host:
         self._server = MetricsServer(config.job, metrics_port)
 
     async def run(self) -> JobStatus:
-        """Run the job to its end and return the last status; no process of it is left then. Raises InvalidJob, before
-        anything is started, where the metrics have no port."""
+        """Runs the job to its end and returns the last status; no process of it is left then. Raises InvalidJob, before
+        anything is started, if the metrics port is taken."""
         async with self._server.serving() as url:
             self.display.event(f"metrics on {url}")
             return await self._run()
 
     def stop(self) -> None:
-        """Ask for a checkpoint and the end; the second time, to end at once. As Ctrl-C does, in the loop's thread."""
+        """Requests a checkpoint and exit; the second call ends the run at once. Same as Ctrl-C, on the loop's
+        thread.
+        """
         self.stops += 1
         self._wake.set()
 
@@ -164,13 +166,15 @@ class Host:
         ]
 
     def _first(self, process: Process) -> Supervised:
-        """The one that answers for this one's group."""
+        """The first process of this one's group, which serves its API."""
         if process.role is Role.TRAINER:
             return self.processes[0]
         return self._of(process.role, process.index, 0)[0]
 
     async def _stop(self, control: ControlClient) -> Finish:
-        """Ask the trainer for a checkpoint and its end; give it a while, unless asked to stop again."""
+        """Requests a checkpoint and exit of the trainer; waits for its grace period, unless another stop is
+        requested.
+        """
         if await self.trainer.ask_to_stop(control):
             self.display.event("stopping after a checkpoint (Ctrl-C again to stop at once)")
             status = self.trainer.status
@@ -179,7 +183,7 @@ class Host:
             while self.trainer.process.running and time.monotonic() < deadline and self.stops < 2:
                 await self._observe(control)
                 self._tell()
-                await self._pause(TICK_SECONDS / 5)  # to see its last checkpoint before it ends
+                await self._pause(TICK_SECONDS / 5)  # to read its last checkpoint before it ends
         ended, saved = self.trainer.process.ended, self.status.last_checkpoint
         if ended is not None and ended.code == 0:
             return Finish("Succeeded", "Completed", "")
@@ -216,12 +220,12 @@ class Host:
 
     def _listen_to_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # Ignored by whoever started us (nohup, a shell's background job): stays so.
+            # Stays ignored if our parent ignored it (nohup, a shell's background job).
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
 
 def _as_it_should(process: Supervised) -> bool:
-    """It ended as a trainer does at the end of a run."""
+    """True if the process ended as a trainer does at the end of a run."""
     code = process.ended.code if process.ended else None
     return process.process.role is Role.TRAINER and code in (0, EXIT_SUSPENDED)

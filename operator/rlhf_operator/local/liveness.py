@@ -1,4 +1,4 @@
-"""Liveness of the processes that serve: who was ready and answers no more is ended, as a kubelet would."""
+"""Liveness probes of serving processes: kills a process that was ready and hangs, as a kubelet would."""
 
 import asyncio
 from collections import Counter
@@ -12,9 +12,9 @@ from .processes import Supervised
 
 
 async def end_the_hung(processes: Sequence[Supervised], control: ControlClient) -> None:
-    """Asks each role's liveness path every LIVE_SECONDS, for as long as it is awaited, and kills a process that failed
-    LIVE_FAILURES times in a row; it is started again like any other that ends. Trainers are not asked: a rank that
-    computes answers nobody."""
+    """Probes each role's liveness path every LIVE_SECONDS, while it is awaited, and kills a process that failed
+    LIVE_FAILURES times in a row; it is restarted like any other that ends. Trainers are not probed: a computing rank
+    does not answer."""
     failures: Counter[str] = Counter()
     while True:
         await asyncio.sleep(LIVE_SECONDS)

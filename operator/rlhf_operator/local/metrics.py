@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Metrics:
-    """The lines that come after this was made; a line cut short is read once it is whole."""
+    """Lines appended after construction; a partial line is read once it is complete."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -16,7 +16,7 @@ class Metrics:
     def new(self) -> list[Mapping[str, Any]]:
         """The steps since the last call."""
         if self._size() < self._offset:
-            # A resumed trainer drops the steps after its checkpoint and goes on behind what it kept.
+            # A resumed trainer drops the steps after its snapshot and appends to the rest.
             self._offset = self._size()
         try:
             with self._file.open("rb") as lines:

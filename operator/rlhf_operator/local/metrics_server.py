@@ -1,4 +1,4 @@
-"""`/metrics` of a run for Prometheus: the series that the operator has of a job on a cluster."""
+"""`/metrics` of a local run for Prometheus: the same series as the operator's of a job on a cluster."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,12 +14,12 @@ from ..job_metrics import JobMetrics, metrics_route
 from .ports import HOST, is_free
 
 NAMESPACE = "local"
-"""Label of the series, in place of a namespace of Kubernetes."""
+"""Value of the namespace label, where a cluster has the namespace."""
 OPTION = "--metrics-port"
 
 
 def check_port(port: int | None, places: Sequence[Process]) -> None:
-    """Raises InvalidJob where a port that was asked for cannot be had; None is any."""
+    """Raises InvalidJob if the requested port is not available; None: any."""
     if port is None:
         return
     if not 1 <= port <= 65535:
@@ -29,10 +29,10 @@ def check_port(port: int | None, places: Sequence[Process]) -> None:
 
 
 class MetricsServer:
-    """Serves one job's newest status as metrics, on the loopback interface alone."""
+    """Serves one job's newest status as metrics, on the loopback interface only."""
 
     def __init__(self, job: str, port: int | None) -> None:
-        """`port` None: any that is free."""
+        """`port` None: any free port."""
         self._key, self._port, self._jobs = (NAMESPACE, job), port or 0, JobMetrics()
 
     def put(self, status: JobStatus) -> None:
@@ -40,7 +40,7 @@ class MetricsServer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """Serves within the context, whose value is the URL. Raises InvalidJob where the port is taken by now."""
+        """Serves inside the context, whose value is the URL. Raises InvalidJob if the port has been taken meanwhile."""
         registry = CollectorRegistry()
         registry.register(self._jobs)
         app = web.Application()

@@ -1,4 +1,4 @@
-"""Loopback ports for the processes of a job."""
+"""Assigns loopback ports to the processes of a job."""
 
 import random
 import socket
@@ -10,16 +10,16 @@ from rlhf_api.run import Process, RunConfig, pods_each, process_name, replicas, 
 
 HOST = "127.0.0.1"
 _RENDEZVOUS = "the trainers' rendezvous"
-# Below the ports that the kernel gives to outgoing connections (32768 up): a role may take a minute until it
-# listens, and one of the others' connections could take its port meanwhile.
+# Below the ephemeral ports (32768 up): a role may take a minute until it listens, and an outgoing connection of
+# another process could take its port meanwhile.
 _AUTOMATIC = range(15000, 32000)
 _reserved = deque[socket.socket](maxlen=256)
-"""Bound to the last ports that were given out, without listening: until this process ends, no other job of the machine
-is given them. A role's server may listen there all the same, since both allow that (SO_REUSEADDR)."""
+"""Sockets bound to the last assigned ports, not listening: until this process ends, no other job on the machine gets
+them. A role's server can still listen there, since both set SO_REUSEADDR."""
 
 
 def is_free(port: int) -> bool:
-    """Tries a loopback port: true where a server could listen on it now."""
+    """True if a server could listen on this loopback port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -31,7 +31,7 @@ def is_free(port: int) -> bool:
 
 
 def _reserve(port: int) -> bool:
-    """Takes a port, if nobody listens there or has reserved it."""
+    """Reserves a port unless somebody listens there or has reserved it."""
     bound = socket.socket()
     try:
         bound.bind((HOST, port))
@@ -44,7 +44,7 @@ def _reserve(port: int) -> bool:
 
 
 def place(config: RunConfig, base: int | None) -> list[Process]:
-    """Every process of a job with its port, trainers first. Raises InvalidJob where a port is taken."""
+    """Every process of a job with its port, trainers first. Raises InvalidJob if a port is taken."""
     spec = config.spec
     servers = [(role, i) for role in roles_of(spec) for i in range(replicas(spec, role))]
     meeting = {
@@ -61,7 +61,7 @@ def place(config: RunConfig, base: int | None) -> list[Process]:
 
 
 def assign(names: Sequence[str], base: int | None) -> dict[str, int]:
-    """A port for each name: `base`, `base + 1` ... in order, or free ones, then reserved, where no base is given.
+    """A port for each name: `base`, `base + 1` ... in order, or without a base free ones, which are reserved.
 
     Raises:
         InvalidJob: a port is taken, or beyond 65535.

@@ -1,4 +1,4 @@
-"""Checks of a job's files before anything is started."""
+"""Checks of a job's files before any process is started."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -29,14 +29,14 @@ _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "progress_deadl
 
 
 def check_files(spec: Spec) -> list[Problem]:
-    """Problems of the data files' rows, of local model directories, of Python functions' modules, and of models too
-    large for the GPUs."""
+    """Problems of data files' rows, of local model directories, of Python functions' modules, and of models that are
+    too large for the GPUs."""
     sizes = model_sizes(spec)
     return [*_data(spec), *_models(spec), *_layers(spec), *_functions(spec), *problems(spec, sizes)]
 
 
 def of_a_cluster(spec: Spec) -> list[str]:
-    """Fields that the job sets and that act on a cluster alone. Of the pods' settings, the GPUs act everywhere."""
+    """Fields that the job sets and that only act on a cluster. Of the pod settings, GPUs act everywhere."""
     sections: dict[str, BaseModel] = {"spec": spec}
     sections |= {f"spec.{role.value}": getattr(spec, role.value) for role in roles_of(spec)}
     return [
@@ -65,7 +65,7 @@ def _data(spec: Spec) -> Iterator[Problem]:
 
 
 def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> Iterator[Problem]:
-    """Of files that are here to be read; the trainer checks Parquet and what lies in a store."""
+    """Problems of local files' rows; the trainer checks Parquet and objects of a store."""
     for i, source in enumerate(sources):
         where, path = f"{field}[{i}]", source.path
         if names_function(path):
@@ -88,7 +88,7 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
 
 
 def _template(spec: Spec, where: str) -> Iterator[Problem]:
-    """Conversations need a chat template, which a local tokenizer shows that it has."""
+    """Conversations need a chat template; checked for local tokenizers."""
     given, name = spec.data.chat_template, spec.model.tokenizer or spec.model.policy
     if given is not None or (name is not None and not Path(name).is_dir()):
         return
@@ -104,11 +104,11 @@ def _names_template(folder: Path) -> bool:
     try:
         return "chat_template" in json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return True  # said elsewhere, or by the tokenizer itself
+        return True  # reported elsewhere, or by the tokenizer itself
 
 
 def looks_local(name: str) -> bool:
-    """True for a model's name that is meant as a path; a hub name is `name` or `owner/name`."""
+    """True for a model name meant as a path; a hub name is `name` or `owner/name`."""
     first, *others = name.split("/")
     if first in ("", ".", "..", "~") or len(others) > 1:
         return True
@@ -129,7 +129,7 @@ def _models(spec: Spec) -> Iterator[Problem]:
 
 
 def _layers(spec: Spec) -> Iterator[Problem]:
-    """Layers that an adapter names, of models that are here; the trainer checks those of all others."""
+    """Layers named by an adapter, for local models; the trainer checks those of all others."""
     model = spec.model
     starts = {"policy": model.policy, "critic": model.critic or model.reward or model.policy}
     for field, name in starts.items():

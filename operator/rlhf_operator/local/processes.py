@@ -1,4 +1,4 @@
-"""One process of a job on this machine: started, watched and ended through its reaper."""
+"""A process of a job on this machine: started, watched and ended through its reaper."""
 
 import datetime
 import os
@@ -21,14 +21,14 @@ from ..restart_policy import Ended, ProcessState
 from . import gpus, reaper
 
 Command = Callable[[RunConfig, Process, str], list[str]]
-"""`rlhf_api.run.command`, or what a test starts in its place."""
+"""`rlhf_api.run.command`, or a test's replacement."""
 _REAPER_SECONDS = 10.0
-"""Deadline of a reaper to kill all that is below it."""
+"""Deadline of a reaper to kill its descendants, seconds."""
 _TAIL_BYTES = 65536
 
 
 class Supervised:
-    """One process of a job, through all its starts: the name stays, each start has a new uid."""
+    """One process of a job over all its starts: the name stays, each start has a new uid."""
 
     def __init__(self, process: Process, logs: Path) -> None:
         self.process = process
@@ -38,9 +38,9 @@ class Supervised:
         self.started: float | None = None
         self.ended: Ended | None = None
         self.reaper: subprocess.Popen[bytes] | None = None
-        """Starts it, and ends all that is below it when it ends."""
+        """Starts the process, and ends its descendants when it ends."""
         self.reaper_gone: float | None = None
-        """Time at which the reaper was first seen ended."""
+        """Time at which the reaper's end was first noticed."""
         self._reaper_late: float | None = None
         self._oom_kills = OomKills()
         self._log_from = 0
@@ -59,7 +59,7 @@ class Supervised:
         return ProcessState(place.role, place.index, self.started, self.ready, self.ended, place.rank)
 
     def start(self, config: RunConfig, config_file: Path, token: str, make: Command = command) -> None:
-        """Start it (again). Raises OSError where the machine refuses a process."""
+        """Starts or restarts the process. Raises OSError if the machine cannot start one."""
         argv = make(config, self.process, sys.executable)
         variables = environment(
             config, self.process, config_file=str(config_file), termination_log=str(self.end)
@@ -90,17 +90,17 @@ class Supervised:
         self.started = time.monotonic()
 
     def ending(self, now: float) -> bool:
-        """Its reaper has ended, and its own end is not noted yet."""
+        """True if its reaper has ended and its own end is not recorded yet."""
         if self.reaper is None or self.ended is not None:
             return False
         if self._reaper_late is not None and now > self._reaper_late:
-            self.reaper.kill()  # stopped, or it waits for what does not end
+            self.reaper.kill()  # stopped, or in an uninterruptible wait
         if self.reaper.poll() is not None:
             self.reaper_gone = self.reaper_gone or now
         return self.reaper_gone is not None
 
     def note_end(self, now: float) -> None:
-        """Say how it ended, once nothing of it is left."""
+        """Records its end, once all its descendants are gone."""
         assert self.reaper is not None
         raw = self.reaper.returncode
         text = self.end.read_text(errors="replace") if self.end.exists() else ""
@@ -113,11 +113,11 @@ class Supervised:
         self.ended = Ended(now, code, f"{reason}; see {_short(self.log)}")
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Sends SIGTERM."""
         self._signal(signal.SIGTERM)
 
     def kill(self, why: str = "") -> None:
-        """End it with everything below it; `why` is what will be said of its end."""
+        """Kills it and its descendants; `why`: the reason to report."""
         self._killed_because = why
         self._reaper_late = self._reaper_late or time.monotonic() + _REAPER_SECONDS
         self._signal(reaper.KILL)
@@ -133,15 +133,15 @@ class Supervised:
 
 
 def threads_each(spec: Spec, role: Role, cores: int) -> int:
-    """Compute threads of each process of a role: all cores, divided among the processes that compute at the same time.
+    """Compute threads per process of a role: all cores, divided among the processes that compute at the same time.
 
-    Roles take turns (generate, score, train), so they share cores with their own kind alone; where two overlap, threads
-    that wait sleep (`rlhf_api.run.SHARE_CORES`) and the others get the core.
+    Roles take turns (generate, score, train), so only processes of the same role share cores; if two roles overlap,
+    waiting threads sleep (`rlhf_api.run.SHARE_CORES`) and leave the core to the others.
     """
     ranks = spec.trainer.processes_per_replica if role is Role.TRAINER else 1
     return max(1, cores // (len(places(spec, role)) * ranks))
 
 
 def _short(path: Path) -> str:
-    """Relative to where the user is, if below it."""
+    """The path relative to the current directory, if below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -16,19 +16,19 @@ Step = Mapping[str, Any]
 
 
 class Display(Protocol):
-    """Shows a run; never fails the run because it cannot."""
+    """Shows a run's progress; its errors never fail the run."""
 
     def event(self, text: str) -> None:
-        """Something happened."""
+        """Reports an event."""
 
     def step(self, step: Step) -> None:
-        """A training step is done."""
+        """Reports a finished step."""
 
     def show(self, status: JobStatus) -> None:
         """Shows the status; called often."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Ends the display."""
 
 
 class Lines:
@@ -56,6 +56,6 @@ class Lines:
 
 
 def display(job: str, total_steps: int) -> Display:
-    """The display that suits where the output goes."""
+    """The display for the output: live on a terminal, else lines."""
     out = sys.stdout
     return Screen(job, out) if out.isatty() else Lines(out, total_steps)

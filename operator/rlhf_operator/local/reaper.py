@@ -1,10 +1,9 @@
 """Subreaper of one command: none of its descendants outlives the command, or the launcher.
 
-`python -I reaper.py PARENT_PID COMMAND...`, in a session of its own. As a subreaper it becomes the parent of
-whatever the command leaves behind, which is killed when the command ends. The kernel tells it when the
-launcher is gone, even when that was killed with SIGKILL; it then kills the whole tree. SIGTERM goes on to the
-command alone, as it would to a container's first process. Where the reaper itself is killed, its launcher, a
-subreaper too, becomes the parent of all that was below it, and kills that (`stopping.py`).
+`python -I reaper.py PARENT_PID COMMAND...`, in a session of its own. As a subreaper it becomes the parent of orphaned
+descendants, and kills them when the command ends. The kernel signals it when the launcher dies, also by SIGKILL; it
+then kills the whole tree. SIGTERM is forwarded to the command only, as to a container's first process. If the reaper
+itself is killed, its launcher, also a subreaper, becomes the parent of its descendants and kills them (`stopping.py`).
 Standard library only: it starts before every role.
 """
 
@@ -19,21 +18,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 KILL = signal.SIGUSR1
-"""Sent to this process: kill the whole tree at once. Also what the kernel sends when the launcher is gone."""
+"""Signal to this process: kill the whole tree at once. The kernel sends it too when the launcher is gone."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SIGNALLED = 128
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Descendants whose parent ends become children of this process."""
+    """Orphaned descendants become children of this process."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(pid: int, besides: Collection[int] = ()) -> set[int]:
-    """Every process below `pid` that has not ended, but for `besides` and those below them.
+    """Every live descendant of `pid`, except `besides` and their descendants.
 
-    One whose first thread has ended looks like a zombie, and keeps its children until its other threads have ended too.
+    A process whose first thread has ended looks like a zombie, and keeps its children until its other threads have
+    ended too.
     """
     children: dict[int, list[int]] = {}
     zombies: set[int] = set()
@@ -52,23 +52,23 @@ def descendants(pid: int, besides: Collection[int] = ()) -> set[int]:
 
 
 def _processes() -> Iterator[tuple[int, str, int]]:
-    """Process, state and parent."""
+    """(pid, state, parent's pid) of all processes."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        # A process may end while we read; after the name in parentheses stand its state and its parent.
+        # A process may end meanwhile; its state and parent follow the name in parentheses.
         with contextlib.suppress(OSError):
             state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
             yield int(stat.parent.name), state, int(parent)
 
 
 def kill(processes: Iterable[int]) -> None:
-    """SIGKILL to each that is still there."""
+    """SIGKILL to each process that still exists."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
 
 def kill_descendants(pid: int, deadline_seconds: float = 5.0) -> None:
-    """SIGKILL to everything below `pid`, until nothing is left: a killed process may just have forked."""
+    """SIGKILL to all descendants of `pid`, repeated until none is left: a killed process may just have forked."""
     deadline = time.monotonic() + deadline_seconds
     while (alive := descendants(pid)) and time.monotonic() < deadline:
         kill(alive)
@@ -76,7 +76,7 @@ def kill_descendants(pid: int, deadline_seconds: float = 5.0) -> None:
 
 
 def reap_adopted(besides: Collection[int]) -> None:
-    """Wait for the ended children of this process but `besides`, whose exit codes others ask for."""
+    """Waits for ended children of this process, except `besides`, whose exit codes others collect."""
     for child, state, parent in _processes():
         if state == "Z" and parent == os.getpid() and child not in besides:
             with contextlib.suppress(ChildProcessError):
@@ -84,7 +84,7 @@ def reap_adopted(besides: Collection[int]) -> None:
 
 
 def _die_with(parent: int, number: signal.Signals) -> Callable[[], None]:
-    """Have the kernel send this process `number` when `parent` ends; exit where it has already ended."""
+    """Has the kernel send signal `number` to this process when `parent` ends; exits if it has already ended."""
 
     def set_signal() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
@@ -97,7 +97,7 @@ def _die_with(parent: int, number: signal.Signals) -> Callable[[], None]:
 def main(parent: int, command: list[str]) -> int:
     """The command's exit code, or 128 plus the signal that ended it."""
     become_subreaper()
-    # Blocked from here on, to be taken one by one below; the command starts with none blocked.
+    # Blocked from here on and taken one by one below; the command starts with none blocked.
     signals = {KILL, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     _die_with(parent, KILL)()

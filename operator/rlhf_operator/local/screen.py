@@ -44,7 +44,7 @@ class Screen:
                 self._live.start()
             self._live.update(panel(self._job, status, self._step, self._events), refresh=True)
         except OSError:
-            self._broken = True  # the terminal is gone; the run goes on
+            self._broken = True  # the terminal is gone; the run continues
 
     def close(self) -> None:
         if not self._broken:
@@ -52,7 +52,7 @@ class Screen:
 
 
 def panel(job: str, status: JobStatus, step: Mapping[str, Any], events: Iterable[str]) -> RenderableType:
-    """Everything about a run at a glance; `step` is its last line of metrics."""
+    """All about a run on one screen; `step`: its last line of metrics."""
     colour = _COLOURS.get(status.phase, "cyan")
     doing = status.activity or status.message if status.completion_time is None else ""
     title = Text.assemble(

@@ -1,4 +1,4 @@
-"""The end of processes, with everything that was below them: noticed, or made."""
+"""Detects ended processes, and ends processes with all their descendants."""
 
 import asyncio
 import os
@@ -9,15 +9,17 @@ from . import reaper
 from .processes import Supervised
 
 REMAIN_SECONDS = 30.0
-"""Deadline of processes to end on SIGKILL; longer waits are the kernel's, for a disk, a network or a driver."""
+"""Deadline of processes to end after SIGKILL, seconds; a longer wait is the kernel's, for a disk, a network or a
+driver.
+"""
 _STOP_SECONDS = 5.0
 
 
 def newly_ended(processes: Sequence[Supervised]) -> list[Supervised]:
-    """Processes that have ended since the last look, with everything that was below them.
+    """Processes that have ended since the last call, with all their descendants.
 
-    What a killed reaper leaves behind is killed here: this process is its parent now. Until it is gone, nobody counts
-    as ended: what is started again would find ports, GPUs and files in use, or train beside its predecessor.
+    Descendants of a killed reaper are killed here: this process is their parent now. Until they are gone, no process
+    counts as ended: a restarted one would find ports, GPUs and files in use, or train beside its predecessor.
     """
     now = time.monotonic()
     ending = [process for process in processes if process.ending(now)]
@@ -29,7 +31,7 @@ def newly_ended(processes: Sequence[Supervised]) -> list[Supervised]:
 
 
 def remaining(processes: Sequence[Supervised]) -> str:
-    """Error message about processes that should have ended REMAIN_SECONDS ago; empty where there are none."""
+    """Error message about processes that should have ended REMAIN_SECONDS ago; empty if there are none."""
     ending = [process for process in processes if process.reaper_gone is not None and process.ended is None]
     if not any(p.reaper_gone and time.monotonic() > p.reaper_gone + REMAIN_SECONDS for p in ending):
         return ""
@@ -51,7 +53,7 @@ def _left_behind(processes: Iterable[Supervised]) -> set[int]:
 
 
 def _kill_left_behind(processes: Iterable[Supervised]) -> bool:
-    """Kills them; true where there was anything to kill."""
+    """Kills them; returns whether there were any."""
     left = _left_behind(processes)
     reaper.kill(left)
     reaper.reap_adopted(besides=_reapers(processes))
@@ -59,7 +61,7 @@ def _kill_left_behind(processes: Iterable[Supervised]) -> bool:
 
 
 async def stop_all(processes: Sequence[Supervised], impatient: Callable[[], bool]) -> None:
-    """End every process: SIGTERM, and SIGKILL to all that is left after a while, or once `impatient`.
+    """Ends every process: SIGTERM, and SIGKILL to the rest after a grace period, or once `impatient`.
 
     Returns when no descendant of this process is left.
     """

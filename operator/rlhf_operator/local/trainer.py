@@ -1,4 +1,4 @@
-"""The host's view of the trainer: what it reports, and what it has been told."""
+"""The host's state of the trainer: its reports, and the membership and requests sent to it."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from .progress import Display
 
 
 class Trainer:
-    """The first trainer process, through all its starts."""
+    """The first trainer process, over all its starts."""
 
     def __init__(self, process: Supervised, display: Display, checkpoint: CheckpointStatus | None) -> None:
-        """`checkpoint`: the newest that is known before it starts."""
+        """`checkpoint`: the newest one known before its start."""
         self.process = process
         self.status: TrainerStatus | None = None
         """Its last report; None while it is not running."""
@@ -31,7 +31,7 @@ class Trainer:
         return self.process.running and self.process.ready
 
     async def read(self, control: ControlClient) -> None:
-        """Ask for its status; the last one stands where it does not answer in time."""
+        """Polls its status; the last one is kept if it does not reply in time."""
         if not self.process.running:
             self.status = None
         if not self.answers:
@@ -51,7 +51,7 @@ class Trainer:
             self._health = health
 
     async def tell_members(self, control: ControlClient, processes: Sequence[Supervised]) -> None:
-        """Tell it who serves it, unless it knows; one that was started again knows nothing."""
+        """Pushes the membership, unless it is unchanged; a restarted trainer has none."""
         members = tuple(
             Member(role=p.process.role, name=p.process.name, uid=p.uid, address=p.address)
             for p in processes
@@ -62,5 +62,5 @@ class Trainer:
             self._told = wanted
 
     async def ask_to_stop(self, control: ControlClient) -> bool:
-        """Requests a checkpoint and the end; true where it is up and took the request."""
+        """Requests a checkpoint and exit; true if the trainer is up and accepted."""
         return self.answers and await control.stop(self.process.address)

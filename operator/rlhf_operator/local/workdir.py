@@ -1,4 +1,4 @@
-"""The work directory of a run: who may use it, what an earlier run left in it, what the host writes to it."""
+"""Work directory of a run: lock, state of an earlier run, files written by the host."""
 
 import fcntl
 import shutil
@@ -35,12 +35,12 @@ _OUTPUTS = (
     "checkpoints",
     CONFIG,
 )
-"""All that a run writes here; the configuration, by which a run is known, is removed last."""
+"""All outputs of a run; the configuration, which identifies a run, is removed last."""
 
 
 @contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Hold the work directory, made where it is missing.
+    """Locks the work directory, created if missing.
 
     Raises:
         InvalidJob: another run holds it, or it cannot be made.
@@ -60,10 +60,10 @@ def locked(workdir: Path) -> Iterator[None]:
 
 
 def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobStatus | None:
-    """Make the work directory fit for this run; the status of the run that it goes on from, if any.
+    """Prepares the work directory for this run; returns the status of the run that it resumes, if any.
 
     Raises:
-        InvalidJob: an earlier run is in it and nothing says what to do with it, or it is not this one.
+    InvalidJob: it holds an earlier run and neither `resume` nor `overwrite` is set, or that run is another one.
     """
     if not (workdir / CONFIG).exists():
         if resume and spec.checkpoint.store is None:
@@ -106,7 +106,7 @@ def _same_run(workdir: Path, spec: Spec) -> None:
 
 
 def _identity(spec: Spec) -> dict[str, JsonValue]:
-    """Fields that a run keeps for life; its other fields may change when it goes on."""
+    """Fields that identify a run; its other fields may change on a resume."""
     model = spec.model.model_dump(mode="json", by_alias=True)
     named = {f"spec.model.{field}": value for field, value in model.items()}
     return {"spec.algorithm": spec.algorithm, "spec.seed": spec.seed, **named}
@@ -129,7 +129,7 @@ def _remove_outputs(workdir: Path, spec: Spec) -> None:
 
 
 def write(file: Path, record: BaseModel) -> None:
-    """As JSON with the contract's keys; a reader sees the old file or the new one."""
+    """Writes JSON with the contract's keys; a reader sees the old file or the new one."""
     new = file.with_name(f".{file.name}.new")
     new.write_text(record.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
     new.replace(file)

@@ -1,4 +1,4 @@
-"""Judgements of a selftest: what was seen, against what must hold; pure."""
+"""Checks of a selftest: observations compared with invariants; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from .trial import Seen, victims
 from .watch import Kill
 
 ERRORS = 3.0
-"""Standard errors by which the canary's reward must rise."""
+"""Number of standard errors by which the canary's reward must rise."""
 ENDS = 4
-"""Steps at either end of the canary's, whose means are compared."""
+"""Number of steps at either end of the canary's, whose means are compared."""
 _DEADLINES = {
     Role.TRAINER: "trainer.backoffLimit, and the checkpoint that it was to go on from",
     Role.GENERATOR: "generator.startupTimeoutSeconds and generator.timeoutSeconds",
     Role.REWARD: "reward.startupTimeoutSeconds and reward.timeoutSeconds",
     Role.REFERENCE: "reference.startupTimeoutSeconds and reference.timeoutSeconds",
 }
-"""Settings to look at, beside its log, where a role did not come back."""
+"""Settings to look at, besides its log, if a role did not come back."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A line of the table. `passed` None: it does not apply to this job, for the reason in `seen`; `look`: where the
-    cause of a failure is to be found, empty where the run ended before."""
+    """A line of the table. `passed` None: the check does not apply to this job, for the reason in `seen`; `look`: where
+    to look for the cause of a failure, empty if the run ended before."""
 
     name: str
     passed: bool | None
@@ -40,7 +40,7 @@ class Check:
 
 
 def judged(spec: Spec, seen: Seen, per_step: int, answers: int) -> list[Check]:
-    """Every check of a job's selftest; steps were of `per_step` prompts with `answers` responses each."""
+    """Every check of a job's selftest; steps had `per_step` prompts with `answers` responses each."""
     limit = spec.health.logprob_difference if graph_of(spec).generates else None
     found = [drift(seen.still), agreement(seen.lines, limit)]
     found += [kill(role, seen.kills.get(role)) for role in victims(spec)]
@@ -53,7 +53,9 @@ def judged(spec: Spec, seen: Seen, per_step: int, answers: int) -> list[Check]:
 
 
 def drift(still: Sequence[Parameters]) -> Check:
-    """Learning rate 0 changes no parameter between the first snapshot and the last, through every kill between them."""
+    """With learning rate 0, no parameter differs between the first snapshot and the last, in spite of all kills between
+    them.
+    """
     if len(still) < 2 or still[-1][0] - still[0][0] < 2:
         return _not_reached("drift")
     (begin, before), (end, after) = still[0], still[-1]
@@ -64,8 +66,8 @@ def drift(still: Sequence[Parameters]) -> Check:
 
 
 def agreement(lines: Sequence[Mapping[str, Any]], limit: float | None) -> Check:
-    """Trainer and generators give the sampled tokens the same log-probabilities, in the mean over a step's tokens. The
-    `limit` is None where nothing is sampled, 0 where the job sets none."""
+    """Trainer and generators agree on the log-probabilities of sampled tokens, averaged over a step. `limit`: None if
+    nothing is sampled, 0 if the job sets none."""
     if limit is None:
         return Check("agreement", None, "no responses are sampled, so there is one engine alone")
     if not limit:
@@ -84,7 +86,7 @@ def agreement(lines: Sequence[Mapping[str, Any]], limit: float | None) -> Check:
 
 
 def kill(role: Role, found: Kill | None) -> Check:
-    """A role whose process or pod was killed was started again, and a further step was done."""
+    """A role whose process or pod was killed was restarted, and a further step was done."""
     name, look = f"kill {role.value}", f"the log of {role.value}-0; {_DEADLINES[role]}"
     if found is None:
         return _not_reached(name)
@@ -95,8 +97,8 @@ def kill(role: Role, found: Kill | None) -> Check:
 
 
 def ledger(state: Mapping[str, Any] | None, steps: int, per_step: int) -> Check:
-    """Every prompt that was issued was trained on exactly once, in steps of `per_step`. `state` is that of the last
-    snapshot; given rows have a position alone."""
+    """Every issued prompt was trained on exactly once, in steps of `per_step`. `state`: of the last snapshot; for given
+    rows it has only a position."""
     if state is None:
         return _not_reached("ledger")
     wanted = steps * per_step
@@ -119,9 +121,9 @@ def ledger(state: Mapping[str, Any] | None, steps: int, per_step: int) -> Check:
 
 def canary(lines: Sequence[Mapping[str, Any]], after: int | None, responses: int) -> Check:
     """The canary's reward rises after step `after`, from its first steps to its last ones, by more than ERRORS standard
-    errors of that difference. `responses`: those of a step.
+    errors of that difference. `responses`: number per step.
 
-    The first step after a resume may train on responses that were scored before it, and does not count.
+    The first step after a resume is skipped: it may train on responses that were scored before.
     """
     if after is None:
         return _not_reached("canary")
@@ -138,7 +140,7 @@ def canary(lines: Sequence[Mapping[str, Any]], after: int | None, responses: int
 
 
 def resume(stopped: int | None, ended: int, wanted: int | None) -> Check:
-    """A run that was stopped after one step goes on to its last."""
+    """A run stopped after one step resumes and reaches its last."""
     if stopped is None or wanted is None:
         return _not_reached("resume")
     seen = f"stopped after step {stopped}, ended with {ended} of {wanted}"
@@ -150,5 +152,5 @@ def _not_reached(name: str) -> Check:
 
 
 def _count(runs: Iterable[Sequence[int]]) -> int:
-    """Positions in runs [start, end)."""
+    """Number of positions in intervals [start, end)."""
     return sum(end - start for start, end in runs)

@@ -1,4 +1,4 @@
-"""`rlhf selftest`: one short run of a job's own models and settings on this machine, and a table of what it proves."""
+"""`rlhf selftest`: one short run of a job's own models and settings on this machine, and a table of the checks."""
 
 import argparse
 import asyncio
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _BULKY = ("checkpoints", workdir.POLICY, f"{workdir.POLICY}-adapter", "critic", "critic-adapter", "initial")
-"""Not kept of a temporary folder whose run failed."""
+"""Files not kept of a failed run's temporary folder."""
 
 
 def add_selftest(commands: "Commands") -> None:
@@ -50,7 +50,7 @@ def add_selftest(commands: "Commands") -> None:
 
 
 def run(options: argparse.Namespace, make: Command) -> int:
-    """Returns the exit code: 0 where every check that applies has passed."""
+    """Runs the command; exit code 0 if every applicable check has passed."""
 
     def derive(overrides: Overrides) -> RLHFJob:
         job = load(options.file, [*options.set, *as_arguments(overrides)])
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
         except Interrupted:
             say("interrupted", sys.stderr)
             return INTERRUPTED
-        except RuntimeError as error:  # of the store: a snapshot that cannot be read
+        except RuntimeError as error:  # of the store: an unreadable snapshot
             raise Failure(str(error)) from error
         found = judged(spec, seen, small.data.prompts_per_step, small.sampling.answers_per_prompt)
         if passed(found, seen.cause):
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
 
 @contextmanager
 def _folder(given: Path | None) -> Iterator[tuple[Path, Callable[[], object]]]:
-    """The work directory, and what is called to keep it: a temporary one is removed afterwards otherwise."""
+    """The work directory, and a function that keeps it: a temporary one is removed afterwards otherwise."""
     with ExitStack() as removed:
         if given is None:
             temporary = Path(tempfile.mkdtemp(prefix="rlhf-selftest-"))

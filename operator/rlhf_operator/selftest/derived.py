@@ -1,7 +1,7 @@
 """The two halves of a selftest's run, as overrides of the job's own manifest; pure.
 
-The first trains with learning rate 0, so that whatever dies and comes back must leave every parameter as it is; the
-second goes on from its last checkpoint, with a raised learning rate, on a reward that any language model can raise.
+The first trains with learning rate 0, so that every kill and restart must leave all parameters unchanged; the second
+resumes from its last checkpoint, with a raised learning rate, on a reward that any language model can raise.
 """
 
 import json
@@ -17,16 +17,16 @@ from rlhf_api.spec import Optimizer, Spec
 
 CANARY = "rlhf_trainer.scoring.canary:even_share"
 RESPONSES, TOKENS = 64, 32
-"""Most responses of a step, and most tokens of a response."""
+"""Maximum number of responses per step, and of tokens per response."""
 BASELINE = 2
-"""Step of the first snapshot that stays: its parameters are the baseline, so nothing is killed before."""
+"""Step of the first snapshot to keep: its parameters are the baseline, so nothing is killed before."""
 RAISED = 10.0
 """Factor of the learning rate in the second half."""
 UNBOUNDED = 1_000_000
-"""Steps of the first half, which is stopped once every role was killed and has come back."""
+"""Steps of the first half, which is stopped once every role was killed and restarted."""
 
 Overrides = dict[str, Any]
-"""Values of a manifest by their paths, such as `optimizer.learningRate`."""
+"""Values of a manifest by path, such as `optimizer.learningRate`."""
 
 
 def first_half(spec: Spec) -> Overrides:
@@ -36,7 +36,7 @@ def first_half(spec: Spec) -> Overrides:
 
 
 def second_half(spec: Spec, steps: int) -> Overrides:
-    """The same on the canary's reward, until the run has made so many steps; the last one has a checkpoint."""
+    """The job on the canary's reward, until the run has made `steps` steps; the last one has a checkpoint."""
     rate = (spec.optimizer.learning_rate or Optimizer().learning_rate) * RAISED
     critic = spec.optimizer.critic_learning_rate
     raised = _optimizer(rate, critic if critic is None else critic * RAISED)
@@ -45,7 +45,7 @@ def second_half(spec: Spec, steps: int) -> Overrides:
 
 
 def on_cluster(spec: Spec, name: str, seconds: float) -> Overrides:
-    """The job under another name, that ends by itself after so many seconds, whatever has become of who started it."""
+    """The job under another name, with a deadline of `seconds`, so that it ends even if its creator is gone."""
     scale = spec.generator.autoscale
     fixed: Overrides = (
         {"generator.autoscale": None, "generator.replicas": scale.min_replicas} if scale else {}
@@ -55,20 +55,20 @@ def on_cluster(spec: Spec, name: str, seconds: float) -> Overrides:
 
 
 def has_canary(spec: Spec) -> bool:
-    """Responses are sampled and scored, so that a reward may rise."""
+    """True if responses are sampled and scored, so that a reward can rise."""
     return graph_of(spec).generates and Role.REWARD in roles_of(spec)
 
 
 def as_arguments(overrides: Mapping[str, Any]) -> Iterable[str]:
-    """The same as `path=value` of the command line."""
+    """The overrides as `path=value` of the command line."""
     return [f"{path}={json.dumps(value)}" for path, value in overrides.items()]
 
 
 def _small(spec: Spec) -> Overrides:
-    """Few and short responses of the present weights, one pass over them, none left out."""
+    """Few and short responses, one pass over them, none filtered."""
     sampling, prompts = spec.sampling, spec.data.prompts_per_step
     generates = graph_of(spec).generates
-    if algorithm_of(spec) is not CUSTOM:  # whose own settings may count on the size of a step
+    if algorithm_of(spec) is not CUSTOM:  # whose settings may depend on a step's size
         prompts = min(prompts, max(1, RESPONSES // (sampling.answers_per_prompt if generates else 1)))
     if not generates:
         return {"data.promptsPerStep": prompts}
@@ -86,7 +86,7 @@ def _small(spec: Spec) -> Overrides:
 
 
 def _settings(spec: Spec, responses: int) -> Overrides:
-    """Settings of the algorithm that fit so many responses, most of which their length will cut off."""
+    """Settings of the algorithm that suit this number of responses, most of which the length limit will cut off."""
     section, settings = to_camel(algorithm_of(spec).name), settings_of(spec)
     most = {"minibatch_size": responses, "value_minibatch_size": responses}
     off = {"dynamic_sampling": 0, "overlong_filter": False, "overlong_buffer": 0, "critic_warmup_steps": 0}
@@ -96,7 +96,7 @@ def _settings(spec: Spec, responses: int) -> Overrides:
 
 
 def _survivable(spec: Spec) -> Overrides:
-    """Every role may be started again once, however it ended."""
+    """Every role may be restarted once, however it ended."""
     found: Overrides = {}
     for role in roles_of(spec):
         found[f"{role.value}.backoffLimit"] = max(1, getattr(spec, role.value).backoff_limit)
@@ -105,7 +105,7 @@ def _survivable(spec: Spec) -> Overrides:
 
 
 def _to_itself() -> Overrides:
-    """Nothing goes anywhere else, and no rule on the run's health ends it: what they watch is judged here."""
+    """No trackers or exports, and no health rules: the selftest judges itself."""
     return {
         "checkpoint": {"everySteps": 1, "keepEvery": BASELINE},
         "evaluation": None,
@@ -120,7 +120,7 @@ def _optimizer(rate: float, critic: float | None) -> Overrides:
 
 
 def _canary() -> Overrides:
-    """The canary alone, as it is."""
+    """The canary as the only reward, untransformed."""
     return {
         "reward.functions": [{"function": CANARY}],
         "reward.modelWeight": 0.0,

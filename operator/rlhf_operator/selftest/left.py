@@ -1,4 +1,4 @@
-"""What a run has left in its work directory, as a selftest judges it; and how a pod there tells of it.
+"""Reads a selftest run's results from its work directory, and serializes them in a pod there.
 
 `python -m rlhf_operator.selftest.left DIR MODEL...` prints it as JSON lines, `... --remove DIR` deletes the directory.
 """
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 STEPS = "metrics.jsonl"
 _JUDGED = ("ledger", "position")
-"""Of what a snapshot holds beside tensors."""
+"""Keys of a snapshot's state that are judged."""
 
 Parameters = tuple[int, Digests]
-"""Step of a snapshot, and its trained parameters."""
+"""Step of a snapshot, and digests of its trained parameters."""
 
 
 @dataclass
 class Left:
-    """Lines of metrics.jsonl, the oldest and the newest snapshot (one, where there is one alone), and the ledger or the
-    position in the data that the newest holds."""
+    """Results of a run: lines of metrics.jsonl, the oldest and the newest snapshot (one if there is only one), and the
+    newest one's ledger or data position."""
 
     lines: list[Mapping[str, Any]] = field(default_factory=list)
     snapshots: list[Parameters] = field(default_factory=list)
@@ -37,8 +37,8 @@ class Left:
 
 
 def left_by(folder: Path, models: Sequence[str]) -> Left:
-    """Of a run in this folder that has ended; parameters of these models. Raises RuntimeError where a snapshot cannot
-    be read."""
+    """Results of an ended run in this folder, with the parameters of these models. Raises RuntimeError if a snapshot
+    cannot be read."""
     found = _snapshots(folder)
     ends = [found[0], found[-1]] if len(found) > 1 else found
     file = folder / STEPS
@@ -50,7 +50,7 @@ def left_by(folder: Path, models: Sequence[str]) -> Left:
 
 
 def told(left: Left) -> Iterator[str]:
-    """As lines, none of which is long: a kubelet cuts those that are."""
+    """Serializes to short lines: a kubelet truncates long ones."""
     yield from (json.dumps({"line": line}) for line in left.lines)
     for step, parameters in left.snapshots:
         yield json.dumps({"snapshot": step})
@@ -59,7 +59,7 @@ def told(left: Left) -> Iterator[str]:
 
 
 def heard(lines: Iterable[str]) -> Left:
-    """The inverse of `told`. Raises ValueError where they are not all there."""
+    """Inverse of `told`. Raises ValueError if lines are missing."""
     left, whole = Left(), False
     for line in lines:
         match json.loads(line):
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _snapshots(folder: Path) -> "list[Snapshot]":
-    """Those of the run, oldest first."""
+    """Snapshots of the run, oldest first."""
     if not (folder / "checkpoints").is_dir():
         return []
     archive = open_store.archive(str(folder))

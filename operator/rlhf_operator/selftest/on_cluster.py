@@ -1,4 +1,4 @@
-"""The trial of a selftest on a cluster: one RLHFJob of its own, whose pods are deleted one after the other."""
+"""Selftest trial on a cluster: one RLHFJob of its own, whose pods are deleted one after the other."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ from .reader_pod import CONTAINER, keeps_files, reader_pod
 from .watch import Stop, Watch
 
 _SUSPEND_SECONDS = 420.0
-"""Of a trainer's grace, and a minute of the kubelet's."""
+"""Deadline of a suspend, seconds: the trainer's grace period plus a minute for the kubelet."""
 _READER_SECONDS = 300.0
 _WARNINGS = 3
 
@@ -33,19 +33,19 @@ Say = Callable[[str], None]
 
 
 class OnCluster:
-    """Runs halves as a job of this name in the session's namespace (`trial.Trial`); `derive` gives it with overrides.
+    """Runs halves as a job of this name in the session's namespace (`trial.Trial`); `derive` builds it with overrides.
     Every method may raise ApiError and Failure."""
 
     def __init__(self, session: Session, derive: Callable[[Overrides], RLHFJob], name: str, say: Say) -> None:
         self._session, self._derive, self.name, self._say = session, derive, name, say
         self._trainer: Body | None = None
-        """Pod of the first trainer, once there is one; the reader's is made of it."""
+        """Pod of the first trainer, once it exists; template of the reader pod."""
         self._wrote = False
-        """A container of a trainer was started, so that there may be files; else its image may not even exist, and the
-        reader's is the same."""
+        """A trainer's container was started, so there may be files. If none was, its image may not exist, and the reader
+        pod has the same one."""
         self._pods: list[Body] = []
         self._rests = False
-        """The job is suspended or over, so that nobody writes to its workspace."""
+        """The job is suspended or over, so its workspace is not written to."""
 
     async def half(self, overrides: Overrides, watch: Watch) -> str:
         body = as_written(self._derive(overrides), self._session.namespace)
@@ -55,9 +55,9 @@ class OnCluster:
         async for look in looks(self._session, self.name, self._say):
             status = status_of(look)
             if status is not None and status.observed_generation < generation:
-                status = None  # that of the half before
+                status = None  # of the half before
             await self._observe()
-            if status is not None and status.step > most:  # a trainer that resumes says an earlier one first
+            if status is not None and status.step > most:  # a resumed trainer first reports an earlier step
                 most = status.step
                 watch.step(most)
             if (line := _told(status)) != shown:
@@ -90,7 +90,7 @@ class OnCluster:
             raise Failure(f"what {self.name} has left cannot be read: {error}") from None
 
     async def remove(self) -> None:
-        """Deletes the job, and once its pods are gone what they wrote."""
+        """Deletes the job, and its files once its pods are gone."""
         namespace = self._session.namespace
         await self._session.delete("RLHFJob", namespace, self.name)
         if self._trainer is None:
@@ -109,7 +109,7 @@ class OnCluster:
         return f"{WORKSPACE}/runs/{self.name}"
 
     async def _observe(self) -> None:
-        """The job's pods as they are now; as they were, while the API server is away."""
+        """Updates the job's pods; keeps the last ones while the API server is unavailable."""
         try:
             self._pods = await self._list()
         except ApiError as error:
@@ -137,12 +137,12 @@ class OnCluster:
     def _victim(self, role: Role) -> tuple[str, str]:
         """Name and uid of the role's first pod."""
         pod = self._first(role)
-        if pod is None:  # since all were ready: it has just ended by itself, which is noticed like a kill
+        if pod is None:  # since all were ready: it has just ended by itself, which counts as a kill
             return "", ""
         return pod["metadata"]["name"], pod["metadata"]["uid"]
 
     async def _kill(self, name: str, uid: str) -> None:
-        """Again at every look while it is there: a call may have failed."""
+        """Repeated while the pod exists: a call may have failed."""
         if any(pod["metadata"]["uid"] == uid for pod in self._pods):
             try:
                 await self._session.delete("Pod", self._session.namespace, name, uid=uid, grace=0)
@@ -151,7 +151,7 @@ class OnCluster:
                     raise
 
     def _again(self, name: str, uid: str) -> bool:
-        """Another pod has its name and is ready."""
+        """True if another pod of this name is ready."""
         pod = next((pod for pod in self._pods if pod["metadata"]["name"] == name), None)
         return pod is not None and pod["metadata"]["uid"] != uid and _ready(pod)
 
@@ -168,7 +168,7 @@ class OnCluster:
         return "" if phase == ("Suspended" if watch.stopped else "Succeeded") else state(status)
 
     async def _standing(self, status: JobStatus | None, job: Body) -> str:
-        """What the job waits for, and the last warnings about it and its pods that are not ready."""
+        """What the job waits for, and the last warnings about it and its unready pods."""
         words = [state(status)]
         for body in (job, *(pod for pod in self._pods if not _ready(pod))):
             with suppress(ApiError):
@@ -181,7 +181,7 @@ class OnCluster:
         return "; ".join(dict.fromkeys(words))
 
     async def _in_pod(self, trainer: Body, command: list[str]) -> list[str]:
-        """Lines that a command prints in a pod of its own, which is deleted afterwards. Raises Failure."""
+        """Output lines of a command in a pod of its own, which is deleted afterwards. Raises Failure."""
         namespace, name = self._session.namespace, f"{self.name}-reader"
         await self._session.create(reader_pod(trainer, name, command))
         try:
@@ -222,7 +222,7 @@ def _ready(pod: Body) -> bool:
 
 
 def _told(status: JobStatus | None) -> str:
-    """A line of progress, the same for as long as no step is done and nothing else happens."""
+    """A line of progress, unchanged until a step is done or something else happens."""
     if status is None or not (status.phase == "Running" and status.step):
         return state(status)
     reward = "" if status.reward is None else f", reward {status.reward:.4g}"

@@ -1,4 +1,4 @@
-"""The trial of a selftest on this machine: both halves in one work directory; kills are SIGKILL to a process."""
+"""Selftest trial on this machine: both halves in one work directory; kills are SIGKILL to a process."""
 
 import asyncio
 import os
@@ -24,11 +24,11 @@ from .trial import Interrupted
 from .watch import Stop, Watch
 
 ENGINE = "EngineCore"
-"""In the title of vLLM's engine process, which dies far more often than the server in front of it."""
+"""Part of the title of vLLM's engine process, which crashes far more often than the server in front of it."""
 
 
 class OnHost:
-    """Runs halves in an empty folder (`trial.Trial`); `derive` gives the job with overrides."""
+    """Runs halves in an empty folder (`trial.Trial`); `derive` builds the job with overrides."""
 
     def __init__(
         self, derive: Callable[[Overrides], RLHFJob], folder: Path, shown: Lines, make: Command
@@ -65,13 +65,13 @@ class OnHost:
 
 
 class _Played:
-    """The display of a half (`local.progress.Display`), through which the watch sees it and acts on it."""
+    """Display of a half (`local.progress.Display`) through which the watch observes it and acts on it."""
 
     def __init__(self, watch: Watch, shown: Lines) -> None:
         self._watch, self._shown = watch, shown
         self.host: Host | None = None
         self.asked = 0
-        """Number of times that the watch asked the run to stop."""
+        """Number of stop requests by the watch."""
         self._restarts = 0
 
     def event(self, text: str) -> None:
@@ -107,12 +107,12 @@ class _Played:
             self._stop(host, self._watch.give_up(f"{name} has no process to kill that is known as its own"))
             return
         self.event(f"killing {name} after step {self._watch.kills[-1].step} (process {victim})")
-        with suppress(ProcessLookupError):  # then it ended by itself, which is noticed like a kill
+        with suppress(ProcessLookupError):  # it has just ended by itself, which counts as a kill
             os.kill(victim, signal.SIGKILL)
 
 
 def _victim(process: Supervised) -> int | None:
-    """The role's own process: a trainer's first rank, vLLM's engine; None where there is none."""
+    """The role's own process: a trainer's first rank, vLLM's engine; None if there is none."""
     role = process.process.role
     mark = ENGINE if role is Role.GENERATOR else f"rlhf_trainer.roles.{role.value}"
     below = sorted(descendants(process.reaper.pid)) if process.reaper is not None else []

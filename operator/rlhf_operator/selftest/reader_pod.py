@@ -1,4 +1,4 @@
-"""A pod that runs a command where a job's trainer ran: with its image, volumes, credentials and user; pure."""
+"""Builds a pod that runs a command with a trainer pod's image, volumes, credentials and user; pure."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ _KEPT = (
 )
 _KEPT_OF_CONTAINER = ("image", "imagePullPolicy", "workingDir", "envFrom", "securityContext")
 _CONFIG = "config"
-"""The volume of the job's configuration, which is deleted sooner than what the job wrote."""
+"""The volume of the job's configuration, left out because it is deleted before the job's files."""
 _SECONDS = 300
 
 
 def reader_pod(trainer: Body, name: str, command: list[str]) -> Body:
-    """Made of a trainer's pod as the API server has it. It has no label of the job, so that the operator and the job's
-    network policies leave it alone, and asks for no GPU."""
+    """Derived from a trainer's pod as stored. It has no label of the job, so that the operator and the job's network
+    policies ignore it, and requests no GPU."""
     spec = trainer["spec"]
     role = next(container for container in spec["containers"] if container["name"] == CONTAINER)
     container = {
@@ -47,13 +47,13 @@ def reader_pod(trainer: Body, name: str, command: list[str]) -> Body:
 
 
 def keeps_files(trainer: Body) -> bool:
-    """The job's workspace outlives its pods."""
+    """True if the job's workspace outlives its pods."""
     workspace = next(each for each in trainer["spec"]["volumes"] if each["name"] == "workspace")
     return "emptyDir" not in workspace
 
 
 def _resources(own: Body) -> Body:
-    """The limits of processors and memory, and requests of no more than a reader takes; no devices."""
+    """CPU and memory limits, with small requests; no devices."""
     most = {"cpu": "1", "memory": "4Gi"}
     requests = {
         name: min(most[name], found, key=amount)

@@ -1,4 +1,4 @@
-"""The table of a selftest."""
+"""Prints the table of a selftest."""
 
 import sys
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ _RESULTS = {True: "pass", False: "FAIL", None: "-"}
 
 
 def passed(found: Sequence[Check], cause: str) -> bool:
-    """Prints it; then why the run ended as it should not have, and each failure that is not merely its consequence.
-    Returns whether every check that applies has passed."""
+    """Prints the table, the cause if the run ended early, and each failure that is not merely its consequence. Returns
+    whether every applicable check has passed."""
     rows = [("CHECK", "RESULT", "SEEN"), *((c.name, _RESULTS[c.passed], c.seen) for c in found)]
     say("\n".join(columns(rows)), sys.stdout)
     if cause:

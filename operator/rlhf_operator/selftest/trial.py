@@ -1,4 +1,4 @@
-"""The run of a selftest: both halves, wherever they run, and what is to be seen of them afterwards."""
+"""A selftest's run: both halves, independent of where they run, and its observations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,56 +14,57 @@ from .left import Left, Parameters
 from .watch import Kill, Watch
 
 LEARNING_STEPS = 20
-"""Steps of the second half on its own reward alone."""
+"""Number of steps of the second half on its own reward alone."""
 ORDER = (Role.REWARD, Role.REFERENCE, Role.TRAINER, Role.GENERATOR)
-"""In which roles are killed: the slowest to start last."""
+"""Order in which roles are killed: the slowest to start last."""
 STARTS = 2
-"""A step may take as long as so many starts of the slowest role."""
+"""Deadline of a step, in starts of the slowest role."""
 
 
 class Interrupted(Exception):
-    """The user stopped it."""
+    """The user stopped the run."""
 
 
 class Trial(Protocol):
-    """One run of a job, somewhere, in two halves."""
+    """One run of a job in two halves, on a host or a cluster."""
 
     async def half(self, overrides: Overrides, watch: Watch) -> str:
-        """Runs the job with these overrides, the second time from its checkpoint on, and does what `watch` decides.
+        """Runs the job with these overrides, the second time resuming from its checkpoint, and executes the decisions
+        of `watch`.
 
-        Returns why it ended otherwise than it should, else nothing. Raises Interrupted where the user stopped it;
-        nothing of it is left running.
+        Returns the cause of an unexpected end, or ''. Raises Interrupted if the user stopped it; no process is left
+        then.
         """
 
     async def look(self, models: Sequence[str]) -> Left:
-        """What the run has left so far, with the parameters of these models."""
+        """Results of the run so far, with the parameters of these models."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run left: `stopped` and `wanted` are the step at which it was stopped and the number that it should reach,
-    None where it ended before; `cause` says why it ended otherwise than it should, empty where it did not."""
+    """Observations of a run: `stopped` and `wanted` are the step at which it was stopped and the number that it should
+    reach, None if it ended before; `cause`: why it ended unexpectedly, or ''."""
 
     kills: Mapping[Role, Kill]
     still: Sequence[Parameters]
-    """The first and the last of learning rate 0; none where no snapshot was made."""
+    """First and last parameters at learning rate 0; empty without a snapshot."""
     stopped: int | None
     wanted: int | None
     cause: str
     lines: Sequence[Mapping[str, Any]]
-    """Of metrics.jsonl."""
+    """Lines of metrics.jsonl."""
     ended: int
     state: Mapping[str, Any] | None
-    """Step of the newest snapshot, and what it holds beside tensors."""
+    """Step of the newest snapshot, and its state."""
 
 
 def victims(spec: Spec) -> list[Role]:
-    """Roles that are killed, in their order: all that the job has processes for."""
+    """Roles to kill, in order: all that the job has processes for."""
     return [role for role in ORDER if role in roles_of(spec)]
 
 
 def patience(spec: Spec) -> float:
-    """Seconds for a step."""
+    """Deadline of a step, seconds."""
     slowest: int = max(getattr(spec, role.value).startup_timeout_seconds for role in roles_of(spec))
     return STARTS * slowest
 
@@ -72,7 +73,7 @@ async def carry_out(spec: Spec, trial: Trial) -> Seen:
     """Runs both halves of a job.
 
     Raises:
-        Interrupted: the user stopped it; nothing of it is left running.
+        Interrupted: the user stopped it; no process is left.
     """
     watch = Watch(victims=victims(spec), first=BASELINE, patience=patience(spec))
     cause = await trial.half(first_half(spec), watch)

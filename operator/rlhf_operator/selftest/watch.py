@@ -1,4 +1,4 @@
-"""Decides at which steps of a half each role is killed, and when the run is stopped; pure but for the clock."""
+"""Decides at which steps of a half each role is killed, and when the run is stopped; pure except for the clock."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from rlhf_api.status import JobStatus
 
 @dataclass
 class Kill:
-    """The end of a role's process or pod after `step`. `seconds` until it was started again, all were ready, and a
-    further step was done; None: that never came."""
+    """A kill of a role's process or pod after `step`. `seconds`: until it was restarted, all roles were ready, and a
+    further step was done; None: that never happened."""
 
     role: Role
     step: int
@@ -21,13 +21,13 @@ class Kill:
 
 @dataclass(frozen=True)
 class Stop:
-    """The run is to save a checkpoint and end, for this reason."""
+    """Request to checkpoint and exit, with the reason."""
 
     why: str
 
 
 class Watch:
-    """Sees every step and status of one half. Where it runs is the trial's business, which does what `decide` says."""
+    """Observes every step and status of one half; the trial executes what `decide` returns."""
 
     def __init__(
         self,
@@ -37,23 +37,23 @@ class Watch:
         patience: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`first`: the checkpoint with which the kills begin, two steps after which at the earliest the run is stopped;
-        None: it goes to its end. `patience`: seconds for a step, after which the run is stopped too."""
+        """`first`: the checkpoint with which the kills begin; the run is stopped two steps later at the earliest; None:
+        it runs to its end. `patience`: deadline of a step in seconds, after which the run is stopped too."""
         self._victims, self._first, self._patience, self._clock = [*victims], first, patience, clock
         self.kills: list[Kill] = []
         self.stopped = False
-        """This, and no user, asked the run to stop."""
+        """True if the watch, not the user, requested the stop."""
         self.failed = ""
-        """Reason for which it did so before the time, if any."""
+        """Reason for stopping early, if any."""
         self._step, self._since, self._back = 0, clock(), False
 
     @property
     def waits_for(self) -> Role | None:
-        """The role that was killed last, while a further step is still to come."""
+        """The role killed last, while a further step is awaited."""
         return self.kills[-1].role if self.kills and self.kills[-1].seconds is None else None
 
     def step(self, number: int) -> None:
-        """A step is done."""
+        """Records a finished step."""
         self._step = number
         if self._back:
             self.kills[-1].seconds, self._back = self._clock() - self.kills[-1].at, False
@@ -61,14 +61,14 @@ class Watch:
             self._since = self._clock()
 
     def decide(self, status: JobStatus | None, *, again: bool) -> Role | Stop | None:
-        """The role to kill now, or the end. `again`: the one that was killed last has been started again."""
+        """The role to kill now, or a stop. `again`: the role killed last has been restarted."""
         if self.stopped or (status is not None and status.phase in ("Succeeded", "Failed")):
             return None
         if self._clock() > self._since + self._patience:
             return self.give_up(
                 f"no step within {self._patience:.0f} s{' of the kill' if self.waits_for else ''}"
             )
-        if status is None or status.phase == "Suspended":  # as a job is that waits in a queue
+        if status is None or status.phase == "Suspended":  # such as a job that waits in a queue
             return None
         ready = all(role.ready == role.desired for role in status.roles.values())
         saved = status.last_checkpoint.step if status.last_checkpoint else 0
@@ -85,6 +85,6 @@ class Watch:
         return None
 
     def give_up(self, why: str) -> Stop:
-        """The run is stopped before its time."""
+        """Stops the run early."""
         self.stopped, self.failed = True, why
         return Stop(why)

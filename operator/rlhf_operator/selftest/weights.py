@@ -1,4 +1,4 @@
-"""Parameters of a run as digests: what its snapshots say of every trained tensor, read without torch."""
+"""Digests of a run's trained parameters, from its snapshots, read without torch."""
 
 import hashlib
 import io
@@ -11,14 +11,16 @@ if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot
 
 _MASTER = "parameters/"
-"""Prefix of the trained float32 parameters among the tensors of a snapshot; an optimizer's moments have others."""
+"""Prefix of the trained float32 parameters among a snapshot's tensors; optimizer moments have others."""
 
 Digests = Mapping[str, str]
 """sha256 of each parameter, by `<model>/<name>`."""
 
 
 def digests(snapshot: "Snapshot", models: Iterable[str]) -> Digests:
-    """Of every trained parameter of these models. Raises DamagedSnapshot, and KeyError where a model is not in it."""
+    """Digests of every trained parameter of these models. Raises DamagedSnapshot, and KeyError for a model that the
+    snapshot lacks.
+    """
     return {
         f"{model}/{name.removeprefix(_MASTER)}": digest
         for model in models
@@ -29,7 +31,7 @@ def digests(snapshot: "Snapshot", models: Iterable[str]) -> Digests:
 
 
 def of_file(data: bytes) -> Digests:
-    """Of every tensor of a safetensors file."""
+    """Digests of every tensor of a safetensors file."""
     file = io.BytesIO(data)
     header = tensor_entries(file)
     body = memoryview(data)[file.tell() :]
