@@ -1,4 +1,4 @@
-"""Restart budgets: a window with a limit, and a pause that grows; pure. Times are seconds on one clock."""
+"""Restart budgets: a limit within a time window, and exponential backoff; pure. Times are seconds on one clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from rlhf_api.roles import Role, RoleSpec
 from rlhf_api.spec import Spec
 
 _FIRST, _LONG, _LONGEST = 0.5, 10.0, 300.0
-"""Seconds of the first pause, of the longest within the budget, and of the longest of all."""
+"""Backoff in seconds: first, longest within the budget, longest of all."""
 
 
 @dataclass(frozen=True)
@@ -15,21 +15,21 @@ class Restarts:
     """Restarts of one role."""
 
     total: int = 0
-    """Counted ones of the whole run."""
+    """Counted restarts of the whole run."""
     failures: int = 0
-    """Counted ones of the present window."""
+    """Counted restarts of the present window."""
     disruptions: int = 0
-    """The others of it."""
+    """Uncounted restarts of the present window."""
     since: float = float("-inf")
     """Start of the window: its first restart."""
     last: float = float("-inf")
 
     def at(self, now: float, window: float) -> "Restarts":
-        """Restarts of the window that is open now; one that is over is forgotten."""
+        """Restarts in the window at `now`; an expired window is reset."""
         return self if now < self.since + window else Restarts(self.total, last=self.last)
 
     def after(self, now: float, window: float, *, counts: bool) -> "Restarts":
-        """With one more."""
+        """With one more restart."""
         left = self.at(now, window)
         first = not (left.failures or left.disruptions)
         return replace(
@@ -42,7 +42,7 @@ class Restarts:
         )
 
     def pause(self, limit: int) -> float:
-        """Seconds from an end, and from the last restart, to the next start."""
+        """Backoff in seconds, from an end and from the last restart, to the next start."""
         longest = _LONG if self.failures < limit else _LONGEST
         return max(_pause(self.failures, longest), _pause(self.disruptions, _LONGEST))
 
@@ -58,7 +58,7 @@ def budget(spec: Spec, role: Role) -> tuple[int, int]:
 
 
 def left(spec: Spec, restarts: Mapping[Role, Restarts], role: Role, now: float) -> Restarts:
-    """The role's restarts that its budget still knows of."""
+    """The role's restarts in its present window."""
     return restarts.get(role, Restarts()).at(now, budget(spec, role)[1])
 
 

@@ -39,10 +39,10 @@ EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
 
 
 def main(arguments: Sequence[str] | None = None, make: Command = command) -> int:
-    """Run the command line; returns the exit code. `make` builds the processes' command lines."""
+    """Runs the command line; returns the exit code. `make` builds the processes' command lines."""
     options = parsed(_parser(), arguments)
     if options.command in VERBS:
-        # Its Kubernetes client takes a while to load, which `rlhf run` need not wait for.
+        # The Kubernetes client loads slowly, and `rlhf run` does not need it.
         from .verbs.main import run
 
         return run(options)
@@ -74,7 +74,7 @@ def _render(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    """`rlhf run --mode kubernetes`: hands the manifest to the cluster of the current context."""
+    """`rlhf run --mode kubernetes`: submits the manifest to the cluster of the current context."""
     for name in ("runtime", "workdir", "resume", "overwrite", "base_port", "metrics_port"):
         if getattr(options, name):
             raise Misuse(f"--{name.replace('_', '-')} is of --mode local; leave it out")
@@ -185,7 +185,7 @@ def _run(job: RLHFJob, options: argparse.Namespace, make: Command) -> int:
 
 
 def _conclude(status: JobStatus, message: str, folder: Path) -> None:
-    """The last words: where everything is, or what went wrong and how to go on."""
+    """Prints the outcome: where the results are, or what failed and how to continue."""
     step = status.last_checkpoint.step if status.last_checkpoint else None
     resume = f"go on with `rlhf run ... --workdir {folder} --resume`"
     if status.phase == "Failed":

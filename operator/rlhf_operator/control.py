@@ -1,4 +1,4 @@
-"""The host's end of the roles' HTTP: health, the trainer's status, its membership, the request to stop."""
+"""HTTP client of a host for its roles: health checks, trainer status, membership, stop requests."""
 
 from types import TracebackType
 from typing import Self
@@ -19,25 +19,25 @@ from rlhf_api.status import TrainerStatus
 
 _TIMEOUT_SECONDS = 1.5
 _MOST_BYTES = 256 << 10
-"""Of a report, as it comes: nothing is decompressed."""
+"""Maximum size of a report in bytes; compressed ones are refused."""
 
 
 class Unreadable(RuntimeError):
-    """The trainer answered, but not as agreed; the message says what."""
+    """The trainer's reply is invalid; the message says how."""
 
 
 class WrongToken(Unreadable):
-    """The trainer knows another token."""
+    """The trainer has another token."""
 
 
 class ControlClient:
-    """One job's session for all roles; a role that does not answer in time is an ordinary result, not an error.
+    """One job's HTTP session for all roles; a timeout is an ordinary result, not an error.
 
-    What runs in a job's containers is not trusted: it cannot send this process elsewhere, nor fill its memory.
+    The job's containers are not trusted: redirects are not followed, and replies are bounded.
     """
 
     def __init__(self, token: str, connector: aiohttp.BaseConnector | None = None) -> None:
-        """`connector`: connections shared by several jobs, which stay the caller's."""
+        """`connector`: connection pool shared by several jobs, owned by the caller."""
         self._session = aiohttp.ClientSession(
             connector=connector,
             connector_owner=connector is None,
@@ -58,16 +58,16 @@ class ControlClient:
         return await self._request("GET", address + HEALTH) is not None
 
     async def lives(self, url: str) -> bool:
-        """A server's answer to its liveness path, for which it may ask its workers."""
+        """Calls a server's liveness path, for which it may query its workers."""
         timeout = aiohttp.ClientTimeout(total=LIVE_TIMEOUT_SECONDS)
         return await self._request("GET", url, timeout=timeout) is not None
 
     async def status(self, address: str) -> TrainerStatus | None:
-        """None where the trainer does not answer now.
+        """The trainer's status; None if it does not reply.
 
         Raises:
-            WrongToken: it knows another one.
-            Unreadable: it answers something that is no TrainerStatus.
+            WrongToken: the trainer has another token.
+            Unreadable: the reply is not a TrainerStatus.
         """
         body = await self._request("GET", address + CONTROL_STATUS, most=_MOST_BYTES)
         if body is None:
@@ -79,16 +79,16 @@ class ControlClient:
             raise Unreadable(f"the trainer's status is unreadable: {problem}") from None
 
     async def members(self, address: str, membership: Membership) -> bool:
-        """Pushes the membership; true where the trainer took it."""
+        """Pushes the membership; true if the trainer accepted it."""
         body = membership.model_dump_json(by_alias=True)
         return await self._request("PUT", address + CONTROL_MEMBERS, body) is not None
 
     async def stop(self, address: str) -> bool:
-        """Requests a checkpoint and the end; true where the trainer will stop."""
+        """Requests a checkpoint and exit; true if the trainer accepted."""
         return await self._request("POST", address + CONTROL_STOP) is not None
 
     async def checkpoint(self, address: str) -> bool:
-        """Requests a checkpoint; true where the trainer will save one and go on."""
+        """Requests a checkpoint; true if the trainer accepted."""
         return await self._request("POST", address + CONTROL_CHECKPOINT) is not None
 
     async def _request(
@@ -100,7 +100,7 @@ class ControlClient:
         most: int = 0,
         timeout: aiohttp.ClientTimeout | None = None,
     ) -> bytes | None:
-        """The answer of one that took the request; it is not read unless it may have `most` bytes."""
+        """Body of a successful reply; it is read only if `most` is above 0, up to that many bytes."""
         headers = {"Content-Type": "application/json"} if body else None
         try:
             async with self._session.request(

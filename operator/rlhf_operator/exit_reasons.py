@@ -1,4 +1,4 @@
-"""Exit codes, log excerpts and ledger counts in words for people."""
+"""Formats exit codes, log excerpts and ledger counts for people."""
 
 import re
 import signal
@@ -15,11 +15,11 @@ _FOLLOWING = re.compile(
     "ChildFailedError|SignalException|EngineDeadError|RankLost|CancelledError"
     "|Engine core initialization failed|Executor failed"
 )
-"""Errors that only follow from another process's."""
+"""Errors that only follow from another process's failure."""
 _NATIVE = re.compile(
     r"(?P<line>Watchdog caught collective operation timeout: .*|Fatal Python error: .*|(?<=what\(\): ).*)"
 )
-"""Last words of libraries that end their process without a Python exception."""
+"""Last log lines of libraries that end their process without a Python exception."""
 _TYPES = {
     "CudaOutOfMemory": "CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
     "DiskFull": "No space left on device|os error 28|Disk quota exceeded",
@@ -31,9 +31,9 @@ _TYPES = {
     "NoProgress": "made no step for",
     "EngineDead": r"vLLM's process .* (?:was ended|exited)|vLLM's engine is dead|^exited with code 70\b",
 }
-"""Types of failures, the deepest cause first, by the words in which it is told."""
+"""Failure types, root causes first, by the patterns of their messages."""
 _ROOTS = re.compile("|".join(list(_TYPES.values())[:3]))
-"""Causes from which whatever else a log tells may follow."""
+"""Root causes, of which any other logged error may be a consequence."""
 
 
 def exit_words(code: int) -> str:
@@ -47,13 +47,13 @@ def exit_words(code: int) -> str:
 
 
 def failure_type(words: str) -> str:
-    """Type of a failure by the words that tell of it, such as `DiskFull`; empty where they name none."""
+    """Failure type by its message, such as `DiskFull`; empty if none matches."""
     return next((name for name, pattern in _TYPES.items() if re.search(pattern, words)), "")
 
 
 def telling_line(text: str) -> str:
-    """The line of a log that says most about its end: the first error about memory or a disk that ran out, or else the
-    last that does not follow from another process's end, or else the last line."""
+    """The line of a log that best explains its process's end: the first error about memory or a full disk, else the
+    last one that does not follow from another process's end, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = _exceptions(lines)
     roots = [line for line in errors if _ROOTS.search(line)]
@@ -61,8 +61,8 @@ def telling_line(text: str) -> str:
 
 
 def cause(message: str, log: str, *, silent: bool) -> str:
-    """Cause of a process's end: its termination message, or the telling line of its log where there is none or where it
-    only follows from another process's end. A `silent` one, by SIGKILL or with exit code 0, left none in either."""
+    """Cause of a process's end: its termination message, or the best line of its log if there is none or it only
+    follows from another process's end. A `silent` end, by SIGKILL or with exit code 0, left neither."""
     message, lines = message.strip(), log.splitlines()
     if message and not _FOLLOWING.search(message):
         return message
@@ -78,14 +78,14 @@ def _exceptions(lines: Iterable[str]) -> list[str]:
 
 
 def ledger_words(ledger: LedgerStatus) -> str:
-    """Every prompt is trained on once an epoch: how far that is."""
+    """Counts of the data epoch's prompts, as text."""
     counts = ("issued", "returned", "trained", "requeued")
     told = ", ".join(f"{getattr(ledger, name)} {name}" for name in counts)
     return f"epoch {ledger.epoch}: {told}; in all {ledger.dropped} dropped, {ledger.lost} lost"
 
 
 def missing_words(ledger: LedgerStatus | None) -> str:
-    """Prompts that were lost or dropped, in words; empty where all were trained on."""
+    """Lost or dropped prompts; empty if all were trained on."""
     if ledger is None or not (ledger.dropped or ledger.lost):
         return ""
     return f"{ledger.dropped} prompts were dropped and {ledger.lost} lost: they were not trained on"

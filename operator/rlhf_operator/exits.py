@@ -13,15 +13,15 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class Failure(Exception):
-    """A command could not do what it was asked to; the text says all that the user needs."""
+    """A command failed; the text is the complete message for the user."""
 
 
 class Misuse(Failure):
-    """The arguments do not go together."""
+    """Contradictory arguments."""
 
 
 def say(text: str, out: TextIO) -> None:
-    """Print a line. Where nobody reads any more (a closed pipe or terminal), be silent from then on."""
+    """Prints a line. After a closed pipe or terminal, prints nothing more."""
     try:
         print(text, file=out, flush=True)
     except OSError:
@@ -29,9 +29,9 @@ def say(text: str, out: TextIO) -> None:
 
 
 def ended(act: Callable[[], int]) -> int:
-    """The exit code of a command: what `act` returns, or that of what it raises, which is told in a line each."""
+    """The exit code of a command: the result of `act`, or that of its exception, which is printed as a line."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a log's line must not end a run
+        sys.stdout.reconfigure(errors="backslashreplace")  # printing must not end a run
     try:
         return act()
     except InvalidJob as error:
@@ -39,7 +39,7 @@ def ended(act: Callable[[], int]) -> int:
     except Failure as error:
         problems, code = [str(error)], USAGE if isinstance(error, Misuse) else FAILED
     except BrokenPipeError:
-        _silence(sys.stdout)  # for the flush at the end
+        _silence(sys.stdout)  # for the flush at exit
         return FAILED
     except OSError as error:
         problems, code = [str(error)], FAILED

@@ -1,4 +1,4 @@
-"""Prometheus metrics of jobs, made of their status: the same names on a cluster and on one machine."""
+"""Prometheus metrics of jobs, from their status: the same names on a cluster and on one machine."""
 
 import asyncio
 import datetime
@@ -16,15 +16,15 @@ from prometheus_client.registry import Collector
 Key = tuple[str, str]
 """Namespace and name of a job."""
 Status = Mapping[str, Any]
-"""`status` of an RLHFJob as JSON: on a cluster somebody may have written anything there."""
+"""`status` of an RLHFJob as JSON; on a cluster its content is not trusted."""
 
 
 def metrics_route(registry: CollectorRegistry) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Answers a scrape, in the format that the client asks for."""
+    """Serves a scrape, in the format that the client accepts."""
 
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        # In a thread: a thousand jobs are a megabyte of text, and reconciles go on meanwhile.
+        # In a thread: a thousand jobs make a megabyte of text, and reconciles continue meanwhile.
         body = await asyncio.to_thread(encode, registry)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -32,15 +32,15 @@ def metrics_route(registry: CollectorRegistry) -> Callable[[web.Request], Awaita
 
 
 class JobMetrics(Collector):
-    """The series of jobs, made when they are asked for. Their labels are its namespace and name, so series grow with
-    jobs alone."""
+    """Series of jobs, created on demand. Their labels are namespace and name, so their number grows only with the
+    number of jobs."""
 
     def __init__(self) -> None:
         self._phases: dict[Key, str] = {}
         self._values: dict[Key, dict[str, float]] = {}
 
     def put(self, key: Key, status: Status | None) -> None:
-        """Takes a job's status; None: the job is gone, and so are its series."""
+        """Updates a job's series from its status; None: the job is gone, and so are its series."""
         self._phases.pop(key, None)
         self._values.pop(key, None)
         if status is None:
@@ -51,7 +51,7 @@ class JobMetrics(Collector):
         self._values[key] = {name: value for name, value in values.items() if value is not None}
 
     def collect(self) -> Iterator[Metric]:
-        # Copies: /metrics is written in a thread, while jobs come and go.
+        # Copied: /metrics is rendered in a thread, while jobs come and go.
         phases, jobs = list(self._phases.items()), list(self._values.items())
         phase = GaugeMetricFamily(
             "rlhf_job_phase", "1 for the phase that the job is in.", labels=["namespace", "rlhfjob", "phase"]
@@ -83,7 +83,9 @@ def _field(*path: str) -> Callable[[Status], float | None]:
 
 
 def _learned(name: str) -> Callable[[Status], float | None]:
-    """A figure that a job with a reward has after its first step; NaN where it lacks it then: alerts see that."""
+    """Getter of a metric that a job with a reward has after its first step; NaN if it is missing then, so that alerts
+    see it.
+    """
 
     def read(status: Status) -> float | None:
         value = _field(name)(status)

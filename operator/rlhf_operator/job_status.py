@@ -13,12 +13,12 @@ from rlhf_api.status import Condition, HealthStatus, JobStatus, Phase, RoleStatu
 from .restart_policy import Finish, ProcessState
 
 STARTING = "starting"
-"""The trainer's activity until its first step."""
+"""The trainer's activity before its first step."""
 _CONDITION_OF: dict[Phase, str] = {"Succeeded": "Complete", "Failed": "Failed", "Suspended": "Suspended"}
 _MESSAGE = 1024
 _MEMBERS = 128
 _FORESEEABLE = 10 * 365 * 86400.0
-"""Bounds of what a status holds; an end further away, in seconds, is none."""
+"""Largest remaining time that a status holds, in seconds; a longer one is left out."""
 
 
 def job_status(
@@ -31,7 +31,7 @@ def job_status(
     now: datetime.datetime,
     finish: Finish | None = None,
 ) -> JobStatus:
-    """The status now. `before` is the last one: times and figures that still hold come from there."""
+    """The new status. `before` is the last one: times and values that still hold are kept."""
     roles = {
         role: _role_status(spec, role, seen, restarts, over=finish is not None) for role in roles_of(spec)
     }
@@ -70,19 +70,19 @@ _VOLATILE = {
     *("activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"),
     *("cost", "gpuHours", "usageTime"),
 }
-"""Fields that change within a step, and that no decision is made on."""
+"""Fields that change within a step and that no decision depends on."""
 _REFRESH_SECONDS = 30.0
 
 
 def worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
-    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once where anything but metrics of a
-    step under way has changed, else every 30 s."""
+    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once if anything but the volatile
+    fields has changed, else every 30 s."""
     changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
     return bool(changed - _VOLATILE) or bool(changed and age >= _REFRESH_SECONDS)
 
 
 def first_status(spec: Spec, before: JobStatus | None) -> JobStatus:
-    """Before anything is seen; `before` is the last status of the run that this one goes on from."""
+    """Initial status; `before` is the last status of the run that this one resumes."""
     checkpoint = before.last_checkpoint if before else None
     step = checkpoint.step if checkpoint else 0
     return JobStatus.model_validate(
@@ -99,7 +99,7 @@ def _with_progress(
     status: JobStatus, trainer: TrainerStatus, now: datetime.datetime, *, over: bool
 ) -> JobStatus:
     left = (trainer.seconds_per_step or math.nan) * max(trainer.total_steps - trainer.step, 0)
-    # A comparison with what is no number is False.
+    # NaN compares false.
     end = time_text(now + datetime.timedelta(seconds=left)) if 0 <= left < _FORESEEABLE and not over else None
     return status.model_copy(
         update={
@@ -125,8 +125,8 @@ def _with_progress(
 
 
 def _figure(value: float | None, before: float | None) -> float | None:
-    """Four digits, as people and columns read it; what is no number is none in JSON either. A trainer that has just
-    resumed has made no step yet: what was before stands."""
+    """A number with four digits, or None for NaN and infinities, which JSON lacks. A trainer that has just resumed has
+    made no step yet: the value before is kept."""
     if value is None:
         return before
     return float(f"{value:.4g}") if math.isfinite(value) else None
@@ -164,7 +164,7 @@ def _roles_ready(roles: Mapping[Role, RoleStatus], finish: Finish | None, stamp:
 
 
 def _healthy(status: JobStatus, newest: HealthStatus, stamp: str) -> Condition:
-    """True again once a step after the one that broke a rule is done."""
+    """Healthy: true again once a step after the one that broke a rule is done."""
     if status.step > newest.step:
         return condition("Healthy", "True", "RulesHold", "", stamp)
     return condition("Healthy", "False", newest.reason, newest.message, stamp)
@@ -184,18 +184,18 @@ def condition(kind: str, status: str, reason: str, message: str, stamp: str) -> 
 
 
 def new_breach(newest: HealthStatus, before: HealthStatus | None) -> bool:
-    """It is not the one that was told of already, which goes on."""
+    """True if the breach is not the continuation of one that was reported already."""
     named = ("since", "reason", "action", "rollbacks")
     return before is None or any(getattr(before, name) != getattr(newest, name) for name in named)
 
 
 def is_true(status: JobStatus, kind: str) -> bool:
-    """The condition of this type holds."""
+    """True if the condition of this type has status True."""
     return any(c.type == kind and c.status == "True" for c in status.conditions)
 
 
 def observed(status: JobStatus, generation: int) -> JobStatus:
-    """The same of a later generation of the job: nothing in it changes what the status says."""
+    """The status with a later generation as observed; nothing else changes."""
     conditions = tuple(c.model_copy(update={"observed_generation": generation}) for c in status.conditions)
     return status.model_copy(update={"observed_generation": generation, "conditions": conditions})
 

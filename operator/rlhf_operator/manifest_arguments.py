@@ -1,4 +1,6 @@
-"""FILE, `path=value`, `--set` and `--runtime` of every command that reads a manifest. Imports nothing heavy."""
+"""Arguments of every command that reads a manifest: FILE, `path=value`, `--set` and `--runtime`. Imports nothing
+heavy.
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from rlhf_api.runtime import load_runtime, with_runtime
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:
-    """Adds them; the options have `file` and the overrides in their order, as `set`."""
+    """Adds all of them; the options have `file`, and the overrides in order as `set`."""
     parser.add_argument(
         "file",
         type=Path,
@@ -50,7 +52,7 @@ def add_trial(parser: argparse.ArgumentParser) -> None:
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
-    """Adds `--set` alone."""
+    """Adds only `--set`."""
     parser.add_argument(
         "--set",
         action="append",
@@ -61,17 +63,17 @@ def add_set(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
-    """Adds `--runtime`, of commands that look at a whole job."""
+    """Adds `--runtime`, for commands that read a whole job."""
     parser.add_argument(
         "--runtime", type=Path, metavar="FILE", help="the manifest of the runtime that spec.runtime names"
     )
 
 
 def with_runtime_of(job: RLHFJob, file: Path | None, *, needed: bool) -> RLHFJob:
-    """The job with the settings of the runtime that it names, from the file that was given for it.
+    """The job merged with the runtime that it references, read from the given file.
 
     Raises:
-        InvalidJob: it holds another runtime, or there is none and one is `needed`.
+    InvalidJob: the file holds another runtime, or none is given and one is `needed`.
     """
     named = job.spec.runtime
     if file is not None:

@@ -1,4 +1,4 @@
-"""`rlhf plan`: batches, memory and seconds of a job before it runs, and how far off they were after it."""
+"""`rlhf plan`: predicts batches, memory and seconds of a job before it runs, and compares the prediction with a run."""
 
 import argparse
 import json
@@ -51,7 +51,7 @@ def add_plan(commands: "Commands") -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     job = load(options.file, options.set)
     machine, filled = Machine(options.flops, options.memory, options.link), 1.0
     if options.measured is not None:
@@ -69,8 +69,9 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Measured:
-    """A run: medians of its steps' `seconds` by phase, whole steps as `step`, and the share of the longest sequences
-    that its sequences had. The first step, in which much happens once, does not count where there are others."""
+    """Measurements of a run: medians of its steps' `seconds` by phase, whole steps as `step`, and its sequences'
+    average length as a share of the maximum. The first step, which has one-time costs, is left out if there are others.
+    """
 
     folder: Path
     spec: Spec
@@ -79,7 +80,7 @@ class Measured:
 
     @classmethod
     def read(cls, folder: Path) -> "Measured":
-        """Raises InvalidJob where the work directory holds no run with a step."""
+        """Reads a work directory. Raises InvalidJob if it holds no run with a step."""
         try:
             spec = RunConfig.model_validate_json((folder / "run.json").read_bytes()).spec
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -97,7 +98,7 @@ class Measured:
         )
 
     def machine(self) -> Machine:
-        """The rates that it reached. Raises InvalidJob where its models are not here any more."""
+        """The rates that the run achieved. Raises InvalidJob if its models are missing."""
         try:
             work = Work.of(self.spec, model_sizes(self.spec), Batch.of(self.spec, self.filled))
         except InvalidJob as error:
@@ -109,7 +110,7 @@ class Measured:
 
 def _filled(spec: Spec, steps: list[Mapping[str, float]]) -> float:
     whole = Batch.of(spec)
-    if graph_of(spec).generates:  # prompts' own lengths are not measured
+    if graph_of(spec).generates:  # the prompts' lengths are not measured
         missing = whole.longest - fmean(step["answer_length_mean"] for step in steps)
         return 1 - missing / whole.tokens
     return fmean(step["tokens"] for step in steps) / whole.count / whole.tokens

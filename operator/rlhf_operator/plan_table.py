@@ -1,4 +1,4 @@
-"""The plan of a job, as people read it before a run; pure."""
+"""Formats the plan of a job; pure."""
 
 from collections.abc import Iterator
 
@@ -12,8 +12,8 @@ _HEAD = ("role", "pods", "GPUs", "memory of one GPU")
 
 
 def plan_lines(spec: Spec, found: Found = NOTHING) -> list[str]:
-    """An aligned table, then what to set to learn more, no table where the job says neither GPUs nor sizes; and the
-    memory that a step's responses take, where it is much."""
+    """A table, then settings that would make the plan more precise (no table if the job gives neither GPUs nor sizes);
+    and the memory of a step's responses, if large."""
     plans, responses = plan(spec, found), StepMemory.of(spec)
     last = [responses.line] if responses and responses.line else []
     if not any(each.gpus or each.memory for each in plans.values()):

@@ -13,9 +13,9 @@ from .budget import Restarts, budget, left
 from .exit_reasons import failure_type
 
 _FOR_GOOD = {EXIT_INVALID: "InvalidConfiguration", EXIT_UNHEALTHY: "HealthRule"}
-"""Exit codes after which starting again would not help."""
+"""Exit codes after which a restart would not help."""
 PEERS_SECONDS = 30.0
-"""Longest time by which trainer processes may outlast the first that succeeded."""
+"""Longest time that trainer processes may outlast the first that succeeded, seconds."""
 
 
 @dataclass(frozen=True)
@@ -24,33 +24,33 @@ class Ended:
 
     at: float
     code: int
-    """0 to 255; from 129 on, 128 plus a signal."""
+    """Exit code, 0 to 255; from 129 on, 128 plus a signal."""
     reason: str
-    """In words: the exit code or signal, its termination message or the log's last telling line, the log."""
+    """Text of the exit code or signal, the termination message or the log's best line, and the log's place."""
     disrupted: bool = False
-    """Not its own fault: its node was drained, lost or wanted by others. Such ends use up no budget."""
+    """Not the process's fault: its node was drained, lost or preempted. Such ends use up no budget."""
     cause: str = ""
-    """Kubernetes' word for it, of the container or the pod, such as `OOMKilled`."""
+    """Kubernetes' reason, of the container or the pod, such as `OOMKilled`."""
 
     @property
     def type(self) -> str:
-        """Type of the failure, such as `EngineDead`; empty where nothing tells."""
+        """Failure type, such as `EngineDead`; empty if unknown."""
         return failure_type(self.reason)
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """One process of a job as it is now; times are seconds on one monotonic clock."""
+    """Present state of one process; times are seconds on one monotonic clock."""
 
     role: Role
     index: int
     started: float | None = None
-    """None before its first start."""
+    """Time of its start; None before the first one."""
     ready: bool = False
-    """It has answered since it was started."""
+    """True once it has answered since its start."""
     ended: Ended | None = None
     rank: int = 0
-    """Of a generator that spans several pods: the first has its API."""
+    """Rank in a multi-pod generator; rank 0 has the API."""
 
     @property
     def name(self) -> str:
@@ -59,23 +59,23 @@ class ProcessState:
 
 @dataclass(frozen=True)
 class Start:
-    """Start processes of one role, all of each index; again, if they ran before."""
+    """Start or restart processes of one role, all of each index."""
 
     role: Role
     indices: tuple[int, ...]
     again: bool = False
     disrupted: bool = False
-    """It ended by no fault of its own."""
+    """The last end was a disruption."""
 
     @property
     def counts(self) -> bool:
-        """Against the role's `backoffLimit`."""
+        """True if it counts against the role's `backoffLimit`."""
         return self.again and not self.disrupted
 
 
 @dataclass(frozen=True)
 class Kill:
-    """End a process that does not serve its purpose."""
+    """Kill a process that hangs or did not start in time."""
 
     role: Role
     index: int
@@ -103,7 +103,9 @@ def decide(
     now: float,
     startup_timeouts: bool = True,
 ) -> tuple[Action, ...]:
-    """Actions to take now; a Finish stands alone. `startup_timeouts`: nobody else ends who starts too slowly."""
+    """Actions to take now; a Finish is the only action. `startup_timeouts`: kill processes that start too slowly, if
+    nothing else does.
+    """
     if (over := _trainer_outcome([s for s in seen if s.role is Role.TRAINER], now)) is not None:
         return (over,)
     judged = [_judged(spec, s) for s in seen]
@@ -123,14 +125,14 @@ def decide(
 
 @dataclass(frozen=True)
 class _Verdict:
-    """An end that ends the job."""
+    """An end that finishes the job."""
 
     at: float
     finish: Finish
 
 
 def _judged(spec: Spec, process: ProcessState) -> ProcessState | _Verdict:
-    """The process as the first of its role's failure rules that fits would have it seen."""
+    """The process with the first matching failure rule of its role applied."""
     ended = process.ended
     if ended is None or (process.role is Role.TRAINER and ended.code in (0, EXIT_SUSPENDED)):
         return process
@@ -144,13 +146,13 @@ def _judged(spec: Spec, process: ProcessState) -> ProcessState | _Verdict:
         return replace(process, ended=replace(ended, disrupted=rule.action == "Ignore"))
     if (reason := _FOR_GOOD.get(ended.code)) is not None:
         return _Verdict(ended.at, Finish("Failed", reason, f"{process.name} {ended.reason}"))
-    if ended.code == EXIT_ROLLED_BACK:  # spec.health.maxRollbacks bounds it, not the role's budget
+    if ended.code == EXIT_ROLLED_BACK:  # bounded by spec.health.maxRollbacks, not by the role's budget
         return replace(process, ended=replace(ended, disrupted=True))
     return process
 
 
 def _trainer_outcome(trainers: Sequence[ProcessState], now: float) -> Finish | None:
-    """The end of the job where the trainer ended as it should: done, or suspended on request."""
+    """Finish of the job if the trainer ended regularly: succeeded, or suspended on request."""
     ended = [s.ended for s in trainers if s.ended]
     if not ended or (len(ended) < len(trainers) and now < min(e.at for e in ended) + PEERS_SECONDS):
         return None
@@ -163,8 +165,8 @@ def _trainer_outcome(trainers: Sequence[ProcessState], now: float) -> Finish | N
 
 
 def _first_failure(processes: Sequence[ProcessState]) -> tuple[ProcessState, Ended]:
-    """The process that failed first; one that ended with 0 or was suspended only followed it. Of ends within a second a
-    later rank's was first: the first rank of a generator dies of the others, they do not notice its death."""
+    """The process that failed first; ends with code 0 or by a suspend are consequences. Of ends within a second, the
+    later rank's came first: a generator's rank 0 dies of the others' ends, but they do not notice its own."""
     ended = [(s, s.ended) for s in processes if s.ended]
 
     def order(pair: tuple[ProcessState, Ended]) -> tuple[bool, float, bool, int]:
@@ -187,7 +189,7 @@ def _exhausted(spec: Spec, process: ProcessState, ended: Ended, restarts: Restar
 
 
 def _gang(spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:
-    """The trainer's processes run together: all of them, or none."""
+    """The trainer's processes run together: all or none."""
     fresh = tuple(s.index for s in trainers if s.started is None)
     if fresh:
         return [Start(Role.TRAINER, fresh)]
@@ -207,9 +209,8 @@ def _gang(spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now:
 
 
 def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:
-    """A server stands alone: it is started again when it ends, whatever its exit code, and where it has several
-    processes when one of them does. When the budget is used up the job goes on for as long as another one of the role
-    serves."""
+    """Servers restart independently, whatever the exit code; a multi-process one restarts when any of its processes
+    ends. When the budget is used up, the job continues as long as another server of the role works."""
     actions: list[Action] = []
     whole = _whole(processes)
     for index, group in groupby(processes, key=lambda s: s.index):
@@ -233,13 +234,13 @@ def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, 
 
 
 def _whole(servers: Sequence[ProcessState]) -> set[int]:
-    """Indices of those that serve, with all of their processes."""
+    """Indices of servers of which all processes work."""
     broken = {s.index for s in servers if s.ended}
     return {s.index for s in servers if s.rank == 0 and s.ready} - broken
 
 
 def _due(spec: Spec, role: Role, restarts: Restarts, ended: float, now: float) -> bool:
-    """True once the pause after an end is over."""
+    """True once the backoff after an end is over."""
     return now >= ended + restarts.pause(budget(spec, role)[0])
 
 

@@ -1,1 +1,1 @@
-"""Checkpoint stores on the command line, without a cluster and without torch."""
+"""Commands on checkpoint stores, without a cluster and without torch."""

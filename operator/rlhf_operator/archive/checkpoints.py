@@ -1,4 +1,4 @@
-"""`rlhf checkpoint ls|verify|gc STORE`: the checkpoints of a run, wherever they lie."""
+"""`rlhf checkpoint ls|verify|gc STORE`: lists, verifies and collects garbage in any checkpoint store."""
 
 import argparse
 import datetime
@@ -27,7 +27,7 @@ def ls(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Reads everything; the exit code tells whether all of it is intact."""
+    """Reads every object; exit code 0 if all are intact."""
     found, damaged = archive(options.store), 0
     for entry in found.entries():
         try:
@@ -43,7 +43,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def gc(options: argparse.Namespace) -> int:
-    """Deletes what no checkpoint refers to, but nothing so young that a running trainer may be about to use it."""
+    """Deletes unreferenced objects, except young ones, which a running trainer may be about to reference."""
     found = archive(options.store)
     before = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=options.older_than)
     everything = found.garbage()
@@ -61,12 +61,12 @@ _VERBS = {"ls": ls, "verify": verify, "gc": gc}
 
 
 def meant(options: argparse.Namespace) -> bool:
-    """`rlhf checkpoint` was given a store, not a job."""
+    """True if `rlhf checkpoint` was given a store, not a job."""
     return options.command == "checkpoint" and (options.store is not None or options.name in _VERBS)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code."""
+    """Runs the command; returns the exit code."""
     if options.store is None or options.name not in _VERBS:
         raise Misuse("`checkpoint NAME` asks a job, `checkpoint ls|verify|gc STORE` looks into a store")
     options.does = _VERBS[options.name]

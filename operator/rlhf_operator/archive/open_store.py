@@ -1,4 +1,4 @@
-"""A store that a user names, opened; its packages are imported here, when a verb runs."""
+"""Opens a store that a user names; the store's packages are imported only when a verb runs."""
 
 import argparse
 import importlib
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the verb in `options.does` does; returns the exit code."""
+    """Runs the verb in `options.does`; returns the exit code."""
     try:
         return options.does(options)  # type: ignore[no-any-return]
-    except RuntimeError as error:  # a store that fails, a checkpoint that is damaged
+    except RuntimeError as error:  # a failing store, or a damaged checkpoint
         raise Failure(str(error)) from error
 
 
 def package(name: str) -> Any:
-    """The module. Raises InvalidJob where it is not installed."""
+    """Imports a module. Raises InvalidJob if it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -32,24 +32,24 @@ def package(name: str) -> Any:
 
 
 def archive(store: str) -> "Archive":
-    """The store of a URL, a directory, or a run's work directory. Raises InvalidJob where there is none."""
+    """Opens the store of a URL, a directory, or a run's work directory. Raises InvalidJob if there is none."""
     return package("rlhf_store.archive").Archive(url(store))  # type: ignore[no-any-return]
 
 
 def url(store: str) -> str:
-    """A directory is looked for here: opening a store makes the one that is not there."""
+    """The store's URL. A directory must exist, since opening a store would create it."""
     scheme, separator, rest = store.partition("://")
     if separator and scheme != "file":
         return store
     folder = Path(rest if separator else store)
     if not folder.is_dir():
         raise InvalidJob([Problem(store, "no such directory, and no URL of a store (s3://, gs://, az://)")])
-    inner = folder / "checkpoints"  # the store of a run that names no other
+    inner = folder / "checkpoints"  # the default store of a run
     return (inner if inner.is_dir() else folder).resolve().as_uri()
 
 
 def newest(store: str) -> "Snapshot":
-    """The newest checkpoint. Raises InvalidJob where there is none, DamagedSnapshot where it is not intact."""
+    """The newest snapshot. Raises InvalidJob if there is none, DamagedSnapshot if it is damaged."""
     found = archive(store)
     entries = found.entries()
     if not entries:

@@ -1,4 +1,4 @@
-"""`rlhf replay`: the episodes in a run's newest checkpoint, for people to read."""
+"""`rlhf replay`: prints the episodes of a run's newest checkpoint."""
 
 import argparse
 import json
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SHOWN = 5
-"""Answers that `show` prints unless told."""
+"""Default number of responses that `show` prints."""
 _ABOUT = ("episode", "reward", "kl", "weight_version", "trained")
 _READ = ("prompt_id", "prompt", "response", "finished", "response_tokens", *_ABOUT)
 
 Table = Any
-"""A pyarrow.Table, which has no types."""
+"""A pyarrow.Table, which has no type stubs."""
 
 
 def add_replay(commands: "Commands") -> None:
@@ -74,7 +74,7 @@ def ls(options: argparse.Namespace) -> int:
 
 
 def _mean(values: list[float]) -> str:
-    """`-` where no answer has one, as the KL of a job without a reference."""
+    """The mean; `-` if no response has a value, such as the KL of a job without a reference."""
     return f"{sum(values) / len(values):.4g}" if values else "-"
 
 
@@ -104,7 +104,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def names(snapshot: "Snapshot", episode: int | None = None) -> list[str]:
-    """The episodes in a checkpoint, oldest first, or the one that is asked for. Raises InvalidJob for none."""
+    """The episodes in a checkpoint, oldest first, or only the requested one. Raises InvalidJob if there is none."""
     found = [name for name in snapshot.blobs if name.startswith(EPISODES)]
     if episode is not None:
         found = [name for name in found if _number(name) == episode]
@@ -116,10 +116,10 @@ def names(snapshot: "Snapshot", episode: int | None = None) -> list[str]:
 
 
 def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None) -> Table:
-    """An episode's table. Raises DamagedSnapshot, and InvalidJob where it is none that this version knows."""
+    """An episode's table. Raises DamagedSnapshot, and InvalidJob for a table of another format."""
     arrow, parquet = package("pyarrow"), package("pyarrow.parquet")
     try:
-        # In this thread: one of Arrow's that still holds a buffer of Python's when Python ends aborts the process.
+        # On this thread: an Arrow thread that still holds a Python buffer when Python exits aborts the process.
         with parquet.ParquetFile(arrow.BufferReader(snapshot.blob(name)), pre_buffer=False) as file:
             return file.read(columns=fields and list(fields), use_threads=False)
     except (arrow.ArrowException, KeyError) as error:
@@ -127,7 +127,7 @@ def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None)
 
 
 def trajectory(row: Mapping[str, Any]) -> str:
-    """One answer, as people read it."""
+    """One response, formatted for people."""
     cut_off = "" if row["finished"] else ", cut off at the limit"
     head = (
         f"episode {row['episode']}  prompt {row['prompt_id']}  reward {row['reward']:.4g}  KL {row['kl']:.4g}  "
@@ -141,7 +141,7 @@ def _trained(row: Mapping[str, Any]) -> str:
 
 
 def _indented(text: str, by: str) -> str:
-    """A model may write anything, a terminal's control characters too."""
+    """Escapes control characters, which a model may write, and indents."""
     return "\n".join(by + one_line(line) for line in (text.splitlines() or [""]))
 
 

@@ -66,7 +66,7 @@ def _drawing(subject: str, overrides: list[str]) -> Drawing:
 
 
 def usual(algorithm: str, overrides: Sequence[str] = ()) -> Spec:
-    """A job of the algorithm with every setting as it is unless given, and eight responses to a prompt."""
+    """A job of the algorithm with default settings, the overrides and eight responses per prompt."""
     spec = {
         "algorithm": algorithm,
         "steps": 1,

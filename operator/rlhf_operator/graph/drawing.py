@@ -1,4 +1,4 @@
-"""Drawing of a dataflow graph, apart from its form: boxes by kind and place, arrows by the columns they carry."""
+"""Drawing of a dataflow graph, independent of the output format: boxes by kind and place, arrows by columns."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rlhf_api.spec import Spec
 
 @dataclass(frozen=True)
 class Box:
-    """A node: its name, what it does, and the role that does it; `writes` only what some other node reads."""
+    """A node: its name, its operation, and the role that runs it; `writes`: only columns that another node reads."""
 
     name: str
     kind: type[Node]
@@ -30,7 +30,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A graph to be drawn. `broadcast` names the training node whose weights go to the generators, if any do."""
+    """A graph to draw. `broadcast`: the training node whose weights go to the generators, if any."""
 
     title: str
     boxes: tuple[Box, ...]
@@ -39,7 +39,7 @@ class Drawing:
 
     @property
     def places(self) -> tuple[Role, ...]:
-        """Roles that have a box, in the order of `Role`."""
+        """Roles with a box, in the order of `Role`."""
         return tuple(role for role in Role if any(box.place is role for box in self.boxes))
 
     @property
@@ -49,7 +49,7 @@ class Drawing:
 
 
 def drawing(title: str, spec: Spec, graph: Graph) -> Drawing:
-    """The drawing of a job's graph, with the places that its processes have."""
+    """The drawing of a job's graph, with the roles of its processes."""
     shared = spec.generator.shared_with_trainer
     arrows = tuple(_arrows(graph))
     read = {(arrow.writer, column) for arrow in arrows for column in arrow.columns}
@@ -101,5 +101,5 @@ def _does(node: Node) -> str:
 
 
 def _key(key: str) -> str:
-    """A key of a table, or the function's name in `module:name`."""
+    """A table's key, or the function's name in `module:name`."""
     return key.rpartition(":")[2]

@@ -11,7 +11,7 @@ from .drawing import Drawing
 
 SWEEPS = 24
 GAP, LANE = 26.0, 10.0
-"""Between two items of a layer, and the width of a lane; in points."""
+"""Gap between two items of a layer, and width of a lane; in points."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Layout:
 
 
 def layout(drawing: Drawing, width: Callable[[str], float]) -> Layout:
-    """Places for all boxes; `width` of a box by name, in points."""
+    """Positions of all boxes; `width`: of each box by name, in points."""
     depth = depths(drawing)
     rows, links = _rows(drawing, depth)
     above, below = _neighbours(links)
@@ -50,9 +50,9 @@ def layout(drawing: Drawing, width: Callable[[str], float]) -> Layout:
 
 
 def depths(drawing: Drawing) -> Mapping[str, int]:
-    """The layer of each box by name: one more than the deepest that it reads from; training comes last."""
+    """Layer of each box by name: one more than the deepest that it reads from; training comes last."""
     depth: dict[str, int] = {}
-    for box in drawing.boxes:  # in an order in which writers come first
+    for box in drawing.boxes:  # in topological order
         depth[box.name] = max(
             (depth[a.writer] + 1 for a in drawing.arrows if a.reader == box.name), default=0
         )
@@ -99,7 +99,7 @@ def _neighbours(links: Links) -> tuple[Neighbours, Neighbours]:
 def _places(
     rows: list[list[Item]], above: Neighbours, below: Neighbours, width: Callable[[Item], float]
 ) -> dict[Place, float]:
-    """Middles of all items: from side by side, each pulled to the mean of its neighbours, with no overlap."""
+    """x of all items' middles: placed side by side, then pulled to the mean of their neighbours without overlap."""
     places: dict[Place, float] = {}
     for i, row in enumerate(rows):
         total = sum(map(width, row)) + GAP * (len(row) - 1)

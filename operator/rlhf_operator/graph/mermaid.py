@@ -1,4 +1,4 @@
-"""A drawing as a Mermaid flowchart: shapes by kind, colours by role, arrows labelled with their columns."""
+"""Renders a drawing as a Mermaid flowchart: shapes by kind, colours by role, arrows labelled with columns."""
 
 from rlhf_api.graph import Compute, Dataset, Generate, Infer, Node, Score, Train
 from rlhf_api.roles import Role
@@ -41,5 +41,5 @@ def _style(role: Role) -> str:
 
 
 def _text(text: str) -> str:
-    """Without what would end a quoted label or be read as HTML."""
+    """Escapes characters that would end a quoted label or be read as HTML."""
     return text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")

@@ -1,4 +1,4 @@
-"""A drawing as a PNG: boxes in layers, the columns that each writes as tags below it, lines in the tags' colours."""
+"""Renders a drawing as a PNG: boxes in layers, each writer's columns as tags below it, lines in the tags' colours."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BOX, TAG, BETWEEN, MARGIN = 46.0, 15.0, 52.0, 30.0
-"""Heights of a box and of its tags, room between layers, and around it all; in points."""
+"""Heights of a box and of its tags, gap between layers, and margin; in points."""
 NAME, SMALL = 11.0, 8.5
-"""Sizes of letters."""
+"""Font sizes in points."""
 
 
 def write_png(drawing: Drawing, file: Path) -> None:
-    """Draws it into `file`. Raises InvalidJob where matplotlib is not installed."""
+    """Writes the PNG to `file`. Raises InvalidJob if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -59,7 +59,7 @@ def _width(box: Box) -> float:
 
 
 class _Picture:
-    """Positions of all parts, in points with y upwards from 0 at the first layer's top."""
+    """Positions of all parts, in points, with y upwards from 0 at the first layer's top."""
 
     def __init__(self, drawing: Drawing, placed: Layout, boxes: dict[str, Box]) -> None:
         self._drawing, self._placed, self._boxes = drawing, placed, boxes
@@ -133,7 +133,7 @@ class _Picture:
             axes.text(middle, top - BOX - TAG / 2 - 1, column, size=SMALL, color=colour, **centred)  # type: ignore[arg-type]
 
     def _tags(self, box: Box, x: float) -> dict[str, tuple[float, float]]:
-        """Middle and width of each tag, side by side, in the order in which their readers stand."""
+        """Middle and width of each tag, side by side, in the order of their readers."""
         layer = next(i for i, item in self._x if item == Item(box.name))
         goes: dict[str, list[float]] = {}
         for upper, lower, column in self._placed.links:
@@ -152,7 +152,7 @@ class _Picture:
         return x if item.column else self._tags(self._boxes[item.box], x)[column][0]
 
     def _end(self, lower: tuple[int, Item], upper: tuple[int, Item], column: str) -> float:
-        """Lines into one box come in side by side, in the order of where they come from."""
+        """x at which a line ends: lines into one box end side by side, in the order of their origins."""
         if lower[1].column:
             return self._x[lower]
         into = sorted((self._start(u, c), c, u[1].box) for u, low, c in self._placed.links if low == lower)
@@ -185,7 +185,7 @@ class _Picture:
         )
 
     def _broadcast(self, axes: "Axes") -> None:
-        """The way of the weights from training back to the generators, at the left."""
+        """Line of the weights from training back to the generators, on the left."""
         if self._drawing.broadcast is None:
             return
         ends = {item.box: (i, x) for (i, item), x in self._x.items() if item.column is None}

@@ -1,1 +1,1 @@
-"""Commands about jobs on a cluster: `rlhf status` and its like, and the same as `kubectl rlhf`."""
+"""Commands about jobs on a cluster: `rlhf status` and so on, also as `kubectl rlhf`."""

@@ -1,10 +1,10 @@
-"""Errors of calls to the cluster in one line: what, where, what to do."""
+"""Formats errors of API calls as one line: the error, the cluster, the remedy."""
 
 from ..cluster.api import ApiError
 
 
 def explain(error: ApiError, where: str) -> str:
-    """An API server's refusal, or its silence; `where` names the cluster."""
+    """Text of an API server's refusal, or missing reply; `where` names the cluster."""
     _, _, said = error.message.partition(": ")  # without the call
     said = " ".join(said.split()) or error.reason
     match error.status:
@@ -27,5 +27,5 @@ def explain(error: ApiError, where: str) -> str:
 
 
 def passing(error: ApiError) -> bool:
-    """Transient: the same call may well succeed a little later."""
+    """Transient: the same call may succeed later."""
     return error.status in (0, 429) or error.status >= 500

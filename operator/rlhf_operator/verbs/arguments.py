@@ -1,4 +1,4 @@
-"""The verbs' arguments. Imports nothing heavy: `rlhf run` has them too."""
+"""Command-line arguments of the verbs. Imports nothing heavy: `rlhf run` loads them too."""
 
 import argparse
 import re
@@ -18,7 +18,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def add_verbs(commands: "Commands", program: str) -> None:
-    """Adds a parser for each verb; `program` is what the user types before one."""
+    """Adds a parser for each verb; `program`: what the user types before the verb."""
     where = _cluster_options()
 
     def verb(name: str, help: str) -> argparse.ArgumentParser:
@@ -104,7 +104,7 @@ def add_verbs(commands: "Commands", program: str) -> None:
 
 
 def add_selftest(commands: "Commands", program: str) -> None:
-    """Adds the parser of a selftest on the cluster; `rlhf selftest` is that of this machine."""
+    """Adds the parser of a selftest on the cluster; `rlhf selftest` without it runs on this machine."""
     parser = commands.add_parser(
         "selftest",
         help="prove within minutes that a job's models agree, learn, and survive the deletion of pods",
@@ -154,7 +154,7 @@ def _add_timeout(parser: argparse._ActionsContainer, default: str, until: str) -
 
 
 def _object_name(text: str) -> str:
-    """It becomes part of a URL."""
+    """A name that is safe as a part of a URL."""
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"must be the name of an object: a-z, 0-9, - and .; got {text!r}")
     return text

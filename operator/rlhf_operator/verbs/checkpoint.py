@@ -47,7 +47,7 @@ def _saved(status: JobStatus | None) -> CheckpointStatus | None:
 
 
 def _taken(status: JobStatus | None, request: str) -> bool:
-    """The trainer knows of the request, or of a later one; their values are times."""
+    """True if the trainer has accepted the request, or a later one; requests are times."""
     taken = status.cluster.checkpoint_requested if status and status.cluster else None
     return taken is not None and taken >= request
 

@@ -1,4 +1,4 @@
-"""The API server as people use it: what the operator's own client does not need."""
+"""API calls of the command line that the operator's own client lacks."""
 
 import json
 from collections.abc import AsyncIterator
@@ -16,22 +16,22 @@ _TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 _PAGE = "500"
 _CONNECT_SECONDS = 10.0
 _SILENCE_SECONDS = 60.0
-"""Silence of a log after which its connection is taken for dead and made anew."""
+"""Time without log output after which the connection is reopened, seconds."""
 
 
 class Session(Api):
-    """One cluster and one namespace in it. Every method raises ApiError where the call fails."""
+    """One cluster and one namespace in it. Every method raises ApiError if the call fails."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.configuration)
         self.namespace, self.words = target.namespace, target.words
 
     def names(self, name: str) -> str:
-        """A job as messages name it."""
+        """A job's name in messages."""
         return f"{self.namespace}/{name}"
 
     async def merge_patch(self, kind: str, name: str, patch: Body, subresource: str = "") -> Body:
-        """Sets the fields that the patch names (RFC 7386), and nothing else."""
+        """Merge patch (RFC 7386): sets only the fields in the patch."""
         path = self._path(kind, name, *([subresource] if subresource else []))
         return await self._call(
             "patch",
@@ -44,14 +44,14 @@ class Session(Api):
         )
 
     async def submit(self, body: Body, *, force: bool) -> Body:
-        """Server-side apply, in the name of whoever uses the command line."""
+        """Server-side apply, with the command line as field manager."""
         path = self._path(body["kind"], body["metadata"]["name"], namespace=body["metadata"]["namespace"])
         query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
         content = "application/apply-patch+yaml"
         return await self._call("apply", "PATCH", body["kind"], path, query=query, body=body, content=content)
 
     async def table(self, kind: str, *, everywhere: bool = False) -> tuple[list[Body], list[Body]]:
-        """All objects of a kind as `kubectl get` shows them: definitions of columns, and rows."""
+        """All objects of a kind as `kubectl get` shows them: column definitions, and rows."""
         columns, rows = list[Body](), list[Body]()
         query = {"limit": _PAGE}
         path = self._path(kind)
@@ -67,7 +67,7 @@ class Session(Api):
             query["continue"] = more
 
     async def events(self, uid: str) -> list[Body]:
-        """All that is still kept about an object, in no order."""
+        """All stored events about an object, unordered."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": _PAGE}
         found = await self._call("list", "GET", "Event", self._path("Event"), query=query)
         return list(found.get("items") or ())
@@ -75,7 +75,7 @@ class Session(Api):
     async def log(
         self, pod: str, container: str, *, follow: bool, tail: int | None, since: str | None
     ) -> AsyncIterator[bytes]:
-        """A container's log, each line with its time, in pieces as they come; followed, until it ends or falls
+        """A container's log, each line with its time, in chunks as they arrive; with `follow`, until it ends or falls
         silent."""
         query = {"container": container, "timestamps": "true"}
         query |= {"follow": "true"} if follow else {}
@@ -108,7 +108,7 @@ class Session(Api):
 
 
 def _refusal(status: int, text: str, path: str) -> ApiError:
-    """A refused log is said in plain text or as a Status."""
+    """Error of a log request: plain text or a Status."""
     try:
         answer: Any = json.loads(text)
         message = str(answer["message"])

@@ -1,4 +1,4 @@
-"""`rlhf clone`: a manifest for a new run, which begins at a step of another one."""
+"""`rlhf clone`: a manifest for a new run that starts from a checkpoint of another one."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ from .jobs import find, status_of
 
 
 def clone_file(options: argparse.Namespace) -> int:
-    """Of a run of `rlhf run`, whose checkpoints lie in its work directory unless the manifest names a store."""
+    """Clones a run of `rlhf run`, whose checkpoints are in its work directory unless the manifest names a store."""
     document = composed(options.run)
     parse(document)
     spec, name = document["spec"], document["metadata"]["name"]
@@ -32,7 +32,7 @@ def clone_file(options: argparse.Namespace) -> int:
 
 
 async def clone(session: Session, options: argparse.Namespace) -> int:
-    """Of a job on the cluster, whose checkpoints are where its status says."""
+    """Clones a job on the cluster, whose checkpoints are where its status says."""
     if options.workdir is not None:
         raise Misuse("--workdir is of a run on this machine, which its manifest names: `rlhf clone FILE`")
     body = await find(session, options.run)
@@ -45,7 +45,7 @@ async def clone(session: Session, options: argparse.Namespace) -> int:
             f"{options.run} has no checkpoint of step {options.from_step}; its newest is of {newest.step}"
         )
     origin = Origin(store=newest.uri, step=options.from_step)
-    if urlsplit(origin.store).scheme != "file":  # which lies in the pods' workspace
+    if urlsplit(origin.store).scheme != "file":  # which is in the pods' workspace
         try:
             package("rlhf_store.copying").find(origin)
         except InvalidJob as error:
@@ -60,8 +60,7 @@ async def clone(session: Session, options: argparse.Namespace) -> int:
 
 
 def cloned(document: Mapping[str, Any], name: str, origin: Origin) -> dict[str, Any]:
-    """The document under another name, with a store of its own beside the other run's, and none of what that run did:
-    suspension and resumption."""
+    """The document with another name and a store beside the other run's, without suspend and resume."""
     spec = {key: value for key, value in document["spec"].items() if key != "suspend"}
     checkpoint = {k: v for k, v in (spec.get("checkpoint") or {}).items() if k != "resume"}
     if checkpoint.get("store"):
@@ -75,7 +74,7 @@ def cloned(document: Mapping[str, Any], name: str, origin: Origin) -> dict[str, 
 
 
 def beside(store: str, name: str) -> str:
-    """The last part of a store's URL replaced; below a bucket of its own, where there is no such part."""
+    """Replaces the last part of a store's URL; for a bucket without a path, a bucket of its own name."""
     scheme, _, rest = store.rstrip("/").partition("://")
     parent, _, last = rest.rpartition("/")
     return f"{scheme}://{parent or last}/{name}"

@@ -1,4 +1,4 @@
-"""Texts of what the verbs show; pure."""
+"""Formats the output of the verbs; pure."""
 
 import datetime
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ def columns(rows: Sequence[Sequence[str]], gap: int = 3) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """Text from the cluster, which may hold anything, as part of a line."""
+    """Text from the cluster, which may contain anything, as part of a line."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def figures(status: JobStatus) -> list[tuple[str, str]]:
-    """Metrics of a run's last step, as names and values; those that are known."""
+    """Known metrics of a run's last step, as names and values."""
     values = (
         ("reward", status.reward, ".4g"),
         ("KL", status.kl, ".4g"),
@@ -62,7 +62,7 @@ def state(status: JobStatus | None) -> str:
 
 
 def change(status: JobStatus | None) -> str:
-    """The line of `status --watch` where nothing can be redrawn; the same for as long as nothing happens."""
+    """Line of `status --watch` without a terminal; unchanged until something happens."""
     parts = [state(status)]
     if status is not None:
         parts.append(f"step {status.step}/{status.total_steps}")

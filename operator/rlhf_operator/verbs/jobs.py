@@ -1,4 +1,4 @@
-"""One job, found and followed."""
+"""Finds and follows a job."""
 
 import asyncio
 import difflib
@@ -15,14 +15,14 @@ from .client import Session
 
 POLL_SECONDS = 1.0
 _OUTAGE_SECONDS = 300.0
-"""Longest absence of the API server while a job is followed."""
+"""Longest outage of the API server tolerated while following a job, seconds."""
 _LISTED = 10
 
 Say = Callable[[str], None]
 
 
 async def find(session: Session, name: str) -> Body:
-    """The job as it is stored. Raises Failure where there is none, with those of similar names."""
+    """The job as stored. Raises Failure if there is none, with similar names."""
     try:
         return await session.get("RLHFJob", session.namespace, name)
     except ApiError as error:
@@ -39,7 +39,7 @@ async def find(session: Session, name: str) -> Body:
 
 
 async def check_served(session: Session) -> None:
-    """Raises Failure where the cluster does not know jobs."""
+    """Raises Failure if the cluster does not serve RLHFJobs."""
     if not await session.serves("RLHFJob"):
         raise Failure(
             f"{session.words} does not know RLHFJob (rlhf.dev/v1alpha1): install the operator, by "
@@ -48,9 +48,9 @@ async def check_served(session: Session) -> None:
 
 
 async def looks(session: Session, name: str, say: Say, seconds: float | None = None) -> AsyncIterator[Body]:
-    """The job about once a second; for so many seconds, or until the user has enough.
+    """Yields the job about once a second, for `seconds` or until the user interrupts.
 
-    The API server may be away in between, which is told by `say`. Raises Failure where the job is gone.
+    Outages of the API server are reported by `say`. Raises Failure once the job is gone.
     """
     started = answered = time.monotonic()
     away = False
@@ -74,7 +74,7 @@ async def looks(session: Session, name: str, say: Say, seconds: float | None = N
 
 
 def status_of(body: Body) -> JobStatus | None:
-    """None before an operator has seen the job. Raises Failure where it is of another version."""
+    """Parsed status; None before an operator has seen the job. Raises Failure for a status of another version."""
     status = Job.of(body).status
     if status is None and body.get("status"):
         name = body["metadata"]["name"]
@@ -86,7 +86,7 @@ def status_of(body: Body) -> JobStatus | None:
 
 
 def over(status: JobStatus | None) -> bool:
-    """The job has ended for good."""
+    """True if the job has ended."""
     return status is not None and status.phase in ("Succeeded", "Failed")
 
 

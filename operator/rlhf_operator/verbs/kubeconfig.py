@@ -1,4 +1,4 @@
-"""Cluster and namespace of a verb, from the same places as kubectl's."""
+"""Cluster and namespace of a verb, resolved as kubectl does."""
 
 import difflib
 import os
@@ -24,11 +24,11 @@ class Target:
     configuration: Configuration
     namespace: str
     words: str
-    """The cluster, as messages name it."""
+    """The cluster's name in messages."""
 
 
 async def locate(kubeconfig: str | None, context: str | None, namespace: str | None) -> Target:
-    """Raises Failure where these name no cluster."""
+    """Resolves cluster and namespace. Raises Failure if they name no cluster."""
     named = kubeconfig or os.environ.get("KUBECONFIG")
     paths = named or _HOME
     if not any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path):
@@ -50,7 +50,7 @@ async def locate(kubeconfig: str | None, context: str | None, namespace: str | N
         raise Failure(f"{paths}: the kubeconfig cannot be used: {error}") from None
     if hasattr(loader, "exec_plugin_expiry"):
         configuration.refresh_api_key_hook = _refresh(loader)
-    configuration.connection_pool_maxsize = 0  # one for each log that is followed
+    configuration.connection_pool_maxsize = 0  # one per followed log
     space = namespace or (chosen.get("context") or {}).get("namespace") or "default"
     return Target(configuration, space, f"{configuration.host} (context {chosen['name']} of {paths})")
 
@@ -75,7 +75,7 @@ def _names(contexts: dict[str, dict[str, Any]]) -> str:
 
 
 def _refresh(loader: Any) -> Any:
-    """Keeps a token of the user's credential plugin fresh, through hours of following a job."""
+    """Refreshes the token of the user's credential plugin, which may expire while a job is followed."""
 
     async def refresh(configuration: Configuration) -> None:
         await loader.load_from_exec_plugin()

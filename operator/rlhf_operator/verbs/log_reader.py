@@ -1,4 +1,4 @@
-"""The lines of a container's log as the kubelet gives them; pure."""
+"""Parses a container's log as the kubelet sends it; pure."""
 
 import datetime
 import re
@@ -8,31 +8,31 @@ _LONGEST = 1 << 20
 
 
 class Reading:
-    """One log, read through any number of connections: every line once."""
+    """One log, read through any number of connections; yields every line once."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._newest: str | None = None
         self._at_newest = 0
-        """Lines that came with the newest time; a log may have several."""
+        """Number of lines with the newest time; a log may have several."""
         self._known = 0
-        """Lines of these that the present connection sends again."""
+        """Number of these lines that the present connection sends again."""
         self._skipping = False
 
     def connect(self) -> str | None:
-        """A new connection begins; the time to ask the log from."""
+        """Starts a new connection; the time to request the log from."""
         self._rest, self._known, self._skipping = b"", self._at_newest, self._newest is not None
         return self._newest
 
     def take(self, piece: bytes) -> list[str]:
-        """The texts of the new lines that end in this piece."""
+        """Texts of the new lines that end in this chunk."""
         *whole, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LONGEST:
             whole, self._rest = [*whole, self._rest], b""
         return [text for raw in whole for text in self._line(raw)]
 
     def end(self) -> list[str]:
-        """The rest, where the log's last line has no end."""
+        """The last line, if it has no newline."""
         rest, self._rest = self._rest, b""
         return self._line(rest) if rest else []
 
@@ -47,14 +47,14 @@ class Reading:
             if _time(stamp) == _time(self._newest) and self._known:
                 self._known -= 1
                 return []
-            self._skipping = False  # for good: clocks may go back
+            self._skipping = False  # kept: clocks may go back
         self._at_newest = self._at_newest + 1 if stamp == self._newest else 1
         self._newest = stamp
         return [_shown(text)]
 
 
 def _time(stamp: str) -> tuple[float, int]:
-    """Seconds, and nanoseconds on top: more digits than a float has."""
+    """Seconds, and nanoseconds separately: more digits than a float has."""
     match = _STAMP.fullmatch(stamp)
     assert match is not None
     second = datetime.datetime.fromisoformat(match[1] + match[3]).timestamp()
@@ -62,5 +62,5 @@ def _time(stamp: str) -> tuple[float, int]:
 
 
 def _shown(text: str) -> str:
-    """Applies carriage returns: the line as a terminal shows it in the end, for progress bars."""
+    """Applies carriage returns of progress bars: the line as a terminal finally shows it."""
     return text.rstrip("\r").rpartition("\r")[2]

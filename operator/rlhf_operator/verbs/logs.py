@@ -24,7 +24,7 @@ from .terminal import put
 CONTAINER = "role"
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _DRAIN_SECONDS = 15.0
-"""Longest wait for the last lines after the job is over."""
+"""Longest wait for the last lines after the job is over, seconds."""
 
 Emit = Callable[[str], None]
 
@@ -46,7 +46,7 @@ async def logs(session: Session, options: argparse.Namespace) -> int:
 
 
 async def _follow(session: Session, options: argparse.Namespace) -> None:
-    """Every pod from its start to its end, those that replace others too, until the job is over."""
+    """Follows every pod from start to end, replacements included, until the job is over."""
     reading: dict[str, asyncio.Task[None]] = {}
     ended: float | None = None
     told, tail = "", options.tail
@@ -56,10 +56,10 @@ async def _follow(session: Session, options: argparse.Namespace) -> None:
                 uid = pod["metadata"]["uid"]
                 if uid not in reading and _begun(pod):
                     reading[uid] = asyncio.create_task(_Log(session, pod, tail).follow())
-            tail = None  # of a pod that starts from now on, everything is new
+            tail = None  # all output of a pod that starts later is new
             for task in reading.values():
                 if task.done():
-                    task.result()  # raises what it failed by
+                    task.result()  # raises the task's error
             status = status_of(body)
             running = any(not task.done() for task in reading.values())
             if over(status):
@@ -85,12 +85,12 @@ class _Log:
         self._reading = Reading()
 
     async def follow(self) -> None:
-        """To the pod's end."""
+        """Follows the log until the pod ends."""
         while True:
-            # Looked at before: what is read after a pod's end is all there is.
+            # The state is read first: a log read after the pod's end is complete.
             state = await self._state()
             if state == "gone":
-                return  # another pod may have its name by now, and that one's log is not this one's
+                return  # another pod may have its name by now, and its log is another one
             ended = state == "ended"
             try:
                 await self.read(follow=not ended)
@@ -105,7 +105,7 @@ class _Log:
             await asyncio.sleep(POLL_SECONDS)
 
     async def read(self, *, follow: bool) -> None:
-        """Reads the log from where the last reading ended."""
+        """Reads the log from where the last read ended."""
         since = self._reading.connect()
         tail = self._tail if since is None else None
         async for piece in self._session.log(self._name, CONTAINER, follow=follow, tail=tail, since=since):
@@ -116,7 +116,7 @@ class _Log:
                 self._emit(text)
 
     async def _state(self) -> Literal["runs", "ended", "gone"]:
-        """`runs` also where the API server does not say."""
+        """State of the pod; `runs` also if the API server does not reply."""
         try:
             pod = await self._session.get("Pod", self._session.namespace, self._name)
         except ApiError as error:
@@ -129,7 +129,7 @@ class _Log:
 
 
 async def _pods(session: Session, options: argparse.Namespace, *, patient: bool = False) -> list[Body]:
-    """The pods that are asked for, in order. `patient`: none while the API server is away."""
+    """The selected pods, in order. `patient`: empty while the API server is unavailable."""
     role = f"{ROLE}={options.role}" if options.role != "all" else ROLE
     index = f"{INDEX}={options.index}" if options.index is not None else INDEX
     labels = f"{JOB}={options.name},{role},{index}"
@@ -146,7 +146,7 @@ async def _pods(session: Session, options: argparse.Namespace, *, patient: bool 
 
 
 def _begun(pod: Body) -> bool:
-    """Its container has a log."""
+    """True if its container has a log."""
     return "running" in _container_state(pod) or "terminated" in _container_state(pod)
 
 

@@ -1,4 +1,4 @@
-"""Runs a verb: connects to the cluster and does it."""
+"""Runs a verb: connects to the cluster and executes it."""
 
 import argparse
 import asyncio
@@ -48,7 +48,7 @@ def kubectl_main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code."""
+    """Runs the verb; returns the exit code."""
     if checkpoints.meant(options):
         return ended(lambda: checkpoints.run(options))
     if options.command == "clone" and isinstance(options.run, Path):

@@ -1,4 +1,4 @@
-"""`kubectl rlhf selftest`: one short run of a job's own models, settings and pods, and a table of what it proves."""
+"""`kubectl rlhf selftest`: one short run of a job's own models, settings and pods, and a table of the checks."""
 
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ _LONGEST_NAME = 40
 
 
 async def selftest(session: Session, options: argparse.Namespace) -> int:
-    """`options.job` is the manifest, checked."""
+    """Runs the selftest; `options.job` is the validated manifest."""
     job: RLHFJob = options.job
     own = job.metadata.namespace
     if own and options.namespace and own != options.namespace:
@@ -32,7 +32,7 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
     session.namespace = own or session.namespace
     await check_served(session)
     name = trial_name(job.metadata.name, secrets.token_hex(2))
-    # Each kill, the start, the resumption and the end may take as long as a step may at most.
+    # Each kill, the start, the resume and the end may take up to the deadline of a step.
     settings = on_cluster(job.spec, name, (len(victims(job.spec)) + 3) * patience(job.spec))
 
     def derive(overrides: Overrides) -> RLHFJob:
@@ -60,13 +60,13 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
 
 
 def trial_name(name: str, mark: str) -> str:
-    """A job's name, at most as long as one may be; the `mark` tells those of several selftests apart."""
+    """A job's name of valid length; `mark` distinguishes several selftests."""
     end = f"-selftest-{mark}"
     return name[: _LONGEST_NAME - len(end)].rstrip("-") + end
 
 
 async def _clear(trial: OnCluster, session: Session, *, keep: bool) -> None:
-    """Says what may be left where it cannot be removed: the selftest's own outcome comes first."""
+    """Removes the trial's job; on failure, prints what may be left: the selftest's own outcome has priority."""
     if keep:
         say(f"kept: {session.names(trial.name)}; `kubectl delete rlhfjob {trial.name}` ends it", sys.stderr)
         return

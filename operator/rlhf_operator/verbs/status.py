@@ -36,7 +36,7 @@ async def status(session: Session, options: argparse.Namespace) -> int:
             shown.show(await _page(session, look) if sys.stdout.isatty() else Text(), change(now))
             if now is not None and over(now):
                 return 0 if now.phase == "Succeeded" else 1
-    raise AssertionError  # looks has no end of its own
+    raise AssertionError  # `looks` is endless
 
 
 async def _page(session: Session, body: Body) -> Text:
@@ -45,7 +45,7 @@ async def _page(session: Session, body: Body) -> Text:
     except ApiError as error:
         if error.status != 403 and not passing(error):
             raise
-        events = []  # who may see jobs need not be allowed to see events; and all else is known
+        events = []  # a user who may read jobs may lack the right to read events; the rest is shown
     return page(Job.of(body), status_of(body), events, datetime.datetime.now(datetime.UTC))
 
 
@@ -69,7 +69,7 @@ async def _all(session: Session, options: argparse.Namespace) -> int:
 
 
 def table(definitions: list[Body], rows: list[Body], *, namespaces: bool = False) -> list[str]:
-    """The columns that `kubectl get rlhfjobs` has, as lines; with `namespaces` each row's first."""
+    """The columns of `kubectl get rlhfjobs`, as lines; with `namespaces`, each row's namespace first."""
     shown = [i for i, column in enumerate(definitions) if not column.get("priority")]
     head = [definitions[i]["name"].upper() for i in shown]
     cells = [

@@ -1,4 +1,4 @@
-"""Everything about one job at a glance; pure."""
+"""Formats everything about one job on one page; pure."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ _GOOD = {
     "Healthy": "True",
     "Complete": "True",
 }
-"""Healthy states of conditions; a condition that is not named here should not be true."""
+"""Healthy status of condition types; any other condition is healthy when not True."""
 
 
 def page(job: Job, status: JobStatus | None, events: Sequence[Event], now: datetime.datetime) -> Text:
-    """`status` is the job's, read; None before an operator has seen it."""
+    """`status`: the job's parsed status; None before an operator has seen it."""
     parts = [_head(job, status, now)]
     if status is not None:
         parts += [_progress(status, now), _roles(status), _plan(status), _generators(status, now)]
@@ -104,13 +104,13 @@ def _roles(status: JobStatus) -> Text:
 
 
 def _gpus(status: JobStatus, role: Role) -> str:
-    """Of all its pods."""
+    """Number of GPUs of all its pods."""
     plan = status.plan.get(role)
     return str(plan.gpus) if plan else ""
 
 
 def _plan(status: JobStatus) -> Text:
-    """Memory of each GPU, for roles that say enough to work it out."""
+    """Memory per GPU, for roles with a known plan."""
     lines = [f"{role.value}: {one_line(plan.memory)}" for role, plan in status.plan.items() if plan.memory]
     return _section("Memory of one GPU", lines)
 
@@ -144,7 +144,7 @@ def _conditions(status: JobStatus, now: datetime.datetime) -> Text:
 
 
 def _as_it_should_be(condition: Condition) -> bool:
-    ended = condition.reason == "JobEnded"  # it says of no role that something is wrong
+    ended = condition.reason == "JobEnded"  # no role has a problem
     return ended or condition.status == _GOOD.get(condition.type, "False")
 
 
@@ -163,7 +163,7 @@ def _events(events: Sequence[Event], now: datetime.datetime) -> Text:
 
 
 def _time(event: Event) -> str:
-    """Of the newest of its kind."""
+    """Time of an event's last occurrence."""
     found = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp")
     return str(found or event.get("eventTime") or event["metadata"]["creationTimestamp"])
 

@@ -17,7 +17,7 @@ from .terminal import put
 
 
 async def submit(session: Session, options: argparse.Namespace) -> int:
-    """`options.job` is the manifest, checked."""
+    """Submits the job; `options.job` is the validated manifest."""
     job: RLHFJob = options.job
     name, namespace = job.metadata.name, job.metadata.namespace or session.namespace
     if options.namespace and namespace != options.namespace:
@@ -46,7 +46,7 @@ async def submit(session: Session, options: argparse.Namespace) -> int:
 
 
 def as_written(job: RLHFJob, namespace: str) -> Body:
-    """The object to apply, with the manifest's own fields alone: all others stay as the cluster has them."""
+    """The object to apply, with only the manifest's own fields: others stay as the cluster has them."""
     body: Body = _said(job)
     return {**body, "metadata": {**body["metadata"], "namespace": namespace}}
 
@@ -57,7 +57,7 @@ def _said(value: Any) -> Any:
         return {
             fields[name].alias or name: _said(getattr(value, name))
             for name in fields
-            # null where it is the default says nothing, and an API server may refuse it
+            # a null that is the default has no effect, and an API server may refuse it
             if name in value.model_fields_set
             and not (getattr(value, name) is None and fields[name].default is None)
         }
@@ -93,5 +93,5 @@ def _next(before: Body | None, program: str, name: str, where: str) -> str:
 
 
 def _correctable(status: JobStatus) -> bool:
-    """The job ended because its spec was not valid: the operator looks at a corrected one again."""
+    """True if the job ended because its spec was invalid: the operator reconciles it again once it is corrected."""
     return any(c.type == "Failed" and c.reason == "ValidationFailed" for c in status.conditions)

@@ -1,4 +1,4 @@
-"""Output: on a terminal in colour and redrawn, elsewhere plain lines."""
+"""Output: coloured and redrawn on a terminal, plain lines elsewhere."""
 
 import datetime
 from types import TracebackType
@@ -11,16 +11,16 @@ from rich.text import Text
 
 
 def put(text: str | Text, out: TextIO) -> None:
-    """Print at once. Raises BrokenPipeError where nobody reads any more."""
+    """Prints at once. Raises BrokenPipeError if the reader is gone."""
     if isinstance(text, Text) and out.isatty():
         Console(file=out).print(text, soft_wrap=True)
     else:
-        print(text, file=out)  # a Text as its plain letters
+        print(text, file=out)  # a Text without styles
     out.flush()
 
 
 class Changing:
-    """A text that changes while something is waited for: redrawn in place, or printed at each change with its time."""
+    """A text that changes during a wait: redrawn in place, or printed with its time at each change."""
 
     def __init__(self, out: TextIO, *, spinner: bool = False) -> None:
         self._out, self._last = out, ""
@@ -40,7 +40,7 @@ class Changing:
             self._live.stop()
 
     def show(self, drawn: Text, line: str) -> None:
-        """`drawn` where it can be redrawn, `line` elsewhere."""
+        """Shows `drawn` if it can be redrawn, else `line`."""
         if self._live is None:
             if line != self._last:
                 self.say(line)
@@ -52,7 +52,7 @@ class Changing:
             self._live.update(drawn, refresh=True)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Prints a permanent line."""
         stamped = f"{datetime.datetime.now():%H:%M:%S} {line}"
         if self._live is not None:
             self._live.console.print(Text(stamped))
