@@ -43,8 +43,8 @@ class EvaluationSet(Frozen):
 
 
 class Evaluation(Frozen):
-    """Evaluation on held-out prompts by a function not used in training; for algorithms that train on given responses,
-    the loss on held-out ones."""
+    """Responses to held-out prompts, judged by a function not used in training; for algorithms that train on given
+    responses, the loss on held-out ones."""
 
     data: tuple[str, ...] | None = Field(None, min_length=1)
     """Files of rows of the kind that the algorithm trains on."""

@@ -45,9 +45,7 @@ class PolicyGradient(Frozen):
     clip_ratio_high: PositiveFloat | None = None
     """Upper clip, 1 + clipRatioHigh, where it differs (DAPO's clip-higher: 0.28)."""
     dual_clip: float | None = Field(None, gt=1)
-    """Dual clip: bound of the loss of negative advantages, as a multiple of the advantage (dual-clip PPO: 3);
-    above 1.
-    """
+    """Bound of the loss of negative advantages, as a multiple of the advantage (dual-clip PPO: 3); above 1."""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """Mean over all response tokens; mean over responses of their mean; or sum over tokens divided by responses x
     sampling.maxNewTokens."""
