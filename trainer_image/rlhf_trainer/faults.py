@@ -1,9 +1,10 @@
 """Fault-injection points for tests; no-ops unless the environment names a function."""
 
-import importlib
 import os
 from collections.abc import Callable
 from functools import cache
+
+from rlhf_api.imports import named_object
 
 VARIABLE = "RLHF_FAULTS"
 """`module:function`, called with the name of each point reached."""
@@ -11,8 +12,8 @@ VARIABLE = "RLHF_FAULTS"
 
 @cache
 def _hook() -> Callable[[str], None] | None:
-    module, _, name = os.environ.get(VARIABLE, "").partition(":")
-    return getattr(importlib.import_module(module), name) if module else None
+    path = os.environ.get(VARIABLE)
+    return named_object(path) if path else None
 
 
 def point(name: str) -> None:

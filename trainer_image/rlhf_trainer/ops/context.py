@@ -1,14 +1,14 @@
 """Context of an operation: the job's settings, the training step, the algorithm's running state."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.spec import Spec
 
 from ..batches import Loss
+from ..imports import import_function
 from ..records import Columns
 
 Operation = TypeVar("Operation")
@@ -43,19 +43,13 @@ LossFn = Callable[[Columns, OpContext], Loss]
 def find(table: Mapping[str, Operation], key: str) -> Operation:
     """The operation of a key in the table, or the function that `module:name` names.
 
-    Raises InvalidJob for an unknown key.
+    Raises InvalidJob for an unknown key, and for a name that is not a function that can be imported.
     """
     if key in table:
         return table[key]
-    module, separator, name = key.partition(":")
-    if not separator:
+    if ":" not in key:
         message = (
             f"the graph names {key!r}, which is none of {', '.join(table)}, nor a function as module:name"
         )
         raise InvalidJob([Problem("spec.algorithm", message)])
-    try:
-        found: Operation = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a user's module may raise any exception
-        message = f"{key!r} cannot be imported: {type(error).__name__}: {error}"
-        raise InvalidJob([Problem("spec.algorithm", message)]) from error
-    return found
+    return cast("Operation", import_function(key, "spec.algorithm"))
