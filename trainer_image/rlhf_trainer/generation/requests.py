@@ -18,7 +18,7 @@ POLL_SECONDS = 0.2
 GRACE_SECONDS = 2.0
 """Seconds to wait for a closing round's last tokens."""
 REFUSALS = 3
-"""Refusals of weights, or rounds that fail at every prompt, by generators that live, after which the run fails."""
+"""Refusals of weights by a live generator, or rounds in a row without a response, after which the run fails."""
 
 Start = Callable[[Sequence[Work], Callable[[Work], None], Switches], "Future[Round]"]
 """(prompts, callback for each complete one, switches) -> a round with the present generators."""

@@ -16,7 +16,7 @@ from ..data.stop_strings import StopStrings
 from ..weights.members import VERSION_HEADER
 from .work import Response, Work
 
-REFUSALS = (400, 413, 422)
+REFUSING_CODES = (400, 413, 422)
 """HTTP codes with which a server refuses a prompt itself."""
 STREAM_INTERVAL = 64
 """Tokens of a response per frame: the cost of a frame on rank 0 is shared by so many."""
@@ -122,7 +122,7 @@ class VllmClient:
             reader.close()
         except (RequestFailed, HttpError) as error:
             failed = error if isinstance(error, HttpError) else HttpError(url, error.code, str(error))
-            if failed.status in REFUSALS:
+            if failed.status in REFUSING_CODES:
                 raise Refused(f"HTTP {failed.status}: {failed.body}") from None
             raise failed from None
         except (ValueError, IndexError) as error:
