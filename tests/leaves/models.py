@@ -28,7 +28,7 @@ from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext, find
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.ops.pretraining import mixed
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
-from rlhf_trainer.replay.samplers import Sampling
+from rlhf_trainer.replay.samplers import EpisodeSampler
 from rlhf_trainer.settings import STARTS_FROM, model_source
 from rlhf_trainer.training import assembly
 from rlhf_trainer.training.online import OnlineTask
@@ -140,7 +140,7 @@ def replay(job: RLHFJob) -> Any:
     for number in range(1, 7):
         buffer.add(episode(number), step=number)
     window = buffer.replayable()
-    picks = Sampling(section, job.spec.seed).picks(window, fresh, 5) if section.window else []
+    picks = EpisodeSampler(section, job.spec.seed).picks(window, fresh, 5) if section.window else []
     return [kept.episode_id for kept in window], picks
 
 

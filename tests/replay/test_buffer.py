@@ -12,7 +12,7 @@ from tests.replay.made import episode, same, words
 from rlhf_api.problems import InvalidJob
 from rlhf_api.replay import Replay
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
-from rlhf_trainer.replay.samplers import Sampling
+from rlhf_trainer.replay.samplers import EpisodeSampler
 from rlhf_trainer.replay.table import Episode, decode
 
 
@@ -100,7 +100,9 @@ def test_samples_say_what_they_are_and_cannot_be_written():
 
 def picks(replay: Replay, step: int = 9, seed: int = 0) -> list[tuple[int, int]]:
     buffer = filled(replay)
-    return Sampling(replay, seed).picks(buffer.replayable(), EpisodeReplayBuffer(episode(6), words), step)
+    return EpisodeSampler(replay, seed).picks(
+        buffer.replayable(), EpisodeReplayBuffer(episode(6), words), step
+    )
 
 
 def test_nothing_is_replayed_unless_asked_for():
@@ -140,7 +142,9 @@ def test_prioritized_prefers_large_advantages():
     buffer.add(made, 1)
     replay = Replay(maxReplayEpisode=1, replaySampleFn="prioritized", samplesPerStep=1)
     fresh = EpisodeReplayBuffer(episode(2), words)
-    found = Counter(Sampling(replay, 0).picks(buffer.replayable(), fresh, step)[0][1] for step in range(200))
+    found = Counter(
+        EpisodeSampler(replay, 0).picks(buffer.replayable(), fresh, step)[0][1] for step in range(200)
+    )
     assert found[0] > 180
 
 

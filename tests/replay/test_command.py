@@ -21,7 +21,7 @@ from rlhf_store.retention import Retention
 from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
-from rlhf_trainer.replay.samplers import Sampling
+from rlhf_trainer.replay.samplers import EpisodeSampler
 
 PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
 REPLAY = Replay(maxReplayEpisode=2)
@@ -163,7 +163,7 @@ def test_the_sampler_in_the_docs_works(tmp_path, monkeypatch):
     buffer = ReplayBuffer(replay, words)
     for number in (1, 2):
         buffer.add(episode(number), number)
-    picks = Sampling(replay, 0).picks(buffer.replayable(), EpisodeReplayBuffer(episode(3), words), 3)
+    picks = EpisodeSampler(replay, 0).picks(buffer.replayable(), EpisodeReplayBuffer(episode(3), words), 3)
     best = {n: episode(n).columns["scores"].argsort(descending=True)[:2].tolist() for n in (1, 2)}
     assert picks == [(n, i) for n in (1, 2) for i in best[n]]
     keys = set(re.findall(r"`(\w+)`", PAGE.split("| key | value |")[1].split("\n\n")[0]))

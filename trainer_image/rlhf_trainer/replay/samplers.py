@@ -48,7 +48,7 @@ def prioritized(buffers: Buffers, count: int, rng: random.Random) -> list[Sample
 BUILT_IN = {"uniform": uniform, "newest": newest, "prioritized": prioritized}
 
 
-class Sampling:
+class EpisodeSampler:
     """The manifest's sampler of replayed responses. On rank 0: user code runs only there."""
 
     def __init__(self, replay: Replay, seed: int) -> None:

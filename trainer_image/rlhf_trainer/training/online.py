@@ -30,7 +30,7 @@ from ..ops import OpContext, output_fn
 from ..ops.compute import kl_coefficient
 from ..records import Columns
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
-from ..replay.samplers import Sampling
+from ..replay.samplers import EpisodeSampler
 from ..replay.table import Episode
 from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import texts
@@ -76,7 +76,7 @@ class OnlineTask:
         self._trained = TrainedState(models, op_ctx, averages)
         executor = Executor(ctx.ranks, graph, models, remote, op_ctx, averages)
         self._texts = partial(texts, tokenizer=ctx.tokenizer, stop=ctx.spec.sampling.stop)
-        self._sampling = Sampling(ctx.spec.replay, ctx.spec.seed)
+        self._sampling = EpisodeSampler(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts)
         self._source = PromptSource(ctx, rows)
         self._reward = reward
