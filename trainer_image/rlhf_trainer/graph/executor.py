@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.graph import Compute, Graph, Infer, Node
+from rlhf_api.graph import SEQUENCES, Compute, Graph, Infer, Node
 from rlhf_api.problems import InvalidJob, Problem
 
 from ..comms.ranks import Message, Ranks
@@ -142,7 +142,7 @@ class Executor:
 
 
 def _ready(node: Node, columns: Columns) -> bool:
-    return all(name == "sequences" or name in columns for name in node.reads)
+    return all(name == SEQUENCES or name in columns for name in node.reads)
 
 
 def _with(columns: Columns, node: Node, column: Tensor) -> Columns:
