@@ -18,6 +18,11 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(EXAMPLES.rglob("*.md"))]
 VALUES = json.loads((ROOT / "charts" / "rlhf-operator" / "values.schema.json").read_text())
+SOURCES = [
+    file
+    for folder in ("operator", "trainer_image", "tests", "benchmarks", "docs", "examples")
+    for file in (ROOT / folder).rglob("*.py")
+]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -69,6 +74,13 @@ def test_links_in_docs_lead_somewhere(page):
             assert (page.parent / link.partition("#")[0]).exists(), link
     for test in re.findall(r"`(tests/[^`*]+)`", page.read_text()):
         assert (ROOT / test).exists(), test
+
+
+@pages
+def test_source_files_named_in_docs_exist(page):
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text()))
+    found = {name for name in named if any(file.match(name) for file in SOURCES)}
+    assert not named - found
 
 
 def test_the_manifest_reference_is_current():
