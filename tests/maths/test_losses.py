@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_trainer.maths.losses import (
-    clipped,
-    clipped_policy_loss,
+    clipped_surrogate,
     clipped_value_loss,
+    outside_clip,
     pairwise_loss,
     ratio,
     token_weights,
@@ -31,9 +31,10 @@ def test_policy_loss_by_hand():
     logprobs = torch.log(torch.tensor([0.4, 0.4, 0.1, 0.1]))
     old = torch.log(torch.tensor([0.2, 0.2, 0.2, 0.2]))
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    torch.testing.assert_close(ratio(logprobs, old), torch.tensor([2.0, 2.0, 0.5, 0.5]))
+    r = ratio(logprobs, old)
+    torch.testing.assert_close(r, torch.tensor([2.0, 2.0, 0.5, 0.5]))
     torch.testing.assert_close(
-        clipped_policy_loss(logprobs, old, advantages, clip_ratio=0.2), torch.tensor([-1.2, 2.0, -0.5, 0.8])
+        clipped_surrogate(r, advantages, 0.2, 0.2), torch.tensor([-1.2, 2.0, -0.5, 0.8])
     )
 
 
@@ -43,7 +44,8 @@ def test_policy_loss_is_equation_7(rows, clip_ratio):
     for logprob, old, advantage in rows:
         r = math.exp(logprob - old)
         expected.append(-min(r * advantage, min(max(r, 1 - clip_ratio), 1 + clip_ratio) * advantage))
-    loss = clipped_policy_loss(*columns(rows), clip_ratio)
+    logprobs, old_logprobs, advantages = columns(rows)
+    loss = clipped_surrogate(ratio(logprobs, old_logprobs), advantages, clip_ratio, clip_ratio)
     torch.testing.assert_close(loss, torch.tensor(expected, dtype=torch.float64))
 
 
@@ -51,14 +53,14 @@ def test_policy_gradient_stops_where_the_clip_bites_and_is_the_plain_one_at_rati
     old = torch.tensor([-1.0, -1.0, -1.0, -1.0])
     logprobs = (old + torch.tensor([0.0, 0.5, 0.5, -0.5])).requires_grad_()
     advantages = torch.tensor([3.0, 1.0, -1.0, -1.0])
-    clipped_policy_loss(logprobs, old, advantages, clip_ratio=0.2).sum().backward()
+    clipped_surrogate(ratio(logprobs, old), advantages, 0.2, 0.2).sum().backward()
     # d(-rA)/dlogp = -rA: whole at ratio 1, none for a good token too likely already or a bad one too unlikely
     torch.testing.assert_close(logprobs.grad, torch.tensor([-3.0, 0.0, math.exp(0.5), 0.0]))
 
 
 def test_clip_fraction_by_hand():
     logprobs, old = torch.log(torch.tensor([1.3, 1.1, 0.7, 0.9])), torch.zeros(4)
-    assert clipped(logprobs, old, clip_ratio=0.2).tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert outside_clip(ratio(logprobs, old), 0.2, 0.2).tolist() == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_value_loss_by_hand():

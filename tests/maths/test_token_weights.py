@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rlhf_trainer.maths.groups import group_standardized
 from rlhf_trainer.maths.kl import kl_estimate
-from rlhf_trainer.maths.losses import clipped_policy_loss, clipped_surrogate, sequence_ratio, token_weights
+from rlhf_trainer.maths.losses import clipped_surrogate, ratio, sequence_ratio, token_weights
 from rlhf_trainer.maths.ragged import to_tokens
 
 aggregation = st.sampled_from(["token", "sequence", "constant"])
@@ -114,7 +114,7 @@ def test_grpo_put_together_is_its_equation_3(size, prompts, random):
     expected = float(grpo_by_loops(groups, scores, *split, beta=0.1, clip=0.2))
 
     advantages = group_standardized(torch.tensor(scores, dtype=torch.float64), torch.tensor(groups))
-    loss = clipped_policy_loss(new, old, to_tokens(advantages, lengths), 0.2)
+    loss = clipped_surrogate(ratio(new, old), to_tokens(advantages, lengths), 0.2, 0.2)
     loss = loss + 0.1 * kl_estimate(new, reference, "k3")
     assert float((token_weights(lengths, "sequence") * loss).sum()) == pytest.approx(expected, abs=1e-6)
 

@@ -75,26 +75,6 @@ def clipped_weight_loss(
     return -r.detach().clamp(1 - clip_low, 1 + clip_high) * advantages * logprobs
 
 
-def clipped_policy_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    clip_ratio: float,
-    *,
-    clip_high: float | None = None,
-    dual_clip: float | None = None,
-) -> Tensor:
-    """`clipped_surrogate` of the tokens' own ratios: the policy loss of PPO and GRPO.
-
-    Without `clip_high`, the ratio is clipped at `clip_ratio` on both sides.
-    Shapes: `logprobs`, `old_logprobs` float [A] in nats, `advantages` [A] -> [A] in units of the advantages,
-    same dtype.
-    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7, negated.
-    """
-    high = clip_ratio if clip_high is None else clip_high
-    return clipped_surrogate(ratio(logprobs, old_logprobs), advantages, clip_ratio, high, dual_clip)
-
-
 def outside_clip(r: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """1 where the ratio lies outside [1 - clip_low, 1 + clip_high], else 0; the mean is the clip fraction.
 
@@ -103,18 +83,6 @@ def outside_clip(r: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """
     change = r - 1
     return ((change > clip_high) | (-change > clip_low)).to(r.dtype)
-
-
-def clipped(
-    logprobs: Tensor, old_logprobs: Tensor, clip_ratio: float, *, clip_high: float | None = None
-) -> Tensor:
-    """`outside_clip` of the tokens' own ratios; without `clip_high`, `clip_ratio` bounds both sides.
-
-    Shapes: two float [A] in nats -> [A] without a unit, same dtype.
-    """
-    return outside_clip(
-        ratio(logprobs, old_logprobs), clip_ratio, clip_ratio if clip_high is None else clip_high
-    )
 
 
 def clipped_value_loss(
