@@ -53,8 +53,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one step, for the busiest process of each phase. Operations: `generating`, `score`, `train`. Bytes:
-    `generate`, weights read once per token of the longest responses, and `broadcast`."""
+    """Work of one step, for the process that has the most of each phase. Operations: `generating`, `score`, `train`.
+    Bytes: `generate`, weights read once for every token of the longest responses, and `broadcast`."""
 
     generate: float
     generating: float

@@ -45,13 +45,13 @@ class Zero:
     bucket: int = _BUCKET
     group: int = _GROUP
     gathers: bool = False
-    """Generation needs whole weights."""
+    """Whole weights are needed to generate with."""
     frozen: frozenset[int] = frozenset()
-    """Indices of the trained models with an adapter: only adapters have gradients and optimizer states."""
+    """Places, among the trained models, of those with an adapter: gradients and states are the adapter's alone."""
 
     @classmethod
     def of(cls, spec: Spec) -> "Zero":
-        """Settings of a manifest, completed as the trainer does."""
+        """From the manifest, completed as the trainer completes it."""
         config, dtype = spec.trainer.deepspeed, spec.trainer.dtype or spec.model.dtype
         graph = graph_of(spec)
         adapted = [i for i, m in enumerate(graph.trained) if spec.model.adapter(m.field)]
@@ -154,8 +154,8 @@ def backward(zero: Zero) -> Share:
 
 
 def trainer(zero: Zero, models: Sequence[float], activations: float | None = None) -> Need:
-    """Memory of a rank that trains `models`, given by their numbers of parameters; adapters are not counted.
-    `activations`: peak bytes of a backward pass, if known.
+    """A rank that trains `models`, given by their numbers of parameters; those of adapters are not counted.
+    `activations`: bytes at the peak of a backward pass, where they are known.
     """
     found = [_training(zero, models, activations)]
     if zero.stage == 3 and zero.gathers:
@@ -197,9 +197,9 @@ def _training(zero: Zero, models: Sequence[float], activations: float | None) ->
 
 
 def _phases(zero: Zero, models: Sequence[float], activations: float | None) -> Iterator[Need]:
-    """Additional memory of each phase: an optimizer step, and a backward pass."""
+    """Memory on top of what is kept: in an optimizer step, and in a backward pass."""
     largest = max(models, default=0)
-    # At stage 3 a rank updates its partition by sub-groups.
+    # At stage 3 a rank updates its part group by group.
     at_once = min(largest, zero.group * zero.ranks) if zero.stage == 3 else largest
     busy, beside = updating(zero), backward(zero)
     yield Need(at_once * busy.bytes(zero.ranks), f"{count(at_once)} x {busy.words(zero.ranks)} in an update")

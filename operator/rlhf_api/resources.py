@@ -88,7 +88,8 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
 
 
 def _training(spec: Spec, sizes: Sizes, share: float = 1.0) -> Need:
-    """Memory of a trainer's rank, with this share of its activations, and with its moving averages."""
+    """A rank of the trainer, with this share of its activations, and with the moving averages that it keeps beside the
+    trained models."""
     zero, activations = Zero.of(spec), _activations(spec, sizes)
     need = trainer(zero, _trained(spec, sizes), activations and share * activations)
     averaged = [size.parameters for model in graph_of(spec).averages if (size := getattr(sizes, model.field))]
@@ -105,7 +106,7 @@ def _trained(spec: Spec, sizes: Sizes) -> list[float]:
 
 
 def _activations(spec: Spec, sizes: Sizes) -> float | None:
-    """Activations of the trained model that has the most, in bytes; None if a model's widths are unknown."""
+    """Of the trained model that has most of them; None where a model's widths are not known."""
     section = spec.trainer
     dtype = section.dtype or spec.model.dtype
     found = []
@@ -175,8 +176,8 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
 
 
 def _remedy(spec: Spec, sizes: Sizes, memory: float) -> str:
-    """Suggested remedies: fewer activations; the smallest number of ranks for each ZeRO stage that needs fewer than
-    those before it; or the optimizer on the CPU."""
+    """Fewer activations; the fewest ranks, for each stage that needs fewer than those before it; or the optimizer on
+    the CPU."""
     zero, models, per_pod = Zero.of(spec), _trained(spec, sizes), spec.trainer.processes_per_replica
     activations = _activations(spec, sizes)
     certain = activations and _CERTAIN * activations
@@ -229,9 +230,7 @@ def _fewer_activations(spec: Spec, sizes: Sizes, memory: float) -> Iterator[str]
 
 
 def _ranks(zero: Zero, fits: Callable[[Zero], bool], per_pod: int) -> int | None:
-    """The smallest number of ranks, in whole pods and at least the present number, of which each can hold its
-    partition.
-    """
+    """The fewest ranks, in whole pods and no fewer than there are, of which each can hold its part."""
     choices = range(zero.ranks, _MOST_PODS * per_pod + 1, per_pod)
     at = bisect_left(choices, True, key=lambda n: fits(replace(zero, ranks=n)))
     return choices[at] if at < len(choices) else None

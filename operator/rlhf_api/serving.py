@@ -64,7 +64,7 @@ class Serving:
     served: Need
     """The serving weights, divided over tensor and pipeline parallel GPUs."""
     received: Need
-    """New weights, whole on every GPU and in the trainer's dtype, until they are swapped in."""
+    """New weights, whole on every GPU and as the trainer computes, until they are swapped in."""
     tensor_parallel: int
     given: float | None
     """The manifest's share of the GPU for vLLM, if it is a number."""
@@ -106,7 +106,7 @@ class Serving:
         return None if filled is None else filled * memory - self.served.total
 
     def problems(self, memory: float) -> Iterator[Problem]:
-        """Problems of settings that do not fit GPUs of `memory` bytes."""
+        """Refusals of settings that GPUs of so many bytes cannot hold."""
         room, has = memory - self.received.total, f"{memory / 1e9:g} GB"
         where = "spec.generator.engineArguments."
         seen = f"one GPU must hold {gigabytes(self.need.total)} GB: {self.need.words}; it has {has}"

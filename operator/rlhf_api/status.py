@@ -144,7 +144,7 @@ class RestartWindow(Report):
     failures: Count = 0
     """Restarts counted against `backoffLimit`."""
     disruptions: Count = 0
-    """Restarts not counted; they too lengthen the backoff before the next one."""
+    """Not counted; the pause before the next grows with them too."""
     since: Word
     last: Word
 
@@ -170,12 +170,12 @@ class ClusterStatus(Report):
     """Uids of ended pods that are counted in `restarts` and not replaced yet."""
     restarts: dict[Role, RestartWindow] = {}
     provisioning_since: str | None = None
-    """Time since when pods exist and the trainer does not train yet."""
+    """Since when pods are there and the trainer does not train yet."""
     progress_time: str | None = None
-    """Time of the trainer's last start or reported step."""
+    """Last start of the trainer, or report of another step."""
     scaling: ScalingStatus | None = None
     suspend_requested: str | None = None
-    """Time of the first request to the trainer to checkpoint and exit."""
+    """Time at which the trainer was first to be asked for a checkpoint and its end."""
     checkpoint_requested: str | None = None
     """Last value of the annotation `rlhf.dev/checkpoint` that the trainer accepted."""
 

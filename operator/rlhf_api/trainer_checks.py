@@ -30,7 +30,7 @@ def batches(spec: Spec) -> Iterator[Problem]:
 
 
 def critic(spec: Spec) -> Iterator[Problem]:
-    """Settings of a critic in a job without one."""
+    """Settings of a critic in a job that trains none."""
     tokens = spec.trainer.critic_micro_batch_tokens
     if tokens is not None and CRITIC not in graph_of(spec).trained:
         where = "spec.trainer.criticMicroBatchTokens"
@@ -69,7 +69,7 @@ def precision(spec: Spec) -> Iterator[Problem]:
 
 
 def deepspeed(spec: Spec) -> Iterator[Problem]:
-    """DeepSpeed keys that this trainer does not read."""
+    """Keys of DeepSpeed's that this trainer does not read."""
     config = spec.trainer.deepspeed
     for name, instead in (
         ("steps_per_print", "metrics.jsonl has every step"),

@@ -27,9 +27,9 @@ class Resolved:
 def resolve(spec: Spec) -> Resolved:
     """The graph and the settings of a job.
 
-    Raises InvalidJob if the user's algorithm cannot be imported, its settings are invalid, its graph cannot run or
-    reads other scores than `spec.reward.fineGrained` makes, or the graph has other roles and models than declared in
-    `spec.custom`, from which the job's processes were planned.
+    Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run or
+    reads other scores than `spec.reward.fineGrained` makes, or the graph has other roles and models than `spec.custom`
+    says, by which the job's processes were planned.
     """
     if algorithm_of(spec) is not CUSTOM:
         return Resolved(graph_of(spec), settings_of(spec))

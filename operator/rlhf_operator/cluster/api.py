@@ -42,7 +42,7 @@ KINDS = {
 """Kinds that the operator uses: apiVersion and plural name; with the group in the key if two share a kind."""
 
 _DEADLINE_SECONDS = 10.0
-_PAGE = 100  # page size of lists; a page is a large part of the operator's peak memory
+_PAGE = 100  # what is read at a time is much of the memory that is ever used
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE = "application/merge-patch+json"
@@ -53,7 +53,7 @@ Observe = Callable[[str, str, int, float], None]
 
 
 class ApiError(Exception):
-    """The API server refused a call, or did not reply (`status` 0)."""
+    """The API server refused a call or did not answer; `status` is 0 then."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(f"{status or 'no answer'} {reason}: {message}")

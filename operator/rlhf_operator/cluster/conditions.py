@@ -52,7 +52,7 @@ class Look:
     now: datetime.datetime
     finish: Finish | None = None
     creating: bool = False
-    """Pods are about to be created."""
+    """Pods are about to be made."""
     suspending: bool = False
     """The trainer is requested to checkpoint and exit."""
 

@@ -16,7 +16,8 @@ from .snapshot import Job, Pod
 
 
 class DesiredReader:
-    """Reads a configuration once per change of the spec: validation is the most expensive part of a reconcile."""
+    """Reads a configuration once for each change of the spec: checking one takes longer than all else that is
+    decided."""
 
     def __init__(self, settings: Settings, api: Api) -> None:
         self._settings, self._api = settings, api

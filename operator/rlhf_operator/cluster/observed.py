@@ -23,7 +23,7 @@ class Observed:
     silent_since: float | None = None
     """Time since when the trainer has been silent, in seconds since the epoch."""
     refused: Finish | str | None = None
-    """The API server's refusal of the pods that were to be created last."""
+    """Refusal by the API server of the pods that were to be made last."""
     quota: Quota = "none"
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price per GPU hour, by resource name."""

@@ -36,7 +36,7 @@ T = TypeVar("T")
 RETRY_SECONDS = 1.0
 """Retry interval of a membership push that failed, seconds."""
 JOBS_PER_POLL_SECOND = 20
-"""Limit on polls of jobs' progress per second: with many jobs each is polled less often."""
+"""With many jobs each is asked for its progress less often."""
 
 
 class Reconciler:

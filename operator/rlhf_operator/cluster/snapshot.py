@@ -28,9 +28,9 @@ _DISRUPTED = {
     "Terminated",
     "UnexpectedAdmissionError",
 }
-"""Reasons of pod disruptions, for servers without a DisruptionTarget condition."""
+"""Reasons of a pod's end that are not its own, for servers that have no DisruptionTarget condition."""
 _OVER = ("Failed", "Succeeded")
-"""Phases of ended pods."""
+"""Phases of a pod that has ended."""
 _RACES = "OutOf"
 """Prefix of kubelets' reasons for a pod whose resources were taken by another, such as `OutOfcpu`."""
 SIGTERMED = 128 + 15
@@ -175,7 +175,7 @@ def seconds(text: str) -> float:
 
 
 def _status(body: Any) -> tuple[JobStatus | None, str | None]:
-    """The parsed status, None if there is none yet; and the error if it cannot be read."""
+    """The status, None before the first one; or what cannot be read of it."""
     if not body or "phase" not in body:
         return None, None
     try:

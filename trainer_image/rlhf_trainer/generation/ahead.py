@@ -79,8 +79,8 @@ class RolloutsAhead:
         self._last = [], []
 
     def figures(self) -> dict[str, float]:
-        """Metrics since the last call: seconds without any running request, and number of responses interrupted (by new
-        weights or a failing generator) and continued by another request; empty except on rank 0."""
+        """Since the last call: seconds in which no request was under way, and responses that new weights or a failing
+        generator interrupted and another request continued; on the other ranks nothing."""
         if not self._ctx.ranks.first:
             return {}
         (idle, continued), self._told = self._told, (self._requests.idle_seconds, self._requests.continued)

@@ -28,7 +28,7 @@ def start_round(
     arrived: Callable[[Work], None] = lambda _work: None,
     switches: Switches | None = None,
 ) -> "Future[Round]":
-    """Starts a round on the event loop of `http`; see `Dispatch`.
+    """Asks `members` on the thread of `http`; see `Dispatch`.
 
     Each prompt ends with all its responses, refused with a reason, or unanswered.
     """

@@ -24,8 +24,8 @@ class PublishedWeights:
     """The generators that hold weights of the policy, all of one version. Its methods are collectives, but for those of
     rank 0 that say so.
 
-    A death re-forms the weight group (a new membership epoch); a new or returning generator gets the current weights
-    before any prompt.
+    A generator that dies costs the weight group one epoch; one that is new, or back, gets the current weights before
+    it is asked anything.
     """
 
     def __init__(

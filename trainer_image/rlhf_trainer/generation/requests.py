@@ -26,8 +26,8 @@ Start = Callable[[Sequence[Work], Callable[[Work], None], Switches], "Future[Rou
 
 @dataclass(frozen=True)
 class Responses:
-    """Completed responses; ids of prompts that were retried elsewhere, once per retry; and prompts refused for good, id
-    -> reason."""
+    """Responses to prompts; the ids of prompts that went to another generator, each as often as that happened; and why
+    prompts will never have a response, by id."""
 
     rollouts: Sequence[Rollout] = ()
     requeued: Sequence[str] = ()
@@ -52,7 +52,7 @@ class Requests:
         self._idle_since: float | None = None
         self._idle = 0.0
         self.continued = 0
-        """Responses begun in one round and continued in another."""
+        """Responses that were begun in one round and continued in another."""
 
     def begin(self) -> None:
         """Starts a round with all waiting prompts; no other may be running."""

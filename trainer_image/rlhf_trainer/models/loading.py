@@ -39,7 +39,7 @@ def load_model(
     tokenizer: PreTrainedTokenizerBase,
     head: Head | None = None,
 ) -> PreTrainedModel:
-    """Loads the model of a field of `spec.model`, or of the field that it defaults to, in the compute dtype of `role`.
+    """Loads a field of `spec.model`, or what stands in for it, in the compute dtype of `role`.
 
     `head` is the field's own unless given: algorithm `reward` trains the policy with a score head. Raises InvalidJob,
     naming the field that holds the path, if the model cannot be loaded or does not support this tokenizer's ids or the

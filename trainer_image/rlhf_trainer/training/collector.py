@@ -118,8 +118,8 @@ class EpisodeCollector:
         return replace(episode, columns=self._executor.run(episode.columns)), seconds
 
     def stream(self, number: int, responses: int) -> Iterator[tuple[Episode | None, dict[str, float]]]:
-        """Yields a step's episode in parts of about `responses` responses as they arrive, with the seconds of waiting
-        and preparation; None for a part without responses.
+        """The episode of a step in parts of about so many responses, as they come while the generators go on, with the
+        seconds that each part was waited for and prepared; None where the prompts of a part have no response.
 
         The policy moves between the parts, so the old log-probabilities are those of the sampler.
         """

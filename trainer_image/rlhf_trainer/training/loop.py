@@ -44,7 +44,7 @@ class Task(Protocol):
         """Names of generators whose served weights differ from what was sent, or ''. The same on every rank."""
 
     def publish(self, version: int) -> None:
-        """Sends the weights to the generators, if there are any."""
+        """Makes the weights known to whoever works with them outside this process."""
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:
         """Metrics of each held-out set, on rank 0."""

@@ -73,7 +73,7 @@ class OfflineTask:
         return ""
 
     def publish(self, version: int) -> None:
-        """No generators."""
+        """Nobody outside this process works with these weights."""
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:
         """The loss on each set, and its statistics: `count` rows, a pair counted once. Empty if a stop is requested

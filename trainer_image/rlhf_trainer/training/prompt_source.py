@@ -28,7 +28,7 @@ class PromptSource:
         self.places: dict[str, int] = {}
         """Positions of the prompts in progress, by id."""
         self._again: dict[str, int] = {}
-        """Positions of prompts to issue again after a resume, by id."""
+        """Those of prompts that were issued before a snapshot and are to be worked on again."""
 
     def issue(self, count: int) -> list[Prompt]:
         """The next `count` prompts; those of a snapshot are issued again first."""

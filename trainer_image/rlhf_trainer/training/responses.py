@@ -17,8 +17,8 @@ from ..sampling_mask import Kept, filled
 
 @dataclass(frozen=True)
 class Collected:
-    """`episode` is None if no prompt has responses; `requeued`: positions of retried prompts; `dropped`: positions of
-    refused prompts, by reason."""
+    """`episode` is None where no prompt was answered; `requeued`: positions of prompts, and `dropped`: positions of
+    those that are given up, by reason."""
 
     episode: Episode | None
     requeued: list[int]
