@@ -17,7 +17,7 @@ Head = Literal["causal", "value", "score", "token_score"]
 
 
 class GraphError(ValueError):
-    """A graph that cannot run: a column without a writer, two writers, or no training node."""
+    """The graph cannot run: a column without a writer, with two writers, or no training node."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ SUPERVISED = Model("model", "policy", "causal")
 REWARD_MODEL = Model("model", "policy", "score")
 
 SEQUENCES = "sequences"
-"""Tokens of prompts and responses: there from the first node on."""
+"""Column of the tokens of prompts and responses, written by the first node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One call. It runs once every column that it reads exists, and not at all where all that it writes does."""
+    """One operation. It runs once all columns that it reads exist, and is skipped if all that it writes exist."""
 
     name: str
     reads: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(Node):
-    """Responses to prompts of the dataset, sampled from `model` by the generators or by the trainer itself."""
+    """Samples responses to prompts of the dataset from `model`, on the generators or in the trainer."""
 
     name: str = "generate"
     model: Model = POLICY
@@ -118,7 +118,7 @@ class Train(Node):
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in an order in which each one's columns are written before they are read."""
+    """Nodes in topological order: each one's columns are written before they are read."""
 
     nodes: tuple[Node, ...]
 
@@ -128,13 +128,13 @@ class Graph:
 
     @property
     def source(self) -> Generate | Dataset:
-        """The first node: where sequences come from."""
+        """The first node, which creates the sequences."""
         (source,) = (n for n in self.nodes if isinstance(n, Generate | Dataset))
         return source
 
     @property
     def generates(self) -> bool:
-        """True where responses are sampled during training."""
+        """True if responses are sampled during training."""
         return isinstance(self.source, Generate)
 
     @property
@@ -169,7 +169,7 @@ class Graph:
         return {n.model: n.average for n in nodes if n.average is not None}
 
     def remote(self, node: Node) -> Role | None:
-        """The role that answers a node; None for what runs in the trainer."""
+        """The role that computes a node; None if the trainer does."""
         if isinstance(node, Score):
             return Role.REWARD
         if isinstance(node, Infer) and node.model not in self.trained:
@@ -178,7 +178,7 @@ class Graph:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Roles that the graph needs: the trainer, then those that answer one of its nodes."""
+        """Roles that the graph needs: the trainer, then those that compute one of its nodes."""
         needed = {Role.TRAINER, *map(self.remote, self.prepare)}
         if self.generates:
             needed.add(Role.GENERATOR)
@@ -213,6 +213,6 @@ class Graph:
 
 
 def _frozen(model: Model) -> bool:
-    """A role answers forward passes of it."""
+    """True if a role runs forward passes of the model."""
     role = holder(model.field)
     return role is not None and role.row.work == "infer"

@@ -1,4 +1,4 @@
-"""The roles of a job: what the manifest says of each (`RoleSpec`), and what a host knows of it (`Role`)."""
+"""Roles of a job: settings in the manifest (`RoleSpec`), and properties known to hosts (`Role`)."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -143,7 +143,7 @@ class ModelServerSpec(RoleSpec):
     """Further options of vLLM, as in `generator`."""
 
     def micro_batch(self, trainer: Trainer) -> int:
-        """Tokens of one chunk and of one forward pass."""
+        """Tokens per chunk and per forward pass."""
         return self.micro_batch_tokens or trainer.micro_batch_tokens
 
 
@@ -166,17 +166,19 @@ class RoleRow:
     """Nodes of the graph that its processes run. `train`: ranks under torchrun, one GPU each. `generate`: vLLM, whose
     GPUs hold a KV cache and new weights too. `score` and `infer`: one frozen model on one GPU, without gradients."""
     model: str | None = None
-    """The field of `spec.model` that names its frozen model."""
+    """Field of `spec.model` of its frozen model."""
     or_policy: bool = False
-    """Without that field it holds the policy as it is at the start of the run."""
+    """Without that field it holds the policy as of the start of the run."""
     grace_seconds: int = 15
-    """From SIGTERM to SIGKILL of a pod that is deleted."""
+    """Grace period from SIGTERM to SIGKILL of a deleted pod, seconds."""
     ready: str = HEALTH
-    """Answers while the process serves."""
+    """Path that answers while the process serves."""
     live: str | None = HEALTH
-    """Answers unless the process hangs; None: nobody asks."""
+    """Path that answers unless the process hangs; None: no liveness probe."""
     drain: str | None = None
-    """Asked before SIGTERM; answers when the last request is done and the trainer knows that the process goes."""
+    """Path called before SIGTERM; answers when the last request is done and the trainer knows that the process is
+    draining.
+    """
 
 
 class Role(StrEnum):
@@ -206,5 +208,5 @@ class Role(StrEnum):
 
 
 def holder(model: str) -> Role | None:
-    """The role whose frozen model is the one that this field of `spec.model` names."""
+    """The role that holds the frozen model of this field of `spec.model`."""
     return next((role for role in Role if role.row.model == model), None)

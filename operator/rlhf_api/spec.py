@@ -1,4 +1,4 @@
-"""`spec` of an RLHFJob: what to train, on what, and how; `roles.py` has the part that says where."""
+"""`spec` of an RLHFJob: what to train, on what data, and how; the roles' sections are in `roles.py`."""
 
 import difflib
 import re
@@ -64,10 +64,12 @@ class Model(Frozen):
     reward: str | None = None
     """A sequence-classification model with one output, which scores sampled responses."""
     tokenizer: str | None = None
-    """The policy's own unless given."""
+    """Tokenizer; the policy's own unless given."""
     create: CreateModel | None = None
     parameters: PositiveFloat | None = None
-    """Their number in the policy, such as 7.6e9; with it and `gpu.memoryGigabytes` memory is worked out beforehand."""
+    """Number of parameters of the policy, such as 7.6e9; with it and `gpu.memoryGigabytes` memory is checked
+    beforehand.
+    """
     lora: Adapters | None = None
     """Low-rank adapters, trained in place of the weights (docs/lora.md)."""
     dtype: DType = "bfloat16"
@@ -85,17 +87,17 @@ class Data(Frozen):
     train: tuple[str, ...] | None = Field(None, min_length=1)
     """JSON, JSONL or Parquet: paths, or URLs (`s3://`, `gs://`, `az://`), each alone or as `path::weight`."""
     sources: tuple[Source, ...] | None = Field(None, min_length=1)
-    """The same as objects, in place of `train`."""
+    """The same as `train`, as objects."""
     samples_per_epoch: Positive | None = None
-    """Drawn from all sources by their weights; as many as there are rows unless given."""
+    """Samples per epoch, drawn from all sources by their weights; the number of rows unless given."""
     system_prompt: str | None = None
     """Begins every conversation that has none; a prompt of plain text becomes the user's turn after it."""
     chat_template: str | None = None
-    """Of conversations: Jinja, or a file of it; the tokenizer's own unless given."""
+    """Chat template of conversations: Jinja, or a file of it; the tokenizer's own unless given."""
     max_prompt_length: Positive = 512
-    """In tokens; a longer prompt keeps its last ones."""
+    """Maximum prompt length in tokens; a longer prompt keeps its last ones."""
     max_answer_length: Positive = 512
-    """In tokens, for algorithms that train on given answers; a longer one is cut."""
+    """Maximum response length in tokens, for algorithms that train on given responses; a longer one is cut."""
     prompts_per_step: Positive = 64
     """Rows drawn for each training step."""
 
@@ -108,10 +110,10 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Sampling(Frozen):
-    """Sampling of answers."""
+    """Sampling of responses."""
 
     temperature: PositiveFloat = 1.0
-    """Log-probabilities of policy and reference are taken at it too."""
+    """Sampling temperature; log-probabilities of policy and reference are computed at it too."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; 1 switches it off. Replayed in training beside a topK."""
     top_k: int = Field(-1, ge=-1)
@@ -120,19 +122,19 @@ class Sampling(Frozen):
     """Above 0 the end token is banned until then, which the trainer's log-probabilities know of beside a topK alone."""
     max_new_tokens: Positive = 256
     answer_end_id: int | None = Field(None, ge=0)
-    """A token that ends a response too, beside those of the tokenizer and of the policy's generation_config.json."""
+    """An additional end token, besides those of the tokenizer and of the policy's generation_config.json."""
     stop: tuple[StopString, ...] = Field((), max_length=16)
     """Strings that end a response too: its last token is the one that completes one, its text ends before it."""
     answers_per_prompt: Positive = 1
 
     @property
     def kept(self) -> int:
-        """Tokens that each one is sampled from, at most, where training replays them; else 0."""
+        """Maximum size of a sampling mask that training replays; else 0."""
         return self.top_k if 0 < self.top_k <= MOST_KEPT else 0
 
     @property
     def cut(self) -> bool:
-        """Tokens are left out, or the end token is banned, where training does not replay that."""
+        """True if tokens are left out, or the end token is banned, and training does not replay that."""
         return not self.kept and (self.top_p < 1 or self.top_k > 0 or self.min_new_tokens > 0)
 
 
@@ -159,7 +161,7 @@ class Optimizer(Frozen):
     epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     gradient_clip: PositiveFloat = 1.0
-    """Bound of the 2-norm of the whole gradient."""
+    """Maximum 2-norm of the whole gradient."""
 
 
 class Weights(Frozen):
@@ -170,14 +172,14 @@ class Weights(Frozen):
     timeout_seconds: PositiveFloat = 30.0
     """Deadline of each broadcast; a generator that misses it is left behind until it comes back."""
     bucket_megabytes: Positive = 512
-    """Tensors travel in pieces of this size; twice as much of the first trainer GPU's memory holds them."""
+    """Bucket size of the broadcast; two buckets are held in the first trainer GPU's memory."""
 
 
 class Origin(Frozen):
     """A checkpoint of another run, to start from; `rlhf clone` writes this."""
 
     store: StoreUrl
-    """The other run's, readable with this run's credentials."""
+    """The other run's store, readable with this run's credentials."""
     step: Positive
 
 
@@ -188,18 +190,18 @@ class Checkpoint(Frozen):
     """`file://`, `s3://`, `gs://` or `az://`; `checkpoints` in the work directory unless given."""
     every_steps: Positive = 10
     resume: bool = False
-    """Go on from what an earlier run left in the store; where that is nothing, start anew."""
+    """Resume from the checkpoints of an earlier run in the store; without any, start anew."""
     start_from: Origin | None = None
-    """Begin at a step of another run, with a copy of its checkpoint, where this run has none of its own."""
+    """Start from a step of another run, by a copy of its checkpoint, unless this run has checkpoints of its own."""
     keep_last: Positive = 2
     """Number of newest checkpoints to keep; older ones are deleted, except those of `keepEvery` and `keepBest`."""
     keep_every: int = Field(0, ge=0)
-    """Those of every so many steps stay too; 0 names none."""
+    """Keeps the checkpoints of every so many steps too; 0: none."""
     keep_best: int = Field(0, ge=0)
     """So many of those with the best evaluation at their step stay too: the highest mean, or the lowest loss of
     algorithms that train on given responses; of several sets, their mean."""
     timeout_seconds: Positive = 600
-    """Patience with a store that does not answer; training goes on meanwhile until the next checkpoint."""
+    """Retry deadline of a store that does not respond; training continues meanwhile until the next checkpoint."""
 
 
 if TYPE_CHECKING:

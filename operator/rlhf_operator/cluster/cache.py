@@ -23,14 +23,14 @@ class _Seen:
 
 
 class Cache:
-    """Fed by watches and by the answers to our own writes, in any order: what is newest stays."""
+    """Fed by watches and by the replies to our own writes, in any order: the newest version is kept."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[Key, dict[str, _Seen]]] = defaultdict(dict)  # kind, job, name
         self._dropped: OrderedDict[str, None] = OrderedDict()  # uids
 
     def put(self, body: Mapping[str, Any]) -> Key | None:
-        """Keep the object; the job that it belongs to, or None where this is no news for it."""
+        """Stores the object; returns the job that it belongs to, or None if nothing in it is new for the job."""
         meta, key = body["metadata"], job_of(body)
         if key is None or meta["uid"] in self._dropped:
             return None
@@ -45,7 +45,7 @@ class Cache:
         return key
 
     def drop(self, body: Mapping[str, Any]) -> Key | None:
-        """The object was deleted: forget it, also where an answer of before the deletion comes late."""
+        """Removes a deleted object, also if a reply from before the deletion arrives later."""
         meta, key = body["metadata"], job_of(body)
         self._bury(meta["uid"])
         same = self._seen[body["kind"]].get(key, {}) if key else {}
@@ -57,7 +57,7 @@ class Cache:
         return key
 
     def uids(self, kind: str, namespace: str | None = None) -> set[str]:
-        """Of one namespace, or of all."""
+        """Uids of the kind's objects in one namespace, or in all."""
         return {
             seen.uid
             for key, same in self._seen[kind].items()
@@ -66,7 +66,7 @@ class Cache:
         }
 
     def leave(self, namespace: str) -> set[Key]:
-        """Forget all of a namespace, which may be seen again; its jobs."""
+        """Removes all objects of a namespace, which may be listed again later; returns its jobs."""
         left = {key for same in self._seen.values() for key in same if key[0] == namespace}
         for same in self._seen.values():
             for key in left:
@@ -74,7 +74,7 @@ class Cache:
         return left
 
     def drop_uids(self, kind: str, uids: Iterable[str]) -> set[Key]:
-        """Forget those; the jobs that they belonged to."""
+        """Removes the objects with these uids; returns the jobs that they belonged to."""
         gone, touched, left = set(uids), set(), {}
         for uid in gone:
             self._bury(uid)
@@ -95,15 +95,17 @@ class Cache:
         return next(iter(self._read("RLHFJob", key)), None)
 
     def pods(self, key: Key) -> list[Body]:
-        """Pods that name the job in their label, whoever made them."""
+        """Pods with the job's label, whoever created them."""
         return self._read("Pod", key)
 
     def has(self, kind: str, key: Key, name: str) -> bool:
-        """An object of the job is there, as far as is known."""
+        """True if the cache has this object of the job."""
         return name in self._seen[kind].get(key, {})
 
     def knows(self, body: Mapping[str, Any]) -> bool:
-        """This version of an object was seen, or a later one, or its deletion. True of one that belongs to no job."""
+        """True if this version of an object, a later one, or its deletion was seen; also for one that belongs to no
+        job.
+        """
         meta, key = body["metadata"], job_of(body)
         if key is None or meta["uid"] in self._dropped:
             return True
@@ -130,7 +132,7 @@ def job_of(body: Mapping[str, Any]) -> Key | None:
 
 
 def trimmed(body: Mapping[str, Any]) -> Body:
-    """The object without what no decision is made from."""
+    """The object without the fields that no decision depends on."""
     if body["kind"] in COMPANIONS:
         return {**_only(body, "apiVersion", "kind"), "metadata": _only(body["metadata"], *_OF_METADATA)}
     if body["kind"] != "Pod":
@@ -151,7 +153,7 @@ def trimmed(body: Mapping[str, Any]) -> Body:
 
 
 def _asked(job: Body) -> Body:
-    """The part of a job that users write: spec and metadata, without the version of the whole object."""
+    """The part of a job written by users: spec and metadata, without the resourceVersion."""
     metadata = {k: v for k, v in job["metadata"].items() if k != "resourceVersion"}
     return {"metadata": metadata, "spec": job.get("spec")}
 

@@ -17,7 +17,7 @@ from .pod_groups import PodGroups
 from .snapshot import Pod
 
 KILL_SECONDS = 5
-"""Grace of a trainer whose peer has failed: it has nothing left to save."""
+"""Grace period, seconds, of a trainer whose peer has failed: it has nothing left to save."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def carried_out(
             made.delete += [deletion(pod, KILL_SECONDS) for pod in doomed]
             continue
         occupied = _occupying(sight, action)
-        # Pods that vanished before this look have not been counted by anybody.
+        # Pods that vanished before this reconcile have not been counted yet.
         if occupied or (action.again and not waited):
             made.restarts = one_more(spec, made.restarts, action.role, now.timestamp(), counts=action.counts)
         if occupied:

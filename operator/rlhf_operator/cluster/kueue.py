@@ -101,8 +101,8 @@ def _priority(named: Mapping[str, Any]) -> Body:
 
 
 def released(workload: Mapping[str, Any], stamp: str) -> Body:
-    """A merge patch of the status: the evicted job's pods are gone, and its quota is free. Kueue leaves this to whoever
-    runs the pods."""
+    """Merge patch of the status once the evicted job's pods are gone: its quota is free. Kueue leaves this to the
+    integration that runs the pods."""
     evicted = next(c for c in workload["status"]["conditions"] if c["type"] == "Evicted")
     why, requeued = str(evicted.get("message", "")), evicted.get("reason") in _REQUEUED
     changes = {
@@ -114,8 +114,8 @@ def released(workload: Mapping[str, Any], stamp: str) -> Body:
 
 
 def report(workload: Mapping[str, Any], spec: Spec, *, ready: bool, stamp: str) -> Body | None:
-    """A merge patch of an admitted Workload's status, None where it is as it should be: its pods are ready or not, and
-    generators that the job was scaled down by are free to be reclaimed."""
+    """Merge patch of an admitted Workload's status, or None if it is up to date: whether its pods are ready, and the
+    quota of scaled-down generators as reclaimable."""
     was = "PodsReady" in [c["type"] for c in workload.get("status", {}).get("conditions", ())]
     known = "PodsReady" in _held(workload)
     free = {name: count - _wanted(spec).get(name, 0) for name, count in _counts(workload).items()}
@@ -142,7 +142,7 @@ def _counts(workload: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _wanted(spec: Spec) -> dict[str, int]:
-    """Pods of each role that quota is held for; where generators come and go by themselves, for all that may come."""
+    """Pods of each role for which quota is requested; with autoscaling, the maximum number of generators."""
     counts: dict[str, int] = {role.value: len(places(spec, role)) for role in roles_of(spec)}
     scale, generator = spec.generator.autoscale, Role.GENERATOR
     if scale is not None and generator in counts:
@@ -158,7 +158,7 @@ def _reclaimed(workload: Mapping[str, Any]) -> dict[str, int]:
 def _status(
     workload: Mapping[str, Any], stamp: str, changes: Mapping[str, tuple[str, str, str]], fields: Body
 ) -> Body:
-    """All conditions with the changed ones, as of the version that was read."""
+    """All conditions with the changed ones, against the resourceVersion that was read."""
     before = {c["type"]: c for c in workload.get("status", {}).get("conditions", ())}
     for kind, (status, reason, message) in changes.items():
         old = before.get(kind, {})

@@ -26,11 +26,15 @@ RUNTIME_SECONDS = 15.0
 SUSPEND_SECONDS = 600.0
 """Deadline of a trainer's last checkpoint before its pods are deleted, seconds."""
 SIDECAR_SECONDS = 30.0
-"""Grace of a pod's other containers at the end of a job, after the role's has ended: say to send its log away."""
+"""Grace period of a pod's sidecars after the role's container has ended at the end of a job, seconds: time to ship
+logs.
+"""
 
 
 Queue = Literal["enter", "leave", "release", "report"]
-"""Ask Kueue for the job's quota, return it, return it and stay in the queue, or tell how its admitted pods are."""
+"""Request the job's quota from Kueue, return it, return it but stay in the queue, or report the admitted pods'
+state.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,12 @@ class Plan:
     status: JobStatus | None
     """None: unchanged."""
     companions: bool = False
-    """The job's ConfigMap, service, policy and gang are to be there."""
+    """Create the job's ConfigMap, service, policy and gang if missing."""
     create: tuple[NewPod, ...] = ()
     delete: tuple[Deletion, ...] = ()
     members: Membership = field(default_factory=Membership)
     stop: bool = False
-    """Ask the trainer for a checkpoint and its end."""
+    """Request a checkpoint and exit of the trainer."""
     events: tuple[Event, ...] = ()
     queue: Queue | None = None
     generators: int | None = None
@@ -140,7 +144,7 @@ def _suspend(
     processes: Sequence[ProcessState],
     now: datetime.datetime,
 ) -> Plan:
-    """The trainer saves itself and ends, while the others still serve it; then every pod goes."""
+    """The trainer checkpoints and exits while the other roles still serve it; then every pod is deleted."""
     since = cluster.suspend_requested or now.isoformat(timespec="seconds")
     waited = (now - datetime.datetime.fromisoformat(since)).total_seconds()
     trainers = [pod for pod in sight.current.values() if pod.role is Role.TRAINER]
@@ -208,8 +212,8 @@ def _report(observed: Observed) -> Queue | None:
 
 
 def _queue(observed: Observed, *, idle: bool) -> Queue | None:
-    """Quota is asked for once, and given back where none of the job's pods is left. An evicted job keeps its place's
-    history; one that outgrew its quota lines up anew."""
+    """Requests quota once, and returns it when none of the job's pods is left. An evicted job keeps its history in the
+    queue; one that outgrew its quota gets a new Workload."""
     suspended, quota = observed.wanted.spec.suspend or observed.wanted.waits is not None, observed.quota
     if quota in ("absent", "outdated") and not suspended:
         return "enter"
@@ -221,7 +225,7 @@ def _queue(observed: Observed, *, idle: bool) -> Queue | None:
 
 
 def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:
-    """Nothing is made again; what ended stays for its log until the job goes."""
+    """Creates nothing any more; ended pods are kept for their logs until the job is deleted."""
     sight = sort(observed.wanted.spec, before.cluster or ClusterStatus(), observed.pods)
     holding = [pod for pod in sight.pods if not pod.over]
     ending = [
@@ -245,7 +249,7 @@ def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime
 
 
 def _deletions(wanted: Sequence[Deletion], sight: PodGroups, now: datetime.datetime) -> tuple[Deletion, ...]:
-    """Deletions not under way already, and those of pods that are given up."""
+    """Deletions to start: of pods not being deleted yet, and of those that are given up."""
     going = {pod.uid: pod.deletion_deadline for pod in sight.pods if pod.deletion_deadline is not None}
     new = {each.uid: each for each in wanted if each.uid not in going}
     given_up = [deletion(pod, 0) for pod in sight.pods if lost(pod, now.timestamp())]

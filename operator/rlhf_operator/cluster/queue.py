@@ -1,4 +1,4 @@
-"""Work queue of job names: each by one worker at a time, the new and the changed before those that only wait."""
+"""Work queue of job names: one worker per job at a time, changed jobs before periodic ones."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ _Entry = tuple[float, int, Key]
 class _Job:
     new: bool
     due: float | None = None
-    """Time from which it may be taken; None while nothing is asked for."""
+    """Time from which the job may be taken; None if it is not queued."""
     changed: bool = False
-    """Something happened to it; else it is only time to look again."""
+    """The job changed; otherwise it is due for a periodic reconcile."""
     held: float = 0.0
     """The API server asked not to retry before this time."""
     failures: int = 0
@@ -57,7 +57,7 @@ class Queue:
         return self._depth
 
     def add(self, key: Key, after: float | None = None) -> None:
-        """Something happened to the job. With `after`: look again in so many seconds. The earliest wins."""
+        """Queues a changed job; with `after`, a periodic reconcile in that many seconds. The earliest wins."""
         job = self._jobs.setdefault(key, _Job(new=after is None))
         due, changed = max(self._clock() + (after or 0.0), job.held), after is None
         if job.due is None or due < job.due or (changed and not job.changed):
@@ -89,13 +89,13 @@ class Queue:
         return None
 
     def done(self, key: Key, again: float | None = None) -> None:
-        """It was looked at; `again`: in so many seconds once more, unless something happens earlier."""
+        """Reports a finished reconcile; `again`: seconds until the next one, unless the job changes before."""
         self._jobs[key].failures = 0
         self._release(key, again)
 
     def failed(self, key: Key, hold: float = 0.0) -> float:
-        """It could not be looked at: again after a while, longer each time. Sooner where something happens, but not
-        within `hold` seconds. Returns the seconds until then."""
+        """Reports a failed reconcile: retried with exponential backoff, or sooner on a change, but not within `hold`
+        seconds. Returns the seconds until the retry."""
         job = self._jobs[key]
         longest = min(_BACKOFF_SECONDS * 2.0 ** min(job.failures, 10), _BACKOFF_LIMIT)
         wait = max(longest * (0.5 + self._jitter() / 2), hold)

@@ -1,4 +1,4 @@
-"""One job, from what is to what should be: look, plan, write the status, act. Called again and again."""
+"""Reconciles one job: observe, plan, write the status, act. Called repeatedly."""
 
 import asyncio
 import datetime
@@ -40,7 +40,7 @@ JOBS_PER_POLL_SECOND = 20
 
 
 class Reconciler:
-    """Brings one job after the other closer to what it should be. What it remembers only saves calls."""
+    """Reconciles jobs. Its state only saves API calls."""
 
     def __init__(
         self, settings: Settings, api: Api, cache: Cache, recorder: Recorder, telemetry: Telemetry
@@ -58,10 +58,10 @@ class Reconciler:
         await self._trainers.close()
 
     async def reconcile(self, key: Key) -> float | None:
-        """Seconds until the job wants to be looked at again, if nothing happens before.
+        """Reconciles a job; returns the seconds until the next reconcile, unless something happens before.
 
         Raises:
-            ApiError: something could not be done; the next call goes on from there.
+            ApiError: an action failed; the next call continues from there.
         """
         body = self._cache.job(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
@@ -100,15 +100,16 @@ class Reconciler:
         return max(again, len(self._cache.keys()) / JOBS_PER_POLL_SECOND)
 
     async def _carry_out(self, key: Key, job: Job, want: Desired, pods: list[Pod], todo: Plan) -> bool:
-        """The status says first what is about to happen: whatever is cut short is then made good, never done twice.
+        """Writes the status with the intended actions first, so that an interrupted reconcile is completed and nothing
+        is done twice.
 
-        Whether the trainer knows who serves it.
+        Returns whether the trainer has the present membership.
         """
         if todo.stop:
             await self._trainers.stop(job, pods)
         if todo.status is not None:
             await self._write(key, job, await self._with_checkpoint(job, pods, todo.status))
-        # First of all: who is about to be deleted should get no more work.
+        # First: a member about to be deleted should get no more work.
         told = await self._trainers.tell(job, pods, todo.members)
         await self._delete_pods(job, todo)
         with self._refusing(key):
@@ -133,7 +134,7 @@ class Reconciler:
         return told
 
     async def _give_up(self, key: Key, job: Job, todo: Plan) -> float | None:
-        """No more than what can be done without a valid spec."""
+        """Only the actions that are possible without a valid spec."""
         if todo.status is not None:
             await self._write(key, job, todo.status)
         await self._delete_pods(job, todo)
@@ -148,7 +149,7 @@ class Reconciler:
         )
 
     async def _with_checkpoint(self, job: Job, pods: list[Pod], status: JobStatus) -> JobStatus:
-        """Passes a request for a checkpoint on, once; the status remembers that it was taken."""
+        """Forwards a checkpoint request once; the status records that it was accepted."""
         cluster = status.cluster
         if cluster is None or job.checkpoint is None or job.checkpoint == cluster.checkpoint_requested:
             return status
@@ -179,7 +180,7 @@ class Reconciler:
         self._written[key] = time.monotonic()
 
     async def _apply_companions(self, key: Key, job: Job, pinned: Pinned) -> None:
-        """Applies service, ConfigMap and the like where they differ from the last ones, or one of them is gone."""
+        """Applies service, ConfigMap and so on, if they differ from the last ones or one is missing."""
         known = self._applied.get(key)
         if known is not None and known[0] == pinned and all(self._cache.has(*each) for each in known[1]):
             return
@@ -194,12 +195,12 @@ class Reconciler:
         try:
             await self._api.create(owned(token_secret(self._settings.token_key, job), job))
         except ApiError as error:
-            if error.status != 409:  # there already, and the same for ever
+            if error.status != 409:  # exists already, and never changes
                 raise
 
     @contextmanager
     def _refusing(self, key: Key) -> Iterator[None]:
-        """Keeps a refusal of the job's objects by the API server for the next look."""
+        """Keeps a refusal of the job's objects by the API server for the next reconcile."""
         try:
             yield
         except ApiError as error:
@@ -217,7 +218,7 @@ class Reconciler:
 
 
 async def _all(calls: "Iterable[Coroutine[Any, Any, T]]") -> list[T]:
-    """All calls side by side, each to its end; then the first error, if there was one."""
+    """Runs all calls concurrently, each to its end; then raises the first error."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

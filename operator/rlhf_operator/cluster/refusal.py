@@ -1,6 +1,6 @@
-"""Jobs that no plan can be made for: the spec is not valid, or another release wrote the status; pure.
+"""Jobs that cannot be planned: the spec is invalid, or another release wrote the status; pure.
 
-What the status says of the run so far stays: the run goes on from there once the spec is corrected.
+The status of the run so far is kept: the run resumes from there once the spec is corrected.
 """
 
 import datetime
@@ -36,14 +36,14 @@ def by_server(status: int, message: str) -> Finish | str:
 
 
 def leave_alone(why: str) -> Plan:
-    """Says what this release cannot read, and touches nothing until one comes that can."""
+    """Reports what this release cannot read, and changes nothing until another release takes over."""
     message = f"another release wrote what this one cannot read; job and pods are left alone: {why}"
     return Plan(status=None, events=(Event("Warning", "Unreadable", message[:LONGEST]),), again=None)
 
 
 def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datetime) -> Plan:
-    """A job whose spec can't run, with no configuration of a run to go on with: it has failed, and has no pods. One
-    that had ended before stays as it was."""
+    """Fails a job whose spec is invalid and that has no configuration of a run to continue with; it has no pods. A job
+    that had ended before is unchanged."""
     before, events = job.status, tuple[Event, ...]()
     over = before is not None and before.phase in ("Succeeded", "Failed")
     if before is None or not over or (refused(before) and before.observed_generation != job.generation):
@@ -64,12 +64,12 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
 
 
 def refused(status: JobStatus) -> bool:
-    """The job ended because its spec was not valid."""
+    """True if the job ended because its spec was invalid."""
     return [c.reason for c in status.conditions if c.type == "Failed"] == [_REFUSED]
 
 
 def reopened(job: Job, spec: Spec) -> Job:
-    """A job whose spec was refused and has been corrected, as it stood before: where it had run, it goes on."""
+    """A refused job whose spec has been corrected, as it was before; one that had run resumes."""
     status = job.status
     if status is None or not refused(status) or status.observed_generation == job.generation:
         return job

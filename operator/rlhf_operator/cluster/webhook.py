@@ -40,7 +40,7 @@ def review(request: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
 def _problems(
     body: Mapping[str, Any], before: Mapping[str, Any] | None, settings: Settings
 ) -> Sequence[Problem]:
-    """Errors of a job, or of its change from the stored one."""
+    """Problems of a job, or of its change from the stored one."""
     try:
         spec = from_cluster(body).spec
         if before is None or _asks_for(before) != _asks_for(body):
@@ -51,11 +51,11 @@ def _problems(
     try:
         return check_change(from_cluster(before).spec, spec) if before is not None else ()
     except InvalidJob:
-        return ()  # it could not run as it was: any change may mend it
+        return ()  # it was invalid before: any change may correct it
 
 
 def _asks_for(body: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Parts of a job that the limits are about; whoever changes others, such as finalizers, is not judged by them."""
+    """The parts of a job that the limits cover; changes of others, such as finalizers, are not checked against them."""
     return body.get("spec"), body["metadata"].get("labels", {}).get(QUEUE)
 
 

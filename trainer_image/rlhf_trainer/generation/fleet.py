@@ -1,4 +1,4 @@
-"""The generators as the training loop sees them: one call to give them weights, one to get responses."""
+"""The generators as seen by the training loop: publish weights, sample responses."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -101,7 +101,7 @@ class Fleet:
         return [Work.begin(prompt, *asked) for prompt in prompts]
 
     def _batches(self, works: Sequence[Work], size: int | None) -> Iterator[Responses | None]:
-        """On rank 0. None: nobody is left to ask; weights must go out before the next batch is asked for."""
+        """On rank 0. None: no generator is left; weights must be published before the next batch."""
         places = {work.prompt.id: place for place, work in enumerate(works)}
         batches = 1 if size is None else max(1, len(works) // size)
         requests = Requests(self._start, self.weights.left_out, self._ctx.stop)

@@ -1,4 +1,4 @@
-"""The policy's weights as the generators have them: who holds which version, and how each gets the next."""
+"""The policy's weights on the generators: which holds which version, and how each gets the next."""
 
 import logging
 from collections import Counter
@@ -35,7 +35,7 @@ class PublishedWeights:
         sync: WeightSync | None,
         committing: Callable[[], None],
     ) -> None:
-        """`sync` on rank 0 only; `committing` is called there before generators go over to other weights."""
+        """`sync` on rank 0 only; `committing` is called there before generators swap weights."""
         self._ctx, self._policy, self._sync, self._committing = ctx, policy, sync, committing
         self._members: list[Member] = []
         self._failures: Counter[str] = Counter()  # to take the newest weights, by uid
@@ -72,7 +72,7 @@ class PublishedWeights:
         self._current = version
 
     def changed(self) -> str:
-        """Which generators serve other weights than they were given, and which; empty for none."""
+        """Names of generators whose served weights differ from what was sent, with those weights; '' if none."""
         return self._ctx.ranks.say(lambda: self._sync.changed(self.holders) if self._sync else "")
 
     @property
@@ -81,13 +81,13 @@ class PublishedWeights:
         return list(self._holders.values())
 
     def someone_is_new(self) -> bool:
-        """A generator answers and has no weights, or had some and answers no more; on rank 0."""
+        """True if a generator responds and has no weights, or had some and responds no more; on rank 0."""
         assert self._ctx.services is not None
         answering = {m.uid for m in self._ctx.services.roster.answering(Role.GENERATOR)}
         return answering != set(self._holders)
 
     def left_out(self, failed: Mapping[str, str]) -> None:
-        """Generators that failed in a round, by uid, hold nothing until they take weights again; on rank 0."""
+        """Marks generators that failed in a round, by uid, as without weights; on rank 0."""
         for uid in failed:
             self._holders.pop(uid, None)
 
@@ -120,7 +120,7 @@ class PublishedWeights:
         for target, reason in report.lost.items():
             log.warning("%s did not take weight version %d: %s", target.name, version, reason)
         if not report.holders:
-            # Whoever died is being replaced and may try again; whoever lives and refuses does so three times.
+            # A generator that died is being replaced and may try again; one that lives may refuse three times.
             self._failures.update(target.uid for target in report.lost)
             if all(self._failures[member.uid] >= REFUSALS for member in members):
                 why = "; ".join(f"{target.name}: {reason}" for target, reason in report.lost.items())

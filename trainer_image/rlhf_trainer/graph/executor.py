@@ -100,13 +100,13 @@ class Executor:
             todo.remove(node)
 
     def _weights(self, node: Infer) -> AbstractContextManager[None]:
-        """The model's weights while a node infers with it."""
+        """Context in which the model has the weights that the node infers with."""
         if node.average is not None:
             return self._averages[node.model.name].swapped()
         return self._models[node.model.name].adapter_off() if node.base else nullcontext()
 
     def _wanted(self, until: Node | None) -> list[Node]:
-        """Preparing nodes, or `until` with those that write what it reads."""
+        """All preparing nodes, or `until` and the nodes that it depends on."""
         if until is None:
             return list(self._graph.prepare)
         found, columns = [until], set(until.reads)
@@ -117,7 +117,7 @@ class Executor:
         return found
 
     def _that_follow(self, columns: Sequence[str]) -> list[Node]:
-        """Preparing nodes that read any of the columns, or what such nodes write."""
+        """Preparing nodes that depend on any of the columns."""
         found, late = list[Node](), set(columns)
         for node in self._graph.prepare:
             if late & set(node.reads):
@@ -146,7 +146,7 @@ def _ready(node: Node, columns: Columns) -> bool:
 
 
 def _with(columns: Columns, node: Node, column: Tensor) -> Columns:
-    """With what an inference or a role gave: one number for each sequence, or for each response token."""
+    """Adds the result of an inference or a role: one number per sequence, or per response token."""
     (name,) = node.writes
     of_rows = node.output in ROW_OUTPUTS if isinstance(node, Infer) else not getattr(node, "per_token", False)
     return columns.with_rows(**{name: column}) if of_rows else columns.with_tokens(**{name: column})

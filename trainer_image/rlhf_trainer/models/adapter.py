@@ -65,8 +65,8 @@ class Adapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The model computes as its base does: the scale is 0. Every parameter still takes part, in the same order,
-        which is what ZeRO-3 expects."""
+        """Disables the adapter by a scale of 0. Every parameter still takes part, in the same order, which is what
+        ZeRO-3 expects."""
         self._scale(0)
         try:
             yield
@@ -74,7 +74,7 @@ class Adapter:
             self._scale(1)
 
     def published(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Of a state dict's items: those that the merged model has too, under the names here."""
+        """The items of a state dict that the merged model has too, under their names there."""
         return ((name, tensor) for name, tensor in items if ".lora_" not in name)
 
     def matrices(self, name: str) -> Sequence[Parameter]:
@@ -90,8 +90,8 @@ class Adapter:
         return _plain(name), weight
 
     def travelling(self, name: str) -> str:
-        """The name under which a tensor goes to the generators: of A and B the merged weight's with an end of their
-        own, of all others that in the merged model."""
+        """The tensor's name in a broadcast: of A and B the merged weight's with an end of their own, of all others that
+        in the merged model."""
         for end, matrix in ((A, "lora_A"), (B, "lora_B")):
             layer = name.removesuffix(f".{matrix}.{NAME}.weight")
             if layer != name:
@@ -109,7 +109,7 @@ class Adapter:
         return tuple(_plain(name) for name, layer in self._layers.items() if layer.fan_in_fan_out)
 
     def save(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
-        """Writes the files that `PeftModel.from_pretrained` loads; `weights` are by their state-dict names."""
+        """Writes the files of `PeftModel.from_pretrained`; `weights`: by state-dict name."""
         directory.mkdir(parents=True)
         names = {name: f"base_model.model.{name.replace(f'.{NAME}.', '.')}" for name in weights}
         tensors = {names[name]: tensor.contiguous() for name, tensor in weights.items()}
@@ -127,7 +127,7 @@ def _plain(name: str) -> str:
 
 
 def _targets(model: PreTrainedModel, wanted: Sequence[str] | None) -> list[str]:
-    """Ends of names of linear layers, the head left out."""
+    """Suffixes of the names of linear layers, except the head."""
     heads = {id(model.get_output_embeddings()), *(id(getattr(model, name, None)) for name in HEADS)}
     linear = [
         name

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTrainedTokenizerBase:
-    """The tokenizer; where the job makes its own model, rank 0 makes both first."""
+    """Loads the tokenizer; if the job creates its own model, rank 0 creates both first."""
     section, initial = config.spec.model.create, Path(config.workdir, "initial")
     if section is not None and ranks.first and not (config.resume and initial.exists()):
         texts = (text for row in rows for text in row.texts)
@@ -102,7 +102,7 @@ def make_task(
 
 
 def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> TrainedModel:
-    """A model of the graph, loaded and put under DeepSpeed."""
+    """A model of the graph, loaded and wrapped in DeepSpeed."""
     assert used.field != "reference", "a reference is not trained"
     model = load_model(config, used.field, Role.TRAINER, ctx.tokenizer, used.head)
     lora = config.spec.model.adapter(used.field)
@@ -123,7 +123,7 @@ def engine(
     model: PreTrainedModel,
     adapter: "Adapter | None" = None,
 ) -> TrainedModel:
-    """A model of the graph under DeepSpeed, as the manifest wants it."""
+    """Wraps a model of the graph in DeepSpeed, with the manifest's settings."""
     spec, dtype = config.spec, config.dtype(Role.TRAINER)
     precision = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}.get(
         dtype, {}
@@ -182,7 +182,7 @@ def remote_calls(ctx: TrainerContext, graph: Graph, reward: RewardClient) -> dic
 
 
 def scorer(ctx: TrainerContext, role: Role) -> Scorer:
-    """Rank 0's connection to the members of a role that scores or infers."""
+    """Rank 0's client of a role that scores or infers."""
     assert ctx.services is not None
     section = getattr(ctx.spec, role.value)
     assert isinstance(section, ModelServerSpec), f"{role.value} answers no node of a graph"
@@ -198,7 +198,7 @@ def scorer(ctx: TrainerContext, role: Role) -> Scorer:
 
 
 def reward_client(ctx: TrainerContext) -> RewardClient:
-    """Rank 0's way to scores that may fail for some responses."""
+    """Rank 0's client of the reward role, which tolerates failed responses."""
     assert ctx.services is not None
     section, roster = ctx.spec.reward, ctx.services.roster
     return RewardClient(

@@ -130,11 +130,11 @@ class OnlineTask:
         return {**metrics, **replay_metrics, **self._ages(episode.columns)}
 
     def other_weights(self) -> str:
-        """As the generators find out; see `PublishedWeights.changed`."""
+        """Names of generators whose served weights differ; see `PublishedWeights.changed`."""
         return "" if self._fleet is None else self._fleet.weights.changed()
 
     def publish(self, version: int) -> None:
-        """The generators get every so many versions, as `spec.weights.everySteps` says, and the first."""
+        """Publishes the weights every `spec.weights.everySteps` versions, and the first."""
         self._collector.version = version
         if self._fleet is None:
             return
@@ -160,7 +160,7 @@ class OnlineTask:
         return self._buffer.blobs(self._pending) | ({} if ahead is None else {BLOB: ahead.blob()})
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Raises InvalidJob where the run's prompts, an adapter, or what it is added to are others now."""
+        """Inverse of `state`. Raises InvalidJob if the run's prompts, an adapter or its base have changed."""
         self._trained.restore(snapshot)
         try:
             episodes = [name for name in snapshot.blobs if name.startswith(EPISODES)]
@@ -174,7 +174,7 @@ class OnlineTask:
             self._pretraining.position = cast(int, snapshot.state["pretraining"])
 
     def reorder(self, times: int) -> None:
-        """Responses and prompts at hand stay the next."""
+        """Reshuffles the prompts not issued yet."""
         self._source.reorder(times)
 
     @property
@@ -185,7 +185,7 @@ class OnlineTask:
         export_models(self._ctx, self._graph, self._models)
 
     def _send(self, fleet: Fleet) -> None:
-        """The current weights to the generators."""
+        """Publishes the current weights to the generators."""
         ahead, version = self._collector.ahead, self._collector.version
         if ahead is None:
             fleet.weights.publish(version)
@@ -202,7 +202,7 @@ class OnlineTask:
         return found
 
     def _train_as_they_come(self, step: int, updates: Updates) -> tuple[Episode, dict[str, float]]:
-        """A first pass over the step's responses, a minibatch at a time, while the generators go on."""
+        """First pass over the step's responses, a minibatch at a time, while the generators continue."""
         self._ctx.report(activity="generating and training")
         parts, agreement, seconds = list[Episode](), dict[str, float](), Counter[str]()
         for part, timings in self._collector.stream(step + 1, self._op_ctx.settings.minibatch_size):
@@ -238,7 +238,7 @@ class OnlineTask:
         }
 
     def _adapt(self, metrics: dict[str, float], columns: Columns) -> None:
-        """Moves the KL coefficient towards the target, where the job has one, and logs it."""
+        """Moves the adaptive KL coefficient towards the target, if the job has one, and logs it."""
         settings = self._op_ctx.settings
         target = getattr(settings, "kl_target", None)
         if target is None:

@@ -1,4 +1,4 @@
-"""The trainer's side: brings one version of the weights to every generator that lives, and proves that it did."""
+"""Broadcasts one weight version to every live generator, and verifies it by digest."""
 
 import logging
 import secrets
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 4
 DEADLINES = 8  # times `timeout_s`: no attempt begins after that
 TOLD = 300  # characters of what a worker says that go into a message
-STRIKES = 2  # failures of its own after which a server that lives is left out
+STRIKES = 2  # its own failures after which a live server is left out
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SyncReport:
 
 @dataclass
 class _Attempt:
-    """Those still in it, and what is known of the others."""
+    """State of one attempt: the targets left, and the reasons of the others."""
 
     left: list[Member]
     lost: dict[Member, str] = field(default_factory=dict)
@@ -145,8 +145,8 @@ class WeightSync:
         )
 
     def changed(self, holders: Sequence[Member]) -> str:
-        """Asks `holders` to look at what they serve (`WeightStatus.rlhf_recheck`): who serves other weights than it was
-        given, and which; empty where nobody says so. Who does not answer in time is no matter of this."""
+        """Asks `holders` to verify their serving weights (`WeightStatus.rlhf_recheck`); returns the names of those
+        whose weights differ from what was sent, with the part, or ''. Those that do not answer in time are skipped."""
         answers, _ = self._servers.call(
             holders, "POST", "/collective_rpc", {"method": "rlhf_recheck"}
         ).settled()
@@ -178,8 +178,8 @@ class WeightSync:
         return self._epoch
 
     def _bring(self, base: Base, targets: Sequence[Member], version: int) -> int:
-        """Every worker keeps the base; returns the bytes that went to each that did not. In an epoch of their own: who
-        has it is not held up by who came, and has no room for a second one."""
+        """Sends the base to every worker that lacks it; returns the number of bytes per worker. In an epoch of its own:
+        workers that have the base are not delayed, and have no memory for a second one."""
         lacking = [
             target
             for target, answer in self._servers.status(targets).results().items()
@@ -198,8 +198,8 @@ class WeightSync:
         version: int,
         part: Mapping[str, Any],
     ) -> stream.Sent:
-        """Every worker has received the same weights as were sent, beside those that it serves; `part` says which, in
-        fields of `ReceiveInfo`: all of them unless given."""
+        """Sends the weights until every worker has staged them beside the serving ones; `part`: fields of
+        `ReceiveInfo`, for anything but whole weights."""
         epoch = self._join(targets)
         epoch.updates += 1
         self._servers.call(targets, "POST", "/start_weight_update").results()
@@ -217,7 +217,7 @@ class WeightSync:
     def _commit(
         self, targets: Sequence[Member], version: int, sent: stream.Sent, base: Base | None
     ) -> tuple[float, dict[Member, str]]:
-        """They go over to what was sent; says for how long one was paused at most, and who did not and why."""
+        """Commits what was sent; returns the longest pause in seconds, and the members that failed with the reason."""
         self._fault("before-commit")
         wanted = {"version": version, "digest": sent.digest, "clear_cache": self._clear_cache}
         if base is not None:
@@ -227,7 +227,7 @@ class WeightSync:
         return max((answer["pause_seconds"] for answer in done.values()), default=0.0), doubtful
 
     def _sort_out(self, state: _Attempt, failure: TransferFailed) -> None:
-        """Leaves out those who do not answer; where all do, those whose own fault it was twice."""
+        """Drops members that do not answer; if all do, those that have failed twice by themselves."""
         _, silent = self._servers.status(state.left, timeout=PROBE_S).settled()
         if silent:
             reasons = failure.reasons if isinstance(failure, MembersFailed) else {}

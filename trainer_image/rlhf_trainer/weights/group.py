@@ -1,4 +1,4 @@
-"""The trainer and the workers of one membership epoch: a store to tell things and a group to broadcast."""
+"""Weight group of one membership epoch: a store for messages and a process group for broadcasts."""
 
 import json
 import threading
@@ -16,12 +16,12 @@ from torch.distributed import BroadcastOptions, Work
 from .process_group import connect
 
 CURRENT = "rlhf/epoch"  # store key: the only epoch that may be joined
-ABORTED = "aborted"  # key of an epoch: the trainer gave it up
+ABORTED = "aborted"  # key of an epoch: the trainer has abandoned it
 POLL_S, MAX_POLL_S, ABORT_POLL_S = 0.00005, 0.01, 0.05
 
 
 class TransferFailed(RuntimeError):
-    """A member did not come, died or was late, or the trainer gave up. The epoch is of no more use."""
+    """A member did not join, died or was late, or the trainer aborted. The epoch is unusable."""
 
 
 def host_store(host: str, timeout_s: float) -> TCPStore:
@@ -30,7 +30,7 @@ def host_store(host: str, timeout_s: float) -> TCPStore:
 
 
 def publish_epoch(store: TCPStore, epoch: str) -> None:
-    """From now on `epoch` can be joined and no other."""
+    """Makes `epoch` the only one that may be joined."""
     store.set(CURRENT, epoch)
 
 
@@ -80,7 +80,7 @@ class Group:
             )
 
     def _assemble(self, size: int, check: Callable[[], None]) -> None:
-        # Connecting blocks until the deadline where someone is missing: so nobody begins before all are here.
+        # Connecting blocks until the deadline if a member is missing: so wait until all are here first.
         if self._rank:
             self._store.add("ready", 1)
             self.hear("go")
@@ -127,7 +127,7 @@ class Group:
             self._store.delete_key(key)
 
     def broadcast(self, tensor: Tensor) -> Work:
-        """Starts to send rank 0's `tensor` into everyone's; it must stay as it is until `wait` returns."""
+        """Starts a broadcast of rank 0's `tensor`, which must not be modified until `wait` returns."""
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = timedelta(seconds=self._timeout_s)
@@ -145,8 +145,8 @@ class Group:
         self._travelling = [(other, tensor) for other, tensor in self._travelling if other is not work]
 
     def abort(self) -> None:
-        """Gives the epoch up, without waiting; whoever waits in a thread of this member is freed, and by the trainer's
-        abort everyone who waits for it."""
+        """Aborts the epoch without waiting; this frees members that wait in other threads, and, on the trainer, all
+        members."""
         if self._aborted:
             return
         self._aborted = True

@@ -10,7 +10,7 @@ SPLITS = 64  # programs for each chunk, so that a small bucket keeps all of a GP
 
 
 def nh(words: Tensor, keys: tuple[Tensor, Tensor], chunk: int, step: int) -> Tensor:
-    """Of each chunk of `chunk` int32 words the two lanes: int64 [chunks, 2]."""
+    """Two lanes of each chunk of `chunk` int32 words: int64 [chunks, 2]."""
     chunks = triton.cdiv(len(words), chunk)
     partial = torch.empty((chunks, SPLITS, 2), dtype=torch.int64, device=words.device)
     _nh[(chunks, SPLITS)](

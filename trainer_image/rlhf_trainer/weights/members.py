@@ -12,7 +12,7 @@ from ..comms.http import Background, HttpError
 from .group import TransferFailed
 
 COMMIT = "/commit"
-"""POST: interrupt, swap to the staged weights, prove it by digest, resume; in one call."""
+"""POST: interrupt, swap to the staged weights, check their digest, resume; in one call."""
 VERSION_HEADER = "x-weight-version"
 """Reply header: the weight version that samples every token of the reply."""
 
@@ -26,7 +26,7 @@ class MembersFailed(TransferFailed):
 
 
 class Servers:
-    """Reaches the servers through `http`; a call takes at most `timeout_s` where nothing else is said."""
+    """Calls servers through `http`, by default with a timeout of `timeout_s`."""
 
     def __init__(self, http: Background, timeout_s: float) -> None:
         self._http, self._timeout_s = http, timeout_s

@@ -1,4 +1,4 @@
-"""A membership epoch: which generators are in the weight group with the trainer."""
+"""Membership epoch: the generators in the weight group with the trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,14 @@ from rlhf_api.run import Member
 from .group import Group, publish_epoch
 from .members import Servers
 
-PROBE_S = 2.0  # a server that lives answers for its worker within this
+PROBE_S = 2.0  # a live server answers for its workers within this
 
 
 @dataclass
 class Epoch:
-    """Epoch `name`, unique among all trainers' lives, with its group; `updates` counts those sent in it."""
+    """Epoch `name`, unique over all trainer processes of the run, with its group; `updates`: number of updates sent in
+    it.
+    """
 
     name: str
     members: frozenset[Member]
@@ -57,8 +59,8 @@ def form(
     except BaseException:
         joining.settled(PROBE_S)
         raise
-    # An update that was given up before its commit is still open. Joining made the worker forget what had come of
-    # it, so finishing it changes nothing.
+    # An update abandoned before its commit is still open. Joining made the worker drop what it had received, so
+    # finishing it changes nothing.
     status = servers.status(targets).results()
     unfinished = [t for t, answer in status.items() if any(worker["open"] for worker in answer["results"])]
     servers.call(unfinished, "POST", "/finish_weight_update").results()

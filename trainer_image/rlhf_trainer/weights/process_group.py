@@ -14,8 +14,8 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import BroadcastOptions, ProcessGroupGloo
 
 IN_CONSTRUCTOR = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
-"""With torch's defaults a lost peer ends the process, and where the connection to it says so (TCP, not NVLink) the
-watchdog first sleeps for a minute, which whoever destroys the group waits for."""
+"""With torch's defaults a lost peer ends the process; and if its connection reports the loss (TCP, not NVLink), the
+watchdog first sleeps for a minute, for which the destruction of the group waits."""
 
 
 def connect(
@@ -31,7 +31,7 @@ def connect(
 
 
 def _within(timeout_s: float, make: Callable[[], Any]) -> Any:
-    # NCCL sets no limit to how long it connects: after ours its thread is left behind.
+    # NCCL's connect has no timeout: after ours its thread is left behind.
     outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:
@@ -42,7 +42,7 @@ def _within(timeout_s: float, make: Callable[[], Any]) -> Any:
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        return outcome.result(timeout_s + 1)  # gloo keeps the same limit itself, and says who did not come
+        return outcome.result(timeout_s + 1)  # gloo enforces the timeout itself, and names the missing member
     except TimeoutError:
         raise RuntimeError(f"the members did not connect within {timeout_s:g} s") from None
 

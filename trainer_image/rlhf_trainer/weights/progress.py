@@ -1,4 +1,4 @@
-"""Reports of generators on an update while they receive it."""
+"""Polls generators for the progress of an update that they receive."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from rlhf_api.run import Member
 
 from .members import Calls, MembersFailed, Servers
 
-LOOK_S = 0.2  # how often they are asked while the trainer sends: who dies is noticed that soon
+LOOK_S = 0.2  # poll interval while the trainer sends, seconds: bounds the detection of a death
 POLL_S = 0.002  # and once all is sent
 
 
@@ -21,7 +21,7 @@ class Staging:
         self._next = time.monotonic() + LOOK_S
 
     def check(self) -> None:
-        """Never waits; raises MembersFailed where a server failed, or does not answer, since an earlier call."""
+        """Never blocks; raises MembersFailed if a server has failed, or has not answered an earlier call."""
         if self._asked is None:
             if time.monotonic() >= self._next:
                 self._asked = self._servers.status(self._targets)
@@ -30,7 +30,7 @@ class Staging:
             self._asked, self._next = None, time.monotonic() + LOOK_S
 
     def complete(self, digest: str, timeout_s: float) -> None:
-        """Returns once every worker has received weights of `digest`; raises MembersFailed where one did not."""
+        """Returns once every worker has received weights of `digest`; raises MembersFailed if one has not in time."""
         deadline = time.monotonic() + timeout_s
         while True:
             answers = self._servers.status(self._targets).results()

@@ -15,7 +15,7 @@ from .group import Group
 
 @dataclass(frozen=True)
 class Sent:
-    """Account of what was sent: digest, size in bytes, how many buckets, and how long that took."""
+    """Summary of an update sent: digest, size in bytes, number of buckets, seconds."""
 
     digest: str
     nbytes: int
