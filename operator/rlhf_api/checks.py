@@ -134,7 +134,7 @@ def _replay(spec: Spec) -> Iterator[Problem]:
 
 
 def _sampled(spec: Spec) -> Iterator[Problem]:
-    """Sections about sampled responses in a job that samples none."""
+    """Sections about sampled responses, in a job that samples none."""
     if graph_of(spec).generates:
         return
     for name in ("replay", "rollout", "pretraining"):

@@ -1,4 +1,4 @@
-"""Rules of `spec.generator` and `spec.weights`: jobs without generators, pods, vLLM's options."""
+"""Rules of `spec.generator` and `spec.weights`: generators that are not there, their number, vLLM's options."""
 
 from collections.abc import Iterator, Mapping
 
@@ -36,7 +36,7 @@ GROUP_ENGINE_ARGUMENTS = dict.fromkeys(
 
 
 def none(spec: Spec) -> Iterator[Problem]:
-    """Settings of generators in a job without any."""
+    """Settings of generators in a job that has none."""
     if Role.GENERATOR in graph_of(spec).roles and not spec.generator.shared_with_trainer:
         return
     if spec.weights != type(spec.weights)():

@@ -95,7 +95,7 @@ class Cache:
         return next(iter(self._read("RLHFJob", key)), None)
 
     def pods(self, key: Key) -> list[Body]:
-        """Pods with the job's label, whoever created them."""
+        """Pods that name the job in their label, whoever made them."""
         return self._read("Pod", key)
 
     def has(self, kind: str, key: Key, name: str) -> bool:

@@ -212,8 +212,8 @@ def _report(observed: Observed) -> Queue | None:
 
 
 def _queue(observed: Observed, *, idle: bool) -> Queue | None:
-    """Requests quota once, and returns it when none of the job's pods is left. An evicted job keeps its history in the
-    queue; one that outgrew its quota gets a new Workload."""
+    """Quota is asked for once, and given back where none of the job's pods is left. An evicted job keeps its place's
+    history; one that outgrew its quota lines up anew."""
     suspended, quota = observed.wanted.spec.suspend or observed.wanted.waits is not None, observed.quota
     if quota in ("absent", "outdated") and not suspended:
         return "enter"

@@ -180,7 +180,7 @@ class Reconciler:
         self._written[key] = time.monotonic()
 
     async def _apply_companions(self, key: Key, job: Job, pinned: Pinned) -> None:
-        """Applies service, ConfigMap and so on, if they differ from the last ones or one is missing."""
+        """Applies service, ConfigMap and the like where they differ from the last ones, or one of them is gone."""
         known = self._applied.get(key)
         if known is not None and known[0] == pinned and all(self._cache.has(*each) for each in known[1]):
             return
@@ -200,7 +200,7 @@ class Reconciler:
 
     @contextmanager
     def _refusing(self, key: Key) -> Iterator[None]:
-        """Keeps a refusal of the job's objects by the API server for the next reconcile."""
+        """Keeps a refusal of the job's objects by the API server for the next look."""
         try:
             yield
         except ApiError as error:

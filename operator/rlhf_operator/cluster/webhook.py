@@ -40,7 +40,7 @@ def review(request: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
 def _problems(
     body: Mapping[str, Any], before: Mapping[str, Any] | None, settings: Settings
 ) -> Sequence[Problem]:
-    """Problems of a job, or of its change from the stored one."""
+    """Errors of a job, or of its change from the stored one."""
     try:
         spec = from_cluster(body).spec
         if before is None or _asks_for(before) != _asks_for(body):
@@ -55,7 +55,7 @@ def _problems(
 
 
 def _asks_for(body: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The parts of a job that the limits cover; changes of others, such as finalizers, are not checked against them."""
+    """Parts of a job that the limits are about; whoever changes others, such as finalizers, is not judged by them."""
     return body.get("spec"), body["metadata"].get("labels", {}).get(QUEUE)
 
 

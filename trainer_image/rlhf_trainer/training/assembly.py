@@ -123,7 +123,7 @@ def engine(
     model: PreTrainedModel,
     adapter: "Adapter | None" = None,
 ) -> TrainedModel:
-    """Wraps a model of the graph in DeepSpeed, with the manifest's settings."""
+    """A model of the graph under DeepSpeed, as the manifest wants it."""
     spec, dtype = config.spec, config.dtype(Role.TRAINER)
     precision = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}.get(
         dtype, {}
