@@ -124,8 +124,8 @@ class Saver:
         return int(told["rollbacks"])
 
     def roll_back(self) -> int:
-        """Makes the last good snapshot the newest one; returns its step, from which the next start resumes. A
-        collective.
+        """Makes the last good snapshot the newest one; returns its step, from which the next start resumes
+        (0: the beginning). A collective.
 
         Raises what `finish` does.
         """

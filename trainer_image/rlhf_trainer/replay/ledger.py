@@ -14,7 +14,7 @@ from rlhf_api.status import LedgerStatus
 
 REASONS = 16
 REASON_LENGTH = 200
-"""Maximum length of a drop reason; beyond a number of different reasons, further ones count as `OTHER`."""
+"""Maximum number of different drop reasons, beyond which they count as `OTHER`, and length of each in characters."""
 OTHER = "other reasons"
 
 

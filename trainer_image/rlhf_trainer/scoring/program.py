@@ -26,7 +26,7 @@ NOBODY = 65534
 PATH = "/usr/local/bin:/usr/bin:/bin"
 PROCESSES, FILES = 32, 256
 FILE_BYTES, WORK_BYTES = 16 << 20, 64 << 20
-"""Maximum size of a file, and of all files in the working directory, in bytes."""
+"""Limits: processes, open files; bytes of one file, and of all in the working directory."""
 QUOTED = 300
 START_SECONDS = 30
 
