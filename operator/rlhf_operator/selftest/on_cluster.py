@@ -41,8 +41,8 @@ class OnCluster:
         self._trainer: Body | None = None
         """Pod of the first trainer, once it exists; template of the reader pod."""
         self._wrote = False
-        """A trainer's container was started, so there may be files. If none was, its image may not exist, and the reader
-        pod has the same one."""
+        """A trainer's container was started, so there may be files. If none was, its image may not exist, which the
+        reader pod has too."""
         self._pods: list[Body] = []
         self._rests = False
         """The job is suspended or over, so its workspace is not written to."""
