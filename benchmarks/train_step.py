@@ -26,7 +26,7 @@ from torch import distributed
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config
 
 from rlhf_api.activations import Pass, backward_bytes
-from rlhf_api.memory import Zero, trainer
+from rlhf_api.memory import Trained, Zero, trainer
 from rlhf_api.parameters import shape_of
 from rlhf_trainer.batches import ResponseLogprobs, response_values
 from rlhf_trainer.models.response_head import response_head
@@ -107,11 +107,8 @@ def measure(name: str, options: argparse.Namespace) -> None:
     shape = shape_of(made.config.to_dict())
     assert shape is not None
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in made.parameters())
-    planned = trainer(
-        Zero(dtype="bfloat16", stage=stage, ranks=ranks, optimizer_away=offload),
-        [parameters],
-        backward_bytes(shape, run, head=not critic),
-    ).total
+    divided = Zero(dtype="bfloat16", stage=stage, ranks=ranks, optimizer_away=offload)
+    planned = trainer([Trained(parameters, divided, backward_bytes(shape, run, head=not critic))]).total
     if whole and (head := response_head(model.unwrapped)) is not None:
         head.fits = False
     sequences = drawn(options.sequences, options.longest, options.exactly, SHAPES[options.shape][-1])

@@ -45,6 +45,7 @@ bounds.
 
 SHARED = "Settings of algorithms that sample responses"
 """Heading of the fields that several algorithms' sections have."""
+DEEPSPEED = "DeepSpeed's own configuration, spelled as DeepSpeed spells it; every key is checked"
 COLUMNS = "| field | type | default | meaning |\n| --- | --- | --- | --- |"
 
 
@@ -102,7 +103,7 @@ def sections(model: type[BaseModel], where: str) -> Iterator[str]:
         meaning = one_line(field.description)
         models = inner_models(field.annotation)
         if models and models[0] is DeepSpeedConfig:
-            meaning = "DeepSpeed's own configuration, spelled as DeepSpeed spells it; every key is checked"
+            meaning = meaning or DEEPSPEED
         elif models and models[0] is PodSettings and where != "spec":
             meaning = "On a cluster: added to `spec.pods`, with the same fields"
         elif models:

@@ -53,12 +53,17 @@ _POLICY = (
 _TRAINER_DTYPE = f"({_has('trainer.dtype')} ? self.trainer.dtype : {_or_default(Model, 'dtype', 'model')})"
 
 
-def _precision(key: str, dtype: str) -> Rule:
-    enabled = f"trainer.deepspeed.{key}.enabled"
-    return Rule(
-        f"!({_has(enabled)} && self.{enabled}) || {_TRAINER_DTYPE} == '{dtype}'",
-        f"spec.trainer.deepspeed.{key}.enabled: set spec.trainer.dtype to {dtype} or drop this",
-    )
+_CRITIC_DTYPE = f"({_has('trainer.criticDtype')} ? self.trainer.criticDtype : {_TRAINER_DTYPE})"
+
+
+def _precision(section: str, dtypes: str, field: str) -> Iterator[Rule]:
+    """`dtypes`: CEL for the dtype that the section's model computes in."""
+    for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+        enabled = f"trainer.{section}.{key}.enabled"
+        yield Rule(
+            f"!({_has(enabled)} && self.{enabled}) || {dtypes} == '{dtype}'",
+            f"spec.{enabled}: set spec.trainer.{field} to {dtype} or drop this",
+        )
 
 
 _GENERATES = [
@@ -124,8 +129,8 @@ _SPEC = (
         f"!({_has('generator.sharedWithTrainer')} && self.generator.sharedWithTrainer)",
         "spec.replay.streamDataLoaderType: dynamic needs generators; use fixed with spec.generator.sharedWithTrainer",
     ),
-    _precision("bf16", "bfloat16"),
-    _precision("fp16", "float16"),
+    *_precision("deepspeed", _TRAINER_DTYPE, "dtype"),
+    *_precision("criticDeepspeed", _CRITIC_DTYPE, "criticDtype"),
     *_ENVIRONMENT,
 )
 _SAMPLING = (

@@ -75,7 +75,7 @@ class Work:
             generating=generating,
             score=_scoring(spec, sizes, graph, ranks) * tokens,
             train=sum(_update(spec, sizes, node) for node in graph.train) * tokens / ranks,
-            broadcast=sizes.of("policy") * BYTES[spec.trainer.dtype or spec.model.dtype] if sent else 0.0,
+            broadcast=sizes.of("policy") * BYTES[spec.trained_dtype("policy")] if sent else 0.0,
         )
 
 

@@ -6,7 +6,6 @@ The KV cache, and what CUDA and its libraries keep, come on top.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .algorithms import graph_of
 from .base import DType
 from .spec import Spec
 
@@ -44,17 +43,11 @@ class Zero:
     """Temporary buffers of torch's AdamW, bytes per parameter; those of DeepSpeed's own are negligible."""
     bucket: int = _BUCKET
     group: int = _GROUP
-    gathers: bool = False
-    """Whole weights are needed to generate with."""
-    frozen: frozenset[int] = frozenset()
-    """Places, among the trained models, of those with an adapter: gradients and states are the adapter's alone."""
 
     @classmethod
-    def of(cls, spec: Spec) -> "Zero":
-        """From the manifest, completed as the trainer completes it."""
-        config, dtype = spec.trainer.deepspeed, spec.trainer.dtype or spec.model.dtype
-        graph = graph_of(spec)
-        adapted = [i for i, m in enumerate(graph.trained) if spec.model.adapter(m.field)]
+    def of(cls, spec: Spec, field: str) -> "Zero":
+        """Of the model in this field of `spec.model`, from the manifest, completed as the trainer completes it."""
+        config, dtype = spec.trained_deepspeed(field), spec.trained_dtype(field)
         zero, bf16, fp16 = config.zero_optimization, config.bf16, config.fp16
         light = (bf16 and bf16.bf16_master_weights_and_grads) or (fp16 and fp16.fp16_master_weights_and_grads)
         away = [o is not None and o.device != "none" for o in (zero.offload_optimizer, zero.offload_param)]
@@ -71,8 +64,6 @@ class Zero:
             work=0 if config.optimizer else master,
             bucket=_BUCKET if zero.reduce_bucket_size is None else zero.reduce_bucket_size,
             group=_GROUP if zero.sub_group_size is None else zero.sub_group_size,
-            gathers=graph.generates and spec.generator.shared_with_trainer,
-            frozen=frozenset(adapted),
         )
 
     @property
@@ -83,6 +74,20 @@ class Zero:
     def gradients(self) -> int:
         """Bytes per gradient; bfloat16 gradients are accumulated in float32."""
         return 2 if self.dtype == "float16" else 4
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model on one rank."""
+
+    parameters: float
+    zero: Zero
+    activations: float | None = None
+    """Bytes at the peak of its backward pass, where they are known."""
+    frozen: bool = False
+    """It has an adapter, whose gradients and states alone there are; those are not counted."""
+    gathers: bool = False
+    """Its whole weights are needed to generate with."""
 
 
 @dataclass(frozen=True)
@@ -153,13 +158,10 @@ def backward(zero: Zero) -> Share:
     return Share(divided=gradients) if zero.stage == 2 else Share(whole=gradients)
 
 
-def trainer(zero: Zero, models: Sequence[float], activations: float | None = None) -> Need:
-    """A rank that trains `models`, given by their numbers of parameters; those of adapters are not counted.
-    `activations`: bytes at the peak of a backward pass, where they are known.
-    """
-    found = [_training(zero, models, activations)]
-    if zero.stage == 3 and zero.gathers:
-        found.append(_generating(zero, models))
+def trainer(models: Sequence[Trained]) -> Need:
+    """A rank that trains all of `models`, one after the other."""
+    found = [_training(models)]
+    found += [_generating(models, one) for one in models if one.gathers and one.zero.stage == 3]
     return max(found, key=lambda need: need.total)
 
 
@@ -182,57 +184,78 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:.0f}" if 1e11 <= size < 1e15 else f"{size / 1e9:.3g}"
 
 
-def _training(zero: Zero, models: Sequence[float], activations: float | None) -> Need:
-    base, models = _frozen(zero, models), [size for i, size in enumerate(models) if i not in zero.frozen]
-    parts = []
-    if models:
-        always = kept(zero).bytes(zero.ranks)
-        parts.append(Need(sum(models) * always, f"{_parameters(models)} x {kept(zero).words(zero.ranks)}"))
-    parts.append(max(_phases(zero, models, activations), key=lambda need: need.total))
-    if models and zero.stage == 3:
-        buckets = len(models) * zero.bucket * zero.weights
-        parts.append(Need(buckets, f"{gigabytes(buckets)} GB of reduce buckets"))
-    parts = [part for part in (*parts, base) if part.total]
-    return Need(sum(part.total for part in parts), " + ".join(part.words for part in parts) or base.words)
-
-
-def _phases(zero: Zero, models: Sequence[float], activations: float | None) -> Iterator[Need]:
-    """Memory on top of what is kept: in an optimizer step, and in a backward pass."""
-    largest = max(models, default=0)
-    # At stage 3 a rank updates its part group by group.
-    at_once = min(largest, zero.group * zero.ranks) if zero.stage == 3 else largest
-    busy, beside = updating(zero), backward(zero)
-    yield Need(at_once * busy.bytes(zero.ranks), f"{count(at_once)} x {busy.words(zero.ranks)} in an update")
-    if activations is not None:
-        size = largest * beside.bytes(zero.ranks)
-        words = f"{count(largest)} x {beside.words(zero.ranks)} and " if size else ""
-        if zero.stage == 3:
-            live = min(largest, _LIVE) * zero.weights
-            size, words = size + live, f"{gigabytes(live)} GB of gathered weights and "
-        yield Need(
-            size + activations, f"{words}{gigabytes(activations)} GB of activations in the backward pass"
-        )
-
-
-def _generating(zero: Zero, models: Sequence[float]) -> Need:
-    policy, base, always = models[0], _frozen(zero, models), kept(zero)
-    models = [size for i, size in enumerate(models) if i not in zero.frozen]
-    total = sum(models) * always.bytes(zero.ranks) + base.total + policy * zero.weights
-    words = (
-        [f"{_parameters(models)} x {always.words(zero.ranks)}"] if models and always.bytes(zero.ranks) else []
+def _training(models: Sequence[Trained]) -> Need:
+    parts = [*_always(models), max(_phases(models), key=lambda need: need.total, default=Need(0.0, ""))]
+    buckets = sum(m.zero.bucket * m.zero.weights for m in models if m.zero.stage == 3 and not m.frozen)
+    parts += [Need(buckets, f"{gigabytes(buckets)} GB of reduce buckets"), *_frozen(models)]
+    there = [part for part in parts if part.total]
+    return Need(
+        sum(part.total for part in there), " + ".join(p.words for p in there) or "all of it on the CPU"
     )
-    words += [base.words] if base.total else []
-    return Need(total, " + ".join([*words, f"{count(policy)} x {zero.weights} B gathered to generate with"]))
 
 
-def _frozen(zero: Zero, models: Sequence[float]) -> Need:
+def _always(models: Sequence[Trained]) -> list[Need]:
+    """What is kept all the time, of models that are divided alike in one."""
+    return [
+        Need(
+            sum(sizes) * kept(zero).bytes(zero.ranks),
+            f"{_parameters(sizes)} x {kept(zero).words(zero.ranks)}",
+        )
+        for zero, sizes in _alike(models, frozen=False).items()
+    ]
+
+
+def _phases(models: Sequence[Trained]) -> Iterator[Need]:
+    """Memory on top of what is kept: in each model's optimizer step, and in its backward pass."""
+    for model in models:
+        size, zero = model.parameters, model.zero
+        if not model.frozen:
+            # At stage 3 a rank updates its part group by group.
+            at_once = min(size, zero.group * zero.ranks) if zero.stage == 3 else size
+            busy = updating(zero)
+            yield Need(
+                at_once * busy.bytes(zero.ranks), f"{count(at_once)} x {busy.words(zero.ranks)} in an update"
+            )
+        if model.activations is not None:
+            live, words = _beside_activations(model)
+            words += f"{gigabytes(model.activations)} GB of activations in the backward pass"
+            yield Need(live + model.activations, words)
+
+
+def _beside_activations(model: Trained) -> tuple[float, str]:
+    size, zero = model.parameters, model.zero
+    if zero.stage == 3:
+        live = min(size, _LIVE) * zero.weights
+        return live, f"{gigabytes(live)} GB of gathered weights and "
+    beside = backward(zero)
+    live = 0.0 if model.frozen else size * beside.bytes(zero.ranks)
+    return live, f"{count(size)} x {beside.words(zero.ranks)} and " if live else ""
+
+
+def _generating(models: Sequence[Trained], policy: Trained) -> Need:
+    size, width = policy.parameters, policy.zero.weights
+    whole = Need(size * width, f"{count(size)} x {width} B gathered to generate with")
+    parts = [part for part in (*_always(models), *_frozen(models), whole) if part.total]
+    return Need(sum(part.total for part in parts), " + ".join(part.words for part in parts))
+
+
+def _frozen(models: Sequence[Trained]) -> Iterator[Need]:
     """The weights of models with an adapter."""
-    sizes = [models[i] for i in sorted(zero.frozen) if i < len(models)]
-    if not sizes or zero.weights_away:
-        return Need(0.0, "weights on the CPU")
-    ranks = zero.ranks if zero.stage == 3 else 1
-    over = f" / {ranks} ranks" if ranks > 1 else ""
-    return Need(sum(sizes) * zero.weights / ranks, f"{_parameters(sizes)}, frozen, x {zero.weights} B{over}")
+    for zero, sizes in _alike(models, frozen=True).items():
+        ranks = zero.ranks if zero.stage == 3 else 1
+        over = f" / {ranks} ranks" if ranks > 1 else ""
+        if not zero.weights_away:
+            words = f"{_parameters(sizes)}, frozen, x {zero.weights} B{over}"
+            yield Need(sum(sizes) * zero.weights / ranks, words)
+
+
+def _alike(models: Sequence[Trained], *, frozen: bool) -> dict[Zero, list[float]]:
+    """Parameters of the models that are divided in each way."""
+    found: dict[Zero, list[float]] = {}
+    for model in models:
+        if model.frozen is frozen:
+            found.setdefault(model.zero, []).append(model.parameters)
+    return found
 
 
 def _parameters(models: Sequence[float]) -> str:

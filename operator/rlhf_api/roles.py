@@ -87,6 +87,11 @@ class Trainer(RoleSpec):
     """Activations that the backward pass computes again: of no layer, `selective` all but the outputs
     of matrix products and attention, or `full`, all."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    critic_dtype: DType | None = None
+    """The critic's; `dtype` unless given."""
+    critic_deepspeed: DeepSpeedConfig | None = None
+    """DeepSpeed's configuration of the critic, all of it: nothing is added from `deepspeed`. Unless given `deepspeed`
+    is, without its `bf16` and `fp16` where `criticDtype` is another."""
 
     def micro_batch(self, model: str) -> int:
         """Tokens that a rank forwards at once through the trained model of this field of `spec.model`."""

@@ -83,7 +83,7 @@ class Serving:
         cached = CACHE in arguments
         return cls(
             served=weights(parameters, generator.dtype or spec.model.dtype, parts),
-            received=weights(parameters, spec.trainer.dtype or spec.model.dtype),
+            received=weights(parameters, spec.trained_dtype("policy")),
             tensor_parallel=generator.tensor_parallel_size,
             given=None if cached else _number(arguments.get(UTILIZATION)),
             cache=_number(arguments[CACHE]) if cached else None,

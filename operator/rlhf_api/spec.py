@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, create_mo
 
 from .algorithms import ALGORITHMS, CUSTOM
 from .base import OBJECT, Decay, DType, Frozen, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .deepspeed import DeepSpeedConfig
 from .evaluation import Evaluation
 from .health import Health
 from .lora import Adapters, Lora
@@ -253,3 +254,16 @@ class Spec(Sections):
     """On a cluster: settings of the pods of every role."""
     workspace: Workspace = Workspace()
     scheduling: Scheduling = Scheduling()
+
+    def trained_dtype(self, field: str) -> DType:
+        """The compute dtype of the trained model in this field of `model`."""
+        own = self.trainer.critic_dtype if field == "critic" else None
+        return own or self.trainer.dtype or self.model.dtype
+
+    def trained_deepspeed(self, field: str) -> DeepSpeedConfig:
+        """DeepSpeed's configuration of the trained model in this field; a critic of another dtype takes no precision
+        from the policy's."""
+        shared, own = self.trainer.deepspeed, self.trainer.critic_deepspeed
+        if field != "critic" or (own is None and self.trained_dtype(field) == self.trained_dtype("policy")):
+            return shared
+        return own or shared.model_copy(update={"bf16": None, "fp16": None})

@@ -1,10 +1,15 @@
 """Rules of `spec.trainer`: micro-batches, sequence parallelism, precision, and DeepSpeed's keys."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic.alias_generators import to_camel
 
 from .algorithms import graph_of
+from .base import DType
+from .deepspeed import DeepSpeedConfig
 from .graph import CRITIC
-from .problems import Problem
+from .problems import Problem, show
 from .spec import Spec
 
 
@@ -31,10 +36,14 @@ def batches(spec: Spec) -> Iterator[Problem]:
 
 def critic(spec: Spec) -> Iterator[Problem]:
     """Settings of a critic in a job that trains none."""
-    tokens = spec.trainer.critic_micro_batch_tokens
-    if tokens is not None and CRITIC not in graph_of(spec).trained:
-        where = "spec.trainer.criticMicroBatchTokens"
-        yield Problem(where, f"{spec.algorithm} trains no critic; remove it; got {tokens}")
+    if CRITIC in graph_of(spec).trained:
+        return
+    for name in ("critic_micro_batch_tokens", "critic_dtype", "critic_deepspeed"):
+        given = getattr(spec.trainer, name)
+        if given is not None:
+            seen = given.raw() if isinstance(given, DeepSpeedConfig) else given
+            where = f"spec.trainer.{to_camel(name)}"
+            yield Problem(where, f"{spec.algorithm} trains no critic; remove it; got {show(seen)}")
 
 
 def sequence_parallel(spec: Spec) -> Iterator[Problem]:
@@ -52,31 +61,58 @@ def sequence_parallel(spec: Spec) -> Iterator[Problem]:
 
 
 def precision(spec: Spec) -> Iterator[Problem]:
-    dtype, deepspeed = spec.trainer.dtype or spec.model.dtype, spec.trainer.deepspeed
-    for key, wanted in (("bf16", "bfloat16"), ("fp16", "float16")):
-        section = getattr(deepspeed, key)
-        if section is not None and section.enabled and dtype != wanted:
-            yield Problem(
-                f"spec.trainer.deepspeed.{key}.enabled",
-                f"the trainer computes in {dtype}; set spec.trainer.dtype to {wanted} or drop this; got true",
-            )
-        if section is not None and not section.enabled and dtype == wanted:
-            yield Problem(
-                f"spec.trainer.deepspeed.{key}.enabled",
-                f"the optimizer of a {dtype} model would have no float32 weights; set spec.trainer.dtype to float32, "
-                "or drop this; got false",
-            )
+    for section in _sections(spec):
+        whose, dtype, config = section.whose, section.dtype, section.config
+        for key, wanted in (("bf16", "bfloat16"), ("fp16", "float16")):
+            given, where = getattr(config, key), f"spec.trainer.{section.name}.{key}.enabled"
+            if given is not None and given.enabled and dtype != wanted:
+                yield Problem(
+                    where,
+                    f"the {whose} computes in {dtype}; set {section.dtype_field} to {wanted} or drop this; got true",
+                )
+            if given is not None and not given.enabled and dtype == wanted:
+                yield Problem(
+                    where,
+                    f"the optimizer of a {dtype} model would have no float32 weights; set {section.dtype_field} to "
+                    "float32, or drop this; got false",
+                )
 
 
 def deepspeed(spec: Spec) -> Iterator[Problem]:
     """Keys of DeepSpeed's that this trainer does not read."""
-    config = spec.trainer.deepspeed
-    for name, instead in (
-        ("steps_per_print", "metrics.jsonl has every step"),
-        ("activation_checkpointing", "the models here are not made with DeepSpeed's checkpoints"),
-    ):
-        if getattr(config, name) is not None:
-            yield Problem(f"spec.trainer.deepspeed.{name}", f"has no effect ({instead}); remove it")
-    if config.optimizer is not None and "lr" in config.optimizer.params:
-        where = "spec.trainer.deepspeed.optimizer.params.lr"
-        yield Problem(where, "is set by the job (spec.optimizer.learningRate); remove it")
+    for section in _sections(spec):
+        config, where = section.config, f"spec.trainer.{section.name}"
+        for name, instead in (
+            ("steps_per_print", "metrics.jsonl has every step"),
+            ("activation_checkpointing", "the models here are not made with DeepSpeed's checkpoints"),
+        ):
+            if getattr(config, name) is not None:
+                yield Problem(f"{where}.{name}", f"has no effect ({instead}); remove it")
+        if config.optimizer is not None and "lr" in config.optimizer.params:
+            message = f"is set by the job (spec.optimizer.{section.rate}); remove it"
+            yield Problem(f"{where}.optimizer.params.lr", message)
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A DeepSpeed configuration as the manifest gives it, and the fields that go with it."""
+
+    name: str
+    whose: str
+    dtype_field: str
+    rate: str
+    dtype: DType
+    config: DeepSpeedConfig
+
+
+def _sections(spec: Spec) -> Iterator[_Section]:
+    trainer, dtype = spec.trainer, spec.trained_dtype
+    yield _Section(
+        *("deepspeed", "trainer", "spec.trainer.dtype", "learningRate"), dtype("policy"), trainer.deepspeed
+    )
+    if trainer.critic_deepspeed is not None:
+        yield _Section(
+            *("criticDeepspeed", "critic", "spec.trainer.criticDtype", "criticLearningRate"),
+            dtype("critic"),
+            trainer.critic_deepspeed,
+        )

@@ -45,6 +45,16 @@ CASES = [
         "spec.trainer.deepspeed={fp16: {enabled: true}}",
         "fp16.enabled: set spec.trainer.dtype",
     ),
+    (
+        "spec.trainer={criticDtype: float32, deepspeed: {bf16: {enabled: true}}}",
+        "spec.trainer={criticDtype: float32, criticDeepspeed: {bf16: {enabled: true}}}",
+        "criticDeepspeed.bf16.enabled: set spec.trainer.criticDtype",
+    ),
+    (
+        "spec.trainer={dtype: float16, criticDeepspeed: {fp16: {enabled: true}}}",
+        "spec.trainer.criticDeepspeed={fp16: {enabled: true}}",
+        "criticDeepspeed.fp16.enabled: set spec.trainer.criticDtype",
+    ),
     ("spec.environment.A=x", "spec.environment.RLHF_A=x", "begin with RLHF_"),
     (
         "spec.generator.autoscale={minReplicas: 4, maxReplicas: 4}",

@@ -164,6 +164,17 @@ def test_a_valid_manifest_has_its_values_and_defaults() -> None:
     assert spec.trainer.deepspeed.raw() == {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}
 
 
+def test_a_critic_takes_the_trainers_deepspeed_but_no_precision_of_another_dtype() -> None:
+    whole = {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}
+    shared, single = job().spec, job("spec.trainer.criticDtype=float32").spec
+    own = job("spec.trainer.criticDeepspeed={zero_optimization: {stage: 2}}").spec
+    assert shared.trained_deepspeed("critic").raw() == whole
+    assert single.trained_deepspeed("critic").raw() == {"zero_optimization": {"stage": 1}}
+    assert own.trained_deepspeed("critic").raw() == {"zero_optimization": {"stage": 2}}
+    assert all(spec.trained_deepspeed("policy").raw() == whole for spec in (shared, single, own))
+    assert (single.trained_dtype("policy"), single.trained_dtype("critic")) == ("bfloat16", "float32")
+
+
 FILES = [
     ("a: 1\na: 2\n", ":2:1: is no YAML: the key 'a' stands twice in one object"),
     ("a: [1\n", "is no YAML"),

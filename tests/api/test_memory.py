@@ -17,7 +17,7 @@ from tests.support.vllm_server import free_port
 
 from rlhf_api.activations import Pass, backward_bytes
 from rlhf_api.manifest import apply_override, parse
-from rlhf_api.memory import Zero, kept, trainer, updating
+from rlhf_api.memory import Trained, Zero, kept, trainer, updating
 from rlhf_api.parameters import Shape
 from rlhf_api.problems import InvalidJob
 from rlhf_operator.plan_table import plan_lines
@@ -96,7 +96,8 @@ def test_activations_are_those_that_gpus_showed_within_a_tenth(
     name, zero, tokens, checkpointing, fused, head, seen
 ) -> None:
     activations = backward_bytes(QWEN[name], Pass(tokens, 2, checkpointing, fused), head=head)
-    assert trainer(zero, [PARAMETERS[name]], activations).total == pytest.approx(1e9 * seen, rel=0.1)
+    found = trainer([Trained(PARAMETERS[name], zero, activations)]).total
+    assert found == pytest.approx(1e9 * seen, rel=0.1)
 
 
 @pytest.mark.slow
@@ -125,23 +126,40 @@ TRAINERS = st.builds(
 
 @given(zero=TRAINERS, parameters=st.floats(1e8, 1e11))
 def test_more_ranks_and_higher_stages_never_need_more_for_training(zero, parameters) -> None:
-    models = [parameters, parameters]
-    need = trainer(zero, models).total
-    assert trainer(replace(zero, ranks=2 * zero.ranks), models).total <= need
-    assert trainer(replace(zero, optimizer_away=True), models).total <= need
+    def need(zero: Zero) -> float:
+        return trainer([Trained(parameters, zero)] * 2).total
+
+    assert need(replace(zero, ranks=2 * zero.ranks)) <= need(zero)
+    assert need(replace(zero, optimizer_away=True)) <= need(zero)
+
+
+def test_each_model_is_counted_by_its_own_division() -> None:
+    """The larger update of the two comes on top of what both keep."""
+    actor = Trained(1e9, Zero(dtype="bfloat16", stage=3, ranks=2), 3e9, gathers=True)
+    critic = Trained(1e9, Zero(dtype="float32", stage=1, ranks=2), 1e9)
+    both = trainer([actor, critic])
+    assert both.total == pytest.approx(1e9 * (9 + 10 + 6) + 5e8 * 2)
+    assert both.words == (
+        "1e9 parameters x (2 weights + 4 gradients + 4 master weights + 8 moments) B / 2 ranks + 1e9 parameters x "
+        "(4 weights + (4 master weights + 8 moments) / 2 ranks) B + 1e9 x (4 gradients + 4 gradient copy + 4 AdamW "
+        "work) B / 2 ranks in an update + 1 GB of reduce buckets"
+    )
+    assert trainer([critic]).total == 1e9 * (10 + 6)
+    long = trainer([replace(actor, activations=30e9), critic])
+    assert "2 GB of gathered weights and 30 GB of activations in the backward pass" in long.words
+    heavy = trainer([actor, replace(critic, activations=30e9)])
+    assert "1e9 x (4 gradients) B and 30 GB of activations in the backward pass" in heavy.words
 
 
 def test_a_model_with_an_adapter_keeps_its_weights_alone() -> None:
-    whole = Zero(dtype="bfloat16", stage=1, ranks=4)
-    both, critic = (replace(whole, frozen=frozenset(places)) for places in ((0, 1), (1,)))
-    assert trainer(both, [1e9, 2e9]).total == 3e9 * 2
-    assert trainer(critic, [1e9, 2e9]).total == trainer(whole, [1e9]).total + 2e9 * 2
-    third = replace(both, stage=3, gathers=True)
-    assert trainer(third, [1e9, 2e9]).total == 3e9 * 2 / 4 + 1e9 * 2
-    assert (
-        trainer(replace(third, gathers=False), [1e9, 2e9]).words
-        == "(1e9 + 2e9) parameters, frozen, x 2 B / 4 ranks"
-    )
+    zero = Zero(dtype="bfloat16", stage=1, ranks=4)
+    policy, critic = Trained(1e9, zero, frozen=True), Trained(2e9, zero, frozen=True)
+    assert trainer([policy, critic]).total == 3e9 * 2
+    whole = trainer([replace(policy, frozen=False)]).total
+    assert trainer([replace(policy, frozen=False), critic]).total == whole + 2e9 * 2
+    third = [replace(model, zero=replace(zero, stage=3)) for model in (policy, critic)]
+    assert trainer([replace(third[0], gathers=True), third[1]]).total == 3e9 * 2 / 4 + 1e9 * 2
+    assert trainer(third).words == "(1e9 + 2e9) parameters, frozen, x 2 B / 4 ranks"
 
 
 def test_the_page_about_memory_is_what_the_code_does() -> None:

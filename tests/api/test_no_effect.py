@@ -39,6 +39,36 @@ REFUSED = [
         *("spec.trainer.criticMicroBatchTokens", "sft trains no critic; remove it; got 900"),
     ),
     (
+        (*SFT, "spec.trainer.criticDtype=float32"),
+        *("spec.trainer.criticDtype", "sft trains no critic; remove it; got 'float32'"),
+    ),
+    (
+        ("spec.ppo={}", "spec.algorithm=grpo", "spec.trainer.criticDeepspeed.zero_optimization={stage: 2}"),
+        *("spec.trainer.criticDeepspeed", 'grpo trains no critic; remove it; got {"zero_optimization"'),
+    ),
+    (
+        ("spec.trainer.criticDeepspeed={steps_per_print: 3}",),
+        *("spec.trainer.criticDeepspeed.steps_per_print", "has no effect"),
+    ),
+    (
+        ("spec.trainer.criticDeepspeed={optimizer: {type: Adam, params: {lr: 0.1}}}",),
+        *("spec.trainer.criticDeepspeed.optimizer.params.lr", "spec.optimizer.criticLearningRate"),
+    ),
+    (
+        ("spec.trainer.criticDeepspeed={bf16: {enabled: false}}",),
+        *(
+            "spec.trainer.criticDeepspeed.bf16.enabled",
+            "set spec.trainer.criticDtype to float32, or drop this",
+        ),
+    ),
+    (
+        ("spec.trainer={criticDtype: float32, criticDeepspeed: {bf16: {enabled: true}}}",),
+        *(
+            "spec.trainer.criticDeepspeed.bf16.enabled",
+            "the critic computes in float32; set spec.trainer.critic",
+        ),
+    ),
+    (
         ("spec.reward.microBatchTokens=10",),
         *("spec.reward.microBatchTokens", "use at least 768; got 10"),
     ),

@@ -47,6 +47,14 @@ PLANS = [
         (SEVEN, ALONE, STAGE + "2", "spec.trainer.deepspeed.optimizer={type: AdamW}"),
         *("trainer", 1, 0, "243 GB", "(4 gradients) B in an update"),
     ),
+    (
+        (SEVEN, ALONE, STAGE + "2", "spec.trainer.criticDtype=float32", "spec.trainer.processesPerReplica=8"),
+        *("trainer", 1, 0, "79.8 GB", "(2 weights + (4 master weights + 8 moments) / 8 ranks) B + 7.6e9 parameters"),
+    ),
+    (
+        (SEVEN, ALONE, "spec.trainer.criticDeepspeed.zero_optimization={stage: 3}", "spec.trainer.replicas=8"),
+        *("trainer", 8, 0, "94.1 GB", "+ 1 GB of reduce buckets"),
+    ),
     ((SEVEN, "spec.generator.replicas=3"), "generator", 3, 0, "30.4 GB without the KV cache", "15.2 GB of new"),
     (
         (SEVEN, GPU, "spec.generator.tensorParallelSize=2", "spec.generator.pods.gpu.count=2"),
@@ -81,6 +89,18 @@ def test_sizes_that_a_host_found_win() -> None:
     assert made[Role.REWARD].memory == "4 of 80 GB without activations: 2e9 parameters x 2 B"
     assert made[Role.REFERENCE].memory == "2 of 80 GB without activations: 1e9 parameters x 2 B"
     assert not [p for p in problems(spec, found) if p.where == "spec.trainer"]
+
+
+def test_a_remedy_raises_the_stage_of_both_models() -> None:
+    tight = (SEVEN, GPU, ALONE, "spec.trainer.pods.gpu.count=8", "spec.trainer.processesPerReplica=8")
+    own = "spec.trainer.criticDeepspeed.zero_optimization.stage="
+
+    def refused(*overrides: str) -> list[str]:
+        return [p.message for p in problems(unchecked(*tight, *overrides)) if p.where == "spec.trainer"]
+
+    (message,) = refused(own + "1")
+    assert "zero_optimization.stage 2 of deepspeed and criticDeepspeed both" in message
+    assert refused(STAGE + "2", own + "2") == []
 
 
 def test_activations_that_do_not_fit_are_refused_with_what_helps() -> None:

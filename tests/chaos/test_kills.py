@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.chaos.conftest import Stores
 from tests.support.roles import Job
 
@@ -60,6 +62,28 @@ def test_two_ranks_are_killed_and_go_on(job: Job, stores: Stores, stage: int, wh
     assert -9 in job.train(name, overrides=stricken.overrides, ranks=2, environ=killed(when))
     assert job.train(name, overrides=stricken.overrides, ranks=2, resume=True) == [0, 0]
     stricken.assert_same(undisturbed)
+
+
+APART = {"dtype": "bfloat16", "deepspeed": {"zero_optimization": {"stage": 3}}, "criticDtype": "float32"}
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_actor_and_a_critic_of_other_dtypes_and_stages_go_on(job: Job, stores: Stores, stage: int):
+    """Actor of ZeRO-3 in bfloat16, critic of another stage in float32; both are saved as what they are."""
+    more = {"steps": 4, "trainer": {**APART, "criticDeepspeed": {"zero_optimization": {"stage": stage}}}}
+    name = f"apart-{stage}"
+    undisturbed, stricken = stores.named(f"whole-{name}", **more), stores.named(name, **more)
+    assert job.train(f"whole-{name}", overrides=undisturbed.overrides, ranks=2) == [0, 0]
+    assert -9 in job.train(name, overrides=stricken.overrides, ranks=2, environ=killed("2:latest"))
+    assert job.train(name, overrides=stricken.overrides, ranks=2, resume=True) == [0, 0]
+    stricken.assert_same(undisturbed)
+    for model, dtype in (("policy", torch.bfloat16), ("critic", torch.float32)):
+        exported = load_file(job.folder / name / model / "model.safetensors")
+        assert {tensor.dtype for tensor in exported.values()} == {dtype}
+        masters = {n: t for n, t in stricken.tensors().items() if n.startswith(f"{model}/parameters/")}
+        rounded = {n.rpartition("/")[2]: t.to(dtype) for n, t in masters.items()}
+        assert rounded.keys() == exported.keys()
+        assert [n for n, tensor in exported.items() if not torch.equal(tensor, rounded[n])] == []
 
 
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(job: Job, stores: Stores):

@@ -17,6 +17,7 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.graph import Compute, Generate
 from rlhf_api.manifest import RLHFJob
+from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_trainer.batches import MicroBatch
 from rlhf_trainer.batches import plan as micro_batches
@@ -57,7 +58,8 @@ def creation(job: RLHFJob) -> Any:
 def _model(*given: Any) -> Any:
     """Read once for each path, dtype and head."""
     made, field, role, tokenizer, head = given
-    key = model_source(made, field).path, made.dtype(role), head
+    dtype = made.spec.trained_dtype(field) if role is Role.TRAINER else made.dtype(role)
+    key = model_source(made, field).path, dtype, head
     if key not in _MODELS:
         _MODELS[key] = loading.load_model(made, field, role, tokenizer, head)
     return _MODELS[key]

@@ -100,6 +100,17 @@ def _pods(at: str) -> tuple[str, ...]:
     return (f"{section}={{{tolerations}, volumes: [{{name: v, mountPath: /v, {source}: {has}}}]{gpu}}}",)
 
 
+def _deepspeed(section: str, dtype: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Of the leaves of a trained model's DeepSpeed section; `dtype` names the field beside it."""
+    where = f"spec.trainer.{section}"
+    for stage, part in ((2, "offload_optimizer"), (3, "offload_param")):
+        zero = f"{where}.zero_optimization={{stage: {stage}, {part}: {{device: cpu}}}}"
+        yield rf"trainer\.{section}\..*{part}", (zero,)
+    half = f"spec.trainer={{{dtype}: float16, {section}: {{fp16: {{enabled: true}}}}}}"
+    yield rf"trainer\.{section}\.fp16", (half,)
+    yield rf"trainer\.{section}\.optimizer", (f"{where}.optimizer={{type: Adam}}",)
+
+
 BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((rf"spec\.{camel}\.", _algorithm(name, **_ONLINE)) for camel, name in _GROUPED),
     (r"spec\.ppo\.", tuple(f"spec.ppo.{key}={value}" for key, value in _ONLINE.items())),
@@ -157,16 +168,12 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"functions.*program", (f"spec.reward.functions=[{_PROGRAM}]",)),
     (r"functions.*(url|secretHeaders)", ("spec.reward.functions=[{name: f, url: 'http://h/p'}]",)),
     (r"startFrom", ("spec.checkpoint.startFrom={store: 's3://x/z', step: 2}",)),
+    *_deepspeed("deepspeed", "dtype"),
     (
-        r"offload_optimizer",
-        ("spec.trainer.deepspeed.zero_optimization={stage: 2, offload_optimizer: {device: cpu}}",),
+        r"criticDeepspeed",
+        ("spec.trainer.criticDeepspeed={zero_optimization: {stage: 1}, bf16: {enabled: true}}",),
     ),
-    (
-        r"offload_param",
-        ("spec.trainer.deepspeed.zero_optimization={stage: 3, offload_param: {device: cpu}}",),
-    ),
-    (r"deepspeed.fp16", ("spec.trainer={dtype: float16, deepspeed: {fp16: {enabled: true}}}",)),
-    (r"deepspeed.optimizer", ("spec.trainer.deepspeed.optimizer={type: Adam}",)),
+    *_deepspeed("criticDeepspeed", "criticDtype"),
     (r"podsPerReplica", ("spec.generator={tensorParallelSize: 4, podsPerReplica: 2}",)),
     (r"generator\.autoscale", ("spec.generator.autoscale={minReplicas: 2, maxReplicas: 6}",)),
     (r"spec\.(reward|reference)\.(tensorParallelSize|engineArguments)", ("spec.{}.engine=vllm",)),
@@ -198,7 +205,9 @@ VALUES: dict[str, list[Any]] = {
 """Values to try where those of the leaf's type would not do."""
 
 _NOT_READ = ("activation_checkpointing", "steps_per_print", "bf16.enabled", "fp16.enabled")
-REFUSED = {f"spec.trainer.deepspeed.{key}" for key in _NOT_READ}
+REFUSED = {
+    f"spec.trainer.{section}.{key}" for section in ("deepspeed", "criticDeepspeed") for key in _NOT_READ
+}
 """Leaves that may have one value, or none: the message says why. The others of DeepSpeed's it reads itself."""
 
 

@@ -94,6 +94,14 @@ def test_each_role_has_its_dtype(tokenizer, path):
     assert load_model(made, "reference", Role.REFERENCE, tokenizer).dtype == torch.float32
 
 
+def test_the_critic_may_have_a_dtype_of_its_own(tokenizer, path):
+    made = config({"policy": path}, trainer={"dtype": "bfloat16", "criticDtype": "float32"})
+    assert load_model(made, "policy", Role.TRAINER, tokenizer).dtype == torch.bfloat16
+    assert load_model(made, "critic", Role.TRAINER, tokenizer).dtype == torch.float32
+    shared = config({"policy": path}, trainer={"dtype": "bfloat16"})
+    assert load_model(shared, "critic", Role.TRAINER, tokenizer).dtype == torch.bfloat16
+
+
 def test_errors_name_the_field_that_holds_the_path(tokenizer, path):
     with pytest.raises(InvalidJob, match=r"spec.model.reward: there is no directory '/none'"):
         load_model(config({"policy": path, "reward": "/none"}), "critic", Role.TRAINER, tokenizer)

@@ -39,7 +39,7 @@ def load_model(
     tokenizer: PreTrainedTokenizerBase,
     head: Head | None = None,
 ) -> PreTrainedModel:
-    """Loads a field of `spec.model`, or what stands in for it, in the compute dtype of `role`.
+    """Loads a field of `spec.model`, or what stands in for it, in its compute dtype in `role`.
 
     `head` is the field's own unless given: algorithm `reward` trains the policy with a score head. Raises InvalidJob,
     naming the field that holds the path, if the model cannot be loaded or does not support this tokenizer's ids or the
@@ -48,7 +48,8 @@ def load_model(
     source = model_source(config, field)
 
     def fitting() -> PreTrainedModel:
-        model = LOADERS[head or HEADS[field]](source.path, getattr(torch, config.dtype(role)))
+        dtype = config.spec.trained_dtype(field) if role is Role.TRAINER else config.dtype(role)
+        model = LOADERS[head or HEADS[field]](source.path, getattr(torch, dtype))
         load.check_fit(model.config, tokenizer, longest(config.spec))
         return model
 

@@ -124,13 +124,13 @@ def engine(
     adapter: "Adapter | None" = None,
 ) -> TrainedModel:
     """A model of the graph under DeepSpeed, as the manifest wants it."""
-    spec, dtype = config.spec, config.dtype(Role.TRAINER)
+    spec = config.spec
     precision = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}.get(
-        dtype, {}
+        spec.trained_dtype(used.field), {}
     )
     return TrainedModel(
         model,
-        deepspeed={**precision, **spec.trainer.deepspeed.raw()},
+        deepspeed={**precision, **spec.trained_deepspeed(used.field).raw()},
         learning_rate=spec.optimizer.learning_rate,
         betas=spec.optimizer.betas,
         epsilon=spec.optimizer.epsilon,
