@@ -103,8 +103,9 @@ class Compute(Node):
 class Train(Node):
     """Optimizer steps of `model` on minibatches; `loss` is the key of the loss, or `module:name`.
 
-    `minibatch_size`: sequences of one update, over all ranks; None: all of the step. `from_step`: steps before this one
-    leave the model as it is. `stop_ratio`: the rest of a step's updates is left out once the mean importance ratio of a
+    `minibatch_size`: sequences of one update, over all ranks; None: all of the step. `balance_tokens`: minibatches have
+    equally many response tokens, in place of random rows. `from_step`: steps before this one leave the model as it is.
+    `stop_ratio`: the rest of a step's updates is left out once the mean importance ratio of a
     minibatch is above this, or below its inverse.
     """
 
@@ -112,6 +113,7 @@ class Train(Node):
     loss: str
     output: str = "logprobs"
     minibatch_size: int | None = None
+    balance_tokens: bool = False
     from_step: int = 0
     stop_ratio: float | None = None
 

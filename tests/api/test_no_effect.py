@@ -28,6 +28,14 @@ REFUSED = [
         "spec.replay.relaySampleFn",
         "maxReplayEpisode only; got 'newest'",
     ),
+    (
+        ("spec.ppo={minibatchSize: 8, valueMinibatchSize: 5, balanceTokens: true}",),
+        *("spec.ppo.balanceTokens", "a step is one update of 8 responses; use a minibatchSize of at most 4"),
+    ),
+    (
+        ("spec.ppo={minibatchSize: 4, balanceTokens: true}", "spec.replay.streamDataLoaderType=dynamic"),
+        *("spec.ppo.balanceTokens", "there is no further epoch"),
+    ),
     (("spec.replay.samplesPerStep=3",), "spec.replay.samplesPerStep", "maxReplayEpisode only; got 3"),
     (
         ("spec.replay.replayEpisodeOffset=3",),

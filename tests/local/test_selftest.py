@@ -25,6 +25,7 @@ HOSTILE = (
         "sampling.answersPerPrompt=8",
         "ppo.overlongFilter=true",
         "ppo.dynamicSampling=3",
+        "ppo.balanceTokens=true",
         "ppo.criticWarmupSteps=9",
     ),
     *("ppo.minibatchSize=512", "ppo.valueMinibatchSize=256", "reward.scale=-1.0", "reward.clip=[0, 1]"),

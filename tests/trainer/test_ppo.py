@@ -21,8 +21,8 @@ from rlhf_trainer.batches import (
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
 from rlhf_trainer.records import Columns, Sequences
+from rlhf_trainer.training.minibatches import balanced_minibatches, minibatches
 from rlhf_trainer.training.step_metrics import step_metrics
-from rlhf_trainer.training.updates import minibatches
 
 PAIRS = [((1, 2), (3, 4, 5)), ((6,), (7,)), ((8, 9, 10), (11, 12)), ((13, 14), (15, 16, 17, 18))]
 SCORES = [1.0, -0.5, 2.0, 0.25]
@@ -110,6 +110,33 @@ def test_minibatches_cover_every_row_once_an_epoch(count, size, epochs, seed):
         assert sorted(row for batch in mine for row in batch) == list(range(count))
         assert all(len(batch) == size for batch in mine[:-1])
         assert len(mine[-1]) == count if each == 1 else size <= len(mine[-1]) < 2 * size
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=40), st.integers(1, 12), st.integers(0, 2**31))
+def test_balanced_minibatches_cover_every_row_once_an_epoch(lengths, size, seed):
+    tokens, epochs, each = torch.tensor(lengths), 2, max(1, len(lengths) // size)
+    batches = [batch.tolist() for batch in balanced_minibatches(tokens, size, epochs, seed)]
+    assert batches == [batch.tolist() for batch in balanced_minibatches(tokens, size, epochs, seed)]
+    assert len(batches) == epochs * each
+    for mine in (batches[:each], batches[each:]):
+        assert sorted(row for batch in mine for row in batch) == list(range(len(lengths)))
+        assert max(map(len, mine)) - min(map(len, mine)) <= 1
+
+
+def test_balanced_minibatches_of_a_long_tail_have_equal_tokens_and_other_rows_each_epoch():
+    tokens = (
+        (torch.randn(1024, generator=torch.Generator().manual_seed(1)) + 6.4).exp().clamp(32, 8192).long()
+    )
+
+    def spread(dealt):
+        sums = torch.tensor([float(tokens[rows].sum()) for rows in dealt])
+        return float(sums.std() / sums.mean())
+
+    epochs = [[set(rows.tolist()) for rows in balanced_minibatches(tokens, 64, 1, seed)] for seed in range(9)]
+    assert spread(minibatches(1024, 64, 1, 0)) > 0.05
+    assert all(spread([torch.tensor(list(rows)) for rows in epoch]) < 0.001 for epoch in epochs)
+    shared = [max(len(rows & other) for other in epochs[0]) for epoch in epochs[1:] for rows in epoch]
+    assert max(shared) < 20, "of 64; by chance it is 4 of any two sets"
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,9 @@ class PolicyGradient(Frozen):
     """Passes over each step's responses."""
     minibatch_size: Positive = 64
     """Responses of one optimizer update, over all ranks."""
+    balance_tokens: bool = False
+    """The updates of a step have equally many response tokens, so each counts the same under lossAggregation token; in
+    place of random responses."""
     clip_ratio: PositiveFloat = 0.2
     """The importance ratio is clipped to 1 - clipRatio ... 1 + clipRatio."""
     clip_ratio_high: PositiveFloat | None = None
@@ -86,6 +89,7 @@ def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> I
             f"a step has {responses} answers (data.promptsPerStep x sampling.answersPerPrompt); "
             f"use at most that; got {settings.minibatch_size}",
         )
+    yield from _balanced(spec, where, settings, responses)
     high = settings.clip_ratio_high
     if high is not None and high < settings.clip_ratio < 1:  # from 1 on there is no lower bound
         yield Problem(
@@ -121,6 +125,24 @@ def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> I
     if settings.dynamic_sampling and spec.replay.dynamic:
         yield Problem(
             f"{where}.dynamicSampling", "needs all scores of a step; use replay.streamDataLoaderType fixed"
+        )
+
+
+def _balanced(spec: Spec, where: str, settings: PolicyGradient, responses: int) -> Iterator[Problem]:
+    if not settings.balance_tokens or spec.replay.window:
+        return
+    sizes = (
+        settings.minibatch_size,
+        getattr(settings, "value_minibatch_size", None) or settings.minibatch_size,
+    )
+    if all(responses < 2 * size for size in sizes):
+        message = f"a step is one update of {responses} responses; use a minibatchSize of at most {responses // 2}, "
+        yield Problem(f"{where}.balanceTokens", f"{message}or remove this; got true")
+    elif spec.replay.dynamic and settings.epochs == 1:
+        yield Problem(
+            f"{where}.balanceTokens",
+            "replay.streamDataLoaderType dynamic trains on responses as they come, and there is no further epoch; use "
+            "fixed, or remove this; got true",
         )
 
 
@@ -212,6 +234,7 @@ def train_policy(
         output="logprobs_and_entropy",
         reads=reads,
         minibatch_size=settings.minibatch_size,
+        balance_tokens=settings.balance_tokens,
         from_step=from_step,
         stop_ratio=settings.stop_ratio,
     )

@@ -70,6 +70,7 @@ def _graph(spec: Spec, settings: PPO) -> Graph:
                 output="values",
                 reads=(SEQUENCES, "values", "returns"),
                 minibatch_size=settings.value_minibatch_size or settings.minibatch_size,
+                balance_tokens=settings.balance_tokens,
             ),
         )
     )

@@ -90,6 +90,7 @@ def _settings(spec: Spec, responses: int) -> Overrides:
     section, settings = to_camel(algorithm_of(spec).name), settings_of(spec)
     most = {"minibatch_size": responses, "value_minibatch_size": responses}
     off = {"dynamic_sampling": 0, "overlong_filter": False, "overlong_buffer": 0, "critic_warmup_steps": 0}
+    off |= {"balance_tokens": False}  # a step may be one update
     wanted = {name: min(own, size) for name, size in most.items() if (own := getattr(settings, name, None))}
     wanted |= {name: value for name, value in off.items() if getattr(settings, name, value) != value}
     return {f"{section}.{to_camel(name)}": value for name, value in wanted.items()}

@@ -19,6 +19,7 @@ from ..ops import LOSSES, OpContext, find, output_fn
 from ..ops.datasets import given_columns
 from ..ops.pretraining import mixed
 from ..records import Columns
+from .minibatches import balanced_minibatches, minibatches
 
 SHARED = ("kl_mean", "entropy", *AGREEMENT)
 """Metrics of the step rather than of a model: logged without the model's name."""
@@ -51,10 +52,7 @@ class Updates:
         for node in self._graph.train:
             if step < node.from_step:
                 continue
-            size = node.minibatch_size or len(columns)
-            chosen = (
-                iter([torch.arange(len(columns))]) if whole else minibatches(len(columns), size, epochs, seed)
-            )
+            chosen = iter([torch.arange(len(columns))]) if whole else _chosen(node, columns, epochs, seed)
             for rows in chosen:
                 self._update(node, columns if whole else columns.select(rows))
 
@@ -101,6 +99,13 @@ def held_out_losses(
     return {**found, "loss": found[f"{_prefix(graph, graph.train[0])}loss"]}
 
 
+def _chosen(node: Train, columns: Columns, epochs: int, seed: int) -> Iterator[Tensor]:
+    size = node.minibatch_size or len(columns)
+    if node.balance_tokens:
+        return balanced_minibatches(columns.lengths, size, epochs, seed)
+    return minibatches(len(columns), size, epochs, seed)
+
+
 def _prefix(graph: Graph, node: Train) -> str:
     return f"{node.model.name}_" if len(graph.trained) > 1 else ""
 
@@ -127,16 +132,6 @@ class PretrainingText:
         """The sequences of the next update."""
         rows = [self._rows[row] for _, row in self._stream.take(self._count)]
         return given_columns("responses", rows, self._tokenizer, self._data)[0]
-
-
-def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Rows of each minibatch, `epochs` times over all rows, shuffled by `seed`; a short rest joins the last."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        order = torch.randperm(count, generator=generator)
-        whole = max(1, count // size)
-        for i in range(whole):
-            yield order[i * size : (i + 1) * size if i < whole - 1 else count]
 
 
 def learning_rate_of(spec: Spec, critic: bool, step: int) -> float:
