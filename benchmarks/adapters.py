@@ -19,9 +19,7 @@ class Adapted:
 
     def __init__(self, model: Any, rank: int) -> None:
         self._model, self._adapter = model, Adapter(model, Lora(rank=rank), 0, "a model")
-        base = partial(self._tensors, trained=False)
-        adapter = self._adapter
-        self._base = Base(adapter.fingerprint["base"], base, adapter.scale, adapter.transposed)
+        self._base = Base.of(self._adapter, partial(self._tensors, trained=False))
 
     def round(self, sync: WeightSync, members: list[Member], version: int) -> dict[str, Any]:
         """Other matrices to `members`, the base before them where they lack it: figures of `SyncReport`."""

@@ -74,6 +74,9 @@ class Weights:
     def publish(self, version: int) -> None:
         self.version = version
 
+    def figures(self) -> dict[str, float]:
+        return {}
+
 
 class Generators:
     """In place of the fleet: answers of the model as it is when they are asked for, in batches out of order."""

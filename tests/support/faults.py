@@ -17,8 +17,17 @@ _seen: list[str] = []
 
 def kill_generator_in_broadcast(point: str) -> None:
     """generator-1 is killed in the middle of the broadcast after step 2; step 4 begins when it is back."""
+    _kill_generator_at("bucket:1", point)
+
+
+def kill_generator_before_an_adapter(point: str) -> None:
+    """The same, before the first bytes: those of an adapter fit one bucket."""
+    _kill_generator_at("bucket:0", point)
+
+
+def _kill_generator_at(wanted: str, point: str) -> None:
     _seen.append(point)
-    if point == "bucket:1" and "step:1" in _seen and "step:2" not in _seen:
+    if point == wanted and "step:1" in _seen and "step:2" not in _seen:
         _kill("generator-1")
         _seen.append("killed")
     if point == "step:3":

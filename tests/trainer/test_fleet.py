@@ -4,6 +4,8 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -39,22 +41,37 @@ CONFIG = {
 }
 
 
+class Policy:
+    """In place of the model: names of what the ranks gather."""
+
+    adapter: Any = None
+
+    def version_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "of the version", torch.zeros(1)
+
+    def base_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "of the base", torch.zeros(1)
+
+
 class Sent:
     """In place of the broadcast: whom the weights went to, each time."""
 
     def __init__(self) -> None:
         self.members: list[list[str]] = []
         self.versions: list[int] = []
+        self.came: list[list[str]] = []
         self.looked: list[list[str]] = []
         self.servers: dict[str, Generator] = {}
 
-    def send(self, members, _tensors, version, committing=lambda: None) -> SyncReport:
+    def send(self, members, tensors, version, committing, base) -> SyncReport:
+        self.came.append([name for part in (base and base.tensors, tensors) if part for name, _ in part()])
         committing()
         self.members.append([member.name for member in members])
         self.versions.append(version)
         for member in members:
             self.servers[member.name].version = version
-        return SyncReport(version, len(self.members), "", tuple(members), {}, 0, 0.0, 1)
+        took = {"wire_seconds": 0.0, "pause_seconds": 0.5 * version, "base_bytes": 100 if base else 0}
+        return SyncReport(version, len(self.members), "", tuple(members), {}, 7, 0.0, 1, **took)
 
     def changed(self, holders) -> str:
         self.looked.append([member.name for member in holders])
@@ -76,7 +93,8 @@ class World:
         stop = self.control.stop_requested
         self.ctx = run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop)
         client = VllmClient(http, sampling=config.spec.sampling, seed=0, ends=[9])
-        self.fleet = Fleet(run, None, *((self.sent, client) if ranks.first else (None, None)))
+        self.policy: Any = Policy()
+        self.fleet = Fleet(run, self.policy, *((self.sent, client) if ranks.first else (None, None)))
 
     def announce(self, *generators: Generator, draining: tuple[Generator, ...] = ()) -> None:
         self.sent.servers |= {g.member.name: g for g in (*generators, *draining)}
@@ -122,6 +140,19 @@ def test_generators_keep_their_weights_until_a_publish_or_until_one_joins(world,
     world.announce(first, second)
     assert {r.versions[0] for r in world.fleet.answer(PROMPTS).rollouts} == {3}
     assert (world.sent.versions, world.fleet.weights.version) == ([2, 3], 3)
+
+
+def test_the_matrices_of_an_adapter_travel_beside_the_base_that_it_is_added_to(world, http):
+    world.announce(Generator(http, "a"))
+    weights = world.fleet.weights
+    weights.publish(1)
+    weights.publish(2)
+    assert weights.figures() == {"broadcast_bytes": 14, "generators_paused_seconds": 1.0}
+    world.policy.adapter = SimpleNamespace(fingerprint={"base": "b"}, scale=2.0, transposed=())
+    weights.publish(1)
+    assert world.sent.came == [["of the version"]] * 2 + [["of the base", "of the version"]]
+    assert weights.figures() == {"broadcast_bytes": 107, "generators_paused_seconds": 0.5}
+    assert weights.figures() == {"broadcast_bytes": 0, "generators_paused_seconds": 0}
 
 
 def test_those_that_hold_weights_are_asked_what_they_serve(world, http):

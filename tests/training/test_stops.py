@@ -27,6 +27,9 @@ class Fleet:
     def publish(self, version: int) -> None:
         self.version = version
 
+    def figures(self) -> dict[str, float]:
+        return {}
+
     def answer(self, prompts: list[Any], sampling: Any, penalties: Any) -> Responses:
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")

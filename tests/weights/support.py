@@ -48,8 +48,7 @@ class Adapted(TrainedModel):
 
     @property
     def base(self) -> Base:
-        adapter = self.adapter
-        return Base(adapter.fingerprint["base"], self.base_tensors, adapter.scale, adapter.transposed)
+        return Base.of(self.adapter, self.base_tensors)
 
 
 @torch.no_grad()

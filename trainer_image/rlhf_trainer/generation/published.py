@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from rlhf_api.status import MemberStatus
 from ..comms.roster import Stopped, Unavailable
 from ..context import TrainerContext
 from ..models.trained_model import TrainedModel
+from ..weights.base import Base
 from ..weights.broadcaster import SyncReport, WeightSync
 from .requests import REFUSALS
 
@@ -25,7 +27,8 @@ class PublishedWeights:
     rank 0 that say so.
 
     A generator that dies costs the weight group one epoch; one that is new, or back, gets the current weights before
-    it is asked anything.
+    it is asked anything. Of a policy with an adapter the matrices alone travel with each version, and the frozen
+    weights once to each generator.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class PublishedWeights:
         self._failures: Counter[str] = Counter()  # to take the newest weights, by uid
         self._holders: dict[str, Member] = {}
         self._version = self._current = -1
+        self._figures = {"broadcast_bytes": 0.0, "generators_paused_seconds": 0.0}
 
     def publish(self, version: int) -> None:
         """Broadcasts the policy's weights to every generator that answers; waits for at least one. Responses under way
@@ -70,6 +74,11 @@ class PublishedWeights:
     def move_on(self, version: int) -> None:
         """The policy has `version` now; the generators keep theirs until `publish`, or until a new one joins."""
         self._current = version
+
+    def figures(self) -> dict[str, float]:
+        """Since the last call: the most bytes that one generator received, and its longest pause; on rank 0."""
+        found, self._figures = self._figures, dict.fromkeys(self._figures, 0.0)
+        return found
 
     def changed(self) -> str:
         """Names of generators whose served weights differ from what was sent, with those weights; '' if none."""
@@ -107,8 +116,8 @@ class PublishedWeights:
         ranks = self._ctx.ranks
         if ranks.first:
             return ranks.say(lambda: "sent" if self._send(version) else "again") == "sent"
-        while (said := ranks.say(lambda: "")) == "gather":
-            for _ in self._policy.named_tensors():  # gathering the weights is a collective
+        while (said := ranks.say(lambda: "")) not in ("sent", "again"):
+            for _ in self._tensors(said):  # gathering the weights is a collective
                 pass
         return said == "sent"
 
@@ -116,7 +125,11 @@ class PublishedWeights:
         """On rank 0, to the members that it has waited for."""
         assert self._sync is not None
         members = self._members
-        report = self._sync.send(members, self._announced, version, self._committing)
+        adapter = self._policy.adapter
+        base = Base.of(adapter, partial(self._announced, "base")) if adapter else None
+        report = self._sync.send(
+            members, partial(self._announced, "version"), version, self._committing, base
+        )
         for target, reason in report.lost.items():
             log.warning("%s did not take weight version %d: %s", target.name, version, reason)
         if not report.holders:
@@ -126,6 +139,9 @@ class PublishedWeights:
                 why = "; ".join(f"{target.name}: {reason}" for target, reason in report.lost.items())
                 raise Unavailable(f"no generator took weight version {version}: {why}")
             return False
+        self._figures["broadcast_bytes"] += report.bytes + report.base_bytes
+        paused = self._figures["generators_paused_seconds"]
+        self._figures["generators_paused_seconds"] = max(paused, report.pause_seconds)
         held = {target.uid for target in report.holders}
         for target in report.holders:
             if target.uid not in self._holders:
@@ -134,10 +150,13 @@ class PublishedWeights:
         self._tell(report)
         return True
 
-    def _announced(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights, after telling the other ranks to gather them too."""
-        self._ctx.ranks.say(lambda: "gather")
-        yield from self._policy.named_tensors()
+    def _announced(self, part: str) -> Iterator[tuple[str, Tensor]]:
+        """A part of the policy, after telling the other ranks to gather it too."""
+        self._ctx.ranks.say(lambda: part)
+        yield from self._tensors(part)
+
+    def _tensors(self, part: str) -> Iterator[tuple[str, Tensor]]:
+        return self._policy.base_tensors() if part == "base" else self._policy.version_tensors()
 
     def _tell(self, report: SyncReport) -> None:
         assert self._ctx.services is not None

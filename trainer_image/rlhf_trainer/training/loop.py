@@ -43,8 +43,8 @@ class Task(Protocol):
     def other_weights(self) -> str:
         """Names of generators whose served weights differ from what was sent, or ''. The same on every rank."""
 
-    def publish(self, version: int) -> None:
-        """Makes the weights known to whoever works with them outside this process."""
+    def publish(self, version: int) -> dict[str, float]:
+        """Makes the weights known to whoever works with them outside this process; returns figures of that."""
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:
         """Metrics of each held-out set, on rank 0."""
@@ -111,7 +111,7 @@ def train(
         step += 1
         ctx.report(activity="publishing weights")
         published = time.perf_counter()
-        task.publish(step)
+        figures |= task.publish(step)
         figures["broadcast_seconds"] = time.perf_counter() - published
         figures["seconds"] = time.perf_counter() - began
         _record(ctx, metrics, step, figures)

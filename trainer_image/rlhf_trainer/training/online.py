@@ -133,15 +133,16 @@ class OnlineTask:
         """Names of generators whose served weights differ; see `PublishedWeights.changed`."""
         return "" if self._fleet is None else self._fleet.weights.changed()
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int) -> dict[str, float]:
         """The generators get every so many versions, as `spec.weights.everySteps` says, and the first."""
         self._collector.version = version
         if self._fleet is None:
-            return
+            return {}
         if self._fleet.weights.version >= 0 and version % self._spec.weights.every_steps:
             self._fleet.weights.move_on(version)
         else:
             self._send(self._fleet)
+        return self._fleet.weights.figures()
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:  # noqa: ARG002
         if self._fleet is not None and self._collector.stale:

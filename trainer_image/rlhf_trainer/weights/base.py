@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..models.adapter import Adapter  # PEFT takes two seconds to import
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,11 @@ class Base:
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
     scale: float
     transposed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, adapter: "Adapter", tensors: Callable[[], Iterator[tuple[str, Tensor]]]) -> "Base":
+        """What an adapter is added to; `tensors` as `TrainedModel.base_tensors`."""
+        return cls(str(adapter.fingerprint["base"]), tensors, adapter.scale, adapter.transposed)
 
     @property
     def itself(self) -> dict[str, Any]:
