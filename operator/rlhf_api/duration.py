@@ -54,7 +54,8 @@ class Batch:
 @dataclass(frozen=True)
 class Work:
     """Work of one step, for the process that has the most of each phase. Operations: `generating`, `score`, `train`.
-    Bytes: `generate`, weights read once for every token of the longest responses, and `broadcast`."""
+    Bytes: `generate`, weights read once for every token of the longest responses, and `broadcast`, where whole weights
+    are sent: those of an adapter are not counted."""
 
     generate: float
     generating: float
@@ -69,7 +70,7 @@ class Work:
         generate, generating = _generation(spec, sizes, batch) if graph.generates else (0.0, 0.0)
         ranks = spec.trainer.ranks
         tokens = batch.count * batch.tokens
-        sent = graph.generates and not spec.generator.shared_with_trainer
+        sent = graph.generates and not (spec.generator.shared_with_trainer or spec.model.adapter("policy"))
         return cls(
             generate=generate,
             generating=generating,

@@ -64,7 +64,10 @@ class Serving:
     served: Need
     """The serving weights, divided over tensor and pipeline parallel GPUs."""
     received: Need
-    """New weights, whole on every GPU and as the trainer computes, until they are swapped in."""
+    """New weights, whole on every GPU and as the trainer computes, until they are swapped in; or the frozen ones of a
+    policy with an adapter, which stay."""
+    adapted: bool
+    """The policy has an adapter."""
     tensor_parallel: int
     given: float | None
     """The manifest's share of the GPU for vLLM, if it is a number."""
@@ -84,6 +87,7 @@ class Serving:
         return cls(
             served=weights(parameters, generator.dtype or spec.model.dtype, parts),
             received=weights(parameters, spec.trained_dtype("policy")),
+            adapted=spec.model.adapter("policy") is not None,
             tensor_parallel=generator.tensor_parallel_size,
             given=None if cached else _number(arguments.get(UTILIZATION)),
             cache=_number(arguments[CACHE]) if cached else None,
@@ -92,8 +96,9 @@ class Serving:
 
     @property
     def need(self) -> Need:
-        new = f"{gigabytes(self.received.total)} GB of new weights received beside them"
-        return Need(self.served.total + self.received.total, f"{self.served.words} + {new}")
+        what, then = self._what
+        beside = f"{gigabytes(self.received.total)} GB of {what} {then} beside them"
+        return Need(self.served.total + self.received.total, f"{self.served.words} + {beside}")
 
     def utilization(self, memory: float) -> float | None:
         """vLLM's share of a GPU of `memory` bytes: as given, else what leaves room for the new weights; None if the
@@ -107,6 +112,7 @@ class Serving:
 
     def problems(self, memory: float) -> Iterator[Problem]:
         """Refusals of settings that GPUs of so many bytes cannot hold."""
+        what, then = self._what
         room, has = memory - self.received.total, f"{memory / 1e9:g} GB"
         where = "spec.generator.engineArguments."
         seen = f"one GPU must hold {gigabytes(self.need.total)} GB: {self.need.words}; it has {has}"
@@ -120,7 +126,7 @@ class Serving:
             yield Problem(
                 where + UTILIZATION,
                 f"vLLM fills {gigabytes(self.given * memory)} of {has}, but {gigabytes(self.received.total)} GB "
-                f"of new weights ({self.received.words}) are received beside it; {self._less(memory)}; "
+                f"of {what} ({self.received.words}) are {then} beside it; {self._less(memory)}; "
                 f"got {self.given:g}",
             )
         elif self.given is not None and self.given * memory <= self.served.total:
@@ -152,7 +158,12 @@ class Serving:
             if whole / parallel + self.received.total + _BESIDE < memory:
                 return f"use spec.generator.tensorParallelSize {parallel}"
         least = gigabytes(self.received.total + _BESIDE)
-        return f"use GPUs of more than {least} GB: new weights come whole to every GPU"
+        return f"use GPUs of more than {least} GB: {self._what[0]} come whole to every GPU"
+
+    @property
+    def _what(self) -> tuple[str, str]:
+        """What the weights that come are, and what becomes of them, as messages say it."""
+        return ("frozen weights", "kept") if self.adapted else ("new weights", "received")
 
 
 def _hundredths(part: float) -> float:

@@ -45,6 +45,7 @@ def test_the_work_of_grpo_is_that_of_its_graph():
         ("spec.generator.concurrentRequests=10", "generate", 4),
         ("spec.generator.sharedWithTrainer=true", "broadcast", 0),
         ("spec.model.lora={policy: {rank: 8}}", "train", 4 / 6),
+        ("spec.model.lora={policy: {rank: 8}}", "broadcast", 0),
         ("spec.trainer.gradientCheckpointing=full", "train", 8 / 6),
         ("spec.generator.dtype=float32", "generate", 2),
     ],

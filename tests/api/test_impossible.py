@@ -90,6 +90,12 @@ REFUSED = [
         "use at most 0.76; got 0.92",
     ),
     (
+        (SEVEN, GPU, "spec.generator.engineArguments={gpu-memory-utilization: 0.92}", "spec.model.lora={policy: {}}"),
+        "spec.generator.engineArguments.gpu-memory-utilization",
+        "vLLM fills 73.6 of 80 GB, but 15.2 GB of frozen weights (7.6e9 parameters x 2 B) are kept beside it; "
+        "use at most 0.76; got 0.92",
+    ),
+    (
         (SEVEN, GPU, "spec.generator.engineArguments={gpu-memory-utilization: 0.15}"),
         "spec.generator.engineArguments.gpu-memory-utilization",
         "vLLM may fill 12 of 80 GB, and the weights alone are 15.2 GB (7.6e9 parameters x 2 B); use more than 0.19; "

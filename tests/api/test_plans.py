@@ -60,6 +60,10 @@ PLANS = [
         (SEVEN, GPU, "spec.generator.tensorParallelSize=2", "spec.generator.pods.gpu.count=2"),
         *("generator", 1, 2, "22.8 of 80 GB", "/ 2 GPUs + 15.2 GB of new weights received beside them; 32.4 GB are"),
     ),
+    (
+        (SEVEN, GPU, "spec.model.lora={policy: {rank: 16}}"),
+        *("generator", 1, 1, "30.4 of 80 GB", "7.6e9 parameters x 2 B + 15.2 GB of frozen weights kept beside them"),
+    ),
     ((SEVEN, "spec.generator.dtype=float16", "spec.trainer.dtype=float32"), "generator", 1, 0, "45.6 GB", "30.4 GB of"),
     ((SEVEN, "spec.generator.engineArguments={quantization: fp8}"), "generator", 1, 0, None, ""),
     ((SEVEN,), "reward", 1, 0, "15.2 GB", "the reward model is taken to be as large as the policy"),
