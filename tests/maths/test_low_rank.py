@@ -15,13 +15,14 @@ def test_is_the_sum_in_float32_rounded_once(dtype, transposed, scale):
     weight = torch.randn((40, 24) if transposed else (24, 40), dtype=dtype)
     before = weight.clone()
     update = LowRank(a, b, scale, transposed)
-    product = (b.float() @ a.float()) * scale
-    expected = (weight.float() + (product.T if transposed else product)).to(dtype)
+    product = (b.double() @ a.double()) * scale
+    expected = (weight.double() + (product.T if transposed else product)).to(dtype)
     merged = update.merged(weight)
     assert update.shape == weight.shape
     assert merged.dtype == dtype
     assert merged.is_contiguous()
-    assert torch.equal(merged, expected)
+    # In float32 the last bits are those of sums in another order; a second rounding to bfloat16 would show.
+    torch.testing.assert_close(merged, expected, rtol=0, atol=5e-6 if dtype is torch.float32 else 0)
     assert torch.equal(weight, before)
 
 

@@ -31,7 +31,6 @@ class LowRank:
         devices of one kind, because all merge here and always a whole weight."""
         # Copied, since libraries choose kernels by memory alignment, which differs in a bucket.
         a, b = (matrix.detach().to(torch.float32, copy=True) for matrix in (self.a, self.b))
-        product = (b @ a).mul_(self.scale)
-        if self.transposed:
-            product = product.T
-        return product.add_(weight.detach()).to(weight.dtype).contiguous()
+        merged = torch.empty(weight.shape, dtype=torch.float32, device=weight.device).copy_(weight.detach())
+        left, right = (a.T, b.T) if self.transposed else (b, a)
+        return merged.addmm_(left, right, alpha=self.scale).to(weight.dtype)
