@@ -385,11 +385,20 @@ def test_pods_that_the_server_refuses_are_told_of_and_not_counted_as_taken_away(
     world = World()
     todo = world.look()
     world.carry_out(todo, only=lambda what: what == "status")
-    again = world.look(refused="pods are refused: exceeded quota")
+    again = world.look(refused="pods are refused: exceeded quota", unmade=1)
     assert {new.attempt for new in again.create} == {1}
     assert not any(new.resume for new in again.create)
     assert "exceeded quota" in again.status.message
     assert {c.type: c.reason for c in again.status.conditions}["PodsScheduled"] == "PodsRefused"
+
+
+def test_a_trainer_taken_away_while_another_pod_is_refused_is_a_new_attempt_that_resumes():
+    """A quota has no room for the second generator; the refusal says nothing of trainers that were made long ago."""
+    world = running("spec.generator.replicas=2")
+    del world.pods["job-trainer-0"], world.pods["job-generator-1"]
+    made = [new for _ in range(3) for new in world.step(refused="exceeded quota").create]
+    assert {(new.attempt, new.resume) for new in made if new.role == "trainer"} == {(2, True)}
+    assert status(world).cluster.attempt == 2
 
 
 def test_pods_that_can_never_be_made_fail_the_job():

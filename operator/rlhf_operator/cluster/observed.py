@@ -24,6 +24,8 @@ class Observed:
     """Time since when the trainer has been silent, in seconds since the epoch."""
     refused: Finish | str | None = None
     """Refusal by the API server of the pods that were to be made last."""
+    unmade: int | None = None
+    """Attempt of the trainers' gang of which that refusal left no pod."""
     quota: Quota = "none"
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price per GPU hour, by resource name."""

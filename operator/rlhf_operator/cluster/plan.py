@@ -72,7 +72,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     waits = observed.wanted.waits is not None
     suspend = spec.suspend or waits or observed.quota not in ("none", "left", "admitted")
     # Pods that the API server refused were never there, whatever the status says that it was about to make.
-    refused = observed.refused is not None and not sight.of(Role.TRAINER)
+    refused = observed.unmade == cluster.attempt and not sight.of(Role.TRAINER)
     begun = before.phase in ("Provisioning", "Running") and cluster.attempt > 0 and not refused
     restarts = windows.read(before, cluster)
     waited = bool(cluster.counted)  # what was to go before a start has been seen and counted

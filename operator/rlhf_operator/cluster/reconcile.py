@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
 from ..job_status import worth_writing
@@ -19,6 +20,7 @@ from .desired import Desired
 from .desired_reader import DesiredReader
 from .kueue import quota
 from .kueue_client import KueueClient
+from .names import pod_name
 from .objects import companions, owned, token_secret
 from .observed import Observed
 from .pinned import Pinned, UnreadableConfig
@@ -51,7 +53,7 @@ class Reconciler:
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
         self._pods = PodClient(api, cache, recorder)
         self._applied: dict[Key, tuple[Pinned, list[tuple[str, Key, str]]]] = {}
-        self._refused: dict[Key, Finish | str] = {}
+        self._refused: dict[Key, tuple[Finish | str, int | None]] = {}
         self._written: dict[Key, float] = {}
 
     async def close(self) -> None:
@@ -81,13 +83,15 @@ class Reconciler:
             return await self._give_up(key, job, refuse(job, error, pods, now))
         job = reopened(job, want.spec)
         trainer = await self._trainers.read(job, pods)
+        refused, unmade = self._refused.get(key, (None, None))
         seen = Observed(
             job,
             want,
             pods,
             trainer,
             self._trainers.silent_since(job),
-            self._refused.get(key),
+            refused,
+            unmade,
             quota(job, want.spec, self._cache.workload(key), want.pinned.name),
             self._settings.gpu_prices,
         )
@@ -112,7 +116,7 @@ class Reconciler:
         # First: a member about to be deleted should get no more work.
         told = await self._trainers.tell(job, pods, todo.members)
         await self._delete_pods(job, todo)
-        with self._refusing(key):
+        with self._refusing(key, todo):
             if todo.companions:
                 await self._apply_companions(key, job, want.pinned)
             if todo.create:
@@ -123,8 +127,6 @@ class Reconciler:
             for first in (True, False):  # of a generator's pods, which are not made where that one is refused
                 wave = [pod for pod in todo.create if (pod.rank == 0) == first]
                 await _all(self._pods.create(job, want.pinned, pod, admitted, known) for pod in wave)
-        if todo.create:
-            self._refused.pop(key, None)
         if todo.generators is not None:
             await self._api.scale("RLHFJob", job.namespace, job.name, todo.generators)
         for event in todo.events:
@@ -199,12 +201,17 @@ class Reconciler:
                 raise
 
     @contextmanager
-    def _refusing(self, key: Key) -> Iterator[None]:
-        """Keeps a refusal of the job's objects by the API server for the next look."""
+    def _refusing(self, key: Key, todo: Plan) -> Iterator[None]:
+        """Keeps a refusal of the job's objects by the API server for the next look, and for no other."""
+        self._refused.pop(key, None)
         try:
             yield
         except ApiError as error:
-            self._refused[key] = by_server(error.status, f"{error.reason}: {error.message}")
+            there = {pod["metadata"]["name"] for pod in self._cache.pods(key)}
+            gang = [new for new in todo.create if new.role is Role.TRAINER]
+            some = any(pod_name(key[1], new.role, new.index) in there for new in gang)
+            unmade = gang[0].attempt if gang and not some else None
+            self._refused[key] = by_server(error.status, f"{error.reason}: {error.message}"), unmade
             raise
 
     def _forget(self, key: Key) -> None:

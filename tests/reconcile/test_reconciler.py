@@ -1,0 +1,151 @@
+"""What a reconciler remembers of a job from one look to the next; the API server's part is played by a dictionary."""
+
+import asyncio
+import datetime
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.api.manifests import document
+
+from rlhf_operator.cluster.api import Api, ApiError
+from rlhf_operator.cluster.cache import Cache
+from rlhf_operator.cluster.reconcile import Reconciler
+from rlhf_operator.cluster.recorder import Recorder
+from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.telemetry import Telemetry
+
+KEY = ("ns", "job")
+Body = dict[str, Any]
+
+
+class Server(Api):
+    """Takes everything but what `refuse` raises an error for."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache, self.version = cache, 10
+        self.made: list[Body] = []
+        self.status: Body = {}
+        self.refuse: Callable[[Body], None] = lambda _body: None
+
+    def stored(self, body: Body, **metadata: Any) -> Body:
+        self.version += 1
+        meta = {
+            "uid": f"uid-{self.version}",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            **body["metadata"],
+        }
+        return {**body, "metadata": {**meta, **metadata, "resourceVersion": str(self.version)}}
+
+    async def apply_status(self, body: Body) -> Body:
+        self.status = body["status"]
+        return self.stored({**(self.cache.job(KEY) or {}), "status": body["status"]})
+
+    async def apply(self, body: Body) -> Body:
+        self.refuse(body)
+        return self.stored(body)
+
+    async def create(self, body: Body) -> Body:
+        self.refuse(body)
+        self.made.append(made := self.stored(body))
+        return made
+
+    async def delete(self, _kind: str, _namespace: str, name: str, **_: Any) -> None:
+        self.made = [body for body in self.made if body["metadata"]["name"] != name]
+
+
+class Story:
+    """One job, whose looks are taken one by one."""
+
+    def __init__(self) -> None:
+        self.cache = Cache()
+        self.server = Server(self.cache)
+        settings = Settings("image", b"k" * 48)
+        self.reconciler = Reconciler(settings, self.server, self.cache, Recorder(self.server), Telemetry())
+
+    def submit(self, uid: str, *overrides: str) -> None:
+        body = document(*overrides)
+        body["metadata"] |= {"namespace": "ns", "uid": uid, "generation": 1}
+        self.cache.put(self.server.stored(body))
+
+    async def look(self) -> float | None:
+        return await self.reconciler.reconcile(KEY)
+
+    def run(self) -> None:
+        """Every pod gets to run."""
+        since = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        container = {"name": "role", "started": True, "state": {"running": {"startedAt": since}}}
+        ready = {"conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [container]}
+        for pod in self.cache.pods(KEY):
+            self.cache.put(self.server.stored({**pod, "status": {"phase": "Running", **ready}}))
+
+    def reasons(self) -> dict[str, str]:
+        return {c["type"]: c["reason"] for c in self.server.status["conditions"]}
+
+    def trainers(self) -> list[tuple[str, str]]:
+        """Attempt and configuration of every trainer pod that was made."""
+        found = [pod for pod in self.server.made if pod["metadata"]["name"] == "job-trainer-0"]
+        configs = [{e["name"]: e.get("value") for e in p["spec"]["containers"][0]["env"]} for p in found]
+        return [
+            (pod["metadata"]["labels"]["rlhf.dev/attempt"], config["RLHF_RUN_CONFIG"].rpartition("/")[2])
+            for pod, config in zip(found, configs, strict=True)
+        ]
+
+
+def tell(story: Callable[[Story], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        made = Story()
+        try:
+            await story(made)
+        finally:
+            await made.reconciler.close()
+
+    asyncio.run(whole())
+
+
+def test_a_refusal_is_over_with_the_first_look_that_nothing_is_refused_in():
+    """A call that timed out though its pod was stored: nothing is left to make."""
+
+    async def told(story: Story) -> None:
+        def times_out(body: Body) -> None:
+            if body["metadata"]["name"] == "job-reward-0":
+                story.cache.put(story.server.stored(body))
+                story.server.refuse = lambda _body: None
+                raise ApiError(0, "TimeoutError", "POST pods: no answer within 10 s")
+
+        story.submit("first")
+        story.server.refuse = times_out
+        with pytest.raises(ApiError, match="no answer"):
+            await story.look()
+        story.run()
+        await story.look()  # which is told what the last one met
+        assert story.reasons()["Stalled"] == "PodsRefused"
+        await story.look()
+        assert (story.reasons()["Stalled"], story.reasons()["PodsScheduled"]) == ("NotStalled", "Scheduled")
+        (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
+        story.cache.drop(trainer)
+        for _ in range(2):
+            await story.look()
+            await asyncio.sleep(0.6)  # the pause before a start
+        assert story.trainers() == [("1", "start.json"), ("2", "resume.json")]
+
+    tell(told)
+
+
+def test_an_attempt_that_was_refused_is_no_attempt():
+    def over_quota(body: Body) -> None:
+        if body["kind"] == "Pod":
+            raise ApiError(403, "Forbidden", "exceeded quota")
+
+    async def told(story: Story) -> None:
+        story.submit("first")
+        story.server.refuse = over_quota
+        for _ in range(3):
+            with pytest.raises(ApiError, match="exceeded quota"):
+                await story.look()
+        assert story.reasons()["PodsScheduled"] == "PodsRefused"
+        story.server.refuse = lambda _body: None
+        await story.look()
+        assert story.trainers() == [("1", "start.json")]
+
+    tell(told)
