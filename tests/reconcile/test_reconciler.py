@@ -25,6 +25,7 @@ class Server(Api):
     def __init__(self, cache: Cache) -> None:
         self.cache, self.version = cache, 10
         self.made: list[Body] = []
+        self.applied: list[str] = []
         self.status: Body = {}
         self.refuse: Callable[[Body], None] = lambda _body: None
 
@@ -43,6 +44,7 @@ class Server(Api):
 
     async def apply(self, body: Body) -> Body:
         self.refuse(body)
+        self.applied.append(body["kind"])
         return self.stored(body)
 
     async def create(self, body: Body) -> Body:
@@ -147,5 +149,41 @@ def test_an_attempt_that_was_refused_is_no_attempt():
         story.server.refuse = lambda _body: None
         await story.look()
         assert story.trainers() == [("1", "start.json")]
+
+    tell(told)
+
+
+def test_a_job_made_again_under_its_name_inherits_nothing():
+    """`kubectl replace --force`: no look saw that the first one was gone."""
+
+    def takes_no_pod(body: Body) -> None:
+        if body["kind"] == "Pod":
+            raise ApiError(422, "Invalid", "spec.volumes[4].name: Duplicate value", kind="Pod")
+
+    async def told(story: Story) -> None:
+        story.submit("first")
+        story.server.refuse = takes_no_pod
+        with pytest.raises(ApiError, match="Duplicate"):
+            await story.look()
+        story.server.refuse = lambda _body: None
+        story.submit("second")
+        story.server.applied.clear()
+        await story.look()
+        assert story.server.status["phase"] == "Provisioning"
+        assert {"ConfigMap", "NetworkPolicy", "Service"} <= {*story.server.applied}
+
+    tell(told)
+
+
+def test_a_deleted_jobs_trainer_is_forgotten_with_it():
+    async def told(story: Story) -> None:
+        story.submit("first")
+        await story.look()
+        story.run()
+        await story.look()
+        assert len(story.reconciler._trainers._known) == 1
+        story.cache.drop_uids("RLHFJob", ["first"])
+        assert await story.look() is None
+        assert not story.reconciler._trainers._known
 
     tell(told)

@@ -126,20 +126,23 @@ def test_pods_whose_configuration_is_lost_do_not_go_on_behind_a_refused_spec():
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "for_good"),
+    ("status", "kind", "message", "for_good"),
     [
-        (422, 'Pod "a" is invalid: spec.volumes[4].name: Duplicate value: "x"', True),
+        (422, "Pod", 'Pod "a" is invalid: spec.volumes[4].name: Duplicate value: "x"', True),
         (
             422,
+            "Pod",
             "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: not now",
             False,
         ),
-        (422, 'admission webhook "w.example" denied the request: no more pods today', False),
-        (403, 'pods "a" is forbidden: exceeded quota', False),
-        (0, "nobody answers", False),
+        (422, "Workload", 'Workload "a" is invalid: spec: Invalid value: field is immutable', False),
+        (422, "Service", 'Service "a" is invalid: spec.clusterIPs[0]: may not change once set', False),
+        (422, "Pod", 'admission webhook "w.example" denied the request: no more pods today', False),
+        (403, "Pod", 'pods "a" is forbidden: exceeded quota', False),
+        (0, "Pod", "nobody answers", False),
     ],
 )
-def test_what_a_policy_refuses_may_be_taken_tomorrow(status, message, for_good):
-    refused = by_server(status, message)
+def test_only_a_pod_that_can_never_be_taken_ends_its_job(status, kind, message, for_good):
+    refused = by_server(status, kind, message)
     assert isinstance(refused, Finish) is for_good
     assert message in (refused.message if isinstance(refused, Finish) else refused)

@@ -53,10 +53,13 @@ Observe = Callable[[str, str, int, float], None]
 
 
 class ApiError(Exception):
-    """The API server refused a call or did not answer; `status` is 0 then."""
+    """The API server refused a call or did not answer; `status` is 0 then. `kind`: of the object that was asked for."""
 
-    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+    def __init__(
+        self, status: int, reason: str, message: str, retry_after: float | None = None, kind: str = ""
+    ) -> None:
         super().__init__(f"{status or 'no answer'} {reason}: {message}")
+        self.kind = kind
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
 
 
@@ -223,7 +226,7 @@ class Api:
         if 200 <= status < 300 and answer is not None:
             return answer
         said = answer or {"message": text[:200].decode(errors="replace")}
-        raise _refusal(status, said, f"{method} {path}", response.headers.get("Retry-After"))
+        raise _refusal(status, said, f"{method} {path}", response.headers.get("Retry-After"), kind)
 
 
 def _proxy(host: str) -> str | None:
@@ -260,7 +263,7 @@ def _decode(text: bytes) -> Body | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _refusal(status: int, answer: Body, call: str, retry_after: str | None) -> ApiError:
+def _refusal(status: int, answer: Body, call: str, retry_after: str | None, kind: str) -> ApiError:
     after = retry_after or (answer.get("details") or {}).get("retryAfterSeconds")
     seconds = float(after) if after is not None and str(after).isdigit() else None
-    return ApiError(status, answer.get("reason") or "", f"{call}: {answer.get('message', '')}", seconds)
+    return ApiError(status, answer.get("reason") or "", f"{call}: {answer.get('message', '')}", seconds, kind)

@@ -55,6 +55,8 @@ class Reconciler:
         self._applied: dict[Key, tuple[Pinned, list[tuple[str, Key, str]]]] = {}
         self._refused: dict[Key, tuple[Finish | str, int | None]] = {}
         self._written: dict[Key, float] = {}
+        self._uids: dict[Key, str] = {}
+        """Of the jobs that all this is remembered of: another one of the same name begins anew."""
 
     async def close(self) -> None:
         await self._trainers.close()
@@ -70,6 +72,9 @@ class Reconciler:
             self._forget(key)  # what it owns, the API server deletes
             return None
         job = Job.of(body)
+        if self._uids.setdefault(key, job.uid) != job.uid:
+            self._forget(key)
+            self._uids[key] = job.uid
         bodies = [pod for pod in self._cache.pods(key) if owned_by(pod, job)]
         pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
         now = datetime.datetime.now(datetime.UTC)
@@ -211,13 +216,15 @@ class Reconciler:
             gang = [new for new in todo.create if new.role is Role.TRAINER]
             some = any(pod_name(key[1], new.role, new.index) in there for new in gang)
             unmade = gang[0].attempt if gang and not some else None
-            self._refused[key] = by_server(error.status, f"{error.reason}: {error.message}"), unmade
+            self._refused[key] = (
+                by_server(error.status, error.kind, f"{error.reason}: {error.message}"),
+                unmade,
+            )
             raise
 
     def _forget(self, key: Key) -> None:
-        body = self._cache.job(key)
-        if body is not None:
-            self._trainers.forget(body["metadata"]["uid"])
+        if (uid := self._uids.pop(key, None)) is not None:
+            self._trainers.forget(uid)
         self._telemetry.job(key, None)
         self._desired.forget(key)
         for kept in (self._applied, self._refused, self._written):

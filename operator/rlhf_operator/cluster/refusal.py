@@ -26,10 +26,11 @@ _DENIED = re.compile(r"denied (the )?request")
 'y' denied request: ...`."""
 
 
-def by_server(status: int, message: str) -> Finish | str:
-    """A refusal of the job's objects by the API server: the end of the job where they can never be taken; a policy or a
-    webhook may be another one tomorrow, and says the same with the same code."""
-    if status == 422 and not _DENIED.search(message):
+def by_server(status: int, kind: str, message: str) -> Finish | str:
+    """A refusal of one of the job's objects by the API server: the end of the job where it is a pod that can never be
+    taken. A policy or a webhook may be another one tomorrow, and says the same with the same code; other objects are
+    refused for what they are now, such as a Workload that was admitted a moment ago."""
+    if status == 422 and kind == "Pod" and not _DENIED.search(message):
         said = f"the API server takes no pod like this; see spec.pods and its template: {message}"
         return Finish("Failed", "InvalidPod", said)
     return f"pods are not made: {status or 'no answer'} {message}"
