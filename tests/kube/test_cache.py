@@ -96,9 +96,21 @@ def test_objects_are_found_under_their_job(cache):
 
 def test_a_pod_of_nobody_is_not_kept(cache):
     stranger = pod()
-    del stranger["metadata"]["labels"]
+    del stranger["metadata"]["labels"], stranger["metadata"]["ownerReferences"]
     assert cache.put(stranger) is None
     assert cache.uids("Pod") == set()
+
+
+@pytest.mark.parametrize("label", [{}, {"rlhf.dev/job": "other"}], ids=["taken", "changed"])
+def test_a_pod_whose_label_somebody_takes_is_still_its_owners(cache, label):
+    cache.put(pod(version=8))
+    relabelled = pod(version=9, phase="Failed")
+    relabelled["metadata"]["labels"] = label
+    assert cache.put(relabelled) == KEY
+    (kept,) = cache.pods(KEY)
+    assert (kept["metadata"]["labels"], kept["status"]["phase"]) == (label, "Failed")
+    assert cache.drop(relabelled) == KEY
+    assert cache.pods(KEY) == []
 
 
 def test_the_newest_stays_whatever_comes_last(cache):

@@ -164,8 +164,6 @@ def test_a_pod_whose_labels_somebody_took_is_replaced(namespace, control_plane: 
             before = (await operator.api.get("Pod", namespace, "ppo-reward-0"))["metadata"]["uid"]
             where = ("pod", "ppo-reward-0", "-n", namespace, f"{label}-")
             await asyncio.to_thread(kubectl, control_plane.kubeconfig, "label", *where)
-            if label == "rlhf.dev/job":  # a watch tells of it as of a deletion
-                operator.cache.drop(await operator.api.get("Pod", namespace, "ppo-reward-0"))
             await operator.look("ppo")
             # Its node would end it: there is none.
             with suppress(ApiError):

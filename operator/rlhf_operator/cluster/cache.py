@@ -95,7 +95,7 @@ class Cache:
         return next(iter(self._read("RLHFJob", key)), None)
 
     def pods(self, key: Key) -> list[Body]:
-        """Pods that name the job in their label, whoever made them."""
+        """Pods that name the job as their owner or in their label, whoever made them."""
         return self._read("Pod", key)
 
     def has(self, kind: str, key: Key, name: str) -> bool:
@@ -125,9 +125,12 @@ class Cache:
 
 
 def job_of(body: Mapping[str, Any]) -> Key | None:
-    """The job that an object is, or belongs to by its label."""
+    """The job that an object is, or belongs to by its owner reference; by its label where it has none. A pod whose
+    label somebody takes is its job's as before, and news of it."""
     meta = body["metadata"]
-    name = meta["name"] if body["kind"] == "RLHFJob" else (meta.get("labels") or {}).get(JOB)
+    owners = [owner["name"] for owner in meta.get("ownerReferences") or () if owner["kind"] == "RLHFJob"]
+    label = (meta.get("labels") or {}).get(JOB)
+    name = meta["name"] if body["kind"] == "RLHFJob" else next(iter(owners), label)
     return (meta["namespace"], name) if name else None
 
 
