@@ -46,6 +46,16 @@ def test_what_the_limits_do_not_allow_is_refused_and_older_jobs_may_change_their
     assert webhook.review(same, limited)["response"]["allowed"]
 
 
+def test_labels_and_annotations_of_a_job_that_today_is_wrong_may_change():
+    wrong = "spec.sampling.topK=-2"
+    stored, annotated = asked(wrong), asked(wrong)
+    annotated["request"]["object"]["metadata"]["annotations"] = {"rlhf.dev/checkpoint": "now"}
+    change = {"request": {**annotated["request"], "oldObject": stored["request"]["object"]}}
+    assert webhook.review(change, PLAIN)["response"]["allowed"]
+    change["request"]["object"] = asked(wrong, "spec.steps=9")["request"]["object"]
+    assert not webhook.review(change, PLAIN)["response"]["allowed"]
+
+
 def test_what_runs_changes_only_while_it_is_suspended():
     def change(*before: str) -> dict:
         after = asked("spec.ppo.klCoefficient=0.5")

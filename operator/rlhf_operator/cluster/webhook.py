@@ -41,11 +41,12 @@ def _problems(
     body: Mapping[str, Any], before: Mapping[str, Any] | None, settings: Settings
 ) -> Sequence[Problem]:
     """Errors of a job, or of its change from the stored one."""
+    if before is not None and _asks_for(before) == _asks_for(body):
+        return ()
     try:
         spec = from_cluster(body).spec
-        if before is None or _asks_for(before) != _asks_for(body):
-            queue = body["metadata"].get("labels", {}).get(QUEUE)
-            check(settings.limits, Pinned.make(body["metadata"]["name"], spec, settings.defaults), queue)
+        queue = body["metadata"].get("labels", {}).get(QUEUE)
+        check(settings.limits, Pinned.make(body["metadata"]["name"], spec, settings.defaults), queue)
     except InvalidJob as error:
         return error.problems
     try:
@@ -55,7 +56,8 @@ def _problems(
 
 
 def _asks_for(body: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Parts of a job that the limits are about; whoever changes others, such as finalizers, is not judged by them."""
+    """Parts of a job that can be wrong; who changes others, such as finalizers, is not judged by them: the stored job
+    may be of a release with other rules."""
     return body.get("spec"), body["metadata"].get("labels", {}).get(QUEUE)
 
 
