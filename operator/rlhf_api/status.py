@@ -1,8 +1,9 @@
 """Status of a running job: the trainer's report to its host, and the host's `status`."""
 
+import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from .base import Report
 from .roles import Role
@@ -13,6 +14,16 @@ Phase = Literal["Pending", "Provisioning", "Running", "Suspended", "Succeeded", 
 Word = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(max_length=2048)]
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+
+
+def _rfc3339(text: str) -> str:
+    if datetime.datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("has no time zone")
+    return text
+
+
+Time = Annotated[Word, AfterValidator(_rfc3339)]
+"""A time that is counted from, such as 2026-01-01T00:00:00Z."""
 
 
 class MemberStatus(Report):
@@ -145,8 +156,8 @@ class RestartWindow(Report):
     """Restarts counted against `backoffLimit`."""
     disruptions: Count = 0
     """Not counted; the pause before the next grows with them too."""
-    since: Word
-    last: Word
+    since: Time
+    last: Time
 
 
 class ScalingStatus(Report):
@@ -169,12 +180,12 @@ class ClusterStatus(Report):
     counted: tuple[str, ...] = ()
     """Uids of ended pods that are counted in `restarts` and not replaced yet."""
     restarts: dict[Role, RestartWindow] = {}
-    provisioning_since: str | None = None
+    provisioning_since: Time | None = None
     """Since when pods are there and the trainer does not train yet."""
-    progress_time: str | None = None
+    progress_time: Time | None = None
     """Last start of the trainer, or report of another step."""
     scaling: ScalingStatus | None = None
-    suspend_requested: str | None = None
+    suspend_requested: Time | None = None
     """Time at which the trainer was first to be asked for a checkpoint and its end."""
     checkpoint_requested: str | None = None
     """Last value of the annotation `rlhf.dev/checkpoint` that the trainer accepted."""
@@ -186,8 +197,8 @@ class JobStatus(Report):
     phase: Phase
     message: str = Field("", max_length=1024)
     observed_generation: int = 0
-    start_time: str | None = None
-    completion_time: str | None = None
+    start_time: Time | None = None
+    completion_time: Time | None = None
     estimated_end: str | None = None
     activity: Word | None = None
     step: Count = 0
@@ -212,7 +223,7 @@ class JobStatus(Report):
     """GPU hours used up to `usage_time`."""
     cost: float | None = None
     cost_per_hour: float | None = None
-    usage_time: Word | None = None
+    usage_time: Time | None = None
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
     health: HealthStatus | None = None

@@ -60,6 +60,34 @@ def test_a_status_that_cannot_be_read_is_left_alone_and_said():
     assert len(world.events) == told + 1
 
 
+@pytest.mark.parametrize(
+    ("written", "what"),
+    [
+        ({"cluster": {"attempt": 3}, "state": "Running"}, "status.phase"),
+        ({"startTime": "yesterday"}, "status.startTime"),
+        ({"usageTime": "2026-01-01T00:00:00"}, "status.usageTime"),
+        ({"cluster": {"attempt": 1, "progressTime": ""}}, "status.cluster.progressTime"),
+    ],
+    ids=["no phase", "no time", "no time zone", "empty"],
+)
+def test_what_was_begun_and_cannot_be_read_is_not_begun_again(written, what):
+    world = running("spec.activeDeadlineSeconds=60")
+    world.step()
+    if "state" in written:
+        world.status = None
+    world.written = written
+    todo = world.look()
+    assert (todo.status, *names(todo)) == (None, [], [])
+    assert [event.reason for event in todo.events] == ["Unreadable"]
+    assert what in todo.events[0].message
+
+
+def test_conditions_of_another_controller_are_no_status_yet():
+    world = World()
+    world.written = {"conditions": [{"type": "Audited", "status": "True"}]}
+    assert world.step().create
+
+
 def test_a_mistake_made_while_suspended_keeps_the_checkpoint_and_the_job_goes_on():
     world = suspended()
     world.overrides = (SUSPENDED, WRONG)

@@ -175,8 +175,8 @@ def seconds(text: str) -> float:
 
 
 def _status(body: Any) -> tuple[JobStatus | None, str | None]:
-    """The status, None before the first one; or what cannot be read of it."""
-    if not body or "phase" not in body:
+    """The status, None before the first one; or what cannot be read of it. Other controllers may write conditions."""
+    if not body or not {"phase", "cluster"} & body.keys():
         return None, None
     try:
         return JobStatus.model_validate(body, strict=False), None
