@@ -7,7 +7,7 @@ from tests.reconcile.world import World
 
 from rlhf_api.manifest import from_cluster
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.kueue import quota, released, report, workload
+from rlhf_operator.cluster.kueue import deactivated, quota, released, report, workload
 from rlhf_operator.cluster.names import QUEUE
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.placement import flavors, placed, topology_request
@@ -75,11 +75,33 @@ def test_a_workload_that_waits_asks_for_the_pods_of_the_spec_as_it_stands():
 def test_a_deactivated_workload_is_left_so():
     off = made("Evicted")
     off["spec"]["active"] = False
-    assert quota(*job(), off, CONFIGURATION) == "deactivated"
+    assert (quota(*job(), off, CONFIGURATION), deactivated(off)) == ("waiting", True)
     world = World()
-    todo = world.step(quota="deactivated")
+    todo = world.step(quota="waiting", deactivated=True)
     assert (todo.queue, todo.create) == (None, ())
     assert "spec.active: false" in world.status.message
+
+
+@pytest.mark.parametrize(
+    ("quota", "queue"), [("waiting", None), ("outdated", None), ("evicted", "release"), ("outgrown", None)]
+)
+def test_suspending_a_job_does_not_undo_its_deactivation(quota, queue):
+    """Else a fresh Workload, which is active, would line up once it is resumed."""
+    world = World(("spec.suspend=true",))
+    assert world.step(quota=quota, deactivated=True).queue == queue
+    assert world.step(quota=quota).queue == "leave"
+
+
+def test_a_job_whose_spec_is_refused_keeps_no_quota():
+    world = World()
+    world.step(quota="admitted")
+    world.configs.clear()
+    world.overrides = ("spec.sampling.topK=-2",)
+    assert world.step().queue is None  # its pods still run
+    for _ in range(2):
+        world.kubelet()
+    assert not world.pods
+    assert world.step().queue == "leave"
 
 
 @pytest.mark.parametrize("quota", ["absent", "outdated", "evicted"])

@@ -21,9 +21,7 @@ from .snapshot import Job
 
 Body = dict[str, Any]
 
-Quota = Literal[
-    "none", "left", "absent", "outdated", "waiting", "deactivated", "admitted", "outgrown", "evicted"
-]
+Quota = Literal["none", "left", "absent", "outdated", "waiting", "admitted", "outgrown", "evicted"]
 """`none`: the job is in no queue; `left`: but was in one. `absent`: it has no Workload yet; `outdated`: its Workload
 waits in another queue or size than the job's, or for pods of
 an earlier configuration; `outgrown`: was admitted so; `evicted`: is to give its quota back."""
@@ -42,7 +40,7 @@ def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str)
         asked = _counts(workload), workload["spec"].get("queueName"), _config(workload)
         if asked != (_wanted(spec), job.queue, config):
             return "outdated"
-        return "waiting" if workload["spec"].get("active", True) else "deactivated"
+        return "waiting"
     if "Evicted" in held:
         return "evicted"
     kept = {name: count - _reclaimed(workload).get(name, 0) for name, count in _counts(workload).items()}
@@ -50,6 +48,11 @@ def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str)
     if not fits or workload["spec"].get("queueName") != job.queue:
         return "outgrown"
     return "admitted" if "Admitted" in held else "waiting"
+
+
+def deactivated(workload: Mapping[str, Any] | None) -> bool:
+    """An administrator has taken the Workload out of its queue."""
+    return workload is not None and not workload["spec"].get("active", True)
 
 
 def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None) -> Body:

@@ -26,7 +26,7 @@ class KueueClient:
         """Applies the plan's queue actions."""
         found, stamp = self._cache.workload(key), time_text(datetime.datetime.now(datetime.UTC))
         if todo.queue == "leave":
-            await self._api.delete("Workload", job.namespace, job.name)
+            await self.leave(key, job)
         elif todo.queue == "enter":
             name = job.body["metadata"].get("labels", {}).get(PRIORITY)
             priority = await self._read(job, "WorkloadPriorityClass", name) if name else None
@@ -37,12 +37,24 @@ class KueueClient:
             told = todo.queue == "report"
             patch = report(found, want.spec, ready=ready, stamp=stamp) if told else released(found, stamp)
             if patch is not None:
-                self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
+                await self._merge(job, patch)
+
+    async def leave(self, key: Key, job: Job) -> None:
+        """Gives the job's quota and its place in the queue back, where it has one."""
+        if self._cache.workload(key) is not None:
+            await self._api.delete("Workload", job.namespace, job.name)
 
     async def flavors(self, job: Job, admitted: Body) -> dict[str, Body]:
         """The ResourceFlavors assigned to the job's Workload, by name."""
         found = {name: await self._read(job, "ResourceFlavor", name) for name in sorted(flavors(admitted))}
         return {name: body for name, body in found.items() if body is not None}
+
+    async def _merge(self, job: Job, patch: Body) -> None:
+        try:
+            self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
+        except ApiError as error:
+            if error.status != 409:  # Kueue wrote meanwhile, and its news are looked at
+                raise
 
     async def _read(self, job: Job, kind: str, name: str) -> Body | None:
         """A cluster-scoped object; None, with an event, if the operator has rights only in namespaces."""

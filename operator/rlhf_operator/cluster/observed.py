@@ -27,5 +27,7 @@ class Observed:
     unmade: int | None = None
     """Attempt of the trainers' gang of which that refusal left no pod."""
     quota: Quota = "none"
+    deactivated: bool = False
+    """Its Workload is not to be admitted, by an administrator's word."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price per GPU hour, by resource name."""

@@ -202,7 +202,7 @@ def _suspend(
 def _waiting(observed: Observed) -> tuple[str, str]:
     if (waits := observed.wanted.waits) is not None:
         return waits.reason, waits.message
-    if observed.quota == "deactivated":
+    if observed.deactivated:
         return "Deactivated", f"Workload {observed.job.name} is deactivated (spec.active: false)"
     return "WaitingForQuota", f"waits in queue {observed.job.queue}"
 
@@ -213,13 +213,13 @@ def _report(observed: Observed) -> Queue | None:
 
 def _queue(observed: Observed, *, idle: bool) -> Queue | None:
     """Quota is asked for once, and given back where none of the job's pods is left. An evicted job keeps its place's
-    history; one that outgrew its quota lines up anew."""
+    history, and one that was deactivated stays so; one that outgrew its quota lines up anew."""
     suspended, quota = observed.wanted.spec.suspend or observed.wanted.waits is not None, observed.quota
     if quota in ("absent", "outdated") and not suspended:
         return "enter"
     if not idle or quota in ("none", "absent"):
         return _report(observed)
-    if suspended or quota == "outgrown":
+    if (suspended or quota == "outgrown") and not observed.deactivated:
         return "leave"
     return "release" if quota == "evicted" else _report(observed)
 

@@ -18,7 +18,7 @@ from .api import Api, ApiError, Key
 from .cache import COMPANIONS, Cache
 from .desired import Desired
 from .desired_reader import DesiredReader
-from .kueue import quota
+from .kueue import deactivated, quota
 from .kueue_client import KueueClient
 from .names import pod_name
 from .objects import companions, owned, token_secret
@@ -88,7 +88,7 @@ class Reconciler:
             return await self._give_up(key, job, refuse(job, error, pods, now))
         job = reopened(job, want.spec)
         trainer = await self._trainers.read(job, pods)
-        refused, unmade = self._refused.get(key, (None, None))
+        workload, (refused, unmade) = self._cache.workload(key), self._refused.get(key, (None, None))
         seen = Observed(
             job,
             want,
@@ -97,7 +97,8 @@ class Reconciler:
             self._trainers.silent_since(job),
             refused,
             unmade,
-            quota(job, want.spec, self._cache.workload(key), want.pinned.name),
+            quota(job, want.spec, workload, want.pinned.name),
+            deactivated(workload),
             self._settings.gpu_prices,
         )
         todo = plan(seen, now)
@@ -145,6 +146,8 @@ class Reconciler:
         if todo.status is not None:
             await self._write(key, job, todo.status)
         await self._delete_pods(job, todo)
+        if todo.queue == "leave":
+            await self._kueue.leave(key, job)
         for event in todo.events:
             await self._recorder.record(job.body, event)
         return todo.again

@@ -60,6 +60,7 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
         status=before,
         delete=tuple(deletion(pod) for pod in living if pod.deletion_deadline is None),
         events=events,
+        queue=None if living else "leave",
         again=POLL_SECONDS if living else None,
     )
 
