@@ -15,6 +15,8 @@ _POD = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken"
 _ROLE = ("command", "args", "workingDir", "ports", "terminationMessagePath", "terminationMessagePolicy")
 _KEPT = ("containers", "volumes", "env", "volumeMounts")
 """Lists of ours to which a template may add, and in which it may change things."""
+_NAMED = {"containers": f'; "{CONTAINER}" is the role\'s', "initContainers": "", "volumes": ""}
+"""Lists whose items all have names, by which they are merged and told of."""
 _OURS = "is the operator's to set; remove it"
 
 
@@ -37,14 +39,18 @@ def _shape(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"{where}{place}.$patch", "would take away what the operator needs; remove it")
     if not isinstance(places[".spec"], Mapping):
         return
-    containers = places[".spec"].get("containers", [])
-    if not isinstance(containers, list):
-        yield Problem(f"{where}.spec.containers", f"must be a list; got {show(containers)}")
-        return
-    for i, container in enumerate(containers):
-        if not isinstance(container, Mapping) or not isinstance(container.get("name"), str):
-            message = f'must be an object with a name; "{CONTAINER}" is the role\'s; got {show(container)}'
-            yield Problem(f"{where}.spec.containers[{i}]", message)
+    for key, more in _NAMED.items():
+        items = places[".spec"].get(key, [])
+        if not isinstance(items, list):
+            yield Problem(
+                f"{where}.spec.{key}", f"must be a list of what to add or change; got {show(items)}"
+            )
+            continue
+        for i, item in enumerate(items):
+            if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
+                yield Problem(
+                    f"{where}.spec.{key}[{i}]", f"must be an object with a name{more}; got {show(item)}"
+                )
 
 
 def _not_mergeable(where: str, node: Any) -> Iterator[Problem]:
@@ -70,6 +76,7 @@ def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
         if label in _LABELS or label.startswith("rlhf.dev/"):
             yield Problem(f"{where}.metadata.labels{_key(label)}", _OURS)
     yield from _owned(f"{where}.spec", spec, _POD)
+    yield from _tokens(f"{where}.spec", spec)
     for i, container in enumerate(spec.get("containers", [])):
         if container["name"] != CONTAINER:
             continue
@@ -81,6 +88,17 @@ def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
         for j, variable in enumerate(environment if isinstance(environment, list) else []):
             if isinstance(variable, Mapping) and str(variable.get("name", "")).startswith("RLHF_"):
                 yield Problem(f"{place}.env[{j}].name", "names that begin with RLHF_ are ours")
+
+
+def _tokens(where: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
+    """Volumes that would give the pod a service account's token, which no pod of a job has."""
+    for i, volume in enumerate(spec.get("volumes", [])):
+        projected = volume.get("projected")
+        sources = projected.get("sources") if isinstance(projected, Mapping) else None
+        for j, source in enumerate(sources if isinstance(sources, list) else []):
+            if isinstance(source, Mapping) and "serviceAccountToken" in source:
+                place = f"{where}.volumes[{i}].projected.sources[{j}].serviceAccountToken"
+                yield Problem(place, "pods of jobs get no credentials of the API server; remove it")
 
 
 def _only(where: str, node: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[Problem]:

@@ -71,6 +71,11 @@ BAD = [
         "labels['rlhf.dev/job']",
         "operator's to set",
     ),
+    (
+        "spec.pods.template={spec: {volumes: [{name: t, projected: {sources: [{serviceAccountToken: {path: t}}]}}]}}",
+        "spec.volumes[0].projected.sources[0].serviceAccountToken",
+        "pods of jobs get no credentials",
+    ),
     ("spec.pods.template={kind: Pod}", "spec.pods.template.kind", "metadata and spec"),
     ("spec.pods.template={spec: null}", "spec.pods.template.spec", "must be an object; got null"),
     (

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 from tests.reconcile.world import World, running
-from tests.support.limits import ALLOWED, LIMITS, REFUSED
+from tests.support.limits import ALLOWED, LIMITS, REFUSED, template
 
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.limits import Limits
@@ -42,6 +42,38 @@ def test_all_that_is_wrong_is_said_at_once_with_the_values_seen():
     world.step()
     assert "priorityClassName may be batch; got 'high'" in world.status.message
     assert "hostPaths has /models; got '/etc'" in world.status.message
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"volumes": [{"hostPath": {"path": "/"}}]}, "spec.volumes[0]: must be an object with a name"),
+        ({"initContainers": [{"image": "x"}]}, "spec.initContainers[0]: must be an object with a name"),
+        ({"volumes": "v"}, "spec.volumes: must be a list"),
+    ],
+    ids=str,
+)
+def test_a_part_of_a_template_that_has_no_name_is_said(part, said):
+    world = asking(template(**part))
+    world.step()
+    assert world.status.phase == "Failed"
+    assert said in world.status.message
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"volumes": [{"name": "v", "hostPath": "/etc", "image": 3}]},
+        {
+            "initContainers": [
+                {"name": "i", "image": "registry.example/one", "securityContext": "all", "ports": [1]}
+            ]
+        },
+    ],
+    ids=str,
+)
+def test_what_only_the_api_server_can_refuse_is_left_to_it(part):
+    assert asking(template(**part)).step().create
 
 
 def test_a_template_that_leaves_a_forbidden_default_is_refused():

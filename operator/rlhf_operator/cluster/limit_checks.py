@@ -60,28 +60,37 @@ def _pod(limits: Limits, where: str, spec: Body, own_image: str) -> Iterator[Pro
             yield _refusal(f"{where}.{key}", spec[key], "hostNetwork is false")
     for volume in spec.get("volumes", ()):
         place = f"{where}.volumes[{show(volume['name'])}]"
-        if (path := volume.get("hostPath", {}).get("path")) and not _below(path, limits.host_paths):
+        if (path := _object(volume.get("hostPath")).get("path")) and not _below(str(path), limits.host_paths):
             yield _refusal(f"{place}.hostPath", path, f"hostPaths has {_names(limits.host_paths)}")
-        if image := volume.get("image", {}).get("reference"):
-            yield from _image(f"{place}.image", image, limits)
+        if image := _object(volume.get("image")).get("reference"):
+            yield from _image(f"{place}.image", str(image), limits)
     for kind in ("initContainers", "containers"):
         for container in spec.get(kind, ()):
             place = f"{where}.{kind}[{show(container['name'])}]"
-            if (image := container.get("image", "")) != own_image:
+            if (image := str(container.get("image", ""))) != own_image:
                 yield from _image(f"{place}.image", image, limits)
             yield from _container(limits, place, container)
 
 
 def _container(limits: Limits, where: str, container: Body) -> Iterator[Problem]:
-    context = container.get("securityContext") or {}
+    context = _object(container.get("securityContext"))
     for key in ("privileged", "allowPrivilegeEscalation"):
         if context.get(key) and not limits.privileged:
             yield _refusal(f"{where}.securityContext.{key}", context[key], "privileged is false")
-    for added in (context.get("capabilities") or {}).get("add") or ():
+    for added in _list(_object(context.get("capabilities")).get("add")):
         yield from _listed(f"{where}.securityContext.capabilities.add", added, limits.capabilities)
-    for port in container.get("ports", ()):
+    for port in map(_object, _list(container.get("ports"))):
         if port.get("hostPort") and not limits.host_network:
             yield _refusal(f"{where}.ports.hostPort", port["hostPort"], "hostNetwork is false")
+
+
+def _object(value: Any) -> Body:
+    """What is no object where a pod has one, the API server refuses."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
 
 
 def _image(where: str, image: str, limits: Limits) -> Iterator[Problem]:
