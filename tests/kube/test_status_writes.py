@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from tests.kube.hands import hands, job
 from tests.support.cluster import Cluster
+from tests.support.kube import kubectl
 
 from rlhf_operator.cluster.api import ApiError
 
@@ -41,5 +42,26 @@ def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
             assert (await new.api.get("Pod", namespace, "ppo-trainer-0"))["metadata"]["uid"] == trainer[
                 "metadata"
             ]["uid"]
+
+    asyncio.run(body())
+
+
+def test_an_autoscaler_does_not_undo_a_kubectl_scale_that_it_has_not_seen(
+    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+
+    async def body() -> None:
+        async with hands(namespace) as operator:
+            seen = (await operator.api.create(job(namespace)))["metadata"]["resourceVersion"]
+            where = ("rlhfjob/ppo", "-n", namespace, "--replicas=3")
+            await asyncio.to_thread(kubectl, control_plane.kubeconfig, "scale", *where)
+            with pytest.raises(ApiError, match="409 Conflict"):
+                await operator.api.scale("RLHFJob", namespace, "ppo", 2, seen)
+            now = await operator.api.get("RLHFJob", namespace, "ppo")
+            assert now["spec"]["generator"]["replicas"] == 3
+            await operator.api.scale("RLHFJob", namespace, "ppo", 2, now["metadata"]["resourceVersion"])
+            now = await operator.api.get("RLHFJob", namespace, "ppo")
+            assert now["spec"]["generator"]["replicas"] == 2
 
     asyncio.run(body())

@@ -3,11 +3,13 @@
 import asyncio
 import datetime
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.api.manifests import document
 
+from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.reconcile import Reconciler
@@ -26,6 +28,7 @@ class Server(Api):
         self.cache, self.version = cache, 10
         self.made: list[Body] = []
         self.applied: list[str] = []
+        self.scaled: list[tuple[Any, ...]] = []
         self.status: Body = {}
         self.refuse: Callable[[Body], None] = lambda _body: None
 
@@ -51,6 +54,9 @@ class Server(Api):
         self.refuse(body)
         self.made.append(made := self.stored(body))
         return made
+
+    async def scale(self, *asked: Any) -> None:
+        self.scaled.append(asked)
 
     async def delete(self, _kind: str, _namespace: str, name: str, **_: Any) -> None:
         self.made = [body for body in self.made if body["metadata"]["name"] != name]
@@ -185,5 +191,27 @@ def test_a_deleted_jobs_trainer_is_forgotten_with_it():
         story.cache.drop_uids("RLHFJob", ["first"])
         assert await story.look() is None
         assert not story.reconciler._trainers._known
+
+    tell(told)
+
+
+def test_generators_are_scaled_from_the_job_that_was_looked_at(monkeypatch):
+    """A kubectl scale that comes meanwhile is seen by the cache and not by the plan."""
+    planned = module.plan
+
+    async def told(story: Story) -> None:
+        story.submit("first")
+        written = story.server.apply_status
+
+        async def meanwhile(body: Body) -> Body:
+            answer = await written(body)
+            story.submit("first", "spec.generator.replicas=3")
+            return answer
+
+        monkeypatch.setattr(module, "plan", lambda *args: replace(planned(*args), generators=2))
+        monkeypatch.setattr(story.server, "apply_status", meanwhile)
+        before = story.server.version
+        await story.look()
+        assert story.server.scaled == [("RLHFJob", "ns", "job", 2, str(before + 1))]
 
     tell(told)

@@ -123,9 +123,10 @@ class Api:
         """Merge patch (RFC 7386) of the status; 409 if the object has changed since its `metadata.resourceVersion`."""
         return await self._merge("merge_status", kind, f"{_path(kind, namespace, name)}/status", patch)
 
-    async def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
-        """Sets the replicas through the scale subresource, as `kubectl scale` does."""
-        patch = {"spec": {"replicas": replicas}}
+    async def scale(self, kind: str, namespace: str, name: str, replicas: int, version: str) -> None:
+        """Through the scale subresource, as `kubectl scale` does; 409 where somebody wrote after this
+        `metadata.resourceVersion`."""
+        patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
         await self._merge("scale", kind, f"{_path(kind, namespace, name)}/scale", patch)
 
     async def replace(self, body: Body) -> Body:

@@ -117,8 +117,9 @@ class Reconciler:
         """
         if todo.stop:
             await self._trainers.stop(job, pods)
+        version = job.body["metadata"]["resourceVersion"]
         if todo.status is not None:
-            await self._write(key, job, await self._with_checkpoint(job, pods, todo.status))
+            version = await self._write(key, job, await self._with_checkpoint(job, pods, todo.status))
         # First: a member about to be deleted should get no more work.
         told = await self._trainers.tell(job, pods, todo.members)
         await self._delete_pods(job, todo)
@@ -134,7 +135,7 @@ class Reconciler:
                 wave = [pod for pod in todo.create if (pod.rank == 0) == first]
                 await _all(self._pods.create(job, want.pinned, pod, admitted, known) for pod in wave)
         if todo.generators is not None:
-            await self._api.scale("RLHFJob", job.namespace, job.name, todo.generators)
+            await self._api.scale("RLHFJob", job.namespace, job.name, todo.generators, version)
         for event in todo.events:
             await self._recorder.record(job.body, event)
         if todo.expire:
@@ -168,12 +169,14 @@ class Reconciler:
         taken = cluster.model_copy(update={"checkpoint_requested": job.checkpoint})
         return status.model_copy(update={"cluster": taken})
 
-    async def _write(self, key: Key, job: Job, status: JobStatus) -> None:
+    async def _write(self, key: Key, job: Job, status: JobStatus) -> str:
+        """Applies the status where that is worth it; the job's resourceVersion then."""
+        version: str = job.body["metadata"]["resourceVersion"]
         content = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
         self._telemetry.job(key, content)
         age = time.monotonic() - self._written.get(key, float("-inf"))
         if not worth_writing(job.body.get("status") or {}, content, age):
-            return
+            return version
         body = {
             "apiVersion": job.body["apiVersion"],
             "kind": job.body["kind"],
@@ -182,12 +185,13 @@ class Reconciler:
                 "namespace": job.namespace,
                 "uid": job.uid,
                 # Refused where somebody wrote after we looked: this process may lead no longer.
-                "resourceVersion": job.body["metadata"]["resourceVersion"],
+                "resourceVersion": version,
             },
             "status": content,
         }
-        self._cache.put(await self._api.apply_status(body))
+        self._cache.put(stored := await self._api.apply_status(body))
         self._written[key] = time.monotonic()
+        return str(stored["metadata"]["resourceVersion"])
 
     async def _apply_companions(self, key: Key, job: Job, pinned: Pinned) -> None:
         """Applies service, ConfigMap and the like where they differ from the last ones, or one of them is gone."""
