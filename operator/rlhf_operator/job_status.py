@@ -3,7 +3,7 @@
 import datetime
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from rlhf_api.roles import Role
 from rlhf_api.run import replicas, roles_of
@@ -13,8 +13,24 @@ from rlhf_api.status import Condition, HealthStatus, JobStatus, Phase, RoleStatu
 from .restart_policy import Finish, ProcessState
 
 STARTING = "starting"
-"""The trainer's activity before its first step."""
-_CONDITION_OF: dict[Phase, str] = {"Succeeded": "Complete", "Failed": "Failed", "Suspended": "Suspended"}
+"""The trainer's activity until its first step."""
+ConditionType = Literal[
+    "Complete",
+    "Failed",
+    "Healthy",
+    "PodsScheduled",
+    "Ready",
+    "RolesReady",
+    "SlowNetwork",
+    "SpecChanged",
+    "Stalled",
+    "Suspended",
+]
+_CONDITION_OF: dict[Phase, ConditionType] = {
+    "Succeeded": "Complete",
+    "Failed": "Failed",
+    "Suspended": "Suspended",
+}
 _MESSAGE = 1024
 _MEMBERS = 128
 _FORESEEABLE = 10 * 365 * 86400.0
@@ -70,15 +86,23 @@ _VOLATILE = {
     *("activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"),
     *("cost", "gpuHours", "usageTime"),
 }
-"""Fields that change within a step and that no decision depends on."""
+"""Fields that change within a step, and that no decision is made on."""
+_FIELDS = {field.alias for field in JobStatus.model_fields.values() if field.alias}
 _REFRESH_SECONDS = 30.0
 
 
 def worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
-    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once if anything but the volatile
-    fields has changed, else every 30 s."""
-    changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once where anything but metrics of a
+    step under way has changed, else every 30 s. What another controller wrote beside it is no change."""
+    stored = {**before, "conditions": own_conditions(before)}
+    changed = {key for key in _FIELDS if stored.get(key) != now.get(key)}
     return bool(changed - _VOLATILE) or bool(changed and age >= _REFRESH_SECONDS)
+
+
+def own_conditions(status: Mapping[str, Any]) -> list[Any] | None:
+    """A stored status's conditions of our types; other controllers may have theirs there."""
+    found = status.get("conditions")
+    return found and [each for each in found if each.get("type") in get_args(ConditionType)]
 
 
 def first_status(spec: Spec, before: JobStatus | None) -> JobStatus:
@@ -170,7 +194,7 @@ def _healthy(status: JobStatus, newest: HealthStatus, stamp: str) -> Condition:
     return condition("Healthy", "False", newest.reason, newest.message, stamp)
 
 
-def condition(kind: str, status: str, reason: str, message: str, stamp: str) -> Condition:
+def condition(kind: ConditionType, status: str, reason: str, message: str, stamp: str) -> Condition:
     """A condition whose time is now."""
     return Condition.model_validate(
         {

@@ -36,6 +36,18 @@ def test_a_status_is_stored_when_something_has_changed_and_figures_every_30_seco
     assert worth_writing(STATUS, now, 30.0) is (at_once is not None)
 
 
+def test_what_another_controller_writes_into_a_status_is_neither_news_nor_ours():
+    world = running()
+    world.step()
+    written = world.status.model_dump(mode="json", by_alias=True)
+    foreign = {"type": "Audited", "status": "True", "lastTransitionTime": "", "reason": "", "message": ""}
+    world.written = {"conditions": [foreign, *written["conditions"]], "auditedBy": "team"}
+    todo = world.look()
+    assert "Audited" not in {c.type for c in todo.status.conditions}
+    now = todo.status.model_dump(mode="json", by_alias=True)
+    assert not worth_writing(written | world.written, now, 60.0)
+
+
 def test_a_job_that_gets_on_is_not_stalled():
     assert stalled(running()) == ("False", "NotStalled", "")
 

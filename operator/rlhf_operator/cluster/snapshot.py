@@ -12,6 +12,7 @@ from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
 from ..exit_reasons import exit_words, telling_line
+from ..job_status import own_conditions
 from ..restart_policy import Ended
 from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, RANK, ROLE, pod_name
 from .ports import PORT
@@ -179,7 +180,8 @@ def _status(body: Any) -> tuple[JobStatus | None, str | None]:
     if not body or not {"phase", "cluster"} & body.keys():
         return None, None
     try:
-        return JobStatus.model_validate(body, strict=False), None
+        ours = {**body, "conditions": own_conditions(body) or ()}
+        return JobStatus.model_validate(ours, strict=False), None
     except ValidationError as error:
         return None, "; ".join(map(str, from_pydantic(error, JobStatus, ("status",)).problems))
 
