@@ -35,6 +35,8 @@ def test_hours_and_cost_grow_while_gpus_are_held_and_stand_still_while_not(world
     world.step(0, prices=PRICES)
     assert held(world) == pytest.approx((hours + 18, cost + 3 * PER_HOUR))
     world.end("job-trainer-0", code=0)
+    world.step(0, prices=PRICES)
+    world.kubelet()
     world.step(3600, prices=PRICES)
     assert world.status.phase == "Succeeded"
     assert (world.status.gpus, world.status.cost_per_hour) == (0, None)
@@ -84,9 +86,32 @@ def test_a_spec_that_is_refused_is_counted_to_its_end():
     world.status = world.status.model_copy(update={"cluster": None})
     world.now = world.now.replace(hour=world.now.hour + 1)
     world.overrides = (*GPUS, "spec.steps=-1")
+    world.step(0)
+    assert (world.status.phase, world.status.gpus) == ("Failed", 6)
+    world.now = world.now.replace(hour=world.now.hour + 1)
+    world.kubelet()
     world.step()
     assert (world.status.phase, world.status.gpus) == ("Failed", 0)
-    assert world.status.gpu_hours == pytest.approx(before[0] + 6, rel=1e-3)
+    assert world.status.gpu_hours == pytest.approx(before[0] + 12, rel=1e-3)
+
+
+def test_pods_of_a_job_that_has_failed_hold_their_gpus_until_they_are_over():
+    """A trainer has minutes of grace, and the cluster has none of its GPUs meanwhile."""
+    deadline = "spec.activeDeadlineSeconds=60"
+    world = running(*GPUS, deadline)
+    world.step(120, prices=PRICES)
+    world.step(0, prices=PRICES)
+    assert (world.status.phase, world.status.gpus, world.status.cost_per_hour) == ("Failed", 6, PER_HOUR)
+    hours, cost = held(world)
+    world.now = world.now.replace(minute=world.now.minute + 5)
+    world.step(0, prices=PRICES)
+    assert held(world) == pytest.approx((hours + 0.5, cost + PER_HOUR / 12))
+    world.kubelet()
+    world.step(3600, prices=PRICES)
+    assert (world.status.gpus, world.status.cost_per_hour) == (0, None)
+    after = held(world)
+    world.step(prices=PRICES)
+    assert held(world) == after
 
 
 def test_without_prices_there_is_no_cost():

@@ -1,7 +1,6 @@
 """Builds a job's status and events from what was observed and decided; pure."""
 
 import datetime
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +18,7 @@ from .observed import Observed
 from .pod import MODEL_CACHE
 from .pod_groups import lost
 from .snapshot import Pod
-from .usage import cost_per_hour, held, used
+from .usage import counted
 
 SILENT_SECONDS = 30.0
 """Time without a reply after which the trainer is reported as silent, seconds."""
@@ -84,7 +83,6 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
     firsts = [pod for pod in pods if pod.role is Role.GENERATOR and pod.rank == 0]
     generators = 0 if finish else sum(pod.ended is None for pod in firsts)
     has_generators = Role.GENERATOR in roles_of(spec)
-    gpus = Counter[str]() if finish else held(pods, spec)
     phase = finish.phase if finish else _phase(status.phase, look)
     status = status.model_copy(
         update={
@@ -94,9 +92,7 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
             "generator_replicas": generators,
             "selector": _selector(job.name, spec) if has_generators else "",
             "plan": resource_plan(spec),
-            "gpus": gpus.total(),
-            "cost_per_hour": cost_per_hour(gpus, observed.prices),
-            **(used(before, look.now) if gpus or before.gpus else {}),
+            **counted(before, pods, spec, observed.prices, look.now),
             "cluster": look.cluster,
             "runtime": before.runtime if finish else _runtime(observed),
             "conditions": with_times(_conditions(status, phase, look), before.conditions),

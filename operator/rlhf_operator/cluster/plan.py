@@ -18,6 +18,7 @@ from .conditions import Event, Look, describe
 from .consequences import Deletion, NewPod, carried_out, deletion
 from .observed import Observed
 from .pod_groups import PodGroups, evicted, lost, membership, seen, sort, stuck
+from .usage import counted
 
 POLL_SECONDS = 5.0
 """Poll interval of a running job, seconds."""
@@ -225,8 +226,9 @@ def _queue(observed: Observed, *, idle: bool) -> Queue | None:
 
 
 def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:
-    """Creates nothing any more; ended pods are kept for their logs until the job is deleted."""
-    sight = sort(observed.wanted.spec, before.cluster or ClusterStatus(), observed.pods)
+    """Nothing is made again; what ended stays for its log until the job goes. GPUs count until their pods are over."""
+    spec = observed.wanted.spec
+    sight = sort(spec, before.cluster or ClusterStatus(), observed.pods)
     holding = [pod for pod in sight.pods if not pod.over]
     ending = [
         deletion(pod)
@@ -234,13 +236,15 @@ def _after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime
         if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
     ]
     left = None
-    lifetime = observed.wanted.spec.ttl_seconds_after_finished
+    lifetime = spec.ttl_seconds_after_finished
     if lifetime is not None and before.completion_time is not None:
         ended = datetime.datetime.fromisoformat(before.completion_time)
         left = (ended + datetime.timedelta(seconds=lifetime) - now).total_seconds()
     expire = left is not None and left <= 0
     return Plan(
-        status=seen_at(before, observed.job.generation),
+        status=seen_at(before, observed.job.generation).model_copy(
+            update=counted(before, sight.pods, spec, observed.prices, now)
+        ),
         delete=_deletions(ending, sight, now),
         queue="leave" if observed.quota not in ("none", "absent") and not holding else _report(observed),
         expire=expire,

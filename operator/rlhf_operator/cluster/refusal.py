@@ -56,6 +56,9 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
     else:
         before = observed(before, job.generation)
     living = [pod for pod in pods if not pod.over]
+    if before.gpus:  # how many a pod has, only a spec that can be read would tell
+        none_left = {} if living else {"gpus": 0, "cost_per_hour": None}
+        before = before.model_copy(update={**used(before, now), **none_left})
     return Plan(
         status=before,
         delete=tuple(deletion(pod) for pod in living if pod.deletion_deadline is None),
@@ -98,9 +101,6 @@ def _failed(before: JobStatus, job: Job, message: str, now: datetime.datetime) -
     return before.model_copy(
         update={
             "phase": "Failed",
-            **(used(before, now) if before.gpus else {}),
-            "gpus": 0,
-            "cost_per_hour": None,
             "message": message,
             "observed_generation": job.generation,
             "completion_time": stamp,

@@ -32,6 +32,15 @@ def cost_per_hour(gpus: Mapping[str, int], prices: Mapping[str, float]) -> float
     return round(sum(priced), _DIGITS) if priced else None
 
 
+def counted(
+    before: JobStatus, pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float], now: datetime.datetime
+) -> dict[str, Any]:
+    """Fields of the status: GPUs that the pods hold now, and what has been used up to now."""
+    gpus = held(pods, spec)
+    fields = {"gpus": gpus.total(), "cost_per_hour": cost_per_hour(gpus, prices)}
+    return fields | (used(before, now) if gpus or before.gpus else {})
+
+
 def used(before: JobStatus, now: datetime.datetime) -> dict[str, Any]:
     """Status fields: GPU-hours and cost since the last count, for the GPUs held and at the prices of then. If the
     status cannot be written, the next reconcile counts from the last one written."""
