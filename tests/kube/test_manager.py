@@ -298,6 +298,25 @@ def test_a_stop_lets_a_reconcile_end_and_gives_the_lease_back(talk, namespace):
     talk(body)
 
 
+def test_an_operator_that_finds_kueue_installed_after_it_ends_to_begin_with_it(talk, namespace, monkeypatch):
+    async def body() -> None:
+        monkeypatch.setattr(module, "_FIRST_RESYNC_SECONDS", 0.5)
+        async with operator(namespace) as (made, running):
+            await leads(made)
+            assert made.process.alive()
+            served = made.api.serves
+
+            async def with_kueue(kind: str) -> bool:
+                return kind == "Workload" or await served(kind)
+
+            monkeypatch.setattr(made.api, "serves", with_kueue)
+            async with asyncio.timeout(20):
+                await running
+            assert (await made.api.get("Lease", namespace, NAME))["spec"]["holderIdentity"] == ""
+
+    talk(body)
+
+
 def test_a_reconcile_that_does_not_end_is_cut_short(talk, namespace, monkeypatch):
     monkeypatch.setattr(module, "_STOP_SECONDS", 0.5)
 

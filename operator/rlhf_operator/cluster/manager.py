@@ -139,6 +139,10 @@ class Process:
             await asyncio.sleep(wait)
             wait = _RESYNC_SECONDS
             try:
+                if new := {*await kinds_served(self._api)} - {*kinds}:
+                    logger.warning("%s is served now: stops, to be started again with it", ", ".join(new))
+                    self._stopping.set()
+                    return
                 swept = await self._list(kinds, first=False)
             except ApiError as error:
                 logger.warning("could not list what there is, trying again in %g s: %s", wait, error)
