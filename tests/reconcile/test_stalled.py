@@ -98,6 +98,19 @@ def test_gangs_that_hold_gpus_for_each_other_are_told_of():
     assert "2 other pods hold their nodes meanwhile: set spec.scheduling.gang" in stalled(world)[2]
 
 
+def test_a_scheduler_that_counts_its_nodes_anew_tells_the_same_of_the_same_pod():
+    world = World()
+    world.step()
+    found = []
+    for count in (8, 9):
+        unplaced(world, "job-trainer-0")
+        (condition,) = world.pods["job-trainer-0"]["status"]["conditions"]
+        condition["message"] = f"0/{count} nodes are available"
+        found += [event for event in world.step().events if event.reason == "PodsWaiting"]
+    assert [event.message[-23:] for event in found] == ["0/8 nodes are available", "0/9 nodes are available"]
+    assert {event.alike for event in found} == {"job-trainer-0: Unschedulable: / nodes are available"}
+
+
 WAITS = "spec.scheduling.preRunningDeadlineSeconds=100"
 
 

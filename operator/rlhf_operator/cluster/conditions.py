@@ -1,6 +1,7 @@
 """Builds a job's status and events from what was observed and decided; pure."""
 
 import datetime
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +24,9 @@ from .usage import counted
 SILENT_SECONDS = 30.0
 """Time without a reply after which the trainer is reported as silent, seconds."""
 LONGEST = 1024
-"""Maximum length of a message, in characters."""
+"""Characters of a message."""
+_FIGURE = re.compile(r"(?<![\w-])\d+")
+"""A number that is no part of a name: of nodes, say, in what a scheduler tells."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Event:
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+    alike: str | None = None
+    """What is the same in the messages of events that are one, where their figures change; else the message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +241,8 @@ def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
     if look.over_tcp and not is_true(before, "SlowNetwork"):
         found.append(Event("Warning", "NcclOverTcp", look.over_tcp))
     if waiting_reason:
-        found.append(Event("Warning", "PodsWaiting", waiting_reason))
+        alike = _FIGURE.sub("", waiting_reason)
+        found.append(Event("Warning", "PodsWaiting", waiting_reason, alike))
     for process in look.processes:
         earlier = before.roles.get(process.role)
         if process.ended and earlier and status.roles[process.role].restarts > earlier.restarts:

@@ -16,14 +16,14 @@ from .conditions import Event
 logger = logging.getLogger(__name__)
 
 _SAME_SECONDS = 600.0
-"""Window within which a repetition belongs to the same event, seconds."""
-_QUIET_SECONDS = 10.0
-"""Minimum interval between writes of a count, seconds."""
+"""The same thing is one event as long as it happens again within this time."""
+_QUIET_SECONDS, _LONGEST_QUIET = 10.0, 600.0
+"""A count is written no more often than this; twice as long each time."""
 _REMEMBERED = 2048
 _DEADLINE_SECONDS = 2.0
 _LONGEST = 1024  # the API server's limit
 
-_Identity = tuple[str, Event]
+_Identity = tuple[str, str, str, str]
 
 
 @dataclass
@@ -33,6 +33,8 @@ class _Told:
     count: int = 0
     last: float = 0.0
     written: float = float("-inf")
+    quiet: float = 0.0
+    """Seconds from `written` to the next time."""
 
 
 class Recorder:
@@ -46,8 +48,9 @@ class Recorder:
         logger.info("%s: %s", event.reason, event.message)
         if len(event.message) > _LONGEST:
             event = replace(event, message=event.message[: _LONGEST - 1] + "…")
-        told = self._counted(job, (job["metadata"]["uid"], event))
-        if told.last - told.written < _QUIET_SECONDS:
+        alike = event.alike or event.message
+        told = self._counted(job, (job["metadata"]["uid"], event.type, event.reason, alike))
+        if told.last - told.written < told.quiet:
             return
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
@@ -56,6 +59,7 @@ class Recorder:
             logger.warning("could not record the event %s: %s", event.reason, error)
         else:
             told.written = told.last
+            told.quiet = min(max(2 * told.quiet, _QUIET_SECONDS), _LONGEST_QUIET)
 
     def _counted(self, job: Mapping[str, Any], identity: _Identity) -> _Told:
         now, told = time.monotonic(), self._told.get(identity)
