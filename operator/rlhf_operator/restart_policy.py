@@ -244,6 +244,15 @@ def _due(spec: Spec, role: Role, restarts: Restarts, ended: float, now: float) -
     return now >= ended + restarts.pause(budget(spec, role)[0])
 
 
+def pause_left(
+    spec: Spec, seen: Sequence[ProcessState], restarts: Mapping[Role, Restarts], now: float
+) -> float | None:
+    """Seconds until the first pause after an end is over; None where no process waits for its restart."""
+    pauses = {role: left(spec, restarts, role, now).pause(budget(spec, role)[0]) for role in Role}
+    waits = [s.ended.at + pauses[s.role] - now for s in seen if s.ended]
+    return min((wait for wait in waits if wait > 0), default=None)
+
+
 def _late(spec: Spec, process: ProcessState, now: float) -> Kill | None:
     limit: int = getattr(spec, process.role.value).startup_timeout_seconds
     if process.started is None or process.ready or process.ended or now < process.started + limit:

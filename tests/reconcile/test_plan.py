@@ -1,5 +1,7 @@
 """What the operator decides: a job and its pods in, pods to make and to delete and the status out."""
 
+import datetime
+
 import pytest
 from tests.reconcile.world import World, names, reasons, running
 
@@ -64,6 +66,16 @@ def test_a_server_that_fails_is_replaced_alone_and_counted_once(name):
     assert failed == [
         f"{name.removeprefix('job-')} exited with code 1: RuntimeError: out of luck; see `kubectl logs {name}`"
     ]
+
+
+def test_a_pause_before_a_restart_is_waited_for_and_no_longer():
+    world = running()
+    assert world.look().due is None
+    world.end("job-reward-0", 1)
+    todo = world.look()
+    assert (names(todo), todo.due) == (([], []), 0.5)
+    world.now += datetime.timedelta(seconds=0.5)
+    assert names(world.look()) == ([], ["job-reward-0"])
 
 
 def test_a_server_whose_pod_is_deleted_is_replaced_and_not_counted():

@@ -215,3 +215,19 @@ def test_generators_are_scaled_from_the_job_that_was_looked_at(monkeypatch):
         assert story.server.scaled == [("RLHFJob", "ns", "job", 2, str(before + 1))]
 
     tell(told)
+
+
+def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(monkeypatch):
+    planned = module.plan
+
+    async def told(story: Story) -> None:
+        for number in range(2000):
+            body = document()
+            body["metadata"] |= {"name": f"other-{number}", "namespace": "ns", "uid": str(number)}
+            story.cache.put(story.server.stored({**body, "status": {"phase": "Running"}}))
+        story.submit("first")
+        assert await story.look() > 60
+        monkeypatch.setattr(module, "plan", lambda *args: replace(planned(*args), due=0.5))
+        assert await story.look() == 0.5
+
+    tell(told)

@@ -12,7 +12,7 @@ from rlhf_api.status import ClusterStatus, JobStatus
 from ..budget import Restarts, totals
 from ..job_status import first_status
 from ..job_status import observed as seen_at
-from ..restart_policy import Finish, ProcessState, decide
+from ..restart_policy import Finish, ProcessState, decide, pause_left
 from . import autoscale, deadlines, windows
 from .conditions import Event, Look, describe
 from .consequences import Deletion, NewPod, carried_out, deletion
@@ -59,7 +59,9 @@ class Plan:
     expire: bool = False
     """Delete the job: its TTL has expired."""
     again: float | None = POLL_SECONDS
-    """Seconds until the next reconcile, unless something happens before."""
+    """Seconds until the next look, if nothing happens before."""
+    due: float | None = None
+    """Seconds until a process that has ended may be started again; a look at the latest then."""
 
 
 def plan(observed: Observed, now: datetime.datetime) -> Plan:
@@ -134,6 +136,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         generators=generators,
         queue="leave" if observed.quota == "left" else _report(observed),
         again=POLL_SECONDS,
+        due=pause_left(spec, processes, restarts, now.timestamp()) if finish is None else None,
     )
 
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 RETRY_SECONDS = 1.0
 """Retry interval of a membership push that failed, seconds."""
 JOBS_PER_POLL_SECOND = 20
-"""With many jobs each is asked for its progress less often."""
+"""With many jobs each is asked for its progress less often; what is due is not put off by that."""
 
 
 class Reconciler:
@@ -107,7 +107,8 @@ class Reconciler:
         if todo.again != POLL_SECONDS:
             return todo.again
         again = POLL_SECONDS if told else RETRY_SECONDS
-        return max(again, len(self._cache.keys()) / JOBS_PER_POLL_SECOND)
+        again = max(again, len(self._cache.keys()) / JOBS_PER_POLL_SECOND)
+        return again if todo.due is None else min(again, todo.due)
 
     async def _carry_out(self, key: Key, job: Job, want: Desired, pods: list[Pod], todo: Plan) -> bool:
         """Writes the status with the intended actions first, so that an interrupted reconcile is completed and nothing
