@@ -1,9 +1,12 @@
 """How the operator carries many jobs: time until all pods exist, against the bare creation of the same objects.
 
 .venv/bin/python benchmarks/operator_scale.py --jobs 10 100 1000
+.venv/bin/python benchmarks/operator_scale.py --jobs 1000 --ended 9000
 
-A control plane of this benchmark's own, whose nodes exist on paper. Bare: the same objects made by the same client, as
-many at a time as the operator has workers. Ratios within one run; seconds are this machine's. Prints a table.
+A control plane of its own for each measurement, whose nodes exist on paper, and one trainer that talks for all jobs.
+Bare: the same objects made by the same client, as many at a time as the operator has workers. Ratios within one
+run; seconds are this machine's. Prints a table, and each kind of API call for a job that runs. `--ended` adds jobs that
+have succeeded before.
 """
 
 import argparse
@@ -15,34 +18,41 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from kubernetes.aio.client import CoreV1Api
 from kubernetes.aio.client.api_client import ApiClient
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.kube.jobs import PPO
-from tests.support.cluster import ControlPlane, control_plane
+from tests.support.cluster import control_plane
 from tests.support.fake_nodes import FakeNodes
 from tests.support.kube import eventually, kubectl, new_namespace
-from tests.support.operator import TOKEN_KEY, Operator, operator
+from tests.support.operator import TOKEN_KEY, Operator, operator, talking_trainer
 
 from rlhf_api.crd import document
 from rlhf_api.manifest import parse
 from rlhf_api.run import replicas, roles_of
-from rlhf_operator.cluster.api import Api
+from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.manager import WORKERS
 from rlhf_operator.cluster.objects import companions, owned, token_secret
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import build_pod
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.snapshot import Job
+from rlhf_operator.job_status import first_status
 
 SETTINGS = Settings(trainer_image="trainer", token_key=TOKEN_KEY.encode())
+CREATED = ("Pod", "RLHFJob", "Secret")
+"""Kinds that are created; others are applied."""
+ADDRESS = "127.7.0.9"
+"""Of every pod, and of the trainer that talks."""
 DEADLINE_SECONDS = 1200.0
 QUIET_SECONDS = 60.0
 """How long the jobs are watched after all their pods exist."""
@@ -81,28 +91,54 @@ async def at_once(calls: Iterable[Awaitable[Any]]) -> None:
     await asyncio.gather(*(one(call) for call in calls))
 
 
-async def make_jobs(namespace: str, count: int, *, suspended: bool) -> list[Job]:
+async def make(api: Api, body: dict[str, Any]) -> dict[str, Any]:
+    """The object, made by one call, or by more where the server gives no answer in time."""
+    while True:
+        try:
+            return await (api.create(body) if body["kind"] in CREATED else api.apply(body))
+        except ApiError as error:
+            if error.status == 409:  # by a call whose answer did not come
+                return await api.get(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
+            if error.status:
+                raise
+
+
+async def make_jobs(namespace: str, numbers: Iterable[int], *, ended: bool = False) -> list[Job]:
+    """Those that have ended have the status of a job that succeeded, and no objects."""
     made = []
 
-    async def make(number: int) -> None:
+    async def one(number: int) -> None:
         body = manifest(number)
         body["metadata"]["namespace"] = namespace
-        if suspended:
-            body["spec"]["suspend"] = True
-        made.append(Job.of(await api.create(body)))
+        stored = await make(api, body)
+        if ended:
+            spec = parse({**body, "metadata": {"name": body["metadata"]["name"]}}).spec
+            status = {"phase": "Succeeded", "step": spec.steps, "total_steps": spec.steps}
+            over = first_status(spec, None).model_copy(update=status)
+            content = over.model_dump(mode="json", by_alias=True, exclude_none=True)
+            name = body["metadata"]["name"]
+            await api.merge_status("RLHFJob", namespace, name, {"status": content})
+        made.append(Job.of(stored))
 
     async with await Api.connect() as api:
-        await at_once(make(number) for number in range(count))
+        await at_once(one(number) for number in numbers)
     return made
 
 
-async def make_bare(jobs: list[Job]) -> float:
-    """Seconds that it takes to create everything, with nothing decided."""
+def processor_seconds() -> float:
+    """Of this process and all that it has started: unlike the clock, it does not know what else the machine does."""
+    own = psutil.Process()
+    times = (process.cpu_times() for process in (own, *own.children(recursive=True)))
+    return sum(each.user + each.system for each in times)
+
+
+async def make_bare(jobs: list[Job]) -> tuple[float, float]:
+    """Seconds, and processor seconds, that it takes to create everything, with nothing decided."""
     bodies = [body for job in jobs for body in objects(job)]
     async with await Api.connect() as api:
-        began = time.monotonic()
-        await at_once(api.apply(b) if b["kind"] not in ("Pod", "Secret") else api.create(b) for b in bodies)
-        return time.monotonic() - began
+        began, worked = time.monotonic(), processor_seconds()
+        await at_once(make(api, body) for body in bodies)
+        return time.monotonic() - began, processor_seconds() - worked
 
 
 async def pods_exist(namespace: str, count: int) -> None:
@@ -134,47 +170,71 @@ def quantile(seen: dict[str, float], share: float) -> float:
     return next(bound for bound, count in sorted(buckets.items()) if count >= share * total)
 
 
+def api_calls(seen: dict[str, float]) -> Counter[str]:
+    """By verb and kind."""
+    found = Counter[str]()
+    for key, value in seen.items():
+        if called := re.match(r'rlhf_operator_api_calls_total\{code="\d+",kind="(\w+)",verb="(\w+)"\}', key):
+            found[f"{called[2]} {called[1]}"] += int(value)
+    return found
+
+
+def peak_mib(running: Operator) -> float:
+    """Highest resident memory of the operator's process."""
+    text = Path(f"/proc/{running.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", text)[1]) / 1024
+
+
 @contextmanager
-def connected(plane: ControlPlane) -> Iterator[None]:
-    os.environ["KUBECONFIG"] = str(plane.kubeconfig)
-    yield
-    del os.environ["KUBECONFIG"]
+def cluster() -> Iterator[tuple[Path, str]]:
+    """Kubeconfig and namespace of a new control plane: what an earlier one has to clear away burdens nobody."""
+    with tempfile.TemporaryDirectory() as name, control_plane(Path(name)) as plane:
+        kubectl(plane.kubeconfig, "create", "-f", "-", input=document(20))
+        os.environ["KUBECONFIG"] = str(plane.kubeconfig)
+        with FakeNodes(plane, address=ADDRESS), new_namespace(plane.kubeconfig) as namespace:
+            yield plane.kubeconfig, namespace
+        del os.environ["KUBECONFIG"]
 
 
-def measure(plane: ControlPlane, folder: Path, count: int) -> str:
-    with new_namespace(plane.kubeconfig) as namespace:
-        jobs = asyncio.run(make_jobs(namespace, count, suspended=True))
-        bare = asyncio.run(make_bare(jobs))
-    with new_namespace(plane.kubeconfig) as namespace:
-        asyncio.run(make_jobs(namespace, count, suspended=False))
-        with operator(plane.kubeconfig, folder / f"operator-{count}", namespace) as running:
+def measure(folder: Path, count: int, ended: int) -> tuple[str, Counter[str]]:
+    """A line of the table, and the operator's API calls."""
+    with cluster() as (_, namespace):
+        bare, bare_work = asyncio.run(make_bare(asyncio.run(make_jobs(namespace, range(count)))))
+    with cluster() as (kubeconfig, namespace), talking_trainer(ADDRESS):
+        asyncio.run(make_jobs(namespace, range(count, count + ended), ended=True))
+        asyncio.run(make_jobs(namespace, range(count)))
+        with operator(kubeconfig, folder / f"operator-{count}", namespace) as running:
             eventually(lambda: "leads as" in running.said(), "the operator leads")
-            began = time.monotonic()
+            began, worked = time.monotonic(), processor_seconds()
             asyncio.run(pods_exist(namespace, 4 * count))
-            took = time.monotonic() - began
+            took, work = time.monotonic() - began, processor_seconds() - worked
             time.sleep(QUIET_SECONDS)
-            seen = metrics(running)
-    calls = sum(value for key, value in seen.items() if key.startswith("rlhf_operator_api_calls_total"))
-    memory = seen["process_resident_memory_bytes"] / 2**20
-    return (
-        f"| {count} | {bare:.1f} | {took:.1f} | {took / bare:.2f} | {1000 * quantile(seen, 0.5):.0f} | "
-        f"{1000 * quantile(seen, 0.99):.0f} | {calls / count:.1f} | {memory:.0f} |"
+            seen, memory = metrics(running), peak_mib(running)
+    calls = api_calls(seen)
+    line = (
+        f"| {count} | {ended} | {bare:.1f} | {took:.1f} | {took / bare:.2f} | {work / bare_work:.2f} | "
+        f"{1000 * quantile(seen, 0.5):.0f} | {1000 * quantile(seen, 0.99):.0f} | "
+        f"{calls.total() / count:.1f} | {memory:.0f} |"
     )
+    return line, calls
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--ended", type=int, default=0, help="jobs beside them that have succeeded before")
     options = parser.parse_args()
     print(
-        "| jobs | bare s | operator s | ratio | reconcile p50 ms <= | p99 ms <= | API calls per job | memory MiB |"
+        "| jobs | ended | bare s | operator s | ratio | of processor seconds | reconcile p50 ms <= | p99 ms <= | "
+        "API calls per job | memory MiB |"
     )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    with tempfile.TemporaryDirectory() as name, control_plane(Path(name, "plane")) as plane, connected(plane):
-        kubectl(plane.kubeconfig, "create", "-f", "-", input=document(20))
-        with FakeNodes(plane, address="127.7.0.9"):
-            for count in options.jobs:
-                print(measure(plane, Path(name), count), flush=True)
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as name:
+        for count in options.jobs:
+            line, calls = measure(Path(name), count, options.ended)
+            print(line, flush=True)
+            per_job = (f"{what} {number / count:.2f}" for what, number in calls.most_common())
+            print(f"calls per job: {', '.join(per_job)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
