@@ -31,7 +31,22 @@ def test_a_new_job_gets_all_its_pods_at_once():
     assert {new.attempt for new in todo.create} == {1}
     assert not any(new.resume for new in todo.create)
     assert status(world).phase == "Provisioning"
-    assert world.events == [("Provisioning", "starts trainer x 1, generator x 2, reward x 1, reference x 1")]
+    assert world.events == []  # the status says it
+
+
+def test_a_start_is_two_statuses():
+    """Each is an API call: one says what is about to be made, the other that the trainer is up."""
+    world, told = World(), []
+    for pods in ("come", "are ready", "stay", "stay"):
+        world.step()
+        if not told or told[-1] != status(world):
+            told.append(status(world))
+        if pods == "are ready":
+            world.kubelet()
+            world.trainer = TrainerStatus(activity="training", step=0, total_steps=4)
+    assert [each.phase for each in told] == ["Provisioning", "Running"]
+    assert told[0].cluster is not None
+    assert told[0].cluster.provisioning_since == told[0].start_time
 
 
 def test_pods_that_are_there_are_left_alone():

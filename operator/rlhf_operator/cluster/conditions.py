@@ -14,6 +14,7 @@ from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, RuntimeS
 
 from ..job_status import condition, is_true, job_status, new_breach, time_text, with_times
 from ..restart_policy import Finish, ProcessState
+from .consequences import NewPod
 from .names import RANK, role_labels, selector
 from .observed import Observed
 from .pod import MODEL_CACHE
@@ -55,8 +56,8 @@ class Look:
     """Every pod of the job, desired or not."""
     now: datetime.datetime
     finish: Finish | None = None
-    creating: bool = False
-    """Pods are about to be made."""
+    creating: Sequence[NewPod] = ()
+    """Pods that are about to be made."""
     suspending: bool = False
     """The trainer is requested to checkpoint and exit."""
 
@@ -86,7 +87,8 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
         else _join(status.message, reason, _filling(pods))
     )
     firsts = [pod for pod in pods if pod.role is Role.GENERATOR and pod.rank == 0]
-    generators = 0 if finish else sum(pod.ended is None for pod in firsts)
+    coming = sum(new.role is Role.GENERATOR and new.rank == 0 for new in look.creating)
+    generators = 0 if finish else coming + sum(pod.ended is None for pod in firsts)
     has_generators = Role.GENERATOR in roles_of(spec)
     phase = finish.phase if finish else _phase(status.phase, look)
     status = status.model_copy(
@@ -98,7 +100,9 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
             "selector": _selector(job.name, spec) if has_generators else "",
             "plan": resource_plan(spec),
             **counted(before, pods, spec, observed.prices, look.now),
-            "cluster": look.cluster,
+            "cluster": look.cluster.model_copy(
+                update={"provisioning_since": _provisioning_since(phase, look)}
+            ),
             "runtime": before.runtime if finish else _runtime(observed),
             "conditions": with_times(_conditions(status, phase, look), before.conditions),
         }
@@ -156,6 +160,13 @@ def _phase(phase: Phase, look: Look) -> Phase:
     if phase == "Provisioning" and look.before.phase == "Running" and look.observed.trainer is None and alive:
         return "Running"  # only the operator has lost the connection
     return phase
+
+
+def _provisioning_since(phase: Phase, look: Look) -> str | None:
+    """In the very status that says so: a time written at the next look would be a write of its own."""
+    if phase != "Provisioning" or look.suspending:
+        return None
+    return look.cluster.provisioning_since or time_text(look.now)
 
 
 def _waiting_reason(pods: Sequence[Pod], refused: Finish | str | None) -> str:
@@ -257,11 +268,6 @@ def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
         kind: Literal["Normal", "Warning"] = "Warning" if finish.phase == "Failed" else "Normal"
         message = finish.message or f"{status.progress} steps"
         found.append(Event(kind, finish.reason if finish.phase == "Failed" else finish.phase, message))
-    elif status.phase == "Provisioning" and not look.resumed:
-        roles = ", ".join(
-            f"{role.value} x {role_status.desired}" for role, role_status in status.roles.items()
-        )
-        found.append(Event("Normal", "Provisioning", f"starts {roles}"))
     elif status.phase == "Running":
         found.append(Event("Normal", "Running", "the trainer is up"))
     return found

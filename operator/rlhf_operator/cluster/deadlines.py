@@ -41,16 +41,12 @@ def _too_long(
     )
 
 
-def times(
+def progress_time(
     observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
-) -> dict[str, str | None]:
-    """Start times of the states that deadlines are counted from."""
-    provisioning = before.phase == "Provisioning"
+) -> str | None:
+    """Time at which a step was last seen that is new."""
     stepped = observed.trainer is not None and observed.trainer.step != before.step
-    return {
-        "provisioning_since": (cluster.provisioning_since or time_text(now)) if provisioning else None,
-        "progress_time": time_text(now) if stepped else cluster.progress_time,
-    }
+    return time_text(now) if stepped else cluster.progress_time
 
 
 def _refusal(observed: Observed) -> Finish | None:

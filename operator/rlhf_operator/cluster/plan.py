@@ -82,7 +82,8 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     last = 0.0 if waited else restarts.get(Role.TRAINER, Restarts()).last
     processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None, last=last)
 
-    cluster = cluster.model_copy(update=deadlines.times(observed, before, cluster, now))
+    progressed = deadlines.progress_time(observed, before, cluster, now)
+    cluster = cluster.model_copy(update={"progress_time": progressed})
     processes = stuck(spec, processes, sight, cluster, now.timestamp())
     finish = deadlines.ended(observed, before, cluster, now)
     if finish is None and suspend:
@@ -121,7 +122,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         pods=sight.pods,
         now=now,
         finish=finish,
-        creating=bool(create),
+        creating=create,
     )
     status, events = describe(found)
     if generators is not None:
@@ -173,7 +174,6 @@ def _suspend(
             "suspend_requested": None if finish else since,
             # Of those that are still there when the job is resumed, none is counted again.
             "counted": tuple(sorted({pod.uid for pod in sight.counted})),
-            "provisioning_since": None,
         }
     )
     found = Look(
