@@ -1,6 +1,7 @@
 """Reads each job's desired configuration, with the objects it needs from the API server: the referenced runtime, and
 the ConfigMap of the job's pods."""
 
+from collections import OrderedDict
 from contextlib import suppress
 
 from rlhf_api.manifest import from_cluster
@@ -14,14 +15,20 @@ from .refusal import refused
 from .settings import Settings
 from .snapshot import Job, Pod
 
+_REMEMBERED = 4096
+"""Configurations: each takes more memory than all else that is known of its job."""
+
+_Basis = tuple[str, int, str | None]
+"""Uid, generation and active configuration of the job that a configuration was read for."""
+
 
 class DesiredReader:
-    """Reads a configuration once for each change of the spec: checking one takes longer than all else that is
-    decided."""
+    """Reads a configuration once for each change of the spec, as long as it is among those that were used last:
+    checking one takes longer than all else that is decided."""
 
     def __init__(self, settings: Settings, api: Api) -> None:
         self._settings, self._api = settings, api
-        self._kept: dict[Key, tuple[tuple[str, int, str | None], Desired]] = {}
+        self._kept: OrderedDict[Key, tuple[_Basis, Desired]] = OrderedDict()
 
     async def read(self, key: Key, job: Job, pods: list[Pod]) -> Desired:
         """The configuration that `job` is to run; `pods`: its present pods.
@@ -33,6 +40,8 @@ class DesiredReader:
         """
         basis = (job.uid, job.generation, active_config(job))
         kept = self._kept.get(key)
+        if kept is not None and kept[0] != basis and _begun(kept, basis):
+            kept = self._kept[key] = basis, kept[1]
         if kept is None or kept[0] != basis:
             runtime = await self._runtime(job)
             running = await self._running(job, pods, runtime)
@@ -40,6 +49,9 @@ class DesiredReader:
             if runtime is not None and running is None:
                 return want  # the runtime as of the job's start
             kept = self._kept[key] = basis, want
+            if len(self._kept) > _REMEMBERED:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
         return kept[1]
 
     def forget(self, key: Key) -> None:
@@ -49,6 +61,9 @@ class DesiredReader:
         """The runtime that the job references, or why it cannot be used; None if there is none or the job has ended."""
         status = job.status
         if status is not None and status.phase in ("Succeeded", "Failed") and not refused(status):
+            return None
+        spec = job.body.get("spec")
+        if not isinstance(spec, dict) or not spec.get("runtime"):
             return None
         try:
             named = from_cluster(job.body).spec.runtime
@@ -97,3 +112,9 @@ class DesiredReader:
             if error.status != 404:
                 raise
             return None
+
+
+def _begun(kept: tuple[_Basis, Desired], basis: _Basis) -> bool:
+    """The job has begun with the very configuration that was worked out for it when it had none."""
+    (uid, generation, active), want = kept
+    return active is None and want.waits is None and basis == (uid, generation, want.pinned.name)

@@ -1,0 +1,75 @@
+"""A job's configuration is checked once for each change of its spec, and those that were used last are remembered."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from tests.reconcile.world import World
+
+from rlhf_operator.cluster import desired, desired_reader
+from rlhf_operator.cluster.desired import Desired
+from rlhf_operator.cluster.desired_reader import DesiredReader
+from rlhf_operator.cluster.settings import Settings
+
+SETTINGS = Settings(trainer_image="trainer:1", token_key=b"k" * 32)
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the jobs whose specs were checked."""
+    names, check = list[str](), desired.from_cluster
+
+    def noted(body):
+        names.append(body["metadata"]["name"])
+        return check(body)
+
+    for module in (desired, desired_reader):
+        monkeypatch.setattr(module, "from_cluster", noted)
+    return names
+
+
+def read(reader: DesiredReader, world: World, key: str = "job") -> Desired:
+    return asyncio.run(reader.read(("ns", key), world.job, []))
+
+
+def reader(world: World) -> DesiredReader:
+    async def get(_kind: str, _namespace: str, name: str) -> dict:
+        return world.configs[name].config_map()
+
+    return DesiredReader(SETTINGS, SimpleNamespace(get=get))
+
+
+def test_a_start_checks_the_spec_once(checked):
+    world = World(defaults=SETTINGS.defaults)
+    made = reader(world)
+    read(made, world)
+    world.step()
+    assert world.status.cluster.config
+    checked.clear()
+    want = read(made, world)
+    assert checked == []
+    assert want == read(reader(world), world)  # as another operator reads it
+
+
+def test_a_changed_spec_is_checked_again(checked):
+    world = World(defaults=SETTINGS.defaults)
+    made = reader(world)
+    read(made, world)
+    world.step()
+    world.overrides = ("spec.steps=7",)
+    checked.clear()
+    assert "spec.steps" in str(read(made, world).ignored)
+    assert checked
+
+
+def test_only_the_newest_are_remembered(checked, monkeypatch):
+    monkeypatch.setattr(desired_reader, "_REMEMBERED", 2)
+    world = World()
+    made = reader(world)
+    for key in ("a", "b", "a", "c"):
+        read(made, world, key)
+    checked.clear()
+    read(made, world, "a")
+    assert checked == []
+    read(made, world, "b")
+    assert len(checked) == 1
