@@ -135,6 +135,28 @@ def test_a_status_is_kept_but_no_news(cache):
     assert cache.put(job(version=9, uid="another", status={"phase": "Running"})) == KEY
 
 
+def test_a_job_rests_from_its_end_until_it_goes_on(cache):
+    def active() -> list[tuple[str, str]]:
+        assert cache.active == len(cache.active_keys())
+        return cache.active_keys()
+
+    cache.put(job(version=5))
+    assert active() == [KEY]
+    for version, phase in enumerate(("Running", "Suspended", "Provisioning", "Failed"), 6):
+        cache.put(job(version=version, status={"phase": phase}))
+        assert active() == ([KEY] if phase in ("Running", "Provisioning") else [])
+    cache.drop(job(version=9))
+    cache.put(job(version=20, uid="job-2"))
+    assert active() == [KEY]
+    cache.put(job(version=21, uid="job-2", status={"phase": "Succeeded"}))
+    cache.drop_uids("RLHFJob", ["job-2"])
+    cache.put(job(version=30, uid="job-3", status={"phase": "Succeeded"}))
+    cache.leave("team")
+    assert active() == []
+    cache.put(job(version=40, uid="job-4"))
+    assert active() == [KEY]
+
+
 def test_versions_are_numbers(cache):
     cache.put(pod(version=9))
     assert cache.put(pod(version=10)) == KEY

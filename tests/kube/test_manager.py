@@ -164,6 +164,45 @@ def test_what_happens_is_looked_at_and_our_own_writing_is_not(talk, namespace):
     talk(body)
 
 
+def test_pods_that_come_together_are_one_look(talk, namespace, monkeypatch):
+    monkeypatch.setattr(module, "_BATCH_SECONDS", 3.0)
+
+    async def body() -> None:
+        async with operator(namespace) as (made, _):
+            await leads(made)
+            await made.api.create(job(namespace))
+            await made.until(lambda: made.looks)
+            for name in ("a", "b", "c"):
+                await made.api.create(pod(namespace, name))
+            await made.until(lambda: made.looks_at("ppo") == 2)
+            assert made.looks[-1] == ("ppo", ("a", "b", "c"))
+            monkeypatch.setattr(module, "_BATCH_SECONDS", 600.0)
+            await made.api.delete("Pod", namespace, "a", grace=0)  # an end is looked at without delay
+            await made.until(lambda: made.looks[-1] == ("ppo", ("b", "c")))
+
+    talk(body)
+
+
+def test_a_job_at_rest_is_not_looked_at_again_and_again(talk, namespace, monkeypatch):
+    monkeypatch.setattr(module, "_FIRST_RESYNC_SECONDS", 0.3)
+    monkeypatch.setattr(module, "_RESYNC_SECONDS", 0.3)
+
+    async def body() -> None:
+        async with operator(namespace) as (made, _):
+            await leads(made)
+            for name, phase in (("over", "Succeeded"), ("runs", "Running")):
+                await made.api.create(job(namespace, name))
+                await made.api.merge_status(
+                    "RLHFJob", namespace, name, {"status": {"phase": phase, "step": 0, "totalSteps": 9}}
+                )
+            await made.until(lambda: made.looks_at("runs") >= 2 and len(made.cache.active_keys()) == 1)
+            before = made.looks_at("over"), made.looks_at("runs")
+            await made.until(lambda: made.looks_at("runs") >= before[1] + 4)
+            assert made.looks_at("over") == before[0]
+
+    talk(body)
+
+
 def test_a_job_whose_reconcile_fails_harms_no_other(talk, namespace, caplog):
     async def body() -> None:
         async with operator(namespace) as (made, running):

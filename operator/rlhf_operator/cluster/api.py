@@ -42,7 +42,7 @@ KINDS = {
 """Kinds that the operator uses: apiVersion and plural name; with the group in the key if two share a kind."""
 
 _DEADLINE_SECONDS = 10.0
-_PAGE = 100  # what is read at a time is much of the memory that is ever used
+_PAGE, _METADATA_PAGE = 100, 500  # what is read at a time is much of the memory that is ever used
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE = "application/merge-patch+json"
@@ -155,7 +155,8 @@ class Api:
     ) -> AsyncIterator[Body]:
         """All objects of a kind, in one namespace or in all, fetched page by page."""
         version, _ = KINDS[kind]
-        query = {"limit": str(_PAGE), **({"labelSelector": labels} if labels else {})}
+        page_size = _METADATA_PAGE if metadata_only else _PAGE
+        query = {"limit": str(page_size), **({"labelSelector": labels} if labels else {})}
         accept = f"{_METADATA},{_JSON}" if metadata_only else _JSON
         path = _path(kind, namespace, "")
         while True:

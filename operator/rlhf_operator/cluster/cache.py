@@ -11,6 +11,8 @@ from .names import JOB
 
 COMPANIONS = ("ConfigMap", "NetworkPolicy", "Service")
 """Kinds of which a job has objects beside its pods, that are only known to be there or not."""
+AT_REST = ("Failed", "Succeeded", "Suspended")
+"""Phases of jobs for which nothing is to be done until something happens to them."""
 _TOMBSTONES = 4096
 
 
@@ -28,6 +30,7 @@ class Cache:
     def __init__(self) -> None:
         self._seen: dict[str, dict[Key, dict[str, _Seen]]] = defaultdict(dict)  # kind, job, name
         self._dropped: OrderedDict[str, None] = OrderedDict()  # uids
+        self._resting: set[Key] = set()
 
     def put(self, body: Mapping[str, Any]) -> Key | None:
         """Stores the object; returns the job that it belongs to, or None if nothing in it is new for the job."""
@@ -40,6 +43,9 @@ class Cache:
             return None
         kept = trimmed(body)
         same[meta["name"]] = _Seen(meta["uid"], version, json.dumps(kept, separators=(",", ":")))
+        if body["kind"] == "RLHFJob":
+            rests = (body.get("status") or {}).get("phase") in AT_REST
+            (self._resting.add if rests else self._resting.discard)(key)
         if body["kind"] == "RLHFJob" and known is not None and _asked(json.loads(known.text)) == _asked(kept):
             return None  # only its status is another, which we write: watches often tell of it before the answer comes
         return key
@@ -52,6 +58,8 @@ class Cache:
         if key is None or meta["name"] not in same or same[meta["name"]].uid != meta["uid"]:
             return None
         del same[meta["name"]]
+        if body["kind"] == "RLHFJob":
+            self._resting.discard(key)
         if not same:
             del self._seen[body["kind"]][key]
         return key
@@ -71,6 +79,7 @@ class Cache:
         for same in self._seen.values():
             for key in left:
                 same.pop(key, None)
+        self._resting -= left
         return left
 
     def drop_uids(self, kind: str, uids: Iterable[str]) -> set[Key]:
@@ -85,11 +94,22 @@ class Cache:
             if stay:
                 left[key] = stay
         self._seen[kind] = left
+        if kind == "RLHFJob":
+            self._resting -= touched
         return touched
 
     def keys(self) -> list[Key]:
         """All jobs."""
         return list(self._seen["RLHFJob"])
+
+    def active_keys(self) -> list[Key]:
+        """Jobs that are not at rest."""
+        return [key for key in self._seen["RLHFJob"] if key not in self._resting]
+
+    @property
+    def active(self) -> int:
+        """Number of `active_keys`."""
+        return len(self._seen["RLHFJob"]) - len(self._resting)
 
     def job(self, key: Key) -> Body | None:
         return next(iter(self._read("RLHFJob", key)), None)

@@ -17,6 +17,7 @@ from .logs import about
 from .queue import Queue
 from .scope import Scope
 from .settings import Settings
+from .snapshot import OVER
 from .telemetry import Telemetry
 from .watch import Watch, kinds_served
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 WORKERS = 16
 _RESYNC_SECONDS = 120.0
 _FIRST_RESYNC_SECONDS = 10.0  # what was deleted between the first listing and the watches
+_BATCH_SECONDS = 1.0  # pods of one job come, get their nodes and become ready together
 _RECONCILE_SECONDS = 60.0
 _STUCK_SECONDS = 2 * _RECONCILE_SECONDS
 _STOP_SECONDS = 10.0
@@ -131,7 +133,7 @@ class Process:
             return
         if body["kind"] == "RLHFJob":
             self._telemetry.job(key, None if deleted else body.get("status") or {})
-        self._queue.add(key)
+        self._queue.add(key, after=_BATCH_SECONDS if _progresses(body, deleted) else None)
 
     async def _resync(self, kinds: Collection[str]) -> None:
         wait = _FIRST_RESYNC_SECONDS
@@ -153,8 +155,8 @@ class Process:
                 logger.error("a watch is stuck: for %g s it has not told of %s", wait, self._overdue[0])
             for key in swept.touched:
                 self._queue.add(key)
-            everything = self._cache.keys()
-            for key in everything:
+            # Of what rests the watches tell, and where they do not, the listing has just found out.
+            for key in self._cache.active_keys():
                 self._queue.add(key, after=random.uniform(0, wait / 2))
 
     async def _list(self, kinds: Collection[str], *, first: bool) -> resync.Swept:
@@ -216,6 +218,12 @@ class Process:
     def _listen_to_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+
+
+def _progresses(body: Body, deleted: bool) -> bool:
+    """A pod on its way to being ready; one that ends, or is to end, is looked at without delay."""
+    ends = deleted or "deletionTimestamp" in body["metadata"]
+    return body["kind"] == "Pod" and not ends and body.get("status", {}).get("phase") not in OVER
 
 
 class _Stopped(Exception):

@@ -38,7 +38,7 @@ T = TypeVar("T")
 RETRY_SECONDS = 1.0
 """Retry interval of a membership push that failed, seconds."""
 JOBS_PER_POLL_SECOND = 20
-"""With many jobs each is asked for its progress less often; what is due is not put off by that."""
+"""With many jobs that run or start each is asked for its progress less often; what is due is not put off by that."""
 
 
 class Reconciler:
@@ -52,7 +52,8 @@ class Reconciler:
         self._trainers = TrainerClient(*settings.token_keys)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
         self._pods = PodClient(api, cache, recorder)
-        self._applied: dict[Key, tuple[Pinned, list[tuple[str, Key, str]]]] = {}
+        self._applied: dict[Key, tuple[int, list[tuple[str, Key, str]]]] = {}
+        """A digest of the configuration, and what was made for it."""
         self._refused: dict[Key, tuple[Finish | str, int | None]] = {}
         self._written: dict[Key, float] = {}
         self._uids: dict[Key, str] = {}
@@ -102,12 +103,15 @@ class Reconciler:
             self._settings.gpu_prices,
         )
         todo = plan(seen, now)
+        if todo.again is None:  # it wants nothing: what is remembered would save no calls
+            self._desired.forget(key)
+            self._applied.pop(key, None)
         await _all(self._pods.replace(job, pod) for pod in bodies if not is_marked(pod, job.name))
         told = await self._carry_out(key, job, want, pods, todo)
         if todo.again != POLL_SECONDS:
             return todo.again
         again = POLL_SECONDS if told else RETRY_SECONDS
-        again = max(again, len(self._cache.keys()) / JOBS_PER_POLL_SECOND)
+        again = max(again, self._cache.active / JOBS_PER_POLL_SECOND)
         return again if todo.due is None else min(again, todo.due)
 
     async def _carry_out(self, key: Key, job: Job, want: Desired, pods: list[Pod], todo: Plan) -> bool:
@@ -196,15 +200,15 @@ class Reconciler:
 
     async def _apply_companions(self, key: Key, job: Job, pinned: Pinned) -> None:
         """Applies service, ConfigMap and the like where they differ from the last ones, or one of them is gone."""
-        known = self._applied.get(key)
-        if known is not None and known[0] == pinned and all(self._cache.has(*each) for each in known[1]):
+        known, content = self._applied.get(key), hash((pinned.name, *sorted(pinned.texts.items())))
+        if known is not None and known[0] == content and all(self._cache.has(*each) for each in known[1]):
             return
         bodies = companions(pinned, self._settings.own_namespace, self._settings.metrics_from)
         made = await _all(self._api.apply(owned(body, job)) for body in bodies)
         listed = [body for body in made if body["kind"] in COMPANIONS]
         for body in listed:
             self._cache.put(body)
-        self._applied[key] = pinned, [(body["kind"], key, body["metadata"]["name"]) for body in listed]
+        self._applied[key] = content, [(body["kind"], key, body["metadata"]["name"]) for body in listed]
 
     async def _create_token(self, job: Job) -> None:
         try:

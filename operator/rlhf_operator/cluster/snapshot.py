@@ -30,7 +30,7 @@ _DISRUPTED = {
     "UnexpectedAdmissionError",
 }
 """Reasons of a pod's end that are not its own, for servers that have no DisruptionTarget condition."""
-_OVER = ("Failed", "Succeeded")
+OVER = ("Failed", "Succeeded")
 """Phases of a pod that has ended."""
 _RACES = "OutOf"
 """Prefix of kubelets' reasons for a pod whose resources were taken by another, such as `OutOfcpu`."""
@@ -141,7 +141,7 @@ class Pod:
             ready=conditions.get("Ready", {}).get("status") == "True",
             ended=_ended(meta, status, role_container, conditions),
             deletion_deadline=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
-            over=status.get("phase") in _OVER,
+            over=status.get("phase") in OVER,
             waiting_reason=_waiting_reason(status, conditions),
             scheduled=scheduled,
             node=body.get("spec", {}).get("nodeName"),
@@ -188,7 +188,7 @@ def _status(body: Any) -> tuple[JobStatus | None, str | None]:
 
 def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
     end = container.get("state", {}).get("terminated")
-    if status.get("phase") not in _OVER and end is None:
+    if status.get("phase") not in OVER and end is None:
         return None
     told = _told_to_end(meta)
     # The terminated state of a deleted pod's container that its kubelet has lost lacks a time.
