@@ -1,4 +1,4 @@
-"""A model hub on loopback: as much of its API as downloads need, over a directory for each repository."""
+"""A model hub on this machine: as much of its API as downloads need, over a directory for each repository."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ class Hub:
 
 
 @contextmanager
-def hub(served: Hub) -> Iterator[Hub]:
+def hub(served: Hub, address: str = "127.0.0.1") -> Iterator[Hub]:
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -86,10 +86,10 @@ def hub(served: Hub) -> Iterator[Hub]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer((address, 0), Handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        served.url = f"http://127.0.0.1:{server.server_port}"
+        served.url = f"http://{address}:{server.server_port}"
         try:
             yield served
         finally:
