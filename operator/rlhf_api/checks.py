@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pydantic.alias_generators import to_camel
 
 from . import (
+    dynamic,
     evaluation,
     generator_checks,
     health,
@@ -125,6 +126,7 @@ def _replay(spec: Spec) -> Iterator[Problem]:
             "dynamic trains while generators answer, and with spec.generator.sharedWithTrainer there are none; "
             "use fixed; got 'dynamic'",
         )
+    yield from dynamic.problems(spec, graph_of(spec))
     if replay.samples_per_step is not None and replay.sampler_is_import:
         yield Problem(
             "spec.replay.samplesPerStep",

@@ -36,6 +36,11 @@ REFUSED = [
         ("spec.ppo={minibatchSize: 4, balanceTokens: true}", "spec.replay.streamDataLoaderType=dynamic"),
         *("spec.ppo.balanceTokens", "there is no further epoch"),
     ),
+    (
+        ("spec.replay.streamDataLoaderType=dynamic", "spec.ppo.valueMinibatchSize=4"),
+        "spec.replay.streamDataLoaderType",
+        "the responses of an update are: train_policy 8, train_critic 4; give all the same",
+    ),
     (("spec.replay.samplesPerStep=3",), "spec.replay.samplesPerStep", "maxReplayEpisode only; got 3"),
     (
         ("spec.replay.replayEpisodeOffset=3",),

@@ -85,7 +85,7 @@ class Generators:
         self._ctx, self._engine, self._refuses = ctx, engine, refuses
         self.weights = Weights()
 
-    def stream(self, prompts: list[Prompt], size: int) -> Iterator[Responses]:
+    def stream(self, prompts: list[Prompt], size: int | None) -> Iterator[Responses]:
         asked = [prompt for prompt in prompts if prompt.id != self._refuses]
         sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
         rollouts = generate_shared(
@@ -95,9 +95,10 @@ class Generators:
         for rollout in rollouts:
             by_prompt.setdefault(rollout.prompt.id, []).append(rollout)
         came = list(by_prompt.values())[::-1]
-        yield Responses([r for rs in came[:size] for r in rs])
+        if size is not None:
+            yield Responses([r for rs in came[:size] for r in rs])
         refused = {self._refuses: "HTTP 400: too long"} if len(asked) < len(prompts) else {}
-        yield Responses([r for rs in came[size:] for r in rs], [asked[0].id], refused)
+        yield Responses([r for rs in came[size or 0 :] for r in rs], [asked[0].id], refused)
 
 
 def engine(kind: type, labels: int, rate: float, lora: Lora | None = None) -> TrainedModel:

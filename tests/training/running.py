@@ -9,14 +9,14 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
-from tests.graph.specs import ONLINE, spec_of
+from tests.graph.specs import spec_of
 from tests.replay.ppo_worker import Snapshot, engine
 from tests.support import metrics_page
 from tests.support.models import byte_tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification, LlamaForTokenClassification
 
-from rlhf_api.algorithms import graph_of, settings_of
+from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.lora import Adapters
 from rlhf_api.rows import PairRow, PromptRow, Row
 from rlhf_trainer.batches import ResponseLogprobs
@@ -24,6 +24,7 @@ from rlhf_trainer.checkpoint.rng import restore_generators
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
 from rlhf_trainer.models.inference import Forward, infer
+from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.training.offline import OfflineTask
@@ -60,7 +61,7 @@ class Job:
         refer: Call | None = None,
         rows: Sequence[Row] | None = None,
         held_out: Mapping[str, Sequence[Row]] = MappingProxyType({}),
-        fleet: Any = None,
+        fleet: Callable[[TrainerContext, Mapping[str, TrainedModel]], Any] | None = None,
     ) -> None:
         self.spec = spec_of(algorithm, settings, *TOY, *overrides)
         self.told: list[Any] = []
@@ -70,7 +71,8 @@ class Job:
         self.ctx = TrainerContext(
             "job", self.spec, Path(), RANKS, byte_tokenizer(), services, threading.Event()
         )
-        graph = graph_of(self.spec)
+        found = resolve(self.spec)
+        graph = found.graph
         kinds = {
             "causal": (LlamaForCausalLM, 2),
             "value": (LlamaForTokenClassification, 1),
@@ -79,15 +81,16 @@ class Job:
         lora = self.spec.model.lora or Adapters()
         self.models = {m.name: engine(*kinds[m.head], 0.01, lora.of(m.field)) for m in graph.trained}
         self.initial = copy.deepcopy(next(iter(self.models.values())).unwrapped).eval()
-        self.op_ctx = OpContext(self.spec, settings_of(self.spec))
+        self.op_ctx = OpContext(self.spec, found.settings)
         remote = {"score": score, "reference_logprobs": refer or self.reference}
         parts = (self.ctx, graph, self.models, remote)
         torch.manual_seed(0)
         self.lines: list[dict[str, float]] = []
         self.task: Any
-        if algorithm in ONLINE:
+        if graph.generates:
             online = {"judge": None, "held_out": held_out, "averages": {}, "pretraining": None}
-            self.task = OnlineTask(*parts, rows or ROWS, self.op_ctx, fleet=fleet, **online)
+            asked = fleet(self.ctx, self.models) if fleet else None
+            self.task = OnlineTask(*parts, rows or ROWS, self.op_ctx, fleet=asked, **online)
         else:
             self.task = OfflineTask(*parts, rows or PAIRS, self.op_ctx, held_out)
 

@@ -45,7 +45,9 @@ class Fleet:
 
 def with_fleet() -> tuple[Job, Fleet]:
     fleet = Fleet()
-    fleet.job = Job("grpo", "klCoefficient: 0", "spec.generator.sharedWithTrainer=false", fleet=fleet)
+    fleet.job = Job(
+        "grpo", "klCoefficient: 0", "spec.generator.sharedWithTrainer=false", fleet=lambda *_: fleet
+    )
     return fleet.job, fleet
 
 

@@ -117,14 +117,16 @@ class EpisodeCollector:
         episode = joined(parts)
         return replace(episode, columns=self._executor.run(episode.columns)), seconds
 
-    def stream(self, number: int, responses: int) -> Iterator[tuple[Episode | None, dict[str, float]]]:
+    def stream(self, number: int, responses: int | None) -> Iterator[tuple[Episode | None, dict[str, float]]]:
         """The episode of a step in parts of about so many responses, as they come while the generators go on, with the
-        seconds that each part was waited for and prepared; None where the prompts of a part have no response.
+        seconds that each part was waited for and prepared; all at once for None. A part is None where its prompts have
+        no response.
 
         The policy moves between the parts, so the old log-probabilities are those of the sampler.
         """
         assert self._fleet is not None, "checked with the manifest"
-        size = -(-responses // self._ctx.spec.sampling.answers_per_prompt)
+        each = self._ctx.spec.sampling.answers_per_prompt
+        size = None if responses is None else -(-responses // each)
         began = time.perf_counter()
         for answers in self._fleet.stream(self._source.issue(self._ctx.spec.data.prompts_per_step), size):
             came = time.perf_counter()

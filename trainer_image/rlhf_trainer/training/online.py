@@ -206,7 +206,8 @@ class OnlineTask:
         """First pass over the step's responses, a minibatch at a time, while the generators continue."""
         self._ctx.report(activity="generating and training")
         parts, agreement, seconds = list[Episode](), dict[str, float](), Counter[str]()
-        for part, timings in self._collector.stream(step + 1, self._op_ctx.settings.minibatch_size):
+        (size,) = {node.minibatch_size for node in self._graph.train}
+        for part, timings in self._collector.stream(step + 1, size):
             seconds.update(timings)
             if part is None:
                 continue

@@ -1,0 +1,27 @@
+"""What `replay.streamDataLoaderType: dynamic` asks of a graph: training on each minibatch as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .graph import Graph
+from .problems import Problem
+
+if TYPE_CHECKING:
+    from .spec import Spec
+
+WHERE = "spec.replay.streamDataLoaderType"
+
+
+def problems(spec: Spec, graph: Graph) -> Iterator[Problem]:
+    """All models are trained on the same minibatch, so their nodes have to name the same size."""
+    if not spec.replay.dynamic:
+        return
+    if len({node.minibatch_size for node in graph.train}) > 1:
+        sizes = ", ".join(f"{node.name} {node.minibatch_size or 'a whole step'}" for node in graph.train)
+        message = (
+            "dynamic trains every model on the same minibatch, as it comes; the responses of an update are: "
+            f"{sizes}; give all the same, or use fixed; got 'dynamic'"
+        )
+        yield Problem(WHERE, message)

@@ -1,0 +1,70 @@
+"""Training on minibatches as they come: by the sizes of the graph, whichever settings its algorithm has."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from examples.own_algorithm.best_of_n import ALGORITHM, graph
+from tests.replay.ppo_worker import Generators
+from tests.training.running import Job
+
+from rlhf_api.base import Frozen
+from rlhf_api.graph import CRITIC, SEQUENCES, Graph, Train
+from rlhf_api.problems import InvalidJob
+from rlhf_api.spec import Spec
+from rlhf_trainer.context import TrainerContext
+from rlhf_trainer.models.trained_model import TrainedModel
+
+
+class Keep(Frozen):
+    """Settings that say nothing of minibatches."""
+
+    keep: int = 1
+
+
+def sized(*sizes: int | None):
+    """A graph whose training nodes, of policy and critic, have minibatches of these sizes."""
+
+    def made(spec: Spec, _settings: Keep) -> Graph:
+        *others, policy = graph(spec, ALGORITHM.settings()).nodes
+        critic = Train(name="train_critic", model=CRITIC, loss="value", reads=(SEQUENCES,))
+        found = [
+            replace(node, minibatch_size=size) for node, size in zip((policy, critic), sizes, strict=False)
+        ]
+        return Graph((*others, *found))
+
+    return replace(ALGORITHM, settings=Keep, graph=made)
+
+
+OF_EIGHT, WHOLE, UNEQUAL = sized(8), sized(None), sized(8, 4)
+DYNAMIC = (
+    *("spec.replay.streamDataLoaderType=dynamic", "spec.generator.sharedWithTrainer=false"),
+    "spec.sampling={maxNewTokens: 4, answersPerPrompt: 4}",
+)
+
+
+def streamed(ctx: TrainerContext, models: Mapping[str, TrainedModel]) -> Generators:
+    return Generators(ctx, models["policy"])
+
+
+def own(name: str, *overrides: str) -> Job:
+    custom = "spec.custom={scores: true, settings: {keep: 2}}"
+    return Job(f"{__name__}:{name}", "", custom, *DYNAMIC, *overrides, fleet=streamed)
+
+
+@pytest.mark.parametrize(("name", "updates"), [("OF_EIGHT", 2), ("WHOLE", 1)])
+def test_an_algorithm_of_ones_own_says_by_its_graph_what_an_update_takes(name, updates, monkeypatch):
+    """Eight prompts of four responses; the generators stand in with one batch, and the rest."""
+    job, seen = own(name), list[int]()
+    update = TrainedModel.update
+    monkeypatch.setattr(
+        TrainedModel, "update", lambda self, s, *rest: seen.append(len(s)) or update(self, s, *rest)
+    )
+    job.steps(0, 1)
+    assert (len(seen), sum(seen)) == (updates, 32)
+
+
+def test_minibatches_of_different_sizes_are_refused():
+    said = r"spec.replay.streamDataLoaderType: .*: train_policy 8, train_critic 4; give all the same"
+    with pytest.raises(InvalidJob, match=said):
+        own("UNEQUAL", "spec.custom.critic=true")
