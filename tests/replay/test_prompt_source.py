@@ -51,6 +51,20 @@ def test_a_checkpoint_with_answers_not_trained_on_holds_their_prompts():
     assert (told[-1].epoch, told[-1].issued) == (1, 2)
 
 
+def test_prompts_that_a_step_ends_without_are_the_next_ones():
+    before, told = source(6)
+    prompts = before.issue(4)
+    part = answered(prompts).select(torch.tensor([0, 1]))
+    before.take(Collected(part, [], {}, [2, 3]))
+    before.trained(part)
+    assert (told[-1].issued, told[-1].trained, told[-1].lost) == (4, 2, 0)
+    after, _ = source(6)
+    after.restore(before.state(None), None)
+    for one in (before, after):
+        assert [prompt.id for prompt in one.issue(4)[:2]] == [prompt.id for prompt in prompts[2:]]
+    assert told[-1].issued == 6, "each once"
+
+
 def test_prompts_without_their_answers_would_be_told_as_lost(caplog):
     before, _ = source(6)
     made = answered(before.issue(4))

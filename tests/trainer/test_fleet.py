@@ -248,7 +248,21 @@ def test_a_request_to_stop_reaches_every_rank(tmp_path):
 
 
 def test_a_stream_goes_on_with_a_replacement(world, http):
-    """The one generator fails after a batch; its prompts are asked of the next, and it is told."""
+    """The one generator fails before the first batch; its prompts are asked of the next, and it is told."""
+    first, second = Generator(http, "first", fails=1), Generator(http, "second")
+    world.announce(first)
+    world.fleet.weights.publish(0)
+    batches = world.fleet.stream(PROMPTS, 3)
+    world.announce(first, second)
+    made = list(batches)
+    assert sorted(r.prompt.id for batch in made for r in batch.rollouts) == [p.id for p in PROMPTS]
+    assert world.sent.members[0] == ["first"]
+    assert "second" in world.sent.members[1]
+    assert made[-1].requeued, "on record"
+
+
+def test_weights_that_have_moved_since_a_batch_are_not_sent_as_the_version_that_sampled_it(world, http):
+    """The one generator dies after a batch, and another one is there: it gets weights with the next stream."""
     first, second = Generator(http, "first", fails=4), Generator(http, "second")
     world.announce(first)
     world.fleet.weights.publish(0)
@@ -256,10 +270,14 @@ def test_a_stream_goes_on_with_a_replacement(world, http):
     made = [next(batches)]
     world.announce(first, second)
     made += list(batches)
-    assert sorted(r.prompt.id for batch in made for r in batch.rollouts) == [p.id for p in PROMPTS]
-    assert world.sent.members[0] == ["first"]
-    assert "second" in world.sent.members[1]
-    assert made[-1].requeued, "on record"
+    assert (world.sent.members, world.sent.versions) == ([["first"]], [0])
+    assert second.asked == []
+    answered = {r.prompt.id for batch in made for r in batch.rollouts}
+    assert len(answered) == 4
+    assert sorted(made[-1].unanswered) == sorted({p.id for p in PROMPTS} - answered)
+    world.fleet.weights.move_on(1)
+    (rest,) = world.fleet.stream([p for p in PROMPTS if p.id not in answered], None)
+    assert {version for r in rest.rollouts for version in r.versions} == {1}
 
 
 def test_a_refused_prompt_is_told_and_a_job_whose_prompts_all_are_ends(world, http):

@@ -1,19 +1,21 @@
 """Training on minibatches as they come: by the sizes of the graph, whichever settings its algorithm has."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 from examples.own_algorithm.best_of_n import ALGORITHM, graph
 from tests.replay.ppo_worker import Generators
-from tests.training.running import Job
+from tests.training.running import Job, resumed_is_whole
 
 from rlhf_api.base import Frozen
 from rlhf_api.graph import CRITIC, SEQUENCES, Graph, Train
 from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
 from rlhf_trainer.context import TrainerContext
+from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.models.trained_model import TrainedModel
+from rlhf_trainer.records import Prompt
 
 
 class Keep(Frozen):
@@ -68,3 +70,28 @@ def test_minibatches_of_different_sizes_are_refused():
     said = r"spec.replay.streamDataLoaderType: .*: train_policy 8, train_critic 4; give all the same"
     with pytest.raises(InvalidJob, match=said):
         own("UNEQUAL", "spec.custom.critic=true")
+
+
+class Dying(Generators):
+    """The last generator dies in the first step, after a batch."""
+
+    def stream(self, prompts: list[Prompt], size: int | None) -> Iterator[Responses]:
+        first, rest = super().stream(prompts, size)
+        yield first
+        left = Responses(unanswered=[r.prompt.id for r in rest.rollouts[::4]])
+        yield left if self.weights.version == 0 else rest
+
+
+def test_a_step_whose_generators_die_trains_on_what_came_and_the_next_one_asks_for_the_rest():
+    def made() -> Job:
+        return Job(
+            "grpo",
+            "klCoefficient: 0, minibatchSize: 8",
+            *DYNAMIC,
+            fleet=lambda ctx, models: Dying(ctx, models["policy"]),
+        )
+
+    whole = resumed_is_whole(made, 1, 3)
+    assert whole.ledger().lost == 0
+    assert len(whole.positions("trained")) == 2 + 8 + 8
+    assert whole.positions("issued") == list(range(18)), "the six others and two fresh ones, then eight"

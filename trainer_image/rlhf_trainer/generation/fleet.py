@@ -1,5 +1,6 @@
 """The generators as seen by the training loop: publish weights, sample responses."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -20,6 +21,8 @@ from .engine import EngineClient
 from .published import PublishedWeights
 from .requests import Requests, Responses
 from .work import Work, rollouts
+
+log = logging.getLogger(__name__)
 
 
 class Fleet:
@@ -55,7 +58,9 @@ class Fleet:
         at once for None. `sampling` says how many to each and at which temperature; the job's unless given.
 
         On rank 0; on the others as many empty batches. Prompts of a generator that fails go to the others; when none
-        is left they wait for a replacement. Requests under way are cancelled when this is left before its end.
+        is left they wait for a replacement, which gets the policy's weights. After a first batch these may have moved
+        on from the version that the prompts were asked with: then the stream ends with what there is, and names the
+        other prompts `unanswered`. Requests under way are cancelled when this is left before its end.
 
         Raises:
             Unavailable: generators come, and fail at every prompt, or refuse every one.
@@ -115,7 +120,7 @@ class Fleet:
                 if requests.until(lambda goal=goal: len(answered) >= goal):  # type: ignore[misc]
                     yield Responses(rollouts(_in_order(list(answered.values())[taken:goal], places)))
                     taken = goal
-                elif requests.waiting:
+                elif requests.waiting and not taken:
                     yield None
                     requests.begin()
                 else:
@@ -126,7 +131,12 @@ class Fleet:
         if refused and len(refused) == len(works):
             raise Unavailable(f"the generators refuse every prompt: {next(iter(refused.values()))}")
         rest = _in_order(list(answered.values())[taken:], places)
-        yield Responses(rollouts(rest), requests.requeued, refused)
+        unanswered = [work.prompt.id for work in requests.waiting]
+        if unanswered:
+            log.warning(
+                "no generator is left within the step; %d prompts go to the next one", len(unanswered)
+            )
+        yield Responses(rollouts(rest), requests.requeued, refused, unanswered)
 
     def _start(
         self, works: Sequence[Work], arrived: Callable[[Work], None], switches: Switches

@@ -26,12 +26,13 @@ Start = Callable[[Sequence[Work], Callable[[Work], None], Switches], "Future[Rou
 
 @dataclass(frozen=True)
 class Responses:
-    """Responses to prompts; the ids of prompts that went to another generator, each as often as that happened; and why
-    prompts will never have a response, by id."""
+    """Responses to prompts; the ids of prompts that went to another generator, each as often as that happened; why
+    prompts will never have a response, by id; and the ids of those that a later step is to ask for again."""
 
     rollouts: Sequence[Rollout] = ()
     requeued: Sequence[str] = ()
     refused: dict[str, str] = field(default_factory=dict)
+    unanswered: Sequence[str] = ()
 
 
 class Requests:

@@ -28,7 +28,7 @@ class PromptSource:
         self.places: dict[str, int] = {}
         """Positions of the prompts in progress, by id."""
         self._again: dict[str, int] = {}
-        """Those of prompts that were issued before a snapshot and are to be worked on again."""
+        """Those of prompts that are to be issued again: of a snapshot, or of a step that ended without them."""
 
     def issue(self, count: int) -> list[Prompt]:
         """The next `count` prompts; those of a snapshot are issued again first."""
@@ -54,6 +54,9 @@ class PromptSource:
             self._settle(positions)
         if collected.episode is not None:
             self._ledger.answer(_each_once(collected.episode))
+        again = set(collected.unanswered)
+        self._again |= {name: at for name, at in self.places.items() if at in again}
+        self._settle(collected.unanswered)
         self._tell()
         return collected.episode
 

@@ -17,12 +17,13 @@ from ..sampling_mask import Kept, filled
 
 @dataclass(frozen=True)
 class Collected:
-    """`episode` is None where no prompt was answered; `requeued`: positions of prompts, and `dropped`: positions of
-    those that are given up, by reason."""
+    """`episode` is None where no prompt was answered; `requeued`: positions of prompts, `dropped`: positions of those
+    that are given up, by reason, and `unanswered`: positions of those that a later step asks for again."""
 
     episode: Episode | None
     requeued: list[int]
     dropped: Mapping[str, list[int]]
+    unanswered: Sequence[int] = ()
 
 
 def collected(ranks: Ranks, number: int, answers: Responses, places: Mapping[str, int]) -> Collected:
@@ -31,9 +32,9 @@ def collected(ranks: Ranks, number: int, answers: Responses, places: Mapping[str
     `places`: each prompt's position by its id.
     """
     arrays, header = ranks.share(lambda: message(answers, places))
-    requeued, dropped = header["requeued"], header["dropped"]
+    fates = header["requeued"], header["dropped"], header["unanswered"]
     if not header["ids"]:
-        return Collected(None, requeued, dropped)
+        return Collected(None, *fates)
     kept = Kept(arrays["kept_counts"], arrays["kept"]) if "kept" in arrays else None
     tokens = arrays.pop("tokens").long()  # removed from the message, so that the int32 copy is freed
     versions = _whole(arrays["versions"], arrays["version_counts"])
@@ -43,7 +44,7 @@ def collected(ranks: Ranks, number: int, answers: Responses, places: Mapping[str
         {"sampled_logprobs": arrays["sampled_logprobs"], "versions": versions},
         {name: arrays[name] for name in ("position", "finished")},
     )
-    return Collected(Episode(number, tuple(header["ids"]), columns), requeued, dropped)
+    return Collected(Episode(number, tuple(header["ids"]), columns), *fates)
 
 
 def pack(rollouts: Sequence[Rollout]) -> Sequences:
@@ -72,6 +73,7 @@ def message(answers: Responses, places: Mapping[str, int]) -> Message:
         "ids": [r.prompt.id for r in rollouts],
         "requeued": [places[prompt_id] for prompt_id in answers.requeued],
         "dropped": dropped,
+        "unanswered": [places[prompt_id] for prompt_id in answers.unanswered],
     }
     versions, version_counts = _runs([r.versions for r in rollouts])
     masks = dict[str, Tensor]()
