@@ -12,8 +12,9 @@ LENGTHS = (3, 1, 2, 4, 2, 3, 1, 5)
 POSITIONS = (7, 7, 7, 4, 4, 4, 9, 9)
 
 
-def context(algorithm: str, settings: str = "", limit: int = 5) -> OpContext:
-    spec = spec_of(algorithm, settings, f"spec.sampling={{answersPerPrompt: 4, maxNewTokens: {limit}}}")
+def context(algorithm: str, settings: str = "", *overrides: str, limit: int = 5) -> OpContext:
+    sampling = f"spec.sampling={{answersPerPrompt: 4, maxNewTokens: {limit}}}"
+    spec = spec_of(algorithm, settings, sampling, *overrides)
     return OpContext(spec, settings_of(spec))
 
 

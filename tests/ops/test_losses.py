@@ -35,7 +35,15 @@ def moved(made: Columns) -> torch.Tensor:
     return torch.stack([logprobs, torch.rand(len(logprobs), generator=draw).double()], -1)
 
 
-def by_hand(made: Columns, ctx: OpContext, output: torch.Tensor, *, sequences: bool) -> torch.Tensor:
+def by_hand(
+    made: Columns,
+    ctx: OpContext,
+    output: torch.Tensor,
+    *,
+    sequences: bool,
+    trust: list[float] | None = None,
+) -> torch.Tensor:
+    """`trust`: the importance weight of each token."""
     s, lengths = ctx.settings, made.lengths.tolist()
     high = s.clip_ratio if s.clip_ratio_high is None else s.clip_ratio_high
     counted = made.mask.tolist() if made.mask is not None else [True] * sum(lengths)
@@ -60,6 +68,7 @@ def by_hand(made: Columns, ctx: OpContext, output: torch.Tensor, *, sequences: b
                 gain = float(near) * advantage * new[at]
             if s.dual_clip and advantage < 0:
                 gain = torch.maximum(gain, torch.tensor(s.dual_clip * advantage).double())
+            gain = gain if trust is None else trust[t] * gain
             total = total - weight * gain - weight * s.entropy_coefficient * output[t, 1]
             if s.kl_in == "loss" and s.kl_coefficient:
                 difference = new[at] - float(made["reference_logprobs"][t])
@@ -129,6 +138,43 @@ def test_policy_losses_and_their_gradients(algorithm, own, old):
             assert statistics["ratio_outside_share"] == pytest.approx(float(outside), rel=1e-6)
             kl = float((output[:, 0] - made["reference_logprobs"]).mean())
             assert statistics["kl_mean"] == pytest.approx(kl, rel=1e-6)
+
+
+def trusted(made: Columns, level: str, cap: float, mask: float) -> list[float]:
+    """min(p / p_sampler, cap) of each token, or of its whole response; 0 outside 1 / mask ... mask."""
+    found: list[float] = []
+    differences = made["logprobs"].double() - made["sampled_logprobs"].double()
+    for part in differences.split(made.lengths.tolist()):
+        of_tokens = part.tolist() if level == "token" else [float(part.sum())] * len(part)
+        ratios = [math.exp(difference) for difference in of_tokens]
+        found += [min(ratio, cap) if 1 / mask <= ratio <= mask else 0.0 for ratio in ratios]
+    return found
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(
+    ("algorithm", "own"),
+    [
+        ("grpo", "klCoefficient: 0.3, klEstimator: k2, entropyCoefficient: 0.01"),
+        ("gspo", "clipRatio: 0.1, clipRatioHigh: 0.2, lossAggregation: sequence"),
+    ],
+)
+def test_what_other_weights_sampled_counts_by_its_importance_and_penalties_count_whole(algorithm, own, level):
+    correction = f"spec.rollout={{importance: {level}, importanceCap: 1.1, importanceMask: 1.25}}"
+    ctx = context(algorithm, own, correction)
+    made, name = COMPUTE["importance_weights"](columns(), ctx), "gspo" if algorithm == "gspo" else "policy"
+    trust = trusted(made, level, 1.1, 1.25)
+    assert 0.0 in trust
+    assert 1.1 in trust
+    exact = moved(made).requires_grad_()
+    expected = by_hand(made, ctx, exact, sequences=name == "gspo", trust=trust)
+    expected.backward()
+    for budget in BUDGETS:
+        output = moved(made).requires_grad_()
+        found, _ = summed(name, made, ctx, output, budget)
+        found.backward()
+        assert float(found) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
+        torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
 
 
 @settings(max_examples=15)

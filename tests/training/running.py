@@ -23,12 +23,14 @@ from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.checkpoint.rng import restore_generators
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
+from rlhf_trainer.models.average import MovingAverage
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.training.offline import OfflineTask
 from rlhf_trainer.training.online import OnlineTask
+from rlhf_trainer.training.updates import PretrainingText
 
 RANKS = Ranks(0, 1, torch.device("cpu"))
 ROWS = [PromptRow(prompt=f"p{i}") for i in range(10)]
@@ -62,6 +64,7 @@ class Job:
         rows: Sequence[Row] | None = None,
         held_out: Mapping[str, Sequence[Row]] = MappingProxyType({}),
         fleet: Callable[[TrainerContext, Mapping[str, TrainedModel]], Any] | None = None,
+        text: Sequence[Row] = (),
     ) -> None:
         self.spec = spec_of(algorithm, settings, *TOY, *overrides)
         self.told: list[Any] = []
@@ -88,7 +91,9 @@ class Job:
         self.lines: list[dict[str, float]] = []
         self.task: Any
         if graph.generates:
-            online = {"judge": None, "held_out": held_out, "averages": {}, "pretraining": None}
+            averages = {m.name: MovingAverage(self.models[m.name], d) for m, d in graph.averages.items()}
+            mixed = PretrainingText(text, self.ctx) if self.spec.pretraining else None
+            online = {"judge": None, "held_out": held_out, "averages": averages, "pretraining": mixed}
             asked = fleet(self.ctx, self.models) if fleet else None
             self.task = OnlineTask(*parts, rows or ROWS, self.op_ctx, fleet=asked, **online)
         else:

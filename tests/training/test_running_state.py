@@ -1,9 +1,13 @@
 """Numbers that go on from step to step: they are part of each snapshot, and a resumed run is the same bit for bit."""
 
 import json
+from typing import Any
 
 import pytest
 from tests.training.running import Job, resumed_is_whole
+
+from rlhf_api.rows import AnswerRow
+from rlhf_trainer.models.trained_model import TrainedModel
 
 ADAPTIVE = "klTarget: 0.5, klHorizon: 200, minibatchSize: 16"
 
@@ -15,6 +19,7 @@ ADAPTIVE = "klTarget: 0.5, klHorizon: 200, minibatchSize: 16"
         ("grpo", f"klCoefficient: 0.1, {ADAPTIVE}"),
         ("reinforce_pp", "klCoefficient: 0.05, epochs: 2, minibatchSize: 8"),
         ("gspo", "klCoefficient: 0.1, overlongFilter: true"),
+        ("ppo", "klCoefficient: 0.1, referenceEma: 0.9, valueEma: 0.5"),
         ("dpo", "beta: 0.2"),
     ],
 )
@@ -52,6 +57,56 @@ def test_a_step_that_measures_no_kl_keeps_the_coefficient():
     ).steps(0, 4)
     assert ["kl_mean" in line for line in job.lines] == [False, False, True, True]
     assert [line.get("kl_coefficient") for line in job.lines[:3]] == [None, None, 0.1]
+
+
+def test_a_moving_reference_follows_the_policy():
+    """Where it keeps nothing of itself it is the policy before the step, and there is no KL; else it stays behind."""
+    follows, stays = (
+        Job("grpo", f"klCoefficient: 0.1, referenceEma: {share}").steps(0, 3).lines for share in (0, 0.9)
+    )
+    assert [line["kl_mean"] for line in follows] == pytest.approx([0.0] * 3, abs=1e-7)
+    assert all(abs(line["kl_mean"]) > 1e-6 for line in stays[1:])
+
+
+def test_values_are_of_the_moving_critic():
+    plain, same, other = (
+        Job("ppo", f"klCoefficient: 0.01{more}").steps(0, 3).weights()
+        for more in ("", ", valueEma: 0", ", valueEma: 0.9")
+    )
+    assert same == plain, "it keeps nothing of itself"
+    assert other != plain
+
+
+TEXT = [AnswerRow(prompt=f"t{i}", answer="abc") for i in range(5)]
+
+
+def with_text(coefficient: float = 0.5) -> Job:
+    mixed = f"spec.pretraining={{data: [text.jsonl], rowsPerUpdate: 2, coefficient: {coefficient}}}"
+    return Job("grpo", "klCoefficient: 0, minibatchSize: 16", mixed, text=TEXT)
+
+
+def test_pretraining_text_is_learned_beside_and_goes_on_after_a_resume():
+    """Two rows an update, two updates a step: the position is that of the seventeenth row after four steps."""
+    whole = resumed_is_whole(with_text, stop=2, end=4)
+    assert whole.task.state()["pretraining"] == 2 * 2 * 4
+    losses = [line["pretraining_loss"] for line in whole.lines]
+    assert losses[-1] < losses[0]
+    assert with_text(1e-9).steps(0, 4).lines[-1]["pretraining_loss"] > losses[-1], "nothing pulls there"
+
+
+def test_the_critic_has_minibatches_of_its_own(monkeypatch):
+    """32 responses a step: one update of the policy, four of the critic."""
+    job = Job("ppo", "klCoefficient: 0.01, valueMinibatchSize: 8")
+    sizes: dict[str, list[int]] = {name: [] for name in job.models}
+    names, update = {id(model): name for name, model in job.models.items()}, TrainedModel.update
+
+    def counted(self: TrainedModel, sequences: Any, *rest: Any) -> dict[str, float]:
+        sizes[names[id(self)]].append(len(sequences))
+        return update(self, sequences, *rest)
+
+    monkeypatch.setattr(TrainedModel, "update", counted)
+    job.steps(0, 1)
+    assert sizes == {"policy": [32], "critic": [8] * 4}
 
 
 def test_the_critic_learns_normalised_returns_and_its_moments_are_json():

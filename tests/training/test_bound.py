@@ -1,0 +1,49 @@
+"""The last guard of rollout.maxStaleness: tokens that are older than the bound are not trained on, whoever erred."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.replay.ppo_worker import Generators
+from tests.training.running import Job
+
+from rlhf_trainer.generation.requests import Responses
+from rlhf_trainer.generation.shared import generate_shared
+from rlhf_trainer.records import Prompt
+from rlhf_trainer.training.collector import StaleTokens
+
+
+class Late:
+    """In place of the episodes that are with the generators: responses of weights that are `behind` by so many."""
+
+    def __init__(self, job: Job, behind: int) -> None:
+        self._job, self._behind = job, behind
+
+    def publish(self, version: int, issue: Callable[[], list[Prompt]], *, collected: bool) -> None:  # noqa: ARG002
+        self._sampled_by, self._issue = max(0, version - self._behind), issue
+
+    def episode(self) -> Responses:
+        model, ctx = self._job.models["policy"], self._job.ctx
+        told = (ctx.spec.sampling, self._sampled_by, ctx.stop)
+        return Responses(generate_shared(model, ctx.ranks, ctx.tokenizer, self._issue(), *told))
+
+    def figures(self) -> dict[str, float]:
+        return {}
+
+
+def late(behind: int) -> Job:
+    ahead = ("spec.generator.sharedWithTrainer=false", "spec.rollout.maxStaleness=2")
+    job = Job("grpo", "klCoefficient: 0", *ahead, fleet=lambda ctx, models: Generators(ctx, models["policy"]))
+    job.task._collector.ahead = Late(job, behind)
+    return job
+
+
+def test_tokens_within_the_bound_are_trained_on():
+    job = late(behind=2).steps(0, 4)
+    assert [line["staleness_max"] for line in job.lines] == [0, 1, 2, 2]
+
+
+def test_older_ones_are_not():
+    job = late(behind=3).steps(0, 3)
+    said = r"weight version 0 came to version 3, which is more than rollout.maxStaleness \(2\) versions later"
+    with pytest.raises(StaleTokens, match=said):
+        job.steps(3, 4)
