@@ -81,6 +81,8 @@ class Weights:
 class Generators:
     """In place of the fleet: answers of the model as it is when they are asked for, in batches out of order."""
 
+    continued = 0
+
     def __init__(self, ctx: TrainerContext, engine: TrainedModel, refuses: str = "") -> None:
         self._ctx, self._engine, self._refuses = ctx, engine, refuses
         self.weights = Weights()

@@ -280,6 +280,16 @@ def test_weights_that_have_moved_since_a_batch_are_not_sent_as_the_version_that_
     assert {version for r in rest.rollouts for version in r.versions} == {1}
 
 
+def test_responses_that_another_one_goes_on_with_are_counted(world, http):
+    """Of a generator that dies after a token of each, within the same round."""
+    dying, other = Generator(http, "dying", fails=0, status=0), Generator(http, "other")
+    world.announce(dying, other)
+    world.fleet.weights.publish(0)
+    assert len(world.fleet.answer(PROMPTS).rollouts) == len(PROMPTS)
+    continued = [body for body in other.asked if len(body["prompt"]) > 1]
+    assert world.fleet.continued == len(continued) > 0
+
+
 def test_a_refused_prompt_is_told_and_a_job_whose_prompts_all_are_ends(world, http):
     world.announce(Generator(http, "picky", fails=5, status=400))
     world.fleet.weights.publish(0)

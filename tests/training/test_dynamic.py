@@ -77,6 +77,7 @@ class Dying(Generators):
 
     def stream(self, prompts: list[Prompt], size: int | None) -> Iterator[Responses]:
         first, rest = super().stream(prompts, size)
+        self.continued += 3
         yield first
         left = Responses(unanswered=[r.prompt.id for r in rest.rollouts[::4]])
         yield left if self.weights.version == 0 else rest
@@ -93,5 +94,6 @@ def test_a_step_whose_generators_die_trains_on_what_came_and_the_next_one_asks_f
 
     whole = resumed_is_whole(made, 1, 3)
     assert whole.ledger().lost == 0
+    assert [line["responses_continued"] for line in whole.lines] == [3, 3, 3]
     assert len(whole.positions("trained")) == 2 + 8 + 8
     assert whole.positions("issued") == list(range(18)), "the six others and two fresh ones, then eight"

@@ -18,6 +18,7 @@ class Fleet:
     """In place of the generators: the model itself answers, until the host stops the run."""
 
     version = -1
+    continued = 0
     stopping = False
 
     @property

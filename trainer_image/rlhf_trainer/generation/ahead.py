@@ -35,7 +35,7 @@ class RolloutsAhead:
         self._ctx, self._fleet = ctx, fleet
         self._episodes: deque[list[Prompt]] = deque()
         self._restored: dict[str, Work] = {}
-        self._told = (0.0, 0)
+        self._told = 0.0
         self._last: tuple[list[Prompt], list[Work]] = [], []
 
     @property
@@ -79,15 +79,11 @@ class RolloutsAhead:
         self._last = [], []
 
     def figures(self) -> dict[str, float]:
-        """Since the last call: seconds in which no request was under way, and responses that new weights or a failing
-        generator interrupted and another request continued; on the other ranks nothing."""
+        """Seconds since the last call in which no request was under way; on the other ranks nothing."""
         if not self._ctx.ranks.first:
             return {}
-        (idle, continued), self._told = self._told, (self._requests.idle_seconds, self._requests.continued)
-        return {
-            "generators_idle_seconds": self._told[0] - idle,
-            "responses_continued": float(self._told[1] - continued),
-        }
+        before, self._told = self._told, self._requests.idle_seconds
+        return {"generators_idle_seconds": self._told - before}
 
     def blob(self) -> Callable[[], bytes]:
         """Encoder of a snapshot of the episodes' responses so far; on rank 0."""

@@ -1,6 +1,6 @@
 """Dispatches prompts to the generators that hold the same weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 
 from rlhf_api.run import Member
@@ -25,18 +25,25 @@ def start_round(
     concurrent: int,
     silence: float,
     left: Callable[[int], None] = lambda _count: None,
+    asked: Callable[[Work], None] = lambda _work: None,
     arrived: Callable[[Work], None] = lambda _work: None,
     switches: Switches | None = None,
 ) -> "Future[Round]":
-    """Asks `members` on the thread of `http`; see `Dispatch`.
+    """Asks `members` on the thread of `http`; see `Dispatch`. `asked` is told there of each prompt before a member gets
+    it.
 
     Each prompt ends with all its responses, refused with a reason, or unanswered.
     """
+
+    def ask(member: Member, work: Work, progress: Callable[[], None]) -> Awaitable[Work]:
+        asked(work)
+        return client.ask(member, work, progress)
+
     return http.start(
         Dispatch(
             works,
             members,
-            ask=client.ask,
+            ask=ask,
             listens=client.listens,
             current=current,
             concurrent=concurrent,

@@ -39,6 +39,8 @@ class Fleet:
         self.weights = PublishedWeights(ctx, policy, sync, committing=lambda: self.ahead.close())
         self.ahead = Requests(self._start, self.weights.left_out, ctx.stop)
         """Requests that go on while weights are published, on rank 0."""
+        self.continued = 0
+        """Responses, so far, that one request began and another one went on with; on rank 0."""
 
     def answer(
         self, prompts: Sequence[Prompt], sampling: Sampling | None = None, penalties: Penalties = NO_PENALTIES
@@ -153,11 +155,15 @@ class Fleet:
             concurrent=role.concurrent_requests,
             silence=role.timeout_seconds,
             left=lambda count: self._ctx.report(queue=count),
+            asked=self._count_continued,
             arrived=arrived,
             switches=switches,
         )
         faults.point(f"generating:{len(works)}")
         return started
+
+    def _count_continued(self, work: Work) -> None:
+        self.continued += sum(bool(work.responses[index].tokens) for index in work.unfinished)
 
     def _present(self) -> dict[str, Member]:
         assert self._ctx.services is not None

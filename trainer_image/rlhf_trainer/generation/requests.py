@@ -52,8 +52,6 @@ class Requests:
         self._arrivals = self._before = self._fruitless = 0
         self._idle_since: float | None = None
         self._idle = 0.0
-        self.continued = 0
-        """Responses that were begun in one round and continued in another."""
 
     def begin(self) -> None:
         """Starts a round with all waiting prompts; no other may be running."""
@@ -61,7 +59,6 @@ class Requests:
         self.waiting = [work for work in self.waiting if not work.whole]
         if not self.waiting:
             return
-        self.continued += sum(len(work.unfinished) for work in self.waiting if work.begun)
         self._idle, self._idle_since = self.idle_seconds, None
         self._switches, self._before = Switches(), self._arrivals
         self._round = self._start(self.waiting, self._arrived, self._switches)

@@ -85,6 +85,7 @@ class OnlineTask:
             failures=lambda: reward.failures if reward else {},
         )
         self._pending: Episode | None = None
+        self._continued = 0
 
     def collect(self, step: int) -> dict[str, float]:
         """The next episode, unless a snapshot brought one that was not trained on yet. `dynamic` collects while it
@@ -127,7 +128,7 @@ class OnlineTask:
         self._buffer.add(episode, step + 1)
         metrics |= updates.metrics()
         self._adapt(metrics, episode.columns)
-        return {**metrics, **replay_metrics, **self._ages(episode.columns)}
+        return {**metrics, **replay_metrics, **self._ages(episode.columns), **self._interrupted()}
 
     def other_weights(self) -> str:
         """Names of generators whose served weights differ; see `PublishedWeights.changed`."""
@@ -201,6 +202,14 @@ class OnlineTask:
         if self._collector.ahead is not None:
             found |= {"staleness_max": float(ages.max()), **self._collector.ahead.figures()}
         return found
+
+    def _interrupted(self) -> dict[str, float]:
+        """Responses since the step before that new weights, or a generator that died, drained or was late, interrupted
+        and another request went on with; of generators, on rank 0."""
+        if self._fleet is None or not self._ctx.ranks.first:
+            return {}
+        before, self._continued = self._continued, self._fleet.continued
+        return {"responses_continued": float(self._continued - before)}
 
     def _train_as_they_come(self, step: int, updates: Updates) -> tuple[Episode, dict[str, float]]:
         """First pass over the step's responses, a minibatch at a time, while the generators continue."""
