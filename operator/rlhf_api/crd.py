@@ -45,6 +45,8 @@ _COLUMNS = (
     ("Oldest", "number", ".status.stalenessMax", 1),
     ("TrainerIdle", "number", ".status.trainerIdle", 1),
     ("GenIdle", "number", ".status.generatorIdle", 1),
+    ("Continued", "number", ".status.responsesContinued", 1),
+    ("Effective", "number", ".status.importanceEffective", 1),
     ("Tokens/s", "number", ".status.tokensPerSecond", 1),
     ("Queue", "integer", ".status.queue", 1),
     ("Message", "string", ".status.message", 1),

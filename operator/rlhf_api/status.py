@@ -102,6 +102,10 @@ class TrainerStatus(Report):
     """Share of the last step in which the trainer waited for responses."""
     generator_idle: float | None = None
     """Share of the last step in which no generator had a request."""
+    responses_continued: float | None = None
+    """Responses of the last step that were interrupted and that another request went on with."""
+    importance_effective: float | None = None
+    """Effective sample size (Kish) of the last step's importance weights, as a share of its tokens."""
     queue: Count | None = None
     """Prompts of the step without responses yet."""
     last_checkpoint: CheckpointStatus | None = None
@@ -214,6 +218,8 @@ class JobStatus(Report):
     staleness_max: float | None = None
     trainer_idle: float | None = None
     generator_idle: float | None = None
+    responses_continued: float | None = None
+    importance_effective: float | None = None
     queue: Count | None = None
     restarts: int = 0
     """Restarts of all roles."""

@@ -129,6 +129,14 @@ _JOB_METRICS: dict[str, tuple[str, Callable[[Status], float | None]]] = {
         "Share of the last step in which no generator had a request.",
         _field("generatorIdle"),
     ),
+    "rlhf_job_responses_continued": (
+        "Responses of the last step that were interrupted and that another request went on with.",
+        _field("responsesContinued"),
+    ),
+    "rlhf_job_importance_effective": (
+        "Effective sample size of the last step's importance weights, as a share of its tokens.",
+        _field("importanceEffective"),
+    ),
     "rlhf_job_generators_desired": (
         "Generators that the job asks for.",
         _field("roles", "generator", "desired"),

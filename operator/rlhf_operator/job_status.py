@@ -139,6 +139,8 @@ def _with_progress(
             "staleness_max": _figure(trainer.staleness_max, status.staleness_max),
             "trainer_idle": _figure(trainer.trainer_idle, status.trainer_idle),
             "generator_idle": _figure(trainer.generator_idle, status.generator_idle),
+            "responses_continued": _figure(trainer.responses_continued, status.responses_continued),
+            "importance_effective": _figure(trainer.importance_effective, status.importance_effective),
             "queue": trainer.queue,
             "last_checkpoint": trainer.last_checkpoint or status.last_checkpoint,
             "ledger": trainer.ledger or status.ledger,

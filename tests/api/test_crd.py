@@ -194,7 +194,7 @@ def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
     }
 
 
-WAITING = ("OLDEST", "TRAINERIDLE", "GENIDLE")
+WAITING = ("OLDEST", "TRAINERIDLE", "GENIDLE", "CONTINUED", "EFFECTIVE")
 
 
 def test_columns_read_fields_that_exist() -> None:

@@ -36,6 +36,8 @@ def test_a_job_has_a_series_for_each_figure_and_its_phase():
         ("rlhf_job_staleness_max",): 1,
         ("rlhf_job_trainer_idle",): 0.2,
         ("rlhf_job_generator_idle",): 0.1,
+        ("rlhf_job_responses_continued",): 7,
+        ("rlhf_job_importance_effective",): 0.75,
         ("rlhf_job_generators_desired",): 2,
         ("rlhf_job_generators_ready",): 1,
         ("rlhf_job_gpus",): 12,

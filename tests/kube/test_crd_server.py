@@ -35,6 +35,8 @@ STATUS = {
     "stalenessMax": 1.0,
     "trainerIdle": 0.25,
     "generatorIdle": 0.125,
+    "responsesContinued": 3.0,
+    "importanceEffective": 0.75,
     "queue": 3,
     "tokensPerSecond": 812.5,
     "restarts": 1,
@@ -215,11 +217,21 @@ def test_status_is_stored_whole_and_shown(control_plane: Cluster, namespace: str
     table = kubectl(control_plane.kubeconfig, "get", "rlhf", "-n", namespace, "-o", "wide").splitlines()
     assert table[0].split() == [
         *("NAME", "PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "GPUS", "RESTARTS", "AGE"),
-        *("STALENESS", "OLDEST", "TRAINERIDLE", "GENIDLE", "TOKENS/S", "QUEUE", "MESSAGE"),
+        *(
+            "STALENESS",
+            "OLDEST",
+            "TRAINERIDLE",
+            "GENIDLE",
+            "CONTINUED",
+            "EFFECTIVE",
+            "TOKENS/S",
+            "QUEUE",
+            "MESSAGE",
+        ),
     ]
     assert table[1].split()[:9] == ["job", "Running", "7/40", "0.25", "2", "6", "1/2", "0", "1"]
     assert table[1].split()[10:] == [
-        *("0.5", "1", "0.25", "0.125", "812.5", "3", "waiting", "for", "generator", "1/2"),
+        *("0.5", "1", "0.25", "0.125", "3", "0.75", "812.5", "3", "waiting", "for", "generator", "1/2"),
     ]
     path = f"/apis/rlhf.dev/v1alpha1/namespaces/{namespace}/rlhfjobs/job/scale"
     scale = json.loads(kubectl(control_plane.kubeconfig, "get", "--raw", path))

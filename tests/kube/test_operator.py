@@ -52,6 +52,8 @@ def trainer(talking: TalkingTrainer) -> TalkingTrainer:
         "stalenessMax": 1.0,
         "trainerIdle": 0.25,
         "generatorIdle": 0.125,
+        "responsesContinued": 3.0,
+        "importanceEffective": 0.75,
         "queue": 3,
     }
     talking.asked.clear()
@@ -90,9 +92,9 @@ def test_the_shipped_example_gets_its_pods_and_its_columns(running, trainer):
     ]
     assert row.split()[:-1] == ["ppo", "Running", "7/40", "0.5123", "0.0213", "7", "1/1", "0", "0"]
     wide = running.kubectl("get", "rlhf", "-o", "wide").splitlines()
-    columns = ["STALENESS", "OLDEST", "TRAINERIDLE", "GENIDLE", "TOKENS/S", "QUEUE", "MESSAGE"]
-    assert wide[0].split()[-7:] == columns
-    assert wide[1].split()[10:14] == ["0", "1", "0.25", "0.125"]
+    columns = ["STALENESS", "OLDEST", "TRAINERIDLE", "GENIDLE", "CONTINUED", "EFFECTIVE"]
+    assert wide[0].split()[-9:] == [*columns, "TOKENS/S", "QUEUE", "MESSAGE"]
+    assert wide[1].split()[10:16] == ["0", "1", "0.25", "0.125", "3", "0.75"]
     eventually(lambda: len(trainer.members) == 3, "the trainer knows who serves it")
     assert {m["name"] for m in trainer.members} == {"generator-0", "reward-0", "reference-0"}
     described = running.kubectl("describe", "rlhfjob", "ppo")

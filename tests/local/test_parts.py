@@ -218,11 +218,20 @@ def test_status_follows_what_is_seen() -> None:
     assert (condition.status, condition.reason) == ("False", "RolesNotReady")
     assert condition.last_transition_time == "2026-01-01T00:00:00Z"  # it has been False all along
 
-    trainer = TrainerStatus(activity="training", totalSteps=4, step=1, secondsPerStep=10.0, rewardMean=0.5)
+    trainer = TrainerStatus(
+        activity="training",
+        total_steps=4,
+        step=1,
+        seconds_per_step=10.0,
+        reward_mean=0.5,
+        responses_continued=3.0,
+        importance_effective=0.75,
+    )
     up = [ProcessState(role, 0, started=1.0, ready=True) for role in Role]
     status = job_status(spec, up, {Role.REWARD: 1}, trainer, before=status, now=later)
     assert (status.phase, status.reward, status.estimated_end) == ("Running", 0.5, "2026-01-01T00:00:35Z")
     assert status.conditions[0].last_transition_time == "2026-01-01T00:00:05Z"
+    assert (status.responses_continued, status.importance_effective) == (3.0, 0.75)
     assert status.roles[Role.REWARD].restarts == 1
 
     gone = [ProcessState(role, 0, started=1.0, ready=True, ended=Ended(9.0, 1, "x")) for role in Role]

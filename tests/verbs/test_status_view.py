@@ -27,6 +27,8 @@ RUNNING = {
     "tokensPerSecond": 12340,
     "weightVersion": 120,
     "staleness": 0.5,
+    "responsesContinued": 3.0,
+    "importanceEffective": 0.75,
     "queue": 12,
     "restarts": 1,
     "gpuHours": 24.1,
@@ -94,7 +96,8 @@ def test_a_running_job_at_a_glance() -> None:
         "waiting for generator 1/2",
         "",
         f"[{'#' * 12}{'-' * 28}]  step 120/400, 2m 40s left (until 2026-01-01T12:02:40Z)",
-        "reward 0.5123  KL 0.0123  loss -0.01  tokens/s 12,340  staleness 0.5  queue 12  weights 120",
+        "reward 0.5123  KL 0.0123  loss -0.01  tokens/s 12,340  staleness 0.5  continued 3  effective sample 75%  "
+        "queue 12  weights 120",
         "checkpoint step 100, 3m 10s ago, s3://bucket/ppo",
         "used 24.1 GPU-hours, cost 60.25",
         "prompts epoch 2: 640 issued, 633 returned, 576 trained, 5 requeued; in all 1 dropped, 0 lost",
@@ -173,7 +176,8 @@ def test_a_line_per_change() -> None:
     read = status_of(body(RUNNING))
     assert change(read) == (
         "Running: waiting for generator 1/2  step 120/400  reward 0.5123  KL 0.0123  loss -0.01  tokens/s 12,340  "
-        "staleness 0.5  weights 120  checkpoint 100  restarts 1  prompts dropped 1, lost 0"
+        "staleness 0.5  continued 3  effective sample 75%  weights 120  checkpoint 100  restarts 1  "
+        "prompts dropped 1, lost 0"
     )
     later = status_of(
         body(RUNNING | {"queue": 3, "activity": "training", "estimatedEnd": "2026-01-01T13:00:00Z"})

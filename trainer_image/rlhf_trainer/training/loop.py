@@ -235,6 +235,8 @@ def _record(ctx: TrainerContext, metrics: Metrics | None, step: int, figures: di
         staleness_max=line.get("staleness_max"),
         trainer_idle=line.get("trainer_idle_share"),
         generator_idle=line.get("generator_idle_share"),
+        responses_continued=line.get("responses_continued"),
+        importance_effective=line.get("importance_effective_share"),
         tokens_per_second=line["tokens"] / line["seconds"],
         seconds_per_step=sum(recent) / len(recent),
     )
