@@ -45,6 +45,7 @@ def graph(spec: Spec, settings: Settings) -> Graph:  # noqa: ARG001
                 loss=f"{__name__}:likelihood_of_chosen",
                 reads=(SEQUENCES, "chosen"),
                 minibatch_size=settings.minibatch_size,
+                epochs=settings.epochs,
             ),
         )
     )

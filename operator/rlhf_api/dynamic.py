@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .graph import Graph
+from .graph import Generate, Graph
 from .problems import Problem
 
 if TYPE_CHECKING:
@@ -15,9 +15,15 @@ WHERE = "spec.replay.streamDataLoaderType"
 
 
 def problems(spec: Spec, graph: Graph) -> Iterator[Problem]:
-    """All models are trained on the same minibatch, so their nodes have to name the same size."""
+    """All models are trained on the same minibatch, so their nodes have to name the same size; and no group waits for
+    the scores of the others."""
     if not spec.replay.dynamic:
         return
+    if isinstance(graph.source, Generate) and graph.source.rounds:
+        message = (
+            "dynamic trains before all scores of a step are there; without dynamicSampling, or use fixed"
+        )
+        yield Problem(WHERE, f"{message}; got 'dynamic'")
     if len({node.minibatch_size for node in graph.train}) > 1:
         sizes = ", ".join(f"{node.name} {node.minibatch_size or 'a whole step'}" for node in graph.train)
         message = (

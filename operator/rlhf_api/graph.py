@@ -51,10 +51,14 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(Node):
-    """Samples responses to prompts of the dataset from `model`, on the generators or in the trainer."""
+    """Samples responses to prompts of the dataset from the policy, on the generators or in the trainer.
+
+    `rounds`: most rounds of fresh prompts that replace those whose responses all have the same score.
+    """
 
     name: str = "generate"
     model: Model = POLICY
+    rounds: int = 0
     writes: tuple[str, ...] = (SEQUENCES, "sampled_logprobs", "versions", "position", "finished")
 
 
@@ -104,9 +108,9 @@ class Train(Node):
     """Optimizer steps of `model` on minibatches; `loss` is the key of the loss, or `module:name`.
 
     `minibatch_size`: sequences of one update, over all ranks; None: all of the step. `balance_tokens`: minibatches have
-    equally many response tokens, in place of random rows. `from_step`: steps before this one leave the model as it is.
-    `stop_ratio`: the rest of a step's updates is left out once the mean importance ratio of a
-    minibatch is above this, or below its inverse.
+    equally many response tokens, in place of random rows. `epochs`: passes over each step's sampled responses; given
+    ones are one update a step. `from_step`: steps before this one leave the model as it is. `stop_ratio`: the rest of a
+    step's updates is left out once the mean importance ratio of a minibatch is above this, or below its inverse.
     """
 
     model: Model
@@ -114,6 +118,7 @@ class Train(Node):
     output: str = "logprobs"
     minibatch_size: int | None = None
     balance_tokens: bool = False
+    epochs: int = 1
     from_step: int = 0
     stop_ratio: float | None = None
 
@@ -210,7 +215,9 @@ class Graph:
                 yield f"node {node.name!r} writes one column, not {len(node.writes)}"
             if isinstance(node, Infer) and node.model not in self.trained and not _frozen(node.model):
                 yield f"node {node.name!r} calls {node.model.name!r}, which is neither trained nor the model of a role"
-        if self.generates and self.source.model not in self.trained:  # type: ignore[union-attr]
+        if isinstance(self.source, Generate) and self.source.model != POLICY:
+            yield f"Generate samples from the policy, which generators serve, not from {self.source.model.name!r}"
+        elif isinstance(self.source, Generate) and POLICY not in self.trained:
             yield "Generate samples from a model that no Train node trains"
 
 

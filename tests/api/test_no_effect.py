@@ -41,6 +41,15 @@ REFUSED = [
         "spec.replay.streamDataLoaderType",
         "the responses of an update are: train_policy 8, train_critic 4; give all the same",
     ),
+    (
+        (
+            "spec.replay.streamDataLoaderType=dynamic",
+            "spec.ppo.dynamicSampling=2",
+            "spec.sampling={answersPerPrompt: 4}",
+        ),
+        "spec.replay.streamDataLoaderType",
+        "before all scores of a step are there; without dynamicSampling, or use fixed",
+    ),
     (("spec.replay.samplesPerStep=3",), "spec.replay.samplesPerStep", "maxReplayEpisode only; got 3"),
     (
         ("spec.replay.replayEpisodeOffset=3",),

@@ -55,6 +55,10 @@ WRONG: list[tuple[tuple[Node, ...], str]] = [
         "node 'i' calls 'critic', which is neither trained nor the model of a role",
     ),
     (
+        (Generate(model=CRITIC), TRAIN, Train(name="critic", model=CRITIC, loss="value")),
+        "Generate samples from the policy, which generators serve, not from 'critic'",
+    ),
+    (
         (Generate(), Train(name="train", model=CRITIC, loss="value")),
         "Generate samples from a model that no Train node trains",
     ),
@@ -148,6 +152,7 @@ SETTINGS = (
         "klCoefficient: 0.1, klIn: loss, klEstimator: k3",
     ),
     *("overlongFilter: true", "minibatchSize: 8, epochs: 2", "klCoefficient: 0.1, referenceEma: 0.5"),
+    "entropyCoefficient: 0.01",
 )
 
 
@@ -159,6 +164,8 @@ def test_every_key_of_every_graph_is_in_the_trainers_tables():
         rewards = (
             ("spec.reward={}", "spec.reward={fineGrained: true}") if algorithm in ONLINE else ("spec.seed=0",)
         )
+        if algorithm == "reinforce_pp":
+            variants += ("groupBaseline: true",)
         for settings in variants:
             for reward in rewards:
                 used |= keys(algorithm, settings, reward)

@@ -8,7 +8,7 @@ import torch
 from tests.leaves.host import config
 from tests.leaves.parts import Made, context, instead, tokenizer
 
-from rlhf_api.algorithms import graph_of, settings_of
+from rlhf_api.algorithms import graph_of
 from rlhf_api.evaluation import evaluation_sets
 from rlhf_api.manifest import RLHFJob
 from rlhf_api.roles import Role
@@ -19,7 +19,6 @@ from rlhf_trainer.engines.vllm.launch import frozen_options
 from rlhf_trainer.generation.ahead import RolloutsAhead
 from rlhf_trainer.generation.fleet import Fleet
 from rlhf_trainer.maths.rewards import scaled_scores
-from rlhf_trainer.ops import OpContext
 from rlhf_trainer.roles import generator, reward
 from rlhf_trainer.settings import ModelSource
 from rlhf_trainer.training import assembly, collector
@@ -74,7 +73,7 @@ def collecting(job: RLHFJob) -> Any:
 
     class Collector(collector.EpisodeCollector):
         def __init__(self) -> None:
-            self._ctx, self._op_ctx = context(job), OpContext(job.spec, settings_of(job.spec))
+            self._ctx, self._graph = context(job), graph_of(job.spec)
             self.ahead, self.respond, self._received = None, respond, lambda *_, **__: part
             self._source = SimpleNamespace(issue=lambda _: None)
             self._with_spread, self._scored = lambda *_, **__: ([], 1), lambda *_: []

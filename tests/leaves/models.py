@@ -32,7 +32,7 @@ from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
 from rlhf_trainer.settings import STARTS_FROM, model_source
 from rlhf_trainer.training import assembly
-from rlhf_trainer.training.online import OnlineTask
+from rlhf_trainer.training.kl_control import adapt_kl_coefficient
 from rlhf_trainer.training.updates import PretrainingText, learning_rate_of
 
 _MODELS: dict[Any, Any] = {}
@@ -125,12 +125,11 @@ def losses(job: RLHFJob) -> Any:
             for rows in micro_batches(sequences.lengths.tolist(), 1, 1000, group)[0]:
                 micro = MicroBatch.build(sequences, rows, pad_token_id=0)
                 own = output[micro.response_index]
-                read = own if node.output == "logprobs_and_entropy" else own[:, 0]
+                read = own if node.output.startswith("logprobs_and_entropy") else own[:, 0]
                 value, statistics = loss(output[micro.rows, 0] if node.output == "scores" else read, micro)
                 numbers += [float(value), {name: float(each) for name, each in statistics.items()}]
-        task = object.__new__(OnlineTask)
-        task._op_ctx, metrics = ctx, dict[str, float]()
-        task._adapt(metrics, made)
+        metrics = dict[str, float]()
+        adapt_kl_coefficient(ctx, made, metrics)
         numbers += [metrics, dict(ctx.state)]
     return numbers
 

@@ -59,7 +59,7 @@ def test_token_rewards(kind, baseline, masked):
         if masked and not finished[row]:
             part[:] = [0.0] * len(part)
         part[-1] += scores[row]
-    found = COMPUTE["token_rewards"](made, ctx)
+    found = COMPUTE["token_rewards_centered" if baseline else "token_rewards"](made, ctx)
     assert found["token_rewards"].tolist() == pytest.approx(flat(expected), **CLOSE)
 
 

@@ -24,21 +24,22 @@ class Keep(Frozen):
     keep: int = 1
 
 
-def sized(*sizes: int | None):
+def sized(*sizes: int | None, epochs: int = 1):
     """A graph whose training nodes, of policy and critic, have minibatches of these sizes."""
 
     def made(spec: Spec, _settings: Keep) -> Graph:
         *others, policy = graph(spec, ALGORITHM.settings()).nodes
         critic = Train(name="train_critic", model=CRITIC, loss="value", reads=(SEQUENCES,))
         found = [
-            replace(node, minibatch_size=size) for node, size in zip((policy, critic), sizes, strict=False)
+            replace(node, minibatch_size=size, epochs=epochs)
+            for node, size in zip((policy, critic), sizes, strict=False)
         ]
         return Graph((*others, *found))
 
     return replace(ALGORITHM, settings=Keep, graph=made)
 
 
-OF_EIGHT, WHOLE, UNEQUAL = sized(8), sized(None), sized(8, 4)
+OF_EIGHT, TWICE, WHOLE, UNEQUAL = sized(8), sized(8, epochs=2), sized(None), sized(8, 4)
 DYNAMIC = (
     *("spec.replay.streamDataLoaderType=dynamic", "spec.generator.sharedWithTrainer=false"),
     "spec.sampling={maxNewTokens: 4, answersPerPrompt: 4}",
@@ -54,16 +55,18 @@ def own(name: str, *overrides: str) -> Job:
     return Job(f"{__name__}:{name}", "", custom, *DYNAMIC, *overrides, fleet=streamed)
 
 
-@pytest.mark.parametrize(("name", "updates"), [("OF_EIGHT", 2), ("WHOLE", 1)])
-def test_an_algorithm_of_ones_own_says_by_its_graph_what_an_update_takes(name, updates, monkeypatch):
-    """Eight prompts of four responses; the generators stand in with one batch, and the rest."""
+@pytest.mark.parametrize(
+    ("name", "expected"), [("OF_EIGHT", [8, 24]), ("TWICE", [8, 24, *[8] * 4]), ("WHOLE", [32])]
+)
+def test_an_algorithm_of_ones_own_says_by_its_graph_what_an_update_takes(name, expected, monkeypatch):
+    """Eight prompts of four responses; the generators' stand-in gives one batch, and the rest. Then further epochs."""
     job, seen = own(name), list[int]()
     update = TrainedModel.update
     monkeypatch.setattr(
         TrainedModel, "update", lambda self, s, *rest: seen.append(len(s)) or update(self, s, *rest)
     )
     job.steps(0, 1)
-    assert (len(seen), sum(seen)) == (updates, 32)
+    assert seen == expected
 
 
 def test_minibatches_of_different_sizes_are_refused():

@@ -122,10 +122,6 @@ def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> I
             f"{where}.dynamicSampling",
             "compares the responses to a prompt: set sampling.answersPerPrompt to at least 2; got 1",
         )
-    if settings.dynamic_sampling and spec.replay.dynamic:
-        yield Problem(
-            f"{where}.dynamicSampling", "needs all scores of a step; use replay.streamDataLoaderType fixed"
-        )
 
 
 def _balanced(spec: Spec, where: str, settings: PolicyGradient, responses: int) -> Iterator[Problem]:
@@ -165,7 +161,7 @@ def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
     responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
     one_update = settings.epochs == 1 and settings.minibatch_size >= responses and not spec.replay.window
     penalty = settings.kl_coefficient > 0
-    nodes: list[Node] = [Generate()]
+    nodes: list[Node] = [Generate(rounds=settings.dynamic_sampling)]
     weighted = spec.rollout.level != "none"
     if not one_update or weighted or (penalty and settings.kl_in == "reward"):
         nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
@@ -231,10 +227,11 @@ def train_policy(
         name="train_policy",
         model=POLICY,
         loss=loss,
-        output="logprobs_and_entropy",
+        output="logprobs_and_entropy_bonus" if settings.entropy_coefficient else "logprobs_and_entropy",
         reads=reads,
         minibatch_size=settings.minibatch_size,
         balance_tokens=settings.balance_tokens,
+        epochs=settings.epochs,
         from_step=from_step,
         stop_ratio=settings.stop_ratio,
     )

@@ -71,6 +71,7 @@ def _graph(spec: Spec, settings: PPO) -> Graph:
                 reads=(SEQUENCES, "values", "returns"),
                 minibatch_size=settings.value_minibatch_size or settings.minibatch_size,
                 balance_tokens=settings.balance_tokens,
+                epochs=settings.epochs,
             ),
         )
     )

@@ -34,8 +34,13 @@ class ReinforcePP(PolicyGradient):
 
 
 def _graph(spec: Spec, settings: ReinforcePP) -> Graph:
-    reads = (*rewarded(settings), *(("position",) if settings.group_baseline else ()))
-    rewards = Compute(name="rewards", function="token_rewards", reads=reads, writes=("token_rewards",))
+    centered = settings.group_baseline
+    rewards = Compute(
+        name="rewards",
+        function="token_rewards_centered" if centered else "token_rewards",
+        reads=(*rewarded(settings), *(("position",) if centered else ())),
+        writes=("token_rewards",),
+    )
     advantages = Compute(
         name="advantages", function="reinforce_pp", reads=("token_rewards",), writes=("advantages",)
     )

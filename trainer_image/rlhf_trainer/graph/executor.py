@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.graph import SEQUENCES, Compute, Graph, Infer, Node
+from rlhf_api.graph import SEQUENCES, Compute, Graph, Infer, Node, Score
 from rlhf_api.problems import InvalidJob, Problem
 
 from ..comms.ranks import Message, Ranks
@@ -148,5 +148,8 @@ def _ready(node: Node, columns: Columns) -> bool:
 def _with(columns: Columns, node: Node, column: Tensor) -> Columns:
     """Adds the result of an inference or a role: one number per sequence, or per response token."""
     (name,) = node.writes
-    of_rows = node.output in ROW_OUTPUTS if isinstance(node, Infer) else not getattr(node, "per_token", False)
+    if isinstance(node, Infer):
+        of_rows = node.output in ROW_OUTPUTS
+    else:
+        of_rows = not (isinstance(node, Score) and node.per_token)
     return columns.with_rows(**{name: column}) if of_rows else columns.with_tokens(**{name: column})

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from rlhf_api.algorithms import settings_of
 from rlhf_api.spec import Spec
 
 from ..batches import (
@@ -19,6 +18,7 @@ COMPUTE: dict[str, ComputeFn] = {
     "overlong_mask": compute.overlong_mask,
     "sum_scores": compute.sum_scores,
     "token_rewards": compute.token_reward_column,
+    "token_rewards_centered": compute.centered_token_reward_column,
     "response_rewards": compute.response_reward_column,
     "gae": compute.gae,
     "grpo": compute.grpo,
@@ -38,13 +38,15 @@ LOSSES: dict[str, LossFn] = {
 OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {
     "logprobs": lambda spec: ResponseLogprobs(spec.sampling.temperature),
     "logprobs_untempered": lambda _spec: ResponseLogprobs(),
-    "logprobs_and_entropy": lambda spec: ResponseLogprobs(
-        spec.sampling.temperature, entropy=True, differentiable=_entropy_bonus(spec)
+    "logprobs_and_entropy": lambda spec: ResponseLogprobs(spec.sampling.temperature, entropy=True),
+    "logprobs_and_entropy_bonus": lambda spec: ResponseLogprobs(
+        spec.sampling.temperature, entropy=True, differentiable=True
     ),
     "values": lambda _spec: response_values,
     "scores": lambda _spec: sequence_scores,
 }
-"""Log-probabilities are at the sampling temperature, except `logprobs_untempered`."""
+"""Log-probabilities are at the sampling temperature, but for `logprobs_untempered`; the entropy has a gradient with
+`logprobs_and_entropy_bonus` alone, which costs memory."""
 ROW_OUTPUTS = ("scores",)
 """Outputs with one number per sequence; the others have one per response token."""
 
@@ -55,10 +57,6 @@ def output_fn(key: str, spec: Spec) -> OutputFn:
         return OUTPUTS[key](spec)
     own: OutputFn = find({}, key)
     return own
-
-
-def _entropy_bonus(spec: Spec) -> bool:
-    return bool(getattr(settings_of(spec), "entropy_coefficient", 0.0))
 
 
 __all__ = [

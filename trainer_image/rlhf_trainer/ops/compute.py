@@ -50,10 +50,19 @@ def sum_scores(columns: Columns, _ctx: OpContext) -> Columns:
 
 def token_reward_column(columns: Columns, ctx: OpContext) -> Columns:
     """`token_rewards`: the KL penalty at each token, the response's score at its last; in units of reward."""
+    return _token_rewards(columns, ctx, centered=False)
+
+
+def centered_token_reward_column(columns: Columns, ctx: OpContext) -> Columns:
+    """`token_rewards`, after each score lost the mean score of its group."""
+    return _token_rewards(columns, ctx, centered=True)
+
+
+def _token_rewards(columns: Columns, ctx: OpContext, *, centered: bool) -> Columns:
     whole, fine_grained = _scores(columns, ctx), columns.tokens.get("token_scores")
     # The last token gets the part of the reward that is not from token scores.
     scores = whole if fine_grained is None else whole - columns["scores"]
-    if getattr(ctx.settings, "group_baseline", False):
+    if centered:
         scores = scores - (whole - group_centered(whole, columns["position"]))
     rewards = token_rewards(
         _kl_in_reward(columns, ctx),

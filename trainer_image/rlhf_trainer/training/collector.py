@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.graph import Graph, Node
+from rlhf_api.graph import Generate, Graph, Node
 from rlhf_api.spec import Sampling
 
 from ..context import TrainerContext
@@ -86,9 +86,10 @@ class EpisodeCollector:
         )
 
     def episode(self, number: int) -> tuple[Episode, dict[str, float]]:
-        """The episode of a step, and the seconds of its parts. With dynamic sampling, groups whose responses all have
-        the same score are replaced by those of fresh prompts, for a limited number of rounds."""
-        rounds = int(getattr(self._op_ctx.settings, "dynamic_sampling", 0))
+        """The episode of a step, and the seconds of its parts. If the graph has rounds, groups whose responses all have
+        the same score are replaced by those of fresh prompts, for at most that number of rounds."""
+        assert isinstance(self._graph.source, Generate)
+        rounds = self._graph.source.rounds
         wanted = self._ctx.spec.data.prompts_per_step
         seconds = {"generate_seconds": 0.0, "score_seconds": 0.0}
         parts: list[Episode] = []

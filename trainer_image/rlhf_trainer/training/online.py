@@ -23,11 +23,9 @@ from ..generation.ahead import BLOB
 from ..generation.fleet import Fleet
 from ..graph.executor import Executor, RemoteCall
 from ..maths.agreement import AGREEMENT, comparable
-from ..maths.kl import adaptive_kl_coefficient
 from ..models.average import MovingAverage
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext, output_fn
-from ..ops.compute import kl_coefficient
 from ..records import Columns
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from ..replay.samplers import EpisodeSampler
@@ -37,6 +35,7 @@ from ..scoring.rewards import texts
 from .collector import EpisodeCollector
 from .evaluation import Judge, evaluate
 from .export import export_models
+from .kl_control import adapt_kl_coefficient
 from .prompt_source import PromptSource
 from .responses import joined
 from .step_metrics import step_metrics
@@ -109,25 +108,24 @@ class OnlineTask:
     def train(self, step: int) -> dict[str, float]:
         self._op_ctx.step = step
         updates = Updates(self._graph, self._models, self._op_ctx, text=self._pretraining)
-        epochs = int(getattr(self._op_ctx.settings, "epochs", 1))
         if self._pending is not None:
             episode, metrics = self._pending, dict[str, float]()
             columns, replay_metrics = self._with_replay(episode, step)
-            updates.run(columns, epochs)
+            updates.run(columns)
             self._pending = None
         else:
             episode, metrics = self._train_as_they_come(step, updates)
             columns, replay_metrics = self._with_replay(episode, step)
             replayed = columns.select(torch.arange(len(episode), len(columns)))
             if len(replayed):
-                updates.run(replayed)
-            updates.run(columns, epochs - 1)
+                updates.run(replayed, last=1)
+            updates.run(columns, first=1)
         for average in self._averages.values():
             average.update()
         self._source.trained(episode)
         self._buffer.add(episode, step + 1)
         metrics |= updates.metrics()
-        self._adapt(metrics, episode.columns)
+        adapt_kl_coefficient(self._op_ctx, episode.columns, metrics)
         return {**metrics, **replay_metrics, **self._ages(episode.columns), **self._interrupted()}
 
     def other_weights(self) -> str:
@@ -247,21 +245,6 @@ class OnlineTask:
             "replay_share": len(picks) / (len(picks) + len(episode)),
             "replay_age": sum(episode.number - number for number, _ in picks) / len(picks),
         }
-
-    def _adapt(self, metrics: dict[str, float], columns: Columns) -> None:
-        """Moves the adaptive KL coefficient towards the target, if the job has one, and logs it."""
-        settings = self._op_ctx.settings
-        target = getattr(settings, "kl_target", None)
-        if target is None:
-            return
-        logged = step_metrics(columns) | metrics
-        if "kl_mean" not in logged:  # while the critic alone is trained, nothing may have measured it
-            return
-        observed = logged["kl_mean"] * logged["answer_length_mean"]
-        metrics["kl_coefficient"] = kl_coefficient(self._op_ctx)
-        self._op_ctx.state["kl_coefficient"] = adaptive_kl_coefficient(
-            metrics["kl_coefficient"], observed, target, settings.kl_horizon, len(columns)
-        )
 
     def _metrics(self, columns: Columns, timings: dict[str, float]) -> dict[str, float]:
         rewards = self._reward.take_metrics() if self._reward else {}

@@ -45,16 +45,20 @@ class Updates:
         self._stopped: set[str] = set()  # nodes
         self._count = 0
 
-    def run(self, columns: Columns, epochs: int = 1, *, whole: bool = False) -> None:
-        """Trains on all sequences, `epochs` times; `whole`: as one minibatch, not split further."""
+    def run(self, columns: Columns, *, whole: bool = False, first: int = 0, last: int | None = None) -> None:
+        """Trains on all sequences, in the epochs of each node from `first` on and before `last`; `whole`: once, as one
+        minibatch."""
         step = self._ctx.step
         seed = self._ctx.spec.seed * 1_000_003 + step
         for node in self._graph.train:
             if step < node.from_step:
                 continue
-            chosen = iter([torch.arange(len(columns))]) if whole else _chosen(node, columns, epochs, seed)
-            for rows in chosen:
-                self._update(node, columns if whole else columns.select(rows))
+            if whole:
+                self._update(node, columns)
+                continue
+            passes = (node.epochs if last is None else min(last, node.epochs)) - first
+            for rows in _chosen(node, columns, passes, seed):
+                self._update(node, columns.select(rows))
 
     def metrics(self) -> dict[str, float]:
         """Means over the updates, each model's under its name where there are several."""
