@@ -98,6 +98,8 @@ class TrainerStatus(Report):
     staleness: float | None = None
     """Weight versions between sampling and training, mean over the last step's tokens."""
     staleness_max: float | None = None
+    staleness_bound: Count | None = None
+    """The job's `rollout.maxStaleness`."""
     trainer_idle: float | None = None
     """Share of the last step in which the trainer waited for responses."""
     generator_idle: float | None = None
@@ -216,6 +218,7 @@ class JobStatus(Report):
     weight_version: Count = 0
     staleness: float | None = None
     staleness_max: float | None = None
+    staleness_bound: Count | None = None
     trainer_idle: float | None = None
     generator_idle: float | None = None
     responses_continued: float | None = None

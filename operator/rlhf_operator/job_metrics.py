@@ -121,6 +121,10 @@ _JOB_METRICS: dict[str, tuple[str, Callable[[Status], float | None]]] = {
         "Weight versions between sampling and training of the oldest token of the last step.",
         _field("stalenessMax"),
     ),
+    "rlhf_job_staleness_bound": (
+        "The job's rollout.maxStaleness.",
+        _field("stalenessBound"),
+    ),
     "rlhf_job_trainer_idle": (
         "Share of the last step in which the trainer waited for responses.",
         _field("trainerIdle"),

@@ -137,6 +137,9 @@ def _with_progress(
             "weight_version": trainer.weight_version,
             "staleness": _figure(trainer.staleness, status.staleness),
             "staleness_max": _figure(trainer.staleness_max, status.staleness_max),
+            "staleness_bound": status.staleness_bound
+            if trainer.staleness_bound is None
+            else trainer.staleness_bound,
             "trainer_idle": _figure(trainer.trainer_idle, status.trainer_idle),
             "generator_idle": _figure(trainer.generator_idle, status.generator_idle),
             "responses_continued": _figure(trainer.responses_continued, status.responses_continued),

@@ -17,6 +17,7 @@ RUNNING = JobStatus(
     weight_version=3,
     staleness=0.25,
     staleness_max=1.0,
+    staleness_bound=2,
     trainer_idle=0.2,
     generator_idle=0.1,
     responses_continued=7.0,

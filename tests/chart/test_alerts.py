@@ -147,6 +147,19 @@ CASES = {
 }
 
 
+MORE = [
+    (
+        "RLHFJobStale",
+        (
+            [series("rlhf_job_staleness", "5x39"), series("rlhf_job_staleness_bound", f"{bound}x39")],
+            {25: fires},
+        ),
+    )
+    for bound, fires in ((8, False), (2, True))
+]
+"""A job whose own bound is higher than the chart's threshold, and one whose is lower."""
+
+
 @promtool_wanted
 def test_every_alert_fires_when_it_should_and_only_then(rules, tmp_path):
     names = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
@@ -164,7 +177,7 @@ def test_every_alert_fires_when_it_should_and_only_then(rules, tmp_path):
                 for minute, fires in firing.items()
             ],
         }
-        for name, (given, firing) in CASES.items()
+        for name, (given, firing) in (*CASES.items(), *MORE)
     ]
     cases = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
     run_promtool(tmp_path, "test", "rules", "cases.yaml", rules=rules, cases=cases)

@@ -34,6 +34,7 @@ def test_a_job_has_a_series_for_each_figure_and_its_phase():
         ("rlhf_job_weight_version",): 3,
         ("rlhf_job_staleness",): 0.25,
         ("rlhf_job_staleness_max",): 1,
+        ("rlhf_job_staleness_bound",): 2,
         ("rlhf_job_trainer_idle",): 0.2,
         ("rlhf_job_generator_idle",): 0.1,
         ("rlhf_job_responses_continued",): 7,

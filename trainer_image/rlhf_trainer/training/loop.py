@@ -233,6 +233,7 @@ def _record(ctx: TrainerContext, metrics: Metrics | None, step: int, figures: di
         loss=line.get("loss"),
         staleness=line.get("staleness"),
         staleness_max=line.get("staleness_max"),
+        staleness_bound=ctx.spec.rollout.max_staleness if "staleness" in line else None,
         trainer_idle=line.get("trainer_idle_share"),
         generator_idle=line.get("generator_idle_share"),
         responses_continued=line.get("responses_continued"),
