@@ -17,6 +17,7 @@ from . import (
     rollout,
     sources,
     trainer_checks,
+    unread,
 )
 from .algorithms import ALGORITHMS, CUSTOM, algorithm_of, graph_of, settings_of
 from .problems import Problem, path, show
@@ -135,16 +136,6 @@ def _replay(spec: Spec) -> Iterator[Problem]:
         )
 
 
-def _sampled(spec: Spec) -> Iterator[Problem]:
-    """Sections about sampled responses, in a job that samples none."""
-    if graph_of(spec).generates:
-        return
-    for name in ("replay", "rollout", "pretraining"):
-        if getattr(spec, name) != Spec.model_fields[name].default:
-            message = f"is for algorithms that sample responses; {spec.algorithm} trains on given ones"
-            yield Problem(f"spec.{name}", message)
-
-
 def _evaluation(spec: Spec) -> Iterator[Problem]:
     yield from evaluation.problems(spec, sampled=graph_of(spec).generates)
 
@@ -187,8 +178,8 @@ def _environment(spec: Spec) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, _reward, _sampling, trainer_checks.batches, trainer_checks.critic),
-    *(trainer_checks.sequence_parallel, _replay, _sampled, rollout.problems, lora.problems),
-    *(generator_checks.none, generator_checks.autoscale, generator_checks.pods_per_replica),
+    *(trainer_checks.sequence_parallel, _replay, rollout.problems, lora.problems),
+    *(unread.problems, generator_checks.autoscale, generator_checks.pods_per_replica),
     *(_evaluation, _checkpoint),
     *(trainer_checks.precision, trainer_checks.deepspeed, health.problems),
     *(generator_checks.engine_arguments, model_server_checks.problems, _trackers, _environment),

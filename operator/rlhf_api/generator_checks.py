@@ -1,13 +1,10 @@
-"""Rules of `spec.generator` and `spec.weights`: generators that are not there, their number, vLLM's options."""
+"""Rules of `spec.generator`: the number of generators, their pods, vLLM's options."""
 
 from collections.abc import Iterator, Mapping
 
 from pydantic import JsonValue
-from pydantic.alias_generators import to_camel
 
-from .algorithms import graph_of
 from .problems import Problem
-from .roles import Role
 from .serving import COPIES, gpus
 from .spec import Spec
 
@@ -33,21 +30,6 @@ GROUP_ENGINE_ARGUMENTS = dict.fromkeys(
     ("nnodes", "node-rank", "master-addr", "master-port", "headless"), _GROUP
 )
 """Options by which the pods of one generator find each other."""
-
-
-def none(spec: Spec) -> Iterator[Problem]:
-    """Settings of generators in a job that has none."""
-    if Role.GENERATOR in graph_of(spec).roles and not spec.generator.shared_with_trainer:
-        return
-    if spec.weights != type(spec.weights)():
-        yield Problem("spec.weights", "is of weights that go to generators, and the job has none; remove it")
-    for name in ("replicas", "tensor_parallel_size", "pods_per_replica"):
-        value = getattr(spec.generator, name)
-        if value > 1:
-            where = f"spec.generator.{to_camel(name)}"
-            yield Problem(where, f"is of generators, and the job has none; use 1; got {value}")
-    if spec.generator.autoscale is not None:
-        yield Problem("spec.generator.autoscale", "is of generators, and the job has none; remove it")
 
 
 def autoscale(spec: Spec) -> Iterator[Problem]:

@@ -59,8 +59,8 @@ def _served(spec: Spec, role: Role) -> Iterator[Problem]:
     """Outputs that vLLM cannot compute, and an engine for a model that is not used."""
     where = f"spec.{role.value}.engine"
     if role not in roles_of(spec):
-        yield Problem(where, f"the job has no {role.value} of its own; use transformers; got vllm")
-    elif role is Role.REWARD:
+        return  # all of its section is refused
+    if role is Role.REWARD:
         if spec.model.reward is None or spec.reward.model_weight == 0:
             yield Problem(
                 where, "the job has no reward model; set spec.model.reward, or transformers; got vllm"

@@ -17,7 +17,7 @@ from .document import not_json
 from .includes import read
 from .pods import PodSettings, RuntimeKind, Scheduling, Workspace, combine, over
 from .problems import InvalidJob, Problem, from_pydantic, show
-from .roles import Role
+from .run import roles_of
 from .spec import Spec
 
 
@@ -113,7 +113,7 @@ def merged(spec: Spec, runtime: RuntimeSpec) -> Spec:
     roles, the job's for this one.
     """
     roles = {}
-    for role in Role:
+    for role in roles_of(spec):  # what it says of others is for other jobs
         section, own = getattr(spec, role.value), getattr(runtime, role.value).pods
         if own.model_fields_set:
             layers = combine(combine(runtime.pods, own), combine(spec.pods, section.pods))

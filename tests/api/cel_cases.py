@@ -139,7 +139,7 @@ CASES = [
 
 RUNNING = "while a job runs, its spec can change in generator.replicas, suspend,"
 CHANGES = [
-    ("spec.algorithm=sft", "spec.algorithm"),
+    ("spec.algorithm=a.b:c", "spec.algorithm"),
     ("spec.steps=5", "spec.steps"),
     ("spec.seed=1", "spec.seed"),
     ("spec.model.reward=other", "spec.model"),

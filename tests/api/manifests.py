@@ -9,11 +9,13 @@ from rlhf_api.spec import Spec
 SEVEN = "spec.model.parameters=7.6e9"
 GPU = "spec.pods.gpu={count: 1, memoryGigabytes: 80}"
 ALONE = "spec.model.reward=null"  # the critic then starts from the policy
+GIVEN = ("sft", "reward", "dpo")
+"""Algorithms that train on given responses."""
 STAGE = "spec.trainer.deepspeed.zero_optimization.stage="
 
 
 def document(*overrides: str) -> Any:
-    """A valid PPO manifest's document with overrides applied."""
+    """A valid PPO manifest's document with overrides applied; without what it says of parts that they take away."""
     made: Any = {
         "apiVersion": "rlhf.dev/v1alpha1",
         "kind": "RLHFJob",
@@ -33,6 +35,10 @@ def document(*overrides: str) -> Any:
             "environment": {"HF_HOME": "/tmp/hf"},
         },
     }
+    if {f"spec.algorithm={name}" for name in GIVEN} & set(overrides):
+        made["spec"] |= {"model": {"policy": "org/policy"}, "sampling": {}, "generator": {}, "reward": {}}
+    if "spec.generator.sharedWithTrainer=true" in overrides:
+        made["spec"]["generator"] = {}
     for override in overrides:
         made = apply_override(made, override)
     return made

@@ -1,7 +1,7 @@
 """Seconds of a step, predicted: the work of each phase by hand, and rates that a run reached."""
 
 import pytest
-from tests.graph.specs import spec_of
+from tests.graph.specs import OFFLINE, spec_of
 
 from rlhf_api.duration import Batch, Machine, Work, of_step, predicted, rates
 from rlhf_api.problems import InvalidJob
@@ -10,13 +10,15 @@ from rlhf_api.sizes import Size
 N, R = 1e9, 2e9
 FOUND = {"policy": Size(N), "reward": Size(R)}
 MACHINE = Machine(flops=1e14, memory=1e12, link=1e10)
-LENGTHS = ("spec.data.maxPromptLength=100", "spec.sampling={maxNewTokens: 300, answersPerPrompt: 4}")
+SCORED = (
+    *("spec.sampling={maxNewTokens: 300, answersPerPrompt: 4}", "spec.reward.functions=[]"),
+    "spec.model.reward=r",
+)
 
 
 def work(algorithm: str, settings: str = "", *overrides: str, filled: float = 1.0) -> Work:
-    spec = spec_of(
-        algorithm, settings, *LENGTHS, "spec.reward.functions=[]", "spec.model.reward=r", *overrides
-    )
+    scored = () if algorithm in OFFLINE else SCORED
+    spec = spec_of(algorithm, settings, "spec.data.maxPromptLength=100", *scored, *overrides)
     return Work.of(spec, FOUND, Batch.of(spec, filled))
 
 

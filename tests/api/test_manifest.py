@@ -335,7 +335,8 @@ def test_both_spellings_of_the_replay_buffer_mean_the_same() -> None:
 
 def test_the_replay_buffer_is_for_answers_that_are_generated() -> None:
     with pytest.raises(
-        InvalidJob, match=r"^spec.replay: is for algorithms that sample responses; sft trains"
+        InvalidJob,
+        match=r"^spec.replay.maxReplayEpisode: is of sampled responses, and the job has none: sft trains",
     ):
         job("spec.algorithm=sft", "spec.ppo={}", "spec.replay.maxReplayEpisode=1")
     with pytest.raises(InvalidJob, match=r"streamDataLoaderType: dynamic trains while generators answer"):

@@ -1,11 +1,20 @@
 """What a manifest accepts acts: fields that this job would not read are refused, each under its own name."""
 
-import pytest
-from tests.api.manifests import job
+import json
 
+import pytest
+from pydantic.alias_generators import to_camel
+from tests.api.manifests import GIVEN, document, job
+from tests.graph.specs import ONLINE
+
+from rlhf_api.algorithms import ALGORITHMS
+from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
+from rlhf_api.runtime import parse_runtime, with_runtime
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}")
+GRPO = ("spec.algorithm=grpo", "spec.ppo={}", "spec.grpo.minibatchSize=8", "spec.sampling.answersPerPrompt=2")
+FREE = ("spec.ppo.klCoefficient=0",)
 SHARED = ("spec.generator.sharedWithTrainer=true",)
 REFUSED = [
     (
@@ -111,9 +120,9 @@ REFUSED = [
         ("spec.trainer.deepspeed.bf16.enabled=false",),
         *("spec.trainer.deepspeed.bf16.enabled", "would have no float32 weights"),
     ),
-    ((*SHARED, "spec.weights.everySteps=2"), "spec.weights", "the job has none"),
-    ((*SFT, "spec.weights.timeoutSeconds=9"), "spec.weights", "the job has none"),
-    ((*SHARED, "spec.generator.replicas=3"), "spec.generator.replicas", "use 1; got 3"),
+    ((*SHARED, "spec.weights.everySteps=2"), "spec.weights.everySteps", "the job has none"),
+    ((*SFT, "spec.weights.timeoutSeconds=9"), "spec.weights.timeoutSeconds", "the job has none"),
+    ((*SHARED, "spec.generator.replicas=3"), "spec.generator.replicas", "remove it; got 3"),
     ((*SHARED, "spec.generator.autoscale={maxReplicas: 2}"), "spec.generator.autoscale", "job has none"),
     (("spec.reference.tensorParallelSize=2",), "spec.reference.tensorParallelSize", "engine vllm; use 1"),
     (
@@ -124,7 +133,11 @@ REFUSED = [
         ("spec.reference={engine: vllm, engineArguments: {runner: pooling}}",),
         *("spec.reference.engineArguments.runner", "is set by the job (the role)"),
     ),
-    ((*SFT, "spec.reference.engine=vllm"), "spec.reference.engine", "no reference of its own"),
+    (
+        (*SFT, "spec.reference.engine=vllm"),
+        "spec.reference.engine",
+        "the job has none: sft compares with none",
+    ),
     (
         ("spec.reference.engine=vllm", "spec.sampling.topK=20"),
         *("spec.reference.engine", "vLLM's log-probabilities are over all tokens"),
@@ -137,8 +150,63 @@ REFUSED = [
         ("spec.reward={engine: vllm, modelWeight: 0, functions: [{function: 'a:b'}]}",),
         *("spec.reward.engine", "the job has no reward model"),
     ),
-    ((*SHARED, "spec.generator.podsPerReplica=2"), "spec.generator.podsPerReplica", "use 1; got 2"),
-    ((*SHARED, "spec.generator.tensorParallelSize=2"), "spec.generator.tensorParallelSize", "use 1; got 2"),
+    (
+        (*SHARED, "spec.generator.engineArguments={a: 1}"),
+        *("spec.generator.engineArguments", "is of the generator role, and the job has none: the trainer"),
+    ),
+    ((*SHARED, "spec.generator.timeoutSeconds=9"), "spec.generator.timeoutSeconds", "remove it; got 9"),
+    (
+        (*SHARED, "spec.generator.pods={image: i}"),
+        *("spec.generator.pods", 'remove it; got {"image": "i"}'),
+    ),
+    ((*SFT, "spec.generator.sharedWithTrainer=true"), "spec.generator.sharedWithTrainer", "samples no resp"),
+    (
+        (*SFT, "spec.sampling.temperature=0.5"),
+        *("spec.sampling.temperature", "is of sampled responses, and the job has none: sft trains on given"),
+    ),
+    ((*SFT, "spec.pretraining={data: [a]}"), "spec.pretraining", "sft trains on given ones"),
+    ((*SFT, "spec.health.logprobDifference=0.1"), "spec.health.logprobDifference", "remove it; got 0.1"),
+    ((*SFT, "spec.reward.scale=2"), "spec.reward.scale", "is of the reward role, and the job has none: sft"),
+    ((*SFT, "spec.model.reward=r"), "spec.model.reward", "sft scores no responses; remove it; got 'r'"),
+    ((*SFT, "spec.model.reference=r"), "spec.model.reference", "sft compares with none; remove it"),
+    (
+        (*GRPO, "spec.model.critic=c"),
+        "spec.model.critic",
+        "is of a critic, and the job has none: grpo trains",
+    ),
+    ((*GRPO, "spec.optimizer.criticLearningRate=1"), "spec.optimizer.criticLearningRate", "grpo trains none"),
+    (
+        (*GRPO, "spec.data.maxAnswerLength=9"),
+        "spec.data.maxAnswerLength",
+        "is of given responses, and the job",
+    ),
+    ((*FREE, "spec.reference.replicas=3"), "spec.reference.replicas", "spec.ppo.klCoefficient is 0; remove"),
+    ((*FREE, "spec.model.reference=r"), "spec.model.reference", "none: spec.ppo.klCoefficient is 0"),
+    ((*FREE, "spec.ppo.klEstimator=k3"), "spec.ppo.klEstimator", "is of a reference, and the job has none"),
+    ((*FREE, "spec.ppo.klIn=loss"), "spec.ppo.klIn", "spec.ppo.klCoefficient is 0; remove it; got 'loss'"),
+    ((*FREE, "spec.ppo.klTarget=1"), "spec.ppo.klTarget", "spec.ppo.klCoefficient is 0; remove it; got 1"),
+    ((*FREE, "spec.ppo.referenceEma=0.9"), "spec.ppo.referenceEma", "klCoefficient is 0; remove it; got 0.9"),
+    (("spec.ppo.klHorizon=9",), "spec.ppo.klHorizon", "spec.ppo.klTarget is not set; remove it; got 9"),
+    (("spec.ppo.overlongPenalty=2",), "spec.ppo.overlongPenalty", "spec.ppo.overlongBuffer is 0; remove it"),
+    (
+        ("spec.ppo.referenceEma=0.9", "spec.model.reference=r"),
+        *("spec.model.reference", "the moving average of the policy takes its place (spec.ppo.referenceEma)"),
+    ),
+    (
+        (*GRPO, "spec.model.lora={policy: {}}", "spec.reference.dtype=float32"),
+        *("spec.reference.dtype", "the policy without its adapter takes its place"),
+    ),
+    ((*GRPO, "spec.model.reward=null", "spec.reward.dtype=float32"), "spec.reward.dtype", "not set; remove"),
+    (
+        (*GRPO, "spec.reward.modelWeight=0"),
+        *("spec.model.reward", "is of a reward model, and the job has none: spec.reward.modelWeight is 0"),
+    ),
+    ((*SHARED, "spec.generator.podsPerReplica=2"), "spec.generator.podsPerReplica", "remove it; got 2"),
+    (
+        (*SHARED, "spec.generator.tensorParallelSize=2"),
+        "spec.generator.tensorParallelSize",
+        "remove it; got 2",
+    ),
 ]
 
 
@@ -147,3 +215,38 @@ def test_a_field_without_effect_is_refused(overrides, where, says) -> None:
     with pytest.raises(InvalidJob) as caught:
         job(*overrides)
     assert says in {problem.where: problem.message for problem in caught.value.problems}[where]
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "a.b:c"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_defaults_that_are_written_out_are_harmless(algorithm, shared) -> None:
+    """A cluster stores all of them."""
+    own = {"minibatchSize": 8} if algorithm in ONLINE else {}
+    generates = algorithm not in GIVEN
+    overrides = [f"spec.algorithm={algorithm}", "spec.ppo={}"]
+    overrides += [f"spec.{to_camel(algorithm)}={json.dumps(own)}"] if own else []
+    overrides += ["spec.sampling={answersPerPrompt: 2}"] if generates else []
+    overrides += ["spec.generator.sharedWithTrainer=true"] if shared and generates else []
+    spec = job(*overrides).spec
+    stored = {**document(), "spec": spec.model_dump(mode="json", by_alias=True)}
+    assert from_cluster(stored).spec == spec
+
+
+def test_what_only_the_critic_starts_from_is_read() -> None:
+    job("spec.reward.modelWeight=0")
+    with pytest.raises(InvalidJob, match=r"^spec.model.reward: is of a reward model"):
+        job("spec.reward.modelWeight=0", "spec.model.critic=c")
+
+
+def test_a_runtime_may_speak_of_roles_that_a_job_has_not() -> None:
+    runtime = parse_runtime(
+        {
+            "apiVersion": "rlhf.dev/v1alpha1",
+            "kind": "ClusterRLHFRuntime",
+            "metadata": {"name": "h100"},
+            "spec": {"generator": {"pods": {"sharedMemory": "1Gi"}}, "trainer": {"pods": {"image": "i"}}},
+        }
+    )
+    outcome = with_runtime(job(*SFT, "spec.runtime={name: h100}").spec, runtime)
+    assert outcome.trainer.pods.image == "i"
+    assert outcome.generator == type(outcome.generator)()

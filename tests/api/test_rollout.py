@@ -52,7 +52,10 @@ REFUSED = [
     ((AHEAD, "spec.sampling.minNewTokens=2"), "spec.sampling", "they would be compared; set topK too"),
     (
         ("spec.algorithm=sft", "spec.ppo={}", "spec.rollout={maxStaleness: 1}"),
-        *("spec.rollout", "is for algorithms that sample responses; sft trains on given ones"),
+        *(
+            "spec.rollout.maxStaleness",
+            "is of sampled responses, and the job has none: sft trains on given ones",
+        ),
     ),
 ]
 

@@ -38,7 +38,10 @@ JOB = {
     },
 }
 # One process instead of three, for what any algorithm finds out in the same way.
-SFT = ("spec.algorithm=sft", "spec.ppo={}", "spec.data.maxAnswerLength=16")
+SFT = (
+    *("spec.algorithm=sft", "spec.ppo={}", "spec.sampling={}", "spec.generator={}", "spec.reward={}"),
+    "spec.data.maxAnswerLength=16",
+)
 
 
 @pytest.fixture(scope="module")

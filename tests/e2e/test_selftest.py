@@ -28,7 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": {
             "train": [str(folder / "rows.jsonl")],
             "maxPromptLength": 16,
-            "maxAnswerLength": 16,
             "promptsPerStep": 64,
         },
         "sampling": {"maxNewTokens": 64, "answersPerPrompt": 4},
@@ -60,7 +59,7 @@ def test_a_sound_job_passes_every_check(folder, tmp_path):
 
 
 def test_ctrl_c_leaves_nothing_behind(folder, tmp_path):
-    process = start(folder, tmp_path, "algorithm=sft", "reward={}", "sampling={}")
+    process = start(folder, tmp_path, "algorithm=sft", "reward={}", "sampling={}", "data.maxAnswerLength=16")
     assert process.stdout is not None
     printed = []
     for line in process.stdout:

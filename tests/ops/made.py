@@ -1,7 +1,7 @@
 """Columns for operations, and the context that a job's settings make."""
 
 import torch
-from tests.graph.specs import spec_of
+from tests.graph.specs import ONLINE, spec_of
 
 from rlhf_api.algorithms import settings_of
 from rlhf_trainer.ops import OpContext
@@ -14,7 +14,7 @@ POSITIONS = (7, 7, 7, 4, 4, 4, 9, 9)
 
 def context(algorithm: str, settings: str = "", *overrides: str, limit: int = 5) -> OpContext:
     sampling = f"spec.sampling={{answersPerPrompt: 4, maxNewTokens: {limit}}}"
-    spec = spec_of(algorithm, settings, sampling, *overrides)
+    spec = spec_of(algorithm, settings, *([sampling] if algorithm in ONLINE else []), *overrides)
     return OpContext(spec, settings_of(spec))
 
 

@@ -36,10 +36,10 @@ RANKS = Ranks(0, 1, torch.device("cpu"))
 ROWS = [PromptRow(prompt=f"p{i}") for i in range(10)]
 PAIRS = [PairRow(prompt=f"p{i}", pos_answers=["good"], neg_answers=["evil"]) for i in range(10)]
 TOY = (
-    *("spec.sampling={maxNewTokens: 4, answersPerPrompt: 4}", "spec.trainer.deepspeed={}", "spec.steps=40"),
-    *("spec.model.dtype=float32", "spec.generator.sharedWithTrainer=true"),
-    "spec.optimizer={learningRate: 0.01, criticLearningRate: 0.01}",
+    *("spec.trainer.deepspeed={}", "spec.steps=40", "spec.model.dtype=float32"),
+    "spec.optimizer={learningRate: 0.01}",
 )
+SAMPLED = ("spec.sampling={maxNewTokens: 4, answersPerPrompt: 4}", "spec.generator.sharedWithTrainer=true")
 Call = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 
 
@@ -66,7 +66,9 @@ class Job:
         fleet: Callable[[TrainerContext, Mapping[str, TrainedModel]], Any] | None = None,
         text: Sequence[Row] = (),
     ) -> None:
-        self.spec = spec_of(algorithm, settings, *TOY, *overrides)
+        given = (*TOY, *(SAMPLED if algorithm in ONLINE else ()))
+        given += ("spec.optimizer.criticLearningRate=0.01",) if algorithm == "ppo" else ()
+        self.spec = spec_of(algorithm, settings, *given, *overrides)
         self.told: list[Any] = []
         services: Any = SimpleNamespace(
             control=SimpleNamespace(report=lambda **changes: self.told.append(changes))

@@ -95,16 +95,6 @@ def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> I
         yield Problem(
             f"{where}.clipRatioHigh", f"must be at least clipRatio ({settings.clip_ratio:g}); got {high:g}"
         )
-    if settings.reference_ema is not None and settings.kl_coefficient == 0:
-        message = f"needs klCoefficient above 0: nothing else has a reference; got {settings.reference_ema:g}"
-        yield Problem(f"{where}.referenceEma", message)
-    if settings.reference_ema is not None and spec.model.reference is not None:
-        message = f"is the moving average with {where}.referenceEma; remove one of them; got {spec.model.reference!r}"
-        yield Problem("spec.model.reference", message)
-    if settings.kl_target is not None and settings.kl_coefficient == 0:
-        yield Problem(
-            f"{where}.klTarget", f"needs klCoefficient above 0 to begin with; got {settings.kl_target:g}"
-        )
     if settings.kl_coefficient and settings.kl_in == "loss" and settings.kl_estimator == "k1":
         yield Problem(
             f"{where}.klEstimator",

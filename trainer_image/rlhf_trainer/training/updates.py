@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from rlhf_api.graph import CRITIC, POLICY, Graph, Train

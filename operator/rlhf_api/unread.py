@@ -1,0 +1,143 @@
+"""Fields about a part that the job does not have: no process would read them, so they are refused.
+
+Parts are read off the graph and the roles: each role, the critic, the reference, sampled and given responses. A field
+of a part that is missing may have its default alone, written out or not.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
+
+from .algorithms import algorithm_of, graph_of, settings_of
+from .algorithms.base import PolicyGradient
+from .base import Frozen
+from .graph import CRITIC
+from .problems import Problem, show
+from .roles import Role
+from .run import roles_of
+from .spec import Spec
+
+REFERENCE_COLUMN = "reference_logprobs"
+"""What a graph that compares with a reference has."""
+
+
+class _Unread(NamedTuple):
+    """Fields of a section, by their names in Python, and what they are of that the job has not."""
+
+    where: str
+    section: BaseModel
+    fields: Iterable[str]
+    of: str
+    why: str
+
+
+def problems(spec: Spec) -> Iterator[Problem]:
+    """In the order of the parts."""
+    for unread in (*_roles(spec), *_critic(spec), *_settings(spec), *_responses(spec), *_scores(spec)):
+        keys = {type(unread.section).model_fields[name].alias or name for name in unread.fields}
+        given = unread.section.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        for key in (key for key in given if key in keys):
+            message = (
+                f"is of {unread.of}, and the job has none: {unread.why}; remove it; got {show(given[key])}"
+            )
+            yield Problem(f"{unread.where}.{key}", message)
+
+
+def _roles(spec: Spec) -> Iterator[_Unread]:
+    """The section of each role without processes, and the model that it alone would load."""
+    there = roles_of(spec)
+    for role in (role for role in Role if role not in there):
+        section: Frozen = getattr(spec, role.value)
+        of, why, fields = f"the {role.value} role", _why(spec, role), set(type(section).model_fields)
+        if role is Role.GENERATOR:
+            yield _Unread("spec.weights", spec.weights, type(spec.weights).model_fields, of, why)
+            if graph_of(spec).generates:  # sharedWithTrainer is what says that there are none
+                fields = fields - {"shared_with_trainer"}
+        yield _Unread(f"spec.{role.value}", section, fields, of, why)
+        if role.row.model is not None and not _starts_critic(spec, role.row.model):
+            yield _Unread("spec.model", spec.model, [role.row.model], of, why)
+
+
+def _why(spec: Spec, role: Role) -> str:
+    """Why the job has no processes of a role."""
+    if role is Role.REFERENCE:
+        return _without_reference(spec)
+    if role is Role.GENERATOR and graph_of(spec).generates:
+        return "the trainer generates (spec.generator.sharedWithTrainer)"
+    nothing = {"generate": "samples no responses", "score": "scores no responses"}
+    return f"{spec.algorithm} {nothing.get(role.row.work, 'asks none')}"
+
+
+def _without_reference(spec: Spec) -> str:
+    """Why nothing asks for a reference role."""
+    where, settings = f"spec.{to_camel(algorithm_of(spec).name)}", settings_of(spec)
+    if isinstance(settings, PolicyGradient) and settings.kl_coefficient == 0:
+        return f"{where}.klCoefficient is 0"
+    if isinstance(settings, PolicyGradient) and settings.reference_ema is not None:
+        return f"the moving average of the policy takes its place ({where}.referenceEma)"
+    if any(REFERENCE_COLUMN in node.writes for node in graph_of(spec).nodes):
+        return "the policy without its adapter takes its place (spec.model.lora.policy)"
+    return f"{spec.algorithm} compares with none"
+
+
+def _starts_critic(spec: Spec, field: str) -> bool:
+    """The critic starts from this model, which no role would load."""
+    return field == "reward" and spec.model.critic is None and CRITIC in graph_of(spec).trained
+
+
+def _critic(spec: Spec) -> Iterator[_Unread]:
+    if CRITIC not in graph_of(spec).trained:
+        why = f"{spec.algorithm} trains none"
+        yield _Unread("spec.model", spec.model, ["critic"], "a critic", why)
+        yield _Unread("spec.optimizer", spec.optimizer, ["critic_learning_rate"], "a critic", why)
+
+
+def _settings(spec: Spec) -> Iterator[_Unread]:
+    """The algorithm's settings of the divergence from the reference, in a graph that has none, and of what another
+    setting switches on."""
+    where, settings = f"spec.{to_camel(algorithm_of(spec).name)}", settings_of(spec)
+    if not isinstance(settings, PolicyGradient):
+        return
+    if not any(REFERENCE_COLUMN in node.writes for node in graph_of(spec).nodes):
+        named = {name for name in type(settings).model_fields if name.startswith(("kl_", "reference_"))}
+        yield _Unread(
+            where, settings, named - {"kl_coefficient"}, "a reference", f"{where}.klCoefficient is 0"
+        )
+    elif settings.kl_target is None:
+        yield _Unread(where, settings, ["kl_horizon"], "a target", f"{where}.klTarget is not set")
+    if settings.overlong_buffer == 0:
+        yield _Unread(where, settings, ["overlong_penalty"], "a zone", f"{where}.overlongBuffer is 0")
+
+
+def _responses(spec: Spec) -> Iterator[_Unread]:
+    """Sections about sampled responses where they are given, and the other way round."""
+    if graph_of(spec).generates:
+        if spec.pretraining is None:
+            why = f"{spec.algorithm} samples them"
+            yield _Unread("spec.data", spec.data, ["max_answer_length"], "given responses", why)
+        return
+    of, why = "sampled responses", f"{spec.algorithm} trains on given ones"
+    # The functions of an algorithm of one's own may read the sampling, such as its temperature.
+    named = ("replay", "rollout") if ":" in spec.algorithm else ("sampling", "replay", "rollout")
+    for name in named:
+        section: Frozen = getattr(spec, name)
+        yield _Unread(f"spec.{name}", section, type(section).model_fields, of, why)
+    yield _Unread("spec", spec, ["pretraining"], of, why)
+    yield _Unread("spec.health", spec.health, ["logprob_difference"], of, why)
+
+
+def _scores(spec: Spec) -> Iterator[_Unread]:
+    """The reward model of a role that asks functions alone."""
+    if Role.REWARD not in roles_of(spec):
+        return
+    of_model = ["dtype", "model_weight"]
+    if spec.model.reward is None:
+        why = "spec.model.reward is not set"
+        yield _Unread("spec.reward", spec.reward, of_model, "a reward model", why)
+    elif spec.reward.model_weight == 0:
+        why = "spec.reward.modelWeight is 0"
+        yield _Unread("spec.reward", spec.reward, ["dtype"], "a reward model", why)
+        if not _starts_critic(spec, "reward"):
+            yield _Unread("spec.model", spec.model, ["reward"], "a reward model", why)
