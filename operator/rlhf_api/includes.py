@@ -1,7 +1,7 @@
 """Reads a manifest's file and merges the files that it includes."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,21 @@ from .problems import InvalidJob, Problem, show
 INCLUDE = "include"
 
 
-def read(file: Path, variables: Mapping[str, str] = os.environ, above: tuple[Path, ...] = ()) -> Any:
-    """The document of a YAML file, merged over those in its `include` list, each over the ones before it.
+def _as_it_is(document: Any, _where: str) -> Any:
+    return document
+
+
+Spelled = Callable[[Any, str], Any]
+"""(the document of one file, the place where problems begin) -> the document in the spelling in which it is merged."""
+
+
+def read(
+    file: Path,
+    variables: Mapping[str, str] = os.environ,
+    above: tuple[Path, ...] = (),
+    spelled: Spelled = _as_it_is,
+) -> Any:
+    """The document of a YAML file over those that its `include` list names, each over the ones before it.
 
     Paths are relative to the file that names them. Objects are merged key by key; any other value, lists included, is
     replaced by the later one. `${NAME:default}` is replaced in each file, by `variables`.
@@ -20,7 +33,7 @@ def read(file: Path, variables: Mapping[str, str] = os.environ, above: tuple[Pat
     Raises:
     InvalidJob: a file cannot be read, is not YAML, includes itself, or names an unset variable.
     """
-    document = _document(file, variables)
+    document = spelled(_document(file, variables), f"{file}: ")
     if not isinstance(document, Mapping) or INCLUDE not in document:
         return document
     above = (*above, file.resolve())
@@ -37,7 +50,7 @@ def read(file: Path, variables: Mapping[str, str] = os.environ, above: tuple[Pat
             problems.append(Problem(where, f"{included} is no file; the path is relative to {file.parent}"))
         else:
             try:
-                base = read(included, variables, above)
+                base = read(included, variables, above, spelled)
             except InvalidJob as error:
                 problems.extend(error.problems)
                 continue

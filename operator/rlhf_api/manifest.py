@@ -15,6 +15,7 @@ from .experiments import experiment
 from .includes import read
 from .problems import InvalidJob, Problem, from_pydantic, in_text_map, show
 from .spec import Spec
+from .spelling import in_camel_case, keys_in_camel_case
 
 API_VERSION = "rlhf.dev/v1alpha1"
 KIND = "RLHFJob"
@@ -113,16 +114,23 @@ def load(file: Path, overrides: Iterable[str] = (), trial: str | None = None) ->
 
 
 def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
-    """The document of a YAML file as submitted: variables replaced, files included, overrides applied. If there is no
-    such file, the document returned by the function `package.module:name`.
+    """The document of a YAML file as it is submitted: variables replaced, files included, overrides applied, keys in
+    camelCase. Where there is no such file, the one that the function `package.module:name` returns.
 
     Raises:
     InvalidJob: a file cannot be read or is not YAML, or an override's path does not exist.
     """
-    document = experiment(str(file)) if names_function(str(file)) else read(file)
+    if names_function(str(file)):
+        document = _spelled(experiment(str(file)), f"{file}: ")
+    else:
+        document = read(file, spelled=_spelled)
     for override in overrides:
         document = apply_override(document, override)
     return document
+
+
+def _spelled(document: Any, where: str = "") -> Any:
+    return in_camel_case(document, RLHFJob, where)
 
 
 def apply_override(document: Any, override: str) -> Any:
@@ -140,13 +148,14 @@ def apply_override(document: Any, override: str) -> Any:
         raise InvalidJob(
             [Problem("--set", f"must be path=value, such as spec.ppo.klCoefficient=0.1; got {override!r}")]
         )
-    if keys[0] not in _TOP:
+    if keys_in_camel_case(keys[:1], RLHFJob)[0] not in _TOP:
         keys = ["spec", *keys]
+    keys = keys_in_camel_case(keys, RLHFJob)
     values = documents(text, f"--set {where}")
     value = values[0] if values else None
     if not isinstance(value, str) and in_text_map(RLHFJob, keys):
         value = text
-    return _set(document, keys, value, where)
+    return _spelled(_set(document, keys, value, where))
 
 
 _TOP = frozenset(field.alias or name for name, field in RLHFJob.model_fields.items())

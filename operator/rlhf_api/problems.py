@@ -52,13 +52,11 @@ def path(location: Sequence[int | str]) -> str:
     ).lstrip(".")
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The pydantic models in an annotation such as `X
-    None` or `tuple[X, ...]`.
-    """
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models inside an annotation such as `X | None` or `tuple[X, ...]`."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return [annotation] if issubclass(annotation, BaseModel) else []
-    return [model for inner in typing.get_args(annotation) for model in _models(inner)]
+    return [model for inner in typing.get_args(annotation) for model in models_in(inner)]
 
 
 def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
@@ -67,7 +65,7 @@ def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]
         if isinstance(part, int):
             continue
         found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
-        inner = _models(found[0].annotation) if found else []
+        inner = models_in(found[0].annotation) if found else []
         if not inner:
             return []
         model = inner[0]
@@ -82,7 +80,7 @@ def in_text_map(model: type[BaseModel], location: Sequence[str]) -> bool:
         found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
         if found and i == len(location) - 2 and _is_text_map(found[0].annotation):
             return True
-        inner = _models(found[0].annotation) if found else []
+        inner = models_in(found[0].annotation) if found else []
         if not inner:
             return False
         model = inner[0]

@@ -17,7 +17,7 @@ from rlhf_api.run import RunConfig
 
 BAD = [
     # override, where, what the message says
-    ("spec.sampling.top_k=0", "spec.sampling.top_k", 'unknown field (value 0); did you mean "topK"?'),
+    ("spec.sampling.top_kk=0", "spec.sampling.top_kk", 'unknown field (value 0); did you mean "topK"?'),
     ("spec.sampling.topK=-2", "spec.sampling.topK", "must be greater than or equal to -1; got -2"),
     ("spec.sampling.temperature=0", "spec.sampling.temperature", "must be greater than 0; got 0"),
     ("spec.sampling.minNewTokens=999", "spec.sampling.minNewTokens", "must not exceed maxNewTokens (256)"),
@@ -52,13 +52,13 @@ BAD = [
     ("spec.ppo.clipRatio=-0.1", "spec.ppo.clipRatio", "must be greater than 0; got -0.1"),
     ("spec.ppo.gamma=1.5", "spec.ppo.gamma", "must be less than or equal to 1; got 1.5"),
     ("spec.ppo.minibatchSize=9", "spec.ppo.minibatchSize", "a step has 8 answers"),
-    ("spec.ppo.kl_coefficient=0.1", "spec.ppo.kl_coefficient", 'did you mean "klCoefficient"?'),
+    ("spec.ppo.kl_coefficent=0.1", "spec.ppo.kl_coefficent", 'did you mean "klCoefficient"?'),
     (
         "spec.replay.maxReplayEpisode=-2",
         "spec.replay.maxReplayEpisode",
         "must be greater than or equal to -1",
     ),
-    ("spec.replay.max_replay_episode=1", "spec.replay.max_replay_episode", '"maxReplayEpisode"'),
+    ("spec.replay.max_replay_episodes=1", "spec.replay.max_replay_episodes", '"maxReplayEpisode"'),
     ("spec.replay.replaySampleFn=best", "spec.replay.replaySampleFn", "uniform, newest, prioritized, or"),
     (
         "spec.replay={maxReplayEpisode: 1, maxRelayEpisode: 1}",

@@ -1,0 +1,68 @@
+"""Keys of a manifest's file as its models have them: `top_p` becomes `topP` where a field has that name in Python.
+
+Keys inside maps and free-form objects are their owners' and stay, as do those of DeepSpeed, whose own are snake_case.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from .problems import InvalidJob, Problem, models_in, path
+
+Location = tuple[int | str, ...]
+
+
+def in_camel_case(document: Any, model: type[BaseModel], where: str = "") -> Any:
+    """A document of `model` with its keys renamed; `where` begins the place of a problem.
+
+    Raises:
+        InvalidJob: an object has a field in both spellings.
+    """
+    problems: list[Problem] = []
+    made = _renamed(document, model, (), problems)
+    if problems:
+        raise InvalidJob([Problem(f"{where}{problem.where}", problem.message) for problem in problems])
+    return made
+
+
+def keys_in_camel_case(keys: Sequence[str], model: type[BaseModel]) -> list[str]:
+    """The keys of a path, with places in lists as `[i]`, renamed."""
+    made: list[str] = []
+    below: type[BaseModel] | None = model
+    for key in keys:
+        if below is None or key.startswith("["):
+            made.append(key)
+            continue
+        made.append(_aliases(below).get(key, key))
+        below = _below(below, made[-1])
+    return made
+
+
+def _renamed(node: Any, model: type[BaseModel] | None, at: Location, problems: list[Problem]) -> Any:
+    if model is None:
+        return node
+    if isinstance(node, list):
+        return [_renamed(item, model, (*at, i), problems) for i, item in enumerate(node)]
+    if not isinstance(node, Mapping):
+        return node
+    aliases, made = _aliases(model), dict[Any, Any]()
+    for key, value in node.items():
+        name = aliases.get(key, key)
+        if name != key and name in node:
+            message = f"is the same field as {name}, which is there too; remove one of them"
+            problems.append(Problem(path((*at, key)), message))
+        made[name] = _renamed(value, _below(model, name), (*at, key), problems)
+    return made
+
+
+def _aliases(model: type[BaseModel]) -> dict[str, str]:
+    """The keys of a model's fields by their names in Python."""
+    return {name: field.alias or name for name, field in model.model_fields.items()}
+
+
+def _below(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The model of the objects in a field."""
+    found = [f for name, f in model.model_fields.items() if (f.alias or name) == key]
+    inner = models_in(found[0].annotation) if found else []
+    return inner[0] if inner else None
