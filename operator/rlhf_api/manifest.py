@@ -1,7 +1,7 @@
 """RLHFJob manifests: parsing, overrides, validation."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from .checks import check
 from .document import documents, not_json
 from .experiments import experiment
 from .includes import read
+from .partial import further
 from .problems import InvalidJob, Problem, from_pydantic, in_text_map, show
 from .spec import Spec
 from .spelling import in_camel_case, keys_in_camel_case
@@ -53,33 +54,16 @@ def parse(document: Any) -> RLHFJob:
         # Through JSON: strict types, and lists where the models have tuples, as from an API server.
         job = RLHFJob.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        problems = list(from_pydantic(error, RLHFJob).problems)
-        unknown = [details["loc"] for details in error.errors() if details["type"] == "extra_forbidden"]
-        known = _without(document, unknown)
-        # Cross-field rules run only if every field is valid; unknown fields must not hide their problems.
-        if len(unknown) == len(problems) and known != document:
-            try:
-                parse(known)
-            except InvalidJob as rest:
-                problems += [problem for problem in rest.problems if problem not in problems]
-        raise InvalidJob(problems) from None
-    problems = [*oversized(job.spec, "spec"), *check(job.spec)]
-    if problems:
-        raise InvalidJob(problems)
+        rest, seen = further(document, error, RLHFJob, _broken)
+        raise InvalidJob([*from_pydantic(error, RLHFJob).problems, *rest], seen) from None
+    if problems := list(_broken(job)):
+        raise InvalidJob(problems, job)
     return job
 
 
-def _without(node: Any, locations: Sequence[tuple[int | str, ...]]) -> Any:
-    """A copy of the document without the object keys at `locations`."""
-    below: dict[int | str, list[tuple[int | str, ...]]] = {}
-    for location in locations:
-        below.setdefault(location[0], []).append(location[1:])
-    if isinstance(node, list):
-        return [_without(item, [at for at in below.get(i, []) if at]) for i, item in enumerate(node)]
-    if isinstance(node, Mapping):
-        kept = {key: value for key, value in node.items() if () not in below.get(key, [])}
-        return {key: _without(value, below.get(key, [])) for key, value in kept.items()}
-    return node
+def _broken(job: RLHFJob) -> Iterator[Problem]:
+    yield from oversized(job.spec, "spec")
+    yield from check(job.spec)
 
 
 def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
@@ -124,8 +108,14 @@ def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
         document = _spelled(experiment(str(file)), f"{file}: ")
     else:
         document = read(file, spelled=_spelled)
+    problems: list[Problem] = []
     for override in overrides:
-        document = apply_override(document, override)
+        try:
+            document = apply_override(document, override)
+        except InvalidJob as error:
+            problems += error.problems
+    if problems:
+        raise InvalidJob(problems)
     return document
 
 

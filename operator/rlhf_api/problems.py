@@ -28,11 +28,12 @@ class Problem:
 
 
 class InvalidJob(ValueError):
-    """A job that cannot run; `problems` has at least one entry."""
+    """A job that can't run as it stands; `problems` has at least one entry. `job`: as much of it as could be
+    read, without its wrong fields, where that makes one."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], job: Any = None) -> None:
         super().__init__("\n".join(map(str, problems)))
-        self.problems = tuple(problems)
+        self.problems, self.job = tuple(problems), job
 
 
 def show(value: object) -> str:
@@ -112,6 +113,14 @@ def suggestion(key: str, keys: Sequence[str]) -> str:
     return "known here: " + ", ".join(sorted(keys)) if keys else "remove it"
 
 
+def choices(error: ErrorDetails) -> list[str]:
+    """The values that a field may have, where these are few; none of any other field."""
+    if error["type"] != "literal_error":
+        return []
+    expected: str = error.get("ctx", {}).get("expected", "")
+    return expected.replace("'", "").replace(" or ", ", ").split(", ")
+
+
 def _describe(error: ErrorDetails, model: type[BaseModel]) -> Problem:
     location, value = error["loc"], error["input"]
     where = path(location)
@@ -127,7 +136,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel]) -> Problem:
     if error["type"] == "missing":
         return Problem(where, "is required and missing")
     if error["type"] == "literal_error" and isinstance(value, str):
-        expected = error.get("ctx", {}).get("expected", "").replace("'", "").replace(" or ", ", ").split(", ")
+        expected = choices(error)
         hint = suggestion(value, expected)
         message = f"{show(value)} is none of {', '.join(expected)}"
         return Problem(where, f"{message}; {hint}" if hint.startswith("did you mean") else message)
@@ -144,8 +153,11 @@ def _describe(error: ErrorDetails, model: type[BaseModel]) -> Problem:
 def from_pydantic(
     error: ValidationError, model: type[BaseModel], prefix: Sequence[int | str] = ()
 ) -> InvalidJob:
-    """Converts a pydantic error of `model` to problems, with suggestions for unknown keys."""
-    problems = [_describe(details, model) for details in error.errors()]
+    """A pydantic error of `model` as problems, with the right spelling named for unknown keys."""
+    found = error.errors()
+    # pydantic takes a list to be too short where one of its items is wrong.
+    short = {d["loc"][:-1] for d in found if d["loc"] and isinstance(d["loc"][-1], int)}
+    problems = [_describe(d, model) for d in found if d["type"] != "too_short" or d["loc"] not in short]
     if prefix:
         problems = [Problem(f"{path(prefix)}.{p.where}", p.message) for p in problems]
     return InvalidJob(problems)

@@ -71,9 +71,20 @@ class RowFile(Rows):
             raise InvalidJob([Problem(self.name, f"cannot be read: {error.strerror}")]) from None
 
     def __iter__(self) -> Iterator[Row]:
-        """Iterates over all rows with the file opened once. Raises InvalidJob at the first bad one."""
+        """All rows, the file opened once. Raises InvalidJob at the first bad one."""
+        for row in self.each():
+            if isinstance(row, InvalidJob):
+                raise row
+            yield row
+
+    def each(self) -> Iterator[Row | InvalidJob]:
+        """All rows, the file opened once; in place of a bad one, what is wrong with it."""
         with self._file.open("rb") as file:
-            yield from (self._read(file, i) for i in range(len(self)))
+            for i in range(len(self)):
+                try:
+                    yield self._read(file, i)
+                except InvalidJob as error:
+                    yield error
 
     def _read(self, file: BinaryIO, index: int) -> Row:
         file.seek(self._starts[index])

@@ -48,7 +48,7 @@ def _renamed(node: Any, model: type[BaseModel] | None, at: Location, problems: l
         return node
     aliases, made = _aliases(model), dict[Any, Any]()
     for key, value in node.items():
-        name = aliases.get(key, key)
+        name = aliases.get(key) or key
         if name != key and name in node:
             message = f"is the same field as {name}, which is there too; remove one of them"
             problems.append(Problem(path((*at, key)), message))

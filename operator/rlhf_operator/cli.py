@@ -27,7 +27,7 @@ from .local import data, gpus, workdir
 from .local.host import Host
 from .local.metrics_server import check_port
 from .local.ports import place
-from .local.preflight import check_files, of_a_cluster
+from .local.preflight import check_files, named_files, of_a_cluster
 from .local.processes import Command
 from .local.progress import display
 from .manifest_arguments import add_manifest, add_runtime, add_trial, parsed, with_runtime_of
@@ -84,9 +84,13 @@ def _submit(options: argparse.Namespace) -> int:
 
 
 def _validate_or_run(options: argparse.Namespace, make: Command) -> int:
-    job = with_runtime_of(
-        load(options.file, options.set, options.trial), options.runtime, needed=options.command == "run"
-    )
+    try:
+        read = load(options.file, options.set, options.trial)
+    except InvalidJob as error:
+        if error.job is None or not options.files:
+            raise
+        raise InvalidJob([*error.problems, *named_files(error.job.spec, error.problems)]) from None
+    job = with_runtime_of(read, options.runtime, needed=options.command == "run")
     if options.files and (problems := check_files(job.spec)):
         raise InvalidJob(problems)
     if options.command == "run":

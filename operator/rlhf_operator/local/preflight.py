@@ -1,7 +1,7 @@
 """Checks of a job's files before any process is started."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,22 @@ from .modules import missing
 _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "progress_deadline_seconds", "autoscale"}
 
 
+MOST_ROWS = 10
+"""Problems of each file's rows that are told."""
+
+
 def check_files(spec: Spec) -> list[Problem]:
     """Problems of data files' rows, of local model directories, of Python functions' modules, and of models that are
     too large for the GPUs."""
     sizes = model_sizes(spec)
     return [*_data(spec), *_models(spec), *_layers(spec), *_functions(spec), *problems(spec, sizes)]
+
+
+def named_files(spec: Spec, told: Sequence[Problem]) -> list[Problem]:
+    """Those of `check_files` that hold for a spec whose problems are `told`, and do not follow from them."""
+    data = [] if any(problem.where.startswith("spec.data") for problem in told) else _data(spec)
+    found = [*data, *_models(spec), *_functions(spec)]
+    return [problem for problem in found if not any(other.where == problem.where for other in told)]
 
 
 def of_a_cluster(spec: Spec) -> list[str]:
@@ -77,14 +88,21 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
             yield Problem(where, f"must be a path, or begin with {stores}; download it first; got {path!r}")
         if url or (path.endswith(".parquet") and Path(path).is_file()):
             continue
+        chat, wrong = source.system_prompt is not None, list[Problem]()
         try:
-            chat = source.system_prompt is not None
-            for row in RowFile(Path(path), kind):
-                chat = chat or row.is_conversation
+            for row in RowFile(Path(path), kind).each():
+                if isinstance(row, InvalidJob):
+                    wrong += row.problems
+                    if len(wrong) >= MOST_ROWS:
+                        break
+                else:
+                    chat = chat or row.is_conversation
         except InvalidJob as error:
-            yield from (Problem(where, str(problem)) for problem in error.problems)
-        else:
-            yield from _template(spec, where) if chat else ()
+            wrong += error.problems
+        yield from (Problem(where, str(problem)) for problem in wrong)
+        if len(wrong) >= MOST_ROWS:
+            yield Problem(where, f"further rows of {path} were not looked at; `rlhf data check` names all")
+        yield from _template(spec, where) if chat and not wrong else ()
 
 
 def _template(spec: Spec, where: str) -> Iterator[Problem]:

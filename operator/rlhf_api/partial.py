@@ -1,0 +1,109 @@
+"""A manifest with wrong fields, as it would be with others in their place: so its rules are looked at all the same.
+
+What stands in has the right type, but nobody meant it: of what rules say, that holds which they say whatever stands in,
+and which is not about the wrong fields.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from .problems import Problem, choices, path
+
+Location = tuple[int | str, ...]
+Rules = Callable[[Any], Iterable[Problem]]
+_STAND_INS = (True, False, 1, 2, 2**20, 0.5)
+
+
+def further(
+    document: Mapping[str, Any], error: ValidationError, model: type[BaseModel], rules: Rules
+) -> tuple[list[Problem], Any]:
+    """What the rules say of the rest of a document, and it as the model has it, wrong fields left out; nothing, and
+    None, where something is missing that nothing can stand in for."""
+    values: dict[Location, list[Any]] = {}
+    wrong = list[str]()
+    for details in error.errors():
+        at = _field(details["loc"])
+        values.setdefault(at, []).extend([*choices(details), *_STAND_INS])
+        if details["type"] != "extra_forbidden":
+            wrong.append(path(at))
+    bare = _without(document, list(values))
+    ways = {
+        at: [made for made in (bare, *_with(bare, at, given)) if _fits(made, at, model)]
+        for at, given in values.items()
+    }
+    found, first = list[list[Problem]](), None
+    for i in range(max((len(made) for made in ways.values()), default=0)):
+        joined: Any = bare
+        for at, made in ways.items():
+            if made:
+                joined = _over(joined, made[min(i, len(made) - 1)], at)
+        try:
+            job = model.model_validate_json(json.dumps(joined))
+        except ValidationError:
+            continue
+        first = first or job
+        found.append(list(rules(job)))
+    told = [p for p in (found[0] if found else []) if all(p in other for other in found)]
+    return [problem for problem in told if not _concerns(problem, wrong)], first
+
+
+def _field(location: Location) -> Location:
+    """The key of an object that a wrong value stands in: a list as a whole."""
+    numbers = [i for i, part in enumerate(location) if isinstance(part, int)]
+    return location[: numbers[0]] if numbers else location
+
+
+def _with(document: Any, at: Location, values: Iterable[Any]) -> list[Any]:
+    return [_set(document, at, value) for value in values]
+
+
+def _set(node: Any, at: Sequence[int | str], value: Any) -> Any:
+    if not at:
+        return value
+    below = node if isinstance(node, Mapping) else {}
+    return {**below, at[0]: _set(below.get(at[0]), at[1:], value)}
+
+
+def _over(document: Any, other: Any, at: Location) -> Any:
+    """The document with what the other one says at a place; as it is where that says nothing."""
+    for part in at:
+        if not isinstance(other, Mapping) or part not in other:
+            return document
+        other = other[part]
+    return _set(document, at, other)
+
+
+def _fits(document: Any, at: Location, model: type[BaseModel]) -> bool:
+    """Nothing is wrong with what the document says at a place, or does not say."""
+    try:
+        model.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        return not any(details["loc"][: len(at)] == at for details in error.errors())
+    return True
+
+
+def _concerns(problem: Problem, wrong: Sequence[str]) -> bool:
+    """It is about one of the fields, about what one stands in, or names one."""
+    return any(
+        problem.where.startswith(field)
+        or field.startswith(problem.where)
+        or re.search(rf"\b{re.escape(field.rpartition('.')[2])}\b", problem.message)
+        for field in wrong
+    )
+
+
+def _without(node: Any, locations: Sequence[Location]) -> Any:
+    """A copy of the document without the keys of its objects that stand at `locations`."""
+    below: dict[int | str, list[Location]] = {}
+    for location in locations:
+        below.setdefault(location[0], []).append(location[1:])
+    if not isinstance(node, Mapping):
+        return node
+    kept = {key: value for key, value in node.items() if () not in below.get(key, [])}
+    return {
+        key: _without(value, below.get(key, [])) if key in below else value for key, value in kept.items()
+    }
