@@ -164,6 +164,9 @@ def test_weights_and_biases_writes_what_its_sync_sends(tmp_path, monkeypatch):
     from wandb.proto.wandb_internal_pb2 import Record
 
     monkeypatch.setenv("WANDB_MODE", "offline")
+    # A busy machine takes a minute to import and start this client, all of which is in the time of the end here.
+    monkeypatch.setattr(tracking, "CLOSE_SECONDS", 300.0)
+    monkeypatch.setenv("WANDB_X_SERVICE_WAIT", "300")
     run(tmp_path, {"kind": "wandb", "project": "chats", "settings": {"tags": ["a"]}})
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     records = [Record.FromString(data) for data in logged(file)]

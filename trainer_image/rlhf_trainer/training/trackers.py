@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 Figures = Mapping[str, float]
 
@@ -57,9 +57,12 @@ class WandB:
     """Weights & Biases, or files for `wandb sync` if WANDB_MODE is `offline`. It keeps the first values of a step that
     is trained again."""
 
+    _open: ClassVar[set["WandB"]] = set()
+
     def __init__(self, run: Run, **settings: Any) -> None:
         import wandb
 
+        self._open.add(self)
         named: dict[str, Any] = {"name": run.job, "id": run.id, "resume": "allow", "dir": str(run.folder)}
         quiet = wandb.Settings(console="off", silent=True)  # the console log stays the job's
         given = {"project": run.project, "config": dict(run.manifest), "settings": quiet, **settings}
@@ -69,7 +72,13 @@ class WandB:
         self._run.log(dict(figures), step=step)
 
     def close(self, *, ok: bool) -> None:
+        import wandb
+
         self._run.finish(exit_code=0 if ok else 1)
+        self._open.discard(self)
+        # `finish` does not wait until the client's process, which ends with this one, has written the last records.
+        if not self._open:
+            wandb.teardown()
 
 
 class MLflow:
