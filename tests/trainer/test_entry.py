@@ -51,6 +51,18 @@ def test_a_role_that_returns(tmp_path, body, code):
     assert (ended.returncode, end.exists()) == (code, False), ended.stderr
 
 
+def test_garbage_is_collected_once_all_is_imported(tmp_path):
+    body = """
+    import gc, rlhf_trainer
+    assert gc.isenabled() and gc.get_freeze_count()
+    sys.argv[0] = "-m"
+    import rlhf_trainer.roles
+    assert not gc.isenabled()
+    """
+    ended, _ = run(tmp_path, body)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_the_jobs_own_mistake(tmp_path):
     ended, end = run(tmp_path, "raise InvalidJob([Problem('spec.a', 'is wrong'), Problem('spec.b', 'too')])")
     assert ended.returncode == EXIT_INVALID

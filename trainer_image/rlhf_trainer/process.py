@@ -1,5 +1,6 @@
 """Start and end of every role's process: environment, logging, one clear termination message on failure."""
 
+import gc
 import logging
 import os
 import signal
@@ -28,6 +29,8 @@ def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    gc.freeze()  # what was imported stays
+    gc.enable()
     try:
         env = ProcessEnv.read()
     except KeyError as error:
