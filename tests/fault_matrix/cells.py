@@ -38,7 +38,7 @@ VICTIMS = {
     "trainer rank 0": Victim("trainer-0", "RANK=0"),
     SECOND_RANK: Victim("trainer-0", "RANK=1"),
     "torchrun": Victim("trainer-0", "rlhf_trainer.torchrun"),
-    "generator server": Victim("generator-1", "vllm.entrypoints"),
+    "generator server": Victim("generator-1", "rlhf_trainer.engines.vllm.server"),
     "generator engine": Victim("generator-1", "EngineCore"),
     "reward": Victim("reward-0", "rlhf_trainer.roles.reward"),
     "reference": Victim("reference-0", "rlhf_trainer.roles.reference"),

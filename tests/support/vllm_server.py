@@ -84,7 +84,7 @@ def launch(
 ) -> Server:
     """Begins to start a server; several can start at once. `wait_ready` it, and stop it in a `finally`."""
     port = port or free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command = [sys.executable, "-m", "rlhf_trainer.engines.vllm.server", "--model", str(model)]
     with log.open("ab") as out:
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port), *ARGUMENTS, *arguments],

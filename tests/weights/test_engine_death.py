@@ -67,6 +67,18 @@ def launch(folder: Path, tmp_path: Path):
         yield launch
 
 
+def test_an_engine_on_a_cpu_has_what_its_server_imported(tied):
+    """A forked process has its parent's layout of addresses, and one that was spawned another."""
+    server = tied.process.pid
+    assert mapped(Doomed(tied, tied.log).process("EngineCore").pid) == mapped(server)
+
+
+def mapped(pid: int) -> str:
+    return next(
+        line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if line.endswith("[vdso]")
+    )
+
+
 def test_an_engine_killed_idle_and_generating(launch):
     idle, generating = launch("idle"), launch("generating")
     for doomed in (idle, generating):

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 EXTENSION = "rlhf_trainer.engines.vllm.extension.WeightStatus"
 FRONT = "rlhf_trainer.engines.vllm.middleware.Front"
+SERVER = "rlhf_trainer.engines.vllm.server"
 FOLLOWER = "rlhf_trainer.engines.vllm.follower"
 
 
@@ -119,7 +120,7 @@ def run(env: ProcessEnv) -> None:
         log.warning("%s", why)
     several = pods_each(env.config.spec, Role.GENERATOR) > 1
     own = group_environment(env.host, interface(env.host)) if several else {}
-    module = FOLLOWER if env.rank else "vllm.entrypoints.openai.api_server"
+    module = FOLLOWER if env.rank else SERVER
     options = arguments(env.config, listen_host(env.host), env.port, memory, rank=env.rank, master=env.master)
     sys.stderr.flush()
     # Exec replaces this process: signals and the exit code are the server's own.
