@@ -164,6 +164,22 @@ def test_what_happens_is_looked_at_and_our_own_writing_is_not(talk, namespace):
     talk(body)
 
 
+def test_at_its_start_it_looks_at_jobs_at_rest_last(talk, namespace, monkeypatch):
+    monkeypatch.setattr(module, "WORKERS", 1)
+
+    async def body() -> None:
+        async with await Api.connect() as api:
+            for name, phase in (("a-over", "Failed"), ("b-over", "Succeeded"), ("c-runs", "Running")):
+                await api.create(job(namespace, name))
+                status = {"phase": phase, "step": 0, "totalSteps": 9}
+                await api.merge_status("RLHFJob", namespace, name, {"status": status})
+        async with operator(namespace) as (made, _):
+            await made.until(lambda: len(made.looks) >= 3)
+            assert made.looks[0] == ("c-runs", ())
+
+    talk(body)
+
+
 def test_pods_that_come_together_are_one_look(talk, namespace, monkeypatch):
     monkeypatch.setattr(module, "_BATCH_SECONDS", 3.0)
 

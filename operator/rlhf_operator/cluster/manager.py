@@ -128,12 +128,14 @@ class Process:
             self._know(body, deleted)
 
     def _know(self, body: Body, deleted: bool) -> None:
+        if (key := self._keep(body, deleted)) is not None:
+            self._queue.add(key, after=_BATCH_SECONDS if _progresses(body, deleted) else None)
+
+    def _keep(self, body: Body, deleted: bool) -> Key | None:
         key = self._cache.drop(body) if deleted else self._cache.put(body)
-        if key is None:
-            return
-        if body["kind"] == "RLHFJob":
+        if key is not None and body["kind"] == "RLHFJob":
             self._telemetry.job(key, None if deleted else body.get("status") or {})
-        self._queue.add(key, after=_BATCH_SECONDS if _progresses(body, deleted) else None)
+        return key
 
     async def _resync(self, kinds: Collection[str]) -> None:
         wait = _FIRST_RESYNC_SECONDS
@@ -171,7 +173,10 @@ class Process:
                 all_swept.touched.update(swept.touched)
                 all_swept.unseen.update(swept.unseen)
             if first or namespace in self._scope.closed:
-                await resync.fill(self._api, namespace, kinds, self._know)
+                await resync.fill(self._api, namespace, kinds, self._keep)
+                found, active = self._cache.keys(), set(self._cache.active_keys())
+                for key in found:  # those at rest after all others: there may be thousands
+                    self._queue.add(key, after=None if key in active else _BATCH_SECONDS)
 
         for namespace in await self._scope.each(look):
             all_swept.touched.update(self._cache.leave(namespace))

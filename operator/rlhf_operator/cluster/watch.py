@@ -24,8 +24,8 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 _POLL_SECONDS = 5.0
 
-See = Callable[[Body, bool], None]
-"""Called with every object received, and True if it was deleted."""
+See = Callable[[Body, bool], object]
+"""Called with every object that was seen, and true where it was deleted."""
 
 
 async def kinds_served(api: Api) -> list[str]:
