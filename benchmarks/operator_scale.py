@@ -46,7 +46,7 @@ from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import build_pod
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.snapshot import Job
-from rlhf_operator.job_status import first_status
+from rlhf_operator.job_status import first_status, observed
 
 SETTINGS = Settings(trainer_image="trainer", token_key=TOKEN_KEY.encode())
 CREATED = ("Pod", "RLHFJob", "Secret")
@@ -115,7 +115,9 @@ async def make_jobs(namespace: str, numbers: Iterable[int], *, ended: bool = Fal
             spec = parse({**body, "metadata": {"name": body["metadata"]["name"]}}).spec
             status = {"phase": "Succeeded", "step": spec.steps, "total_steps": spec.steps}
             over = first_status(spec, None).model_copy(update=status)
-            content = over.model_dump(mode="json", by_alias=True, exclude_none=True)
+            content = observed(over, stored["metadata"]["generation"]).model_dump(
+                mode="json", by_alias=True, exclude_none=True
+            )
             name = body["metadata"]["name"]
             await api.merge_status("RLHFJob", namespace, name, {"status": content})
         made.append(Job.of(stored))
