@@ -55,6 +55,9 @@ class Server(Api):
         self.made.append(made := self.stored(body))
         return made
 
+    async def get(self, _kind: str, _namespace: str | None, name: str) -> Body:
+        return next(pod for pod in self.cache.pods(KEY) if pod["metadata"]["name"] == name)
+
     async def scale(self, *asked: Any) -> None:
         self.scaled.append(asked)
 
@@ -177,6 +180,28 @@ def test_a_job_made_again_under_its_name_inherits_nothing():
         await story.look()
         assert story.server.status["phase"] == "Provisioning"
         assert {"ConfigMap", "NetworkPolicy", "Service"} <= {*story.server.applied}
+
+    tell(told)
+
+
+def test_a_job_whose_predecessors_pods_still_end_waits_with_its_first_attempt():
+    def name_is_taken(body: Body) -> None:
+        if body["kind"] == "Pod":
+            raise ApiError(409, "AlreadyExists", "the name is taken")
+
+    async def told(story: Story) -> None:
+        story.submit("first")
+        await story.look()
+        story.submit("second")
+        story.server.refuse = name_is_taken
+        for _ in range(3):
+            with pytest.raises(ApiError, match="the name is taken"):
+                await story.look()
+        story.cache.drop_uids("Pod", story.cache.uids("Pod"))
+        story.server.refuse = lambda _body: None
+        story.server.made.clear()
+        await story.look()
+        assert story.trainers() == [("1", "start.json")]
 
     tell(told)
 

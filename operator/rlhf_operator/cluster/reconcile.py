@@ -128,7 +128,7 @@ class Reconciler:
         # First: a member about to be deleted should get no more work.
         told = await self._trainers.tell(job, pods, todo.members)
         await self._delete_pods(job, todo)
-        with self._refusing(key, todo):
+        with self._refusing(key, job, todo):
             if todo.companions:
                 await self._apply_companions(key, job, want.pinned)
             if todo.create:
@@ -218,15 +218,15 @@ class Reconciler:
                 raise
 
     @contextmanager
-    def _refusing(self, key: Key, todo: Plan) -> Iterator[None]:
+    def _refusing(self, key: Key, job: Job, todo: Plan) -> Iterator[None]:
         """Keeps a refusal of the job's objects by the API server for the next look, and for no other."""
         self._refused.pop(key, None)
         try:
             yield
         except ApiError as error:
-            there = {pod["metadata"]["name"] for pod in self._cache.pods(key)}
+            there = {pod["metadata"]["name"] for pod in self._cache.pods(key) if owned_by(pod, job)}
             gang = [new for new in todo.create if new.role is Role.TRAINER]
-            some = any(pod_name(key[1], new.role, new.index) in there for new in gang)
+            some = any(pod_name(job.name, new.role, new.index) in there for new in gang)
             unmade = gang[0].attempt if gang and not some else None
             self._refused[key] = (
                 by_server(error.status, error.kind, f"{error.reason}: {error.message}"),
