@@ -9,7 +9,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
-from tests.graph.specs import spec_of
+from tests.graph.specs import ONLINE, spec_of
 from tests.replay.ppo_worker import Snapshot, engine
 from tests.support import metrics_page
 from tests.support.models import byte_tokenizer
