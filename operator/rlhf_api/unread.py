@@ -129,15 +129,7 @@ def _responses(spec: Spec) -> Iterator[_Unread]:
 
 
 def _scores(spec: Spec) -> Iterator[_Unread]:
-    """The reward model of a role that asks functions alone."""
-    if Role.REWARD not in roles_of(spec):
-        return
-    of_model = ["dtype", "model_weight"]
-    if spec.model.reward is None:
-        why = "spec.model.reward is not set"
-        yield _Unread("spec.reward", spec.reward, of_model, "a reward model", why)
-    elif spec.reward.model_weight == 0:
-        why = "spec.reward.modelWeight is 0"
-        yield _Unread("spec.reward", spec.reward, ["dtype"], "a reward model", why)
-        if not _starts_critic(spec, "reward"):
-            yield _Unread("spec.model", spec.model, ["reward"], "a reward model", why)
+    """The reward model's settings in a role that asks functions alone."""
+    if Role.REWARD in roles_of(spec) and spec.model.reward is None:
+        of, why = "a reward model", "spec.model.reward is not set"
+        yield _Unread("spec.reward", spec.reward, ["dtype", "model_weight"], of, why)

@@ -197,10 +197,6 @@ REFUSED = [
         *("spec.reference.dtype", "the policy without its adapter takes its place"),
     ),
     ((*GRPO, "spec.model.reward=null", "spec.reward.dtype=float32"), "spec.reward.dtype", "not set; remove"),
-    (
-        (*GRPO, "spec.reward.modelWeight=0"),
-        *("spec.model.reward", "is of a reward model, and the job has none: spec.reward.modelWeight is 0"),
-    ),
     ((*SHARED, "spec.generator.podsPerReplica=2"), "spec.generator.podsPerReplica", "remove it; got 2"),
     (
         (*SHARED, "spec.generator.tensorParallelSize=2"),
@@ -230,12 +226,6 @@ def test_defaults_that_are_written_out_are_harmless(algorithm, shared) -> None:
     spec = job(*overrides).spec
     stored = {**document(), "spec": spec.model_dump(mode="json", by_alias=True)}
     assert from_cluster(stored).spec == spec
-
-
-def test_what_only_the_critic_starts_from_is_read() -> None:
-    job("spec.reward.modelWeight=0")
-    with pytest.raises(InvalidJob, match=r"^spec.model.reward: is of a reward model"):
-        job("spec.reward.modelWeight=0", "spec.model.critic=c")
 
 
 def test_a_runtime_may_speak_of_roles_that_a_job_has_not() -> None:

@@ -78,7 +78,8 @@ _GROUPED = [
 
 def _algorithm(name: str, *more: str, **settings: object) -> tuple[str, ...]:
     own = [f"spec.{to_camel(name)}={json.dumps(settings)}"] if settings else []
-    return ("spec.ppo={}", f"spec.algorithm={name}", *own, *more)
+    given = ("spec.sampling={}", "spec.model.reward=null") if name in ("sft", "dpo") else ()
+    return ("spec.ppo={}", f"spec.algorithm={name}", *own, *given, *more)
 
 
 _ONLINE = {"minibatchSize": 8, "klCoefficient": 0.1, "overlongBuffer": 3}

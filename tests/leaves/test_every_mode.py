@@ -96,7 +96,7 @@ LEAVES = [
 ]
 
 
-@pytest.mark.parametrize(("made", "without", "algorithm"), cases())
+@pytest.mark.parametrize(("made", "without", "algorithm"), list(cases()))
 def test_a_leaf_of_a_part_that_is_not_there_is_refused(
     made: Any, without: tuple[str, ...], algorithm: str
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithms import CUSTOM, algorithm_of, graph_of, settings_of
+from rlhf_api.graph import CRITIC
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_api.spec import Optimizer, Spec
@@ -31,8 +32,8 @@ Overrides = dict[str, Any]
 
 def first_half(spec: Spec) -> Overrides:
     """Small steps of the job with learning rate 0 and a checkpoint after each."""
-    still = _optimizer(0.0, 0.0)
-    return {**_small(spec), **_survivable(spec), **_to_itself(), **still, "steps": UNBOUNDED}
+    still = _optimizer(0.0, 0.0 if CRITIC in graph_of(spec).trained else None)
+    return {**_small(spec), **_survivable(spec), **_to_itself(spec), **still, "steps": UNBOUNDED}
 
 
 def second_half(spec: Spec, steps: int) -> Overrides:
@@ -40,7 +41,7 @@ def second_half(spec: Spec, steps: int) -> Overrides:
     rate = (spec.optimizer.learning_rate or Optimizer().learning_rate) * RAISED
     critic = spec.optimizer.critic_learning_rate
     raised = _optimizer(rate, critic if critic is None else critic * RAISED)
-    learning = raised | _canary() if has_canary(spec) else {}
+    learning = raised | _canary(spec) if has_canary(spec) else {}
     return {**first_half(spec), **learning, "steps": steps, "checkpoint": {"everySteps": steps}}
 
 
@@ -105,13 +106,13 @@ def _survivable(spec: Spec) -> Overrides:
     return found
 
 
-def _to_itself() -> Overrides:
+def _to_itself(spec: Spec) -> Overrides:
     """No trackers or exports, and no health rules: the selftest judges itself."""
     return {
         "checkpoint": {"everySteps": 1, "keepEvery": BASELINE},
         "evaluation": None,
         "trackers": [],
-        "health": {"logprobDifference": 0},
+        "health": {"logprobDifference": 0} if graph_of(spec).generates else {},
     }
 
 
@@ -120,11 +121,11 @@ def _optimizer(rate: float, critic: float | None) -> Overrides:
     return {**constant, "optimizer.learningRate": rate, "optimizer.criticLearningRate": critic}
 
 
-def _canary() -> Overrides:
+def _canary(spec: Spec) -> Overrides:
     """The canary as the only reward, untransformed."""
     return {
         "reward.functions": [{"function": CANARY}],
-        "reward.modelWeight": 0.0,
+        **({} if spec.model.reward is None else {"reward.modelWeight": 0.0}),
         "reward.bias": 0.0,
         "reward.scale": 1.0,
         "reward.clip": None,
