@@ -25,7 +25,7 @@ def read(
     above: tuple[Path, ...] = (),
     spelled: Spelled = _as_it_is,
 ) -> Any:
-    """The document of a YAML file over those that its `include` list names, each over the ones before it.
+    """The document of a YAML file, merged over those in its `include` list, each over the ones before it.
 
     Paths are relative to the file that names them. Objects are merged key by key; any other value, lists included, is
     replaced by the later one. `${NAME:default}` is replaced in each file, by `variables`.

@@ -88,8 +88,7 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
 
 
 def _training(spec: Spec, sizes: Sizes, share: float = 1.0) -> Need:
-    """A rank of the trainer, with this share of its activations, and with the moving averages that it keeps beside the
-    trained models."""
+    """Memory of a trainer's rank, with this share of its activations, and with its moving averages."""
     need, total, parts = trainer(_trained(spec, sizes, share)), 0.0, []
     for model in graph_of(spec).averages:
         size, zero = getattr(sizes, model.field), Zero.of(spec, model.field)
@@ -192,8 +191,8 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
 
 
 def _remedy(spec: Spec, sizes: Sizes, memory: float) -> str:
-    """Fewer activations; the fewest ranks, for each stage that needs fewer than those before it; or the optimizer on
-    the CPU."""
+    """Suggested remedies: fewer activations; the smallest number of ranks for each ZeRO stage that needs fewer than
+    those before it; or the optimizer on the CPU."""
     models, per_pod = _trained(spec, sizes, _CERTAIN), spec.trainer.processes_per_replica
     zeros, now = [model.zero for model in models], spec.trainer.ranks
     lowest, where = min(zero.stage for zero in zeros), ""

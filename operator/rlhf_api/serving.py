@@ -111,7 +111,7 @@ class Serving:
         return None if filled is None else filled * memory - self.served.total
 
     def problems(self, memory: float) -> Iterator[Problem]:
-        """Refusals of settings that GPUs of so many bytes cannot hold."""
+        """Problems of settings that do not fit GPUs of `memory` bytes."""
         what, then = self._what
         room, has = memory - self.received.total, f"{memory / 1e9:g} GB"
         where = "spec.generator.engineArguments."

@@ -161,7 +161,7 @@ class RestartWindow(Report):
     failures: Count = 0
     """Restarts counted against `backoffLimit`."""
     disruptions: Count = 0
-    """Not counted; the pause before the next grows with them too."""
+    """Restarts not counted; they too lengthen the backoff before the next one."""
     since: Time
     last: Time
 

@@ -14,7 +14,7 @@ _LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/managed-by", "app.kubern
 _POD = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken")
 _ROLE = ("command", "args", "workingDir", "ports", "terminationMessagePath", "terminationMessagePolicy")
 _KEPT = ("containers", "volumes", "env", "volumeMounts")
-"""Lists of ours to which a template may add, and in which it may change things."""
+"""Lists of the operator to which a template may add items, and whose items it may change."""
 _NAMED = {"containers": f'; "{CONTAINER}" is the role\'s', "initContainers": "", "volumes": ""}
 """Lists whose items all have names, by which they are merged and told of."""
 _OURS = "is the operator's to set; remove it"

@@ -35,7 +35,7 @@ def batches(spec: Spec) -> Iterator[Problem]:
 
 
 def critic(spec: Spec) -> Iterator[Problem]:
-    """Settings of a critic in a job that trains none."""
+    """Settings of a critic in a job without one."""
     if CRITIC in graph_of(spec).trained:
         return
     for name in ("critic_micro_batch_tokens", "critic_dtype", "critic_deepspeed"):
@@ -79,7 +79,7 @@ def precision(spec: Spec) -> Iterator[Problem]:
 
 
 def deepspeed(spec: Spec) -> Iterator[Problem]:
-    """Keys of DeepSpeed's that this trainer does not read."""
+    """DeepSpeed keys that this trainer does not read."""
     for section in _sections(spec):
         config, where = section.config, f"spec.trainer.{section.name}"
         for name, instead in (

@@ -13,7 +13,7 @@ from rlhf_api.status import Condition, HealthStatus, JobStatus, Phase, RoleStatu
 from .restart_policy import Finish, ProcessState
 
 STARTING = "starting"
-"""The trainer's activity until its first step."""
+"""The trainer's activity before its first step."""
 ConditionType = Literal[
     "Complete",
     "Failed",

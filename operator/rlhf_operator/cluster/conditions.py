@@ -25,7 +25,7 @@ from .usage import counted
 SILENT_SECONDS = 30.0
 """Time without a reply after which the trainer is reported as silent, seconds."""
 LONGEST = 1024
-"""Characters of a message."""
+"""Maximum length of a message, in characters."""
 _FIGURE = re.compile(r"(?<![\w-])\d+")
 """A number that is no part of a name: of nodes, say, in what a scheduler tells."""
 

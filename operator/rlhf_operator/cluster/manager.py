@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 16
 _RESYNC_SECONDS = 120.0
-_FIRST_RESYNC_SECONDS = 10.0  # what was deleted between the first listing and the watches
+_FIRST_RESYNC_SECONDS = 10.0  # picks up deletions between the first listing and the watches
 _BATCH_SECONDS = 1.0  # pods of one job come, get their nodes and become ready together
 _RECONCILE_SECONDS = 60.0
 _STUCK_SECONDS = 2 * _RECONCILE_SECONDS

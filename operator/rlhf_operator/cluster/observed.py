@@ -23,7 +23,7 @@ class Observed:
     silent_since: float | None = None
     """Time since when the trainer has been silent, in seconds since the epoch."""
     refused: Finish | str | None = None
-    """Refusal by the API server of the pods that were to be made last."""
+    """The API server's refusal of the pods that were to be created last."""
     unmade: int | None = None
     """Attempt of the trainers' gang of which that refusal left no pod."""
     quota: Quota = "none"

@@ -59,7 +59,7 @@ class Plan:
     expire: bool = False
     """Delete the job: its TTL has expired."""
     again: float | None = POLL_SECONDS
-    """Seconds until the next look, if nothing happens before."""
+    """Seconds until the next reconcile, unless something happens before."""
     due: float | None = None
     """Seconds until a process that has ended may be started again; a look at the latest then."""
 

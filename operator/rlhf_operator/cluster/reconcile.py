@@ -199,7 +199,7 @@ class Reconciler:
         return str(stored["metadata"]["resourceVersion"])
 
     async def _apply_companions(self, key: Key, job: Job, pinned: Pinned) -> None:
-        """Applies service, ConfigMap and the like where they differ from the last ones, or one of them is gone."""
+        """Applies service, ConfigMap and so on, if they differ from the last ones or one is missing."""
         known, content = self._applied.get(key), hash((pinned.name, *sorted(pinned.texts.items())))
         if known is not None and known[0] == content and all(self._cache.has(*each) for each in known[1]):
             return

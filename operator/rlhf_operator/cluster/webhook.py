@@ -40,7 +40,7 @@ def review(request: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
 def _problems(
     body: Mapping[str, Any], before: Mapping[str, Any] | None, settings: Settings
 ) -> Sequence[Problem]:
-    """Errors of a job, or of its change from the stored one."""
+    """Problems of a job, or of its change from the stored one."""
     if before is not None and _asks_for(before) == _asks_for(body):
         return ()
     try:

@@ -123,7 +123,7 @@ def engine(
     model: PreTrainedModel,
     adapter: "Adapter | None" = None,
 ) -> TrainedModel:
-    """A model of the graph under DeepSpeed, as the manifest wants it."""
+    """Wraps a model of the graph in DeepSpeed, with the manifest's settings."""
     spec = config.spec
     precision = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}.get(
         spec.trained_dtype(used.field), {}

@@ -73,7 +73,7 @@ class OfflineTask:
         return ""
 
     def publish(self, version: int) -> dict[str, float]:  # noqa: ARG002
-        """Nobody outside this process works with these weights."""
+        """No generators."""
         return {}
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:

@@ -133,7 +133,7 @@ class OnlineTask:
         return "" if self._fleet is None else self._fleet.weights.changed()
 
     def publish(self, version: int) -> dict[str, float]:
-        """The generators get every so many versions, as `spec.weights.everySteps` says, and the first."""
+        """Publishes the weights every `spec.weights.everySteps` versions, and the first."""
         self._collector.version = version
         if self._fleet is None:
             return {}
