@@ -127,7 +127,7 @@ NUMBERS = {"learningRate": 1e-07, "weightDecay": 1.0, "epsilon": 1e-300, "gradie
 def test_numbers_survive(control_plane: Cluster, namespace: str) -> None:
     """A whole float comes back as an integer, DeepSpeed's `5e8` too."""
     job = document("spec.trainer.deepspeed.zero_optimization={stage: 2, reduce_bucket_size: 5.0e8}")
-    job["spec"]["optimizer"] = {**NUMBERS, "betas": [1.0, 0.0]}
+    job["spec"]["optimizer"] = {**NUMBERS, "betas": [0.0, 0.5]}
     job["spec"]["generator"]["engineArguments"] = {"max-num-seqs": 2**53 - 1, "gpu-memory-utilization": 1.0}
     (stored,) = create(control_plane, namespace, job)
     assert json.dumps(stored["spec"]["optimizer"]["weightDecay"]) == "1"
@@ -171,7 +171,8 @@ def test_bad_values_are_refused_with_their_field(
 
 def test_a_misspelt_key_is_refused_by_kubectl(control_plane: Cluster, namespace: str) -> None:
     """By its own validation; a client without any gets an object without the key."""
-    job = document("spec.ppo.kl_coefficient=0.1")
+    job = document()
+    job["spec"]["ppo"] = {"kl_coefficient": 0.1}
     with pytest.raises(KubectlError, match="unknown field"):
         kubectl(control_plane.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(job))
     (stored,) = create(control_plane, namespace, job)

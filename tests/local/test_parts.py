@@ -272,7 +272,7 @@ def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     Path("runs/tokenizer/tokenizer_config.json").touch()
     Path("p.jsonl").write_text('{"prompt": "x"}\n{"promt": "x"}\n')
     Path("good.jsonl").write_text('{"prompt": "x"}\n')
-    Path("mine.py").write_text("raise SystemExit('is not imported')")
+    Path("mine.py").write_text("raise SystemExit('is not imported')\ndef judge(rows): ...\n")
     spec = job(
         "spec.data.train=[good.jsonl, p.jsonl]",
         "spec.evaluation.data=[none.jsonl]",
@@ -285,7 +285,7 @@ def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "spec.model.tokenizer=./runs/tokenizer",
     ).spec
     assert [str(problem) for problem in check_files(spec)] == [
-        "spec.data.train[1]: p.jsonl:2: prompt: is missing; the row has 'promt'; did you mean \"promt\"?",
+        "spec.data.train[1]: p.jsonl:2: prompt: is missing; the row has 'promt'; rename 'promt'",
         "spec.evaluation.data[0]: none.jsonl: cannot be read: No such file or directory",
         "spec.model.critic: no such directory, and no hub name (`owner/name`); got 'runs/typo'",
         "spec.model.reward: must be in Hugging Face format, but has no config.json; got 'runs/no'",

@@ -97,7 +97,7 @@ def test_both_programs_have_every_verb(capsys: pytest.CaptureFixture[str]) -> No
     [
         (None, [], "there is no such kubeconfig; name one by --kubeconfig or KUBECONFIG"),
         ("{", [], "the kubeconfig is no YAML"),
-        ("[]", [], "the kubeconfig cannot be used"),
+        ("[]", [], "is no kubeconfig: it must be an object"),
         ({"contexts": []}, [], "has no current context; choose one by --context: none"),
         ({"contexts": [{"name": "prod", **CONTEXT}]}, [], "choose one by --context: prod"),
         (
@@ -245,4 +245,4 @@ def test_a_trial_has_a_name_and_a_work_directory_of_its_own(tmp_path: Path, monk
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["job-two"]
     capsys.readouterr()
     assert cli.main([*run, "Two"]) == 2
-    assert "metadata.name: must be at most 40 of a-z, 0-9 and -" in capsys.readouterr().err
+    assert "--trial: must be at most 40 of a-z, 0-9 and -" in capsys.readouterr().err
