@@ -24,7 +24,7 @@ def with_parts(spec: dict, **metadata: str) -> dict:
 
 def test_a_misspelt_key_is_refused_told_or_dropped_as_the_client_asks(jobs: Jobs) -> None:
     misspelt = document()
-    misspelt["spec"]["ppo"] = {"kl_coefficient": 0.1}
+    misspelt["spec"]["ppo"]["kl_coefficient"] = 0.1
     with pytest.raises(Refused, match=r'strict decoding error: unknown field "spec.ppo.kl_coefficient"'):
         jobs.create(misspelt, "fieldValidation=Strict")
     told = jobs.create(misspelt, "dryRun=All")
