@@ -172,7 +172,7 @@ def test_bad_values_are_refused_with_their_field(
 def test_a_misspelt_key_is_refused_by_kubectl(control_plane: Cluster, namespace: str) -> None:
     """By its own validation; a client without any gets an object without the key."""
     job = document()
-    job["spec"]["ppo"]["kl_coefficient"] = 0.1
+    job["spec"]["ppo"] = {"kl_coefficient": 0.1}
     with pytest.raises(KubectlError, match="unknown field"):
         kubectl(control_plane.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(job))
     (stored,) = create(control_plane, namespace, job)
