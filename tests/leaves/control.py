@@ -25,7 +25,7 @@ def steps(job: RLHFJob) -> Any:
             self._collector, self._spec = SimpleNamespace(stale=False), job.spec
             send = lambda version: (told.append(("send", version)), setattr(weights, "version", version))  # noqa: E731
             weights = SimpleNamespace(version=-1, move_on=lambda version: told.append(("keep", version)))
-            weights.changed = lambda: ""
+            weights.changed, weights.figures = lambda: "", dict
             self._fleet = SimpleNamespace(weights=weights)
             self._send = lambda _: send(self._collector.version)
 

@@ -189,6 +189,7 @@ VALUES: dict[str, list[Any]] = {
     r"labelSmoothing$": [0.1],
     r"dualClip$": [1.001],
     r"gspo.clipRatio$": [0.0001],
+    r"cispo.clipRatio$": [0.01],
     r"importanceCap$": [1.01],
     r"algorithm$": ["reinforce_pp"],
     r"SampleFn$": ["newest"],
@@ -209,7 +210,7 @@ VALUES: dict[str, list[Any]] = {
 _NOT_READ = ("activation_checkpointing", "steps_per_print", "bf16.enabled", "fp16.enabled")
 REFUSED = {
     f"spec.trainer.{section}.{key}" for section in ("deepspeed", "criticDeepspeed") for key in _NOT_READ
-}
+} | {"spec.cispo.dualClip"}
 """Leaves that may have one value, or none: the message says why. The others of DeepSpeed's it reads itself."""
 
 
