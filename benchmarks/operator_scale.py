@@ -1,4 +1,4 @@
-"""How the operator carries many jobs: time until all pods exist, against the bare creation of the same objects.
+"""Scale of the operator: time until all pods exist, against the bare creation of the same objects.
 
 .venv/bin/python benchmarks/operator_scale.py --jobs 10 100 1000
 .venv/bin/python benchmarks/operator_scale.py --jobs 1000 --ended 9000
@@ -52,10 +52,10 @@ SETTINGS = Settings(trainer_image="trainer", token_key=TOKEN_KEY.encode())
 CREATED = ("Pod", "RLHFJob", "Secret")
 """Kinds that are created; others are applied."""
 ADDRESS = "127.7.0.9"
-"""Of every pod, and of the trainer that talks."""
+"""IP of every pod, and of the trainer that answers."""
 DEADLINE_SECONDS = 1200.0
 QUIET_SECONDS = 60.0
-"""How long the jobs are watched after all their pods exist."""
+"""Time for which jobs are followed after all their pods exist."""
 
 
 def manifest(number: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ async def make(api: Api, body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def make_jobs(namespace: str, numbers: Iterable[int], *, ended: bool = False) -> list[Job]:
-    """Those that have ended have the status of a job that succeeded, and no objects."""
+    """Creates jobs; ended ones have the status of a job that succeeded, and no objects."""
     made = []
 
     async def one(number: int) -> None:
@@ -128,7 +128,7 @@ async def make_jobs(namespace: str, numbers: Iterable[int], *, ended: bool = Fal
 
 
 def processor_seconds() -> float:
-    """Of this process and all that it has started: unlike the clock, it does not know what else the machine does."""
+    """CPU time of this process and its descendants, which other work on the machine does not change."""
     own = psutil.Process()
     times = (process.cpu_times() for process in (own, *own.children(recursive=True)))
     return sum(each.user + each.system for each in times)

@@ -36,7 +36,7 @@ SAMPLING = Sampling(maxNewTokens=NEW, minNewTokens=NEW)
 
 @dataclass
 class Engine:
-    """What generation needs of a trained model: all of it on one device."""
+    """Stand-in for a trained model in generation: whole, on one device."""
 
     model: LlamaForCausalLM
     micro_batch_tokens: int = TOKENS

@@ -1,4 +1,4 @@
-"""What a role's process takes to start: processor seconds of all it starts, and seconds until it answers.
+"""Start-up cost of a role's process: processor seconds of all it starts, and seconds until it answers.
 
     .venv/bin/python benchmarks/startup.py [--times N]
 

@@ -123,7 +123,7 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
 
 
 def _values(node: Any, counted: dict[int, int]) -> int:
-    """How many values a document has with its aliases written out; each object is counted once."""
+    """Number of values in a document with its aliases expanded; each object is visited once."""
     if not isinstance(node, Mapping | list):
         return 1
     if id(node) not in counted:

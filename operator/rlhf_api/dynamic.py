@@ -1,4 +1,4 @@
-"""What `replay.streamDataLoaderType: dynamic` asks of a graph: training on each minibatch as it comes."""
+"""Rules on a graph under `replay.streamDataLoaderType: dynamic`, which trains on each minibatch as it comes."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def read(
     replaced by the later one. `${NAME:default}` is replaced in each file, by `variables`.
 
     Raises:
-    InvalidJob: a file cannot be read, is not YAML, includes itself, or names an unset variable.
+        InvalidJob: a file cannot be read, is not YAML, includes itself, or names an unset variable.
     """
     document = spelled(_document(file, variables), f"{file}: ")
     if not isinstance(document, Mapping) or INCLUDE not in document:

@@ -84,7 +84,7 @@ def load(file: Path, overrides: Iterable[str] = (), trial: str | None = None) ->
     named `<name>-<trial>`.
 
     Raises:
-    InvalidJob: a file cannot be read or is not YAML, or the job is invalid.
+        InvalidJob: a file cannot be read or is not YAML, or the job is invalid.
     """
     document = composed(file, overrides)
     job = parse(document)
@@ -102,7 +102,7 @@ def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
     camelCase. Where there is no such file, the one that the function `package.module:name` returns.
 
     Raises:
-    InvalidJob: a file cannot be read or is not YAML, or an override's path does not exist.
+        InvalidJob: a file cannot be read or is not YAML, or an override's path does not exist.
     """
     if names_function(str(file)):
         document = _spelled(experiment(str(file)), f"{file}: ")
@@ -130,7 +130,7 @@ def apply_override(document: Any, override: str) -> Any:
     `spec.environment`, the value stays a string.
 
     Raises:
-    InvalidJob: the override has no `=`, or its path leads through a value that is not an object.
+        InvalidJob: the override has no `=`, or its path leads through a value that is not an object.
     """
     where, equals, text = override.partition("=")
     keys = where.replace("[", ".[").split(".")

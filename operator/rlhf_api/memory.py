@@ -46,7 +46,7 @@ class Zero:
 
     @classmethod
     def of(cls, spec: Spec, field: str) -> "Zero":
-        """Of the model in this field of `spec.model`, from the manifest, completed as the trainer completes it."""
+        """ZeRO settings of the model in this field of `spec.model`, with the defaults that the trainer fills in."""
         config, dtype = spec.trained_deepspeed(field), spec.trained_dtype(field)
         zero, bf16, fp16 = config.zero_optimization, config.bf16, config.fp16
         light = (bf16 and bf16.bf16_master_weights_and_grads) or (fp16 and fp16.fp16_master_weights_and_grads)
@@ -195,7 +195,7 @@ def _training(models: Sequence[Trained]) -> Need:
 
 
 def _always(models: Sequence[Trained]) -> list[Need]:
-    """What is kept all the time, of models that are divided alike in one."""
+    """Memory of weights and optimizer states; models with equal ZeRO settings share one entry."""
     return [
         Need(
             sum(sizes) * kept(zero).bytes(zero.ranks),

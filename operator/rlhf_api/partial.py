@@ -21,8 +21,8 @@ _STAND_INS = (True, False, 1, 2, 2**20, 0.5)
 def further(
     document: Mapping[str, Any], error: ValidationError, model: type[BaseModel], rules: Rules
 ) -> tuple[list[Problem], Any]:
-    """What the rules say of the rest of a document, and it as the model has it, wrong fields left out; nothing, and
-    None, where something is missing that nothing can stand in for."""
+    """Problems that the rules find in the rest of a document, and its model without the wrong fields; no problems and
+    None if a missing value has no stand-in."""
     values: dict[Location, list[Any]] = {}
     wrong = list[str]()
     for details in error.errors():
@@ -32,7 +32,7 @@ def further(
             wrong.append(path(at))
     bare = _without(document, list(values))
     ways = {
-        at: [made for made in (bare, *_with(bare, at, given)) if _fits(made, at, model)]
+        at: [made for made in (bare, *(_set(bare, at, value) for value in given)) if _fits(made, at, model)]
         for at, given in values.items()
     }
     found, first = list[list[Problem]](), None
@@ -55,10 +55,6 @@ def _field(location: Location) -> Location:
     """The key of an object that a wrong value stands in: a list as a whole."""
     numbers = [i for i, part in enumerate(location) if isinstance(part, int)]
     return location[: numbers[0]] if numbers else location
-
-
-def _with(document: Any, at: Location, values: Iterable[Any]) -> list[Any]:
-    return [_set(document, at, value) for value in values]
 
 
 def _set(node: Any, at: Sequence[int | str], value: Any) -> Any:

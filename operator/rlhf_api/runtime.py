@@ -94,16 +94,11 @@ def parse_runtime(body: Any) -> NamedRuntime:
 
 def load_runtime(file: Path) -> NamedRuntime:
     """Reads a runtime from a YAML file. Raises InvalidJob if the file is not a valid runtime."""
+    document = read(file)
     try:
-        return parse_runtime(read(file))
+        return parse_runtime(document)
     except InvalidJob as error:
-        whole = str(file)
-        raise InvalidJob(
-            [
-                Problem(p.where if p.where.startswith(whole) else f"{whole}: {p.where}", p.message)
-                for p in error.problems
-            ]
-        ) from None
+        raise InvalidJob([Problem(f"{file}: {p.where}", p.message) for p in error.problems]) from None
 
 
 def merged(spec: Spec, runtime: RuntimeSpec) -> Spec:

@@ -162,7 +162,7 @@ class Serving:
 
     @property
     def _what(self) -> tuple[str, str]:
-        """What the weights that come are, and what becomes of them, as messages say it."""
+        """Noun and verb for the weights beside those that serve, in messages."""
         return ("frozen weights", "kept") if self.adapted else ("new weights", "received")
 
 

@@ -52,7 +52,7 @@ class Sizes:
 
     @property
     def certain(self) -> "Sizes":
-        """The same without guessed sizes."""
+        """These sizes without the guessed ones."""
         return Sizes(
             _certain(self.policy),
             _certain(self.critic),

@@ -20,11 +20,11 @@ from .run import roles_of
 from .spec import Spec
 
 REFERENCE_COLUMN = "reference_logprobs"
-"""What a graph that compares with a reference has."""
+"""Column of every graph that compares with a reference."""
 
 
 class _Unread(NamedTuple):
-    """Fields of a section, by their names in Python, and what they are of that the job has not."""
+    """Fields of a section, by Python name; the missing part `of` which they are settings, and `why` it is missing."""
 
     where: str
     section: BaseModel

@@ -73,7 +73,7 @@ def with_runtime_of(job: RLHFJob, file: Path | None, *, needed: bool) -> RLHFJob
     """The job merged with the runtime that it references, read from the given file.
 
     Raises:
-    InvalidJob: the file holds another runtime, or none is given and one is `needed`.
+        InvalidJob: the file holds another runtime, or none is given and one is `needed`.
     """
     named = job.spec.runtime
     if file is not None:

@@ -21,7 +21,7 @@ def find(origin: Origin) -> Snapshot:
     """The snapshot from which a run starts.
 
     Raises:
-    InvalidJob: the store cannot be read, or lacks the snapshot; the message lists the steps it has.
+        InvalidJob: the store cannot be read, or lacks the snapshot; the message lists the steps it has.
     """
     url = urlsplit(origin.store)
     if url.scheme == "file" and not Path(unquote(url.path)).is_dir():  # opening would create it
@@ -47,8 +47,8 @@ def copy(snapshot: Snapshot, store: Store, committer: Committer) -> Snapshot:
     the next trainer deletes the copied segments.
 
     Raises:
-    InvalidJob: a segment is missing or damaged, or another trainer has taken the store over.
-    StoreError: a store refuses or does not respond.
+        InvalidJob: a segment is missing or damaged, or another trainer has taken the store over.
+        StoreError: a store refuses or does not respond.
     """
 
     def send(segment: Segment) -> None:

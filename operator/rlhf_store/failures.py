@@ -33,7 +33,7 @@ def patiently(call: Callable[[], T], patience: timedelta) -> T:
     """Calls `call`, retrying network and server errors for up to `patience`.
 
     Raises:
-    StoreError: it still fails, or the store refuses the request.
+        StoreError: it still fails, or the store refuses the request.
     """
     deadline, wait = time.monotonic() + patience.total_seconds(), _FIRST_WAIT_SECONDS
     while True:

@@ -39,8 +39,8 @@ async def operate(settings: Settings) -> None:
     """Serves probes, and runs as leader or on standby, until SIGTERM.
 
     Raises:
-    ValueError: a setting is invalid or names something missing.
-    ExceptionGroup: an unrecoverable error.
+        ValueError: a setting is invalid or names something missing.
+        ExceptionGroup: an unrecoverable error.
     """
     telemetry = Telemetry()
     async with AsyncExitStack() as closing:

@@ -38,7 +38,7 @@ class Event:
     reason: str
     message: str
     alike: str | None = None
-    """What is the same in the messages of events that are one, where their figures change; else the message."""
+    """Message without its figures: events that agree in it are one series. None: the message itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def wanted(
     present ones; `runtime`: the referenced one. Running pods keep those they started with until the job is suspended.
 
     Raises:
-    InvalidJob: the spec is invalid, and nothing runs yet.
+        InvalidJob: the spec is invalid, and nothing runs yet.
     """
     try:
         spec = from_cluster(job.body).spec

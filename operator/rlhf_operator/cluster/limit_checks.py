@@ -85,7 +85,7 @@ def _container(limits: Limits, where: str, container: Body) -> Iterator[Problem]
 
 
 def _object(value: Any) -> Body:
-    """What is no object where a pod has one, the API server refuses."""
+    """The value if it is an object, else an empty one: the API server refuses the pod anyway."""
     return value if isinstance(value, Mapping) else {}
 
 

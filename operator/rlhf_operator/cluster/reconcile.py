@@ -57,7 +57,7 @@ class Reconciler:
         self._refused: dict[Key, tuple[Finish | str, int | None]] = {}
         self._written: dict[Key, float] = {}
         self._uids: dict[Key, str] = {}
-        """Of the jobs that all this is remembered of: another one of the same name begins anew."""
+        """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
     async def close(self) -> None:
         await self._trainers.close()

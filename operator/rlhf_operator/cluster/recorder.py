@@ -16,9 +16,9 @@ from .conditions import Event
 logger = logging.getLogger(__name__)
 
 _SAME_SECONDS = 600.0
-"""The same thing is one event as long as it happens again within this time."""
+"""Longest gap between two occurrences of one event series, seconds."""
 _QUIET_SECONDS, _LONGEST_QUIET = 10.0, 600.0
-"""A count is written no more often than this; twice as long each time."""
+"""First and longest interval between two writes of a series' count, seconds; it doubles at each write."""
 _REMEMBERED = 2048
 _DEADLINE_SECONDS = 2.0
 _LONGEST = 1024  # the API server's limit

@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def missing(name: str) -> str:
-    """What of `package.module:name` is not there, for modules in the current directory or installed; empty where
-    nothing is, or where only running the module would tell."""
+    """The missing part of `package.module:name`, looked for in the current directory and among installed modules;
+    empty if none is missing, or if only running the module would tell."""
     module, _, wanted = name.partition(":")
     found: ModuleSpec | None = None
     within: Sequence[str] | None = [str(Path.cwd()), *sys.path]

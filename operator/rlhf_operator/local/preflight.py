@@ -40,7 +40,7 @@ def check_files(spec: Spec) -> list[Problem]:
 
 
 def named_files(spec: Spec, told: Sequence[Problem]) -> list[Problem]:
-    """Those of `check_files` that hold for a spec whose problems are `told`, and do not follow from them."""
+    """Problems of `check_files` that hold for a spec with the problems `told`, without those that follow from them."""
     data = [] if any(problem.where.startswith("spec.data") for problem in told) else _data(spec)
     found = [*data, *_models(spec), *_functions(spec)]
     return [problem for problem in found if not any(other.where == problem.where for other in told)]

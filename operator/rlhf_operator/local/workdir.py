@@ -63,7 +63,7 @@ def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobS
     """Prepares the work directory for this run; returns the status of the run that it resumes, if any.
 
     Raises:
-    InvalidJob: it holds an earlier run and neither `resume` nor `overwrite` is set, or that run is another one.
+        InvalidJob: it holds an earlier run and neither `resume` nor `overwrite` is set, or that run is another one.
     """
     if not (workdir / CONFIG).exists():
         if resume and spec.checkpoint.store is None:

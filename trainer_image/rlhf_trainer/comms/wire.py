@@ -52,7 +52,7 @@ def decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Arrays and header of a message, compressed or not.
 
     Raises:
-    WireError: `data` is truncated, corrupt or not a message.
+        WireError: `data` is truncated, corrupt or not a message.
     """
     if data.startswith(_ZSTD):
         data = _decompressed(data)

@@ -28,7 +28,7 @@ class PromptSource:
         self.places: dict[str, int] = {}
         """Positions of the prompts in progress, by id."""
         self._again: dict[str, int] = {}
-        """Those of prompts that are to be issued again: of a snapshot, or of a step that ended without them."""
+        """Positions of prompts to issue again, by id: from a snapshot, or from a step that ended without them."""
 
     def issue(self, count: int) -> list[Prompt]:
         """The next `count` prompts; those of a snapshot are issued again first."""

@@ -22,7 +22,7 @@ class Base:
 
     @classmethod
     def of(cls, adapter: "Adapter", tensors: Callable[[], Iterator[tuple[str, Tensor]]]) -> "Base":
-        """What an adapter is added to; `tensors` as `TrainedModel.base_tensors`."""
+        """The frozen weights below an adapter; `tensors` yields them as `TrainedModel.base_tensors` does."""
         return cls(str(adapter.fingerprint["base"]), tensors, adapter.scale, adapter.transposed)
 
     @property

@@ -15,7 +15,7 @@ from .launch import on_cpu
 
 SERVER = "vllm.entrypoints.openai.api_server"
 IMPORTED = ("vllm.v1.engine.async_llm", "vllm.v1.engine.core")
-"""Of vLLM, by server and engine."""
+"""Modules of vLLM that server and engine import."""
 
 
 class Engine(ForkProcess):
