@@ -143,14 +143,20 @@ def test_a_refusal_is_over_with_the_first_look_that_nothing_is_refused_in():
     tell(told)
 
 
-def test_an_attempt_that_was_refused_is_no_attempt():
-    def over_quota(body: Body) -> None:
-        if body["kind"] == "Pod":
-            raise ApiError(403, "Forbidden", "exceeded quota")
+def no_pods(error: ApiError) -> Callable[[Body], None]:
+    """A server that answers `error` to every Pod."""
 
+    def refuse(body: Body) -> None:
+        if body["kind"] == "Pod":
+            raise error
+
+    return refuse
+
+
+def test_an_attempt_that_was_refused_is_no_attempt():
     async def told(story: Story) -> None:
         story.submit("first")
-        story.server.refuse = over_quota
+        story.server.refuse = no_pods(ApiError(403, "Forbidden", "exceeded quota"))
         for _ in range(3):
             with pytest.raises(ApiError, match="exceeded quota"):
                 await story.look()
@@ -165,13 +171,11 @@ def test_an_attempt_that_was_refused_is_no_attempt():
 def test_a_job_made_again_under_its_name_inherits_nothing():
     """`kubectl replace --force`: no look saw that the first one was gone."""
 
-    def takes_no_pod(body: Body) -> None:
-        if body["kind"] == "Pod":
-            raise ApiError(422, "Invalid", "spec.volumes[4].name: Duplicate value", kind="Pod")
-
     async def told(story: Story) -> None:
         story.submit("first")
-        story.server.refuse = takes_no_pod
+        story.server.refuse = no_pods(
+            ApiError(422, "Invalid", "spec.volumes[4].name: Duplicate value", kind="Pod")
+        )
         with pytest.raises(ApiError, match="Duplicate"):
             await story.look()
         story.server.refuse = lambda _body: None
@@ -185,15 +189,11 @@ def test_a_job_made_again_under_its_name_inherits_nothing():
 
 
 def test_a_job_whose_predecessors_pods_still_end_waits_with_its_first_attempt():
-    def name_is_taken(body: Body) -> None:
-        if body["kind"] == "Pod":
-            raise ApiError(409, "AlreadyExists", "the name is taken")
-
     async def told(story: Story) -> None:
         story.submit("first")
         await story.look()
         story.submit("second")
-        story.server.refuse = name_is_taken
+        story.server.refuse = no_pods(ApiError(409, "AlreadyExists", "the name is taken"))
         for _ in range(3):
             with pytest.raises(ApiError, match="the name is taken"):
                 await story.look()
