@@ -105,6 +105,8 @@ def check_one_run(jobs: Jobs) -> None:
     jobs.apply(ppo())
     jobs.until("ppo", "Running", timeout=START_S)
     step_reached(jobs, "ppo", 1)
+    # The first steps may be made before the kubelet's next look at the generator, every five seconds.
+    eventually(lambda: jobs.status("ppo")["generatorsReady"] == "1/1", "the generator counts as ready", 60)
     check_columns(jobs)
     check_logs(jobs)
     check_secrets(jobs)
