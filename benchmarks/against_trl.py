@@ -100,7 +100,7 @@ def our_steps(model: Path, workdir: Path, steps: int) -> list[float]:
     }
     job = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "grpo"}, "spec": spec}
     manifest.write_text(json.dumps(job))
-    command = [sys.executable, "-m", "rlhf_operator.cli", "run", str(manifest), "--workdir", str(workdir)]
+    command = [sys.executable, "-m", "rlhf_operator.cli", "run", str(manifest), "--workdir", str(workdir), *sys.argv[3:]]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     print({k: round(v, 3) for k, v in lines[-1].items() if k.endswith("seconds")}, flush=True)
