@@ -1,10 +1,11 @@
 """Does it learn? The sentiment chain for several seeds, judged by a word list that training never sees.
 
-    .venv/bin/python benchmarks/learning.py [--seeds 1 2 3] [--staleness 0 1 4]
+    .venv/bin/python benchmarks/learning.py [--seeds 1 2 3] [--staleness 0 1 4] [--rollout proximal=sampled]
 
 Each seed makes its own model, fine-tunes it, trains its own reward model and runs 40 PPO steps, once for each bound on
-the age of trained tokens. Prints the share of positive responses to held-out prompts before, during and after, the
-highest and the mean age of a trained token in versions, and the mean effective sample size of the correction.
+the age of trained tokens, with the fields of `spec.rollout` that are given. Prints the share of positive responses to
+held-out prompts before, during and after, the highest and the mean age of a trained token in versions, and the mean
+effective sample size of the correction.
 """
 
 import argparse
@@ -55,13 +56,15 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--staleness", type=int, nargs="+", default=[0])
+    parser.add_argument("--rollout", nargs="+", default=[], metavar="FIELD=VALUE")
     chosen, header = parser.parse_args(), False
+    rollout = [f"spec.rollout.{each}" for each in chosen.rollout]
     for seed in chosen.seeds:
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
             overrides = parts(seed, folder)
             for bound in chosen.staleness:
-                run("ppo", folder, *overrides, f"spec.rollout.maxStaleness={bound}")
+                run("ppo", folder, *overrides, f"spec.rollout.maxStaleness={bound}", *rollout)
                 shares, (oldest, mean, share) = judged(folder / "ppo"), ages(folder / "ppo")
                 if not header:
                     steps = "".join(f" step {step} |" for step in shares)
