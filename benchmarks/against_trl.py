@@ -1,11 +1,13 @@
 """GRPO here and in TRL, in turns on one machine: the same model, prompts, lengths and updates; samples a second.
 
-`pip install trl==1.16 accelerate datasets`, then `python benchmarks/against_trl.py --shape 3m --rounds 3`.
+`pip install trl==1.16 accelerate datasets`, then `python benchmarks/against_trl.py --shape 3m --rounds 3`. Each side
+runs as it is shipped; with `--wait ACTIVE` or `PASSIVE` the compute threads of both spin, or sleep, while they wait.
 """
 
 import argparse
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -39,17 +41,19 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=8, help="timed steps of each round, after two that are not"
     )
+    parser.add_argument("--wait", choices=["ACTIVE", "PASSIVE"], help="OpenMP's wait policy, of both sides")
     parser.add_argument("--only-trl", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only_trl:
         print(json.dumps(trl_steps(options.only_trl, options.steps)))
         return
+    waiting = {"OMP_WAIT_POLICY": options.wait} if options.wait else {}
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "model", SHAPES[options.shape])
         ours, theirs = list[float](), list[float]()
         for number in range(options.rounds):
-            ours.append(rate(our_steps(model, Path(folder) / f"run{number}", options.steps)))
-            theirs.append(rate(in_a_process(model, options.steps)))
+            ours.append(rate(our_steps(model, Path(folder) / f"run{number}", options.steps, waiting)))
+            theirs.append(rate(in_a_process(model, options.steps, waiting)))
             print(f"round {number + 1}: ours {ours[-1]:.1f}, TRL {theirs[-1]:.1f} samples/s", flush=True)
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
         print(f"ours / TRL: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
@@ -82,7 +86,7 @@ def length_reward(_prompts: list[str], responses: list[str], _rows: list[Any]) -
     return [response.count("a") / (1 + len(response)) for response in responses]
 
 
-def our_steps(model: Path, workdir: Path, steps: int) -> list[float]:
+def our_steps(model: Path, workdir: Path, steps: int, environment: dict[str, str]) -> list[float]:
     """Seconds of each step of `rlhf run`."""
     rows = workdir.with_suffix(".jsonl")
     rows.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
@@ -97,20 +101,23 @@ def our_steps(model: Path, workdir: Path, steps: int) -> list[float]:
         "generator": {"sharedWithTrainer": True},
         "reward": {"functions": [{"function": "benchmarks.against_trl:length_reward"}]},
         "checkpoint": {"everySteps": steps + 2},
+        "environment": environment,
     }
     job = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "grpo"}, "spec": spec}
     manifest.write_text(json.dumps(job))
-    command = [sys.executable, "-m", "rlhf_operator.cli", "run", str(manifest), "--workdir", str(workdir), *sys.argv[3:]]
+    command = [sys.executable, "-m", "rlhf_operator.cli", "run", str(manifest), "--workdir", str(workdir)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     print({k: round(v, 3) for k, v in lines[-1].items() if k.endswith("seconds")}, flush=True)
     return [line["seconds"] for line in lines[2:]]
 
 
-def in_a_process(model: Path, steps: int) -> list[float]:
+def in_a_process(model: Path, steps: int, environment: dict[str, str]) -> list[float]:
     """TRL's steps in a process of their own, as ours are."""
     command = [sys.executable, __file__, "--only-trl", str(model), "--steps", str(steps)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | environment
+    )
     found: list[float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
