@@ -66,9 +66,8 @@ class Trainer(RoleSpec):
     """DeepSpeed under torchrun: `replicas` nodes of `processesPerReplica` ranks."""
 
     processes_per_replica: Positive = 1
-    progress_deadline_seconds: Positive | None = None
-    """On a cluster: a trainer that makes no step for so long is started again, which counts; `backoffWindowSeconds` has
-    to be several times as long for the budget to be used up by it."""
+    progress_deadline_seconds: Positive = 900
+    """A trainer without a sign of progress for so long is killed and started again, counted (docs/detection.md)."""
     micro_batch_tokens: Positive = 16384
     """Upper bound of the tokens, with their padding, that one rank forwards at once."""
     critic_micro_batch_tokens: Positive | None = None

@@ -85,6 +85,8 @@ class TrainerStatus(Report):
 
     activity: Word
     """Present activity, in a word or two: `starting`, `generating`, `training` ..."""
+    progress_count: Count | None = None
+    """Signs of progress so far: tokens, scores, micro-batches, tensors ...; None from earlier releases."""
     step: Count = 0
     total_steps: Count
     episode: Count = 0
@@ -189,7 +191,9 @@ class ClusterStatus(Report):
     provisioning_since: Time | None = None
     """Since when pods are there and the trainer does not train yet."""
     progress_time: Time | None = None
-    """Last start of the trainer, or report of another step."""
+    """Last start of the trainer, or report of progress."""
+    progress_count: Count | None = None
+    """The trainer's count of signs of progress then."""
     scaling: ScalingStatus | None = None
     suspend_requested: Time | None = None
     """Time at which the trainer was first to be asked for a checkpoint and its end."""

@@ -28,7 +28,7 @@ _TYPES = {
     "NcclTimeout": "Watchdog caught collective operation timeout|NCCL.*(?:timeout|timed out)",
     "NcclError": "NCCL [Ee]rror|nccl(?:System|Internal|Remote|UnhandledCuda)Error|NCCL communicator was aborted",
     "Hung": "gave no sign of life",
-    "NoProgress": "made no step for",
+    "NoProgress": "made no progress for",
     "EngineDead": r"vLLM's process .* (?:was ended|exited)|vLLM's engine is dead|^exited with code 70\b",
 }
 """Failure types, root causes first, by the patterns of their messages."""

@@ -1,7 +1,7 @@
 """Read access to the committed snapshots of a store."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from pydantic import JsonValue
@@ -77,9 +77,16 @@ class Snapshot:
 class Archive:
     """The committed snapshots of a store."""
 
-    def __init__(self, url: str, *, patience: timedelta = PATIENCE, known: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        patience: timedelta = PATIENCE,
+        known: bool = False,
+        retrying: Callable[[], None] = lambda: None,
+    ) -> None:
         """Raises InvalidJob if the URL does not name a store that can be opened; see `Store`."""
-        self.store = Store(url, patience=patience, known=known)
+        self.store = Store(url, patience=patience, known=known, retrying=retrying)
 
     def read_root(self) -> tuple[Root, Version | None]:
         """The root and its version, for compare-and-swap; an empty root and None in a new store.

@@ -29,8 +29,8 @@ class Conflict(RuntimeError):
     """Another writer has written this object."""
 
 
-def patiently(call: Callable[[], T], patience: timedelta) -> T:
-    """Calls `call`, retrying network and server errors for up to `patience`.
+def patiently(call: Callable[[], T], patience: timedelta, retrying: Callable[[], None] = lambda: None) -> T:
+    """Calls `call`, retrying network and server errors for up to `patience`; `retrying` is called before each retry.
 
     Raises:
         StoreError: it still fails, or the store refuses the request.
@@ -45,6 +45,7 @@ def patiently(call: Callable[[], T], patience: timedelta) -> T:
                 raise StoreError(f"the checkpoint store fails: {reason(error)}") from error
             if wait > _TOLD_SECONDS:
                 log.warning("the checkpoint store fails, trying again: %s", reason(error))
+        retrying()
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 

@@ -62,15 +62,23 @@ class Listed:
 class Store:
     """Objects under one URL. All methods raise StoreError if the store refuses or does not respond."""
 
-    def __init__(self, url: str, *, patience: timedelta = PATIENCE, known: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        patience: timedelta = PATIENCE,
+        known: bool = False,
+        retrying: Callable[[], None] = lambda: None,
+    ) -> None:
         """Credentials come from the environment, as each store's own tools read them.
 
-        `known`: the store has worked before, so the first call is retried for the full `patience` too.
+        `known`: the store has worked before, so the first call is retried for the full `patience` too. `retrying` is
+        called before each retry.
 
         Raises:
             InvalidJob: the URL does not name a store that can be opened and listed.
         """
-        self.url, self.patience, self._known = url, patience, known
+        self.url, self.patience, self._known, self._retrying = url, patience, known, retrying
         try:
             self._store = _connect(url, patience)
             first = self._store if known else _connect(url, FIRST_PATIENCE)
@@ -186,7 +194,7 @@ class Store:
             self._ask(lambda: obstore.delete(self._store, list(keys)))
 
     def _ask(self, call: Callable[[], T]) -> T:
-        return patiently(call, self.patience)
+        return patiently(call, self.patience, self._retrying)
 
     def _first_ask(self, call: Callable[[], T]) -> T:
         """The first request, with a short deadline: a mistyped name is reported soon, as an error of the job."""

@@ -11,6 +11,7 @@ from rlhf_api.duration import Batch, Machine, Work, of_step, predicted
 from rlhf_api.manifest import RLHFJob
 from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, command, environment, replicas, roles_of
 from rlhf_api.status import TrainerStatus
 from rlhf_operator import plan_command
@@ -22,6 +23,7 @@ from rlhf_operator.cluster.pod import build_pod
 from rlhf_operator.cluster.snapshot import Job
 from rlhf_operator.manifest_arguments import with_runtime_of
 from rlhf_operator.plan_table import plan_lines
+from rlhf_operator.progress_deadline import hang
 from rlhf_operator.restart_policy import Ended, ProcessState, decide
 
 HOUR, WINDOW = 3600.0, 2000.0
@@ -78,7 +80,8 @@ def scaling(job: RLHFJob) -> Any:
 
 
 def restarts(job: RLHFJob) -> Any:
-    """Actions after an end of each role's process: by its code, its cause and the restarts there were."""
+    """Actions after an end of each role's process: by its code, its cause and the restarts there were; and the end of a
+    trainer that hangs for an hour."""
     ends = [
         Ended(at=5.0, code=code, reason="ended", cause=cause) for code, cause in ((1, ""), (137, "OOMKilled"))
     ]
@@ -91,7 +94,8 @@ def restarts(job: RLHFJob) -> Any:
                 seen = [*others, ProcessState(role, 0, started=0.0, ready=True, ended=ended)]
                 found.append(decide(job.spec, seen, {role: had}, now=HOUR))
                 found.append(left(job.spec, {role: had}, role, HOUR))
-    return found
+    trainer = ProcessState(Role.TRAINER, 0, started=0.0, ready=True)
+    return [*found, hang(job.spec, [trainer], 1.0, 1.0 + HOUR, "training")]
 
 
 def cluster(job: RLHFJob) -> Any:

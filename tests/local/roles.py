@@ -102,6 +102,8 @@ def train() -> None:
     renewed = config["spec"]["generator"]["replicas"] if word == "renewed" else 0
     while (len(members) < wanted or len(told) < wanted + renewed) and not stop.is_set():
         time.sleep(0.01)
+    if word == "stuck":
+        state["progressCount"] = 7
     saved = workdir / "saved"
     first = int(saved.read_text()) if config["resume"] and saved.exists() else 0
     for step in range(first + 1, total + 1):
@@ -126,8 +128,11 @@ def train() -> None:
                 stop.set()
             while word == "hold" and not stop.is_set():
                 time.sleep(0.01)
-            while word == "deaf":
+            while word in ("deaf", "stuck"):
                 time.sleep(1)
+            if word == "stopped":
+                show()
+                os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(0.05)
     (workdir / "policy").mkdir(exist_ok=True)
     show()

@@ -413,6 +413,19 @@ def test_a_role_that_hangs_is_ended_and_starts_again(run: Run, monkeypatch: pyte
     assert run.alive() == []
 
 
+@pytest.mark.parametrize("how", ["stopped", "stuck"])
+def test_a_trainer_without_progress_is_ended_and_goes_on_from_its_checkpoint(run: Run, how: str) -> None:
+    """It answers no more, or that it is where it was."""
+    code, out, err = run(trainer=f"{how} serve", overrides=("spec.trainer.progressDeadlineSeconds=4",))
+    assert code == 0, out + err
+    words = "made no progress for 4 s, last seen training (spec.trainer.progressDeadlineSeconds)"
+    assert f"trainer-0 {words}; see w/logs/trainer-0.log" in out
+    steps = [line.split("step ")[1][0] for line in out.splitlines() if " step " in line and "/4" in line]
+    assert steps == list("1234")
+    assert run.status()["roles"]["trainer"]["restarts"] == 1
+    assert run.alive() == []
+
+
 @pytest.fixture
 def memory_group(tmp_path: Path) -> Iterator[Path]:
     """A control group of 64 MiB, where this machine lets us make one of version 1."""

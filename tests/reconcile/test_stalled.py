@@ -176,45 +176,102 @@ def test_why_a_container_waits_is_the_reason(reason, field):
     assert stalled(world) == ("True", reason, f"job-trainer-0: {reason}: why")
 
 
+def unready(world: World) -> None:
+    """As a kubelet finds a trainer that does not answer."""
+    world.pods["job-trainer-0"]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+
+
+def counting(*overrides: str) -> World:
+    """A job whose trainer stands where it is, until it is told otherwise."""
+    world = running(*overrides)
+    world.trainer = world.trainer.model_copy(update={"progress_count": 7})
+    return world
+
+
 HOUR = "spec.trainer.progressDeadlineSeconds=3600"
 
 
-def test_a_trainer_that_makes_no_step_is_started_again_and_counted_once():
-    world = running(HOUR, "spec.trainer.replicas=2")
+@pytest.mark.parametrize("silent", [False, True], ids=["answers", "silent"])
+def test_a_trainer_without_progress_is_started_again_and_counted_once(silent):
+    world = counting(HOUR, "spec.trainer.replicas=2")
+    seen = {"silent_since": world.now.timestamp()} if silent else {}
+    if silent:
+        unready(world)
     for _ in range(71):
-        assert names(world.step(50)) == ([], [])
+        assert names(world.step(50, **seen)) == ([], [])
     assert world.status.restarts == 0
-    world.now += datetime.timedelta(seconds=60)
+    world.now += datetime.timedelta(seconds=60 + 3600 / 10)
+    world.step(**seen)
     world.settle()
     assert world.attempts() == {"2"}
     assert world.status.restarts == 1
     told = [message for reason, message in world.events if reason == "PodFailed"]
-    assert "trainer-0 made no step for 3600 s (spec.trainer.progressDeadlineSeconds)" in told
+    words = "made no progress for 3600 s, last seen training (spec.trainer.progressDeadlineSeconds)"
+    assert f"trainer-0 {words}" in told
 
 
-def test_a_trainer_that_makes_steps_is_left_alone_by_an_operator_that_was_started_again_too():
+def test_a_trainer_that_gets_on_is_left_alone_by_an_operator_that_was_started_again_too():
     world = running(HOUR)
-    for step in range(4, 10):
-        world.trainer = TrainerStatus(activity="training", step=step, total_steps=20)
+    for count in range(8, 14):
+        world.trainer = TrainerStatus(activity="training", step=3, total_steps=20, progress_count=count)
         world.step(3000)
         world.trainer = None  # as a new operator sees it
         assert names(world.step(1)) == ([], [])
     assert world.status.restarts == 0
 
 
+def test_progress_within_a_step_is_a_write_in_a_tenth_of_its_deadline():
+    world, written = counting(HOUR), set()
+    for count in range(8, 80):  # an hour
+        world.trainer = world.trainer.model_copy(update={"progress_count": count})
+        world.step(50)
+        written.add(world.status.cluster.progress_time)
+    assert 9 <= len(written) <= 11
+
+
+@pytest.mark.parametrize(
+    "report",
+    [{"activity": "starting", "progress_count": 1}, {"activity": "training", "progress_count": None}],
+)
+def test_a_trainer_that_counts_nothing_need_only_answer(report):
+    """It loads its models, or is of an earlier release."""
+    world = running(HOUR)
+    world.trainer = world.trainer.model_copy(update=report)
+    for _ in range(4):
+        assert names(world.step(3000)) == ([], [])
+    silent = world.now.timestamp()
+    unready(world)
+    world.now += datetime.timedelta(seconds=3600)
+    assert names(world.look(silent_since=silent))[1] == ["job-trainer-0"]
+
+
+def test_a_trainer_that_the_operator_alone_cannot_reach_is_not_taken_for_one_that_hangs():
+    world = counting(HOUR)
+    silent = world.now.timestamp()
+    for _ in range(4):
+        assert names(world.step(3000, silent_since=silent)) == ([], [])
+    assert stalled(world)[:2] == ("True", "TrainerUnreachable")
+
+
+def test_a_gang_that_has_reported_nothing_has_the_time_of_its_start():
+    world = World(("spec.trainer.progressDeadlineSeconds=60", "spec.trainer.startupTimeoutSeconds=3600"))
+    world.step()
+    world.kubelet()
+    unready(world)
+    for _ in range(34):
+        assert names(world.step(100)) == ([], [])
+    world.now += datetime.timedelta(seconds=300)
+    assert names(world.look())[1] == ["job-trainer-0"]
+
+
 def test_a_trainer_that_hangs_again_and_again_uses_up_its_budget():
-    world = running(HOUR, "spec.trainer.backoffLimit=1", "spec.trainer.backoffWindowSeconds=86400")
-    for _ in range(2):
-        world.now += datetime.timedelta(seconds=3700)
+    world = counting()
+    for _ in range(4):
+        world.step(900 / 10)
+        world.step(900)
         world.settle()
     assert world.status.phase == "Failed"
-    assert "made no step for 3600 s" in world.status.message
-
-
-def test_without_the_deadline_a_step_may_take_for_ever():
-    world = running()
-    world.now += datetime.timedelta(days=30)
-    assert names(world.step()) == ([], [])
+    assert "made no progress for 900 s" in world.status.message
 
 
 def test_nccl_over_tcp_where_rdma_was_asked_for_is_a_condition_and_one_event():

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import signal
 import threading
 import time
 import urllib.request
@@ -46,6 +47,13 @@ def kill_trainer_after_two_steps(point: str) -> None:
         os.kill(os.getpid(), 9)
 
 
+def stop_each_rank_once(point: str) -> None:
+    """Rank 0 stops in the first update of step 2, rank 1 in that of step 4, as by SIGSTOP: each once."""
+    rank = os.environ["RANK"]
+    if point == {"0": "update:1.0", "1": "update:3.0"}[rank] and _first_time(f"stopped-{rank}"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def kill_engine_in_swap(point: str) -> None:
     """The engine's process of one generator kills itself when it is told to go over to weight version 2."""
     if point == "swap:2" and _first_time():
@@ -66,9 +74,9 @@ def spoil_a_served_weight(point: str) -> None:
         served.loaded = spoilt
 
 
-def _first_time() -> bool:
+def _first_time(mark: str = "killed-once") -> bool:
     try:
-        Path(os.environ["RLHF_TERMINATION_LOG"]).with_name("killed-once").touch(exist_ok=False)
+        Path(os.environ["RLHF_TERMINATION_LOG"]).with_name(mark).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True

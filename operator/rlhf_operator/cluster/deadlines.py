@@ -5,8 +5,14 @@ import datetime
 from rlhf_api.status import ClusterStatus, JobStatus
 
 from ..job_status import time_text
+from ..progress_deadline import shows_progress
 from ..restart_policy import Finish
+from .conditions import SILENT_SECONDS
 from .observed import Observed
+from .snapshot import Pod
+
+MOVES_ON = 0.1
+"""Share of its deadline in which the time of the trainer's last progress is written again."""
 
 
 def ended(
@@ -41,12 +47,29 @@ def _too_long(
     )
 
 
-def progress_time(
-    observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
-) -> str | None:
-    """Time at which a step was last seen that is new."""
-    stepped = observed.trainer is not None and observed.trainer.step != before.step
-    return time_text(now) if stepped else cluster.progress_time
+def with_progress(
+    observed: Observed, first: Pod | None, cluster: ClusterStatus, now: datetime.datetime
+) -> ClusterStatus:
+    """With the time of the trainer's last progress; `first` is its rank 0's pod. Each new time is a write to the API
+    server, so it moves on by MOVES_ON of the deadline at least; until then, the next report shows progress too."""
+    if cluster.progress_time is None:
+        return cluster
+    age = (now - datetime.datetime.fromisoformat(cluster.progress_time)).total_seconds()
+    if age < MOVES_ON * observed.wanted.spec.trainer.progress_deadline_seconds:
+        return cluster
+    if not _gets_on(observed, first, cluster.progress_count, now.timestamp()):
+        return cluster
+    count = observed.trainer.progress_count if observed.trainer else None
+    return cluster.model_copy(update={"progress_time": time_text(now), "progress_count": count})
+
+
+def _gets_on(observed: Observed, first: Pod | None, count: int | None, now: float) -> bool:
+    """True if the trainer reports progress. Of one that the operator cannot reach while its kubelet can, nothing is
+    known, and it is left alone."""
+    report, silent_since = observed.trainer, observed.silent_since
+    if report is None or (silent_since is not None and now >= silent_since + SILENT_SECONDS):
+        return first is not None and first.ready
+    return silent_since is None and shows_progress(report, count)
 
 
 def _refusal(observed: Observed) -> Finish | None:

@@ -17,7 +17,7 @@ from . import autoscale, deadlines, windows
 from .conditions import Event, Look, describe
 from .consequences import Deletion, NewPod, carried_out, deletion
 from .observed import Observed
-from .pod_groups import PodGroups, evicted, lost, membership, seen, sort, stuck
+from .pod_groups import PodGroups, evicted, hung, lost, membership, seen, sort
 from .usage import counted
 
 POLL_SECONDS = 5.0
@@ -82,9 +82,10 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     last = 0.0 if waited else restarts.get(Role.TRAINER, Restarts()).last
     processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None, last=last)
 
-    progressed = deadlines.progress_time(observed, before, cluster, now)
-    cluster = cluster.model_copy(update={"progress_time": progressed})
-    processes = stuck(spec, processes, sight, cluster, now.timestamp())
+    first = sight.current.get((Role.TRAINER, 0, 0))
+    cluster = deadlines.with_progress(observed, first, cluster, now)
+    activity = observed.trainer.activity if observed.trainer else None
+    processes = hung(spec, processes, sight, cluster, now.timestamp(), activity)
     finish = deadlines.ended(observed, before, cluster, now)
     if finish is None and suspend:
         return _suspend(observed, before, cluster, sight, processes, now)

@@ -8,6 +8,7 @@ from rlhf_api.run import EXIT_SUSPENDED, Member, Membership, places, pods_each, 
 from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
+from ..progress_deadline import hang
 from ..restart_policy import Ended, ProcessState
 from .snapshot import SIGTERMED, Pod, seconds
 
@@ -88,20 +89,20 @@ def seen(
     return found
 
 
-def stuck(
-    spec: Spec, processes: Sequence[ProcessState], sight: PodGroups, cluster: ClusterStatus, now: float
+def hung(
+    spec: Spec,
+    processes: Sequence[ProcessState],
+    sight: PodGroups,
+    cluster: ClusterStatus,
+    now: float,
+    activity: str | None,
 ) -> list[ProcessState]:
-    """Trainers are marked as failed if they have made no step for too long."""
-    limit = spec.trainer.progress_deadline_seconds
-    begun = [s.started for s in processes if s.role is Role.TRAINER and s.started and s.ended is None]
-    if limit is None or cluster.progress_time is None or not begun or sight.counted_of(Role.TRAINER):
+    """The processes, trainers as ended if they hang; their pods are deleted as those of a gang that failed."""
+    if cluster.progress_time is None or sight.counted_of(Role.TRAINER):
         return list(processes)
-    since = max(seconds(cluster.progress_time), *begun)
-    if now < since + limit:
-        return list(processes)
-    field = "spec.trainer.progressDeadlineSeconds"
-    end = Ended(since + limit, SIGTERMED, f"made no step for {limit} s ({field})")
-    return [replace(s, ended=end) if s.role is Role.TRAINER and s.ended is None else s for s in processes]
+    end = hang(spec, processes, seconds(cluster.progress_time), now, activity)
+    trainers = [s for s in processes if s.role is Role.TRAINER and s.ended is None]
+    return [replace(s, ended=end) if end and s in trainers else s for s in processes]
 
 
 def lost(pod: Pod, now: float) -> bool:

@@ -23,7 +23,8 @@ from rlhf_api.status import JobStatus
 from ..budget import Restarts, one_more, totals
 from ..control import ControlClient
 from ..job_status import first_status, job_status
-from ..restart_policy import Finish, Kill, Start, decide
+from ..progress_deadline import hang
+from ..restart_policy import Action, Finish, Kill, Start, decide
 from . import workdir
 from .liveness import end_the_hung
 from .metrics import Metrics
@@ -109,13 +110,7 @@ class Host:
             await self._observe(control)
             if message := remaining(self.processes):
                 return Finish("Failed", "ProcessesRemain", message)
-            actions = decide(
-                self.config.spec,
-                [process.seen() for process in self.processes],
-                self.restarts,
-                now=time.monotonic(),
-            )
-            for action in actions:
+            for action in self._decide(time.monotonic()):
                 if isinstance(action, Finish):
                     return action
                 self._act(action)
@@ -123,6 +118,19 @@ class Host:
             self._tell()
             await self._pause()
         return await self._stop(control)
+
+    def _decide(self, now: float) -> Sequence[Action]:
+        """The restart policy's actions; a trainer that hangs is killed first, and is restarted when that has ended
+        it."""
+        spec, seen, report = (
+            self.config.spec,
+            [process.seen() for process in self.processes],
+            self.trainer.status,
+        )
+        end = hang(spec, seen, self.trainer.progressed, now, report.activity if report else None)
+        if end is None:
+            return decide(spec, seen, self.restarts, now=now)
+        return [Kill(s.role, s.index, end.reason) for s in seen if s.role is Role.TRAINER and not s.ended]
 
     async def _observe(self, control: ControlClient) -> None:
         for process in newly_ended(self.processes):

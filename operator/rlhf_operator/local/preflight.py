@@ -25,7 +25,7 @@ from rlhf_api.spec import Spec
 
 from .modules import missing
 
-_OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "progress_deadline_seconds", "autoscale"}
+_OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale"}
 
 
 MOST_ROWS = 10

@@ -1,5 +1,6 @@
 """The host's state of the trainer: its reports, and the membership and requests sent to it."""
 
+import time
 from collections.abc import Sequence
 
 from rlhf_api.roles import Role
@@ -8,6 +9,7 @@ from rlhf_api.status import CheckpointStatus, HealthStatus, TrainerStatus
 
 from ..control import ControlClient, Unreadable
 from ..job_status import new_breach
+from ..progress_deadline import shows_progress
 from .processes import Supervised
 from .progress import Display
 
@@ -20,6 +22,8 @@ class Trainer:
         self.process = process
         self.status: TrainerStatus | None = None
         """Its last report; None while it is not running."""
+        self.progressed = 0.0
+        """Time of the last report of progress, by the monotonic clock."""
         self._display = display
         self._checkpoint = checkpoint
         self._told: tuple[str, Membership] | None = None
@@ -37,11 +41,16 @@ class Trainer:
         if not self.answers:
             return
         try:
-            self.status = await control.status(self.process.address) or self.status
+            report = await control.status(self.process.address)
         except Unreadable as error:
             if str(error) != self._unreadable:
                 self._unreadable = str(error)
                 self._display.event(str(error))
+            return
+        if report is not None:
+            if shows_progress(report, self.status.progress_count if self.status else None):
+                self.progressed = time.monotonic()
+            self.status = report
         if self.status and self.status.last_checkpoint not in (None, self._checkpoint):
             self._checkpoint = self.status.last_checkpoint
             self._display.event(f"checkpoint of step {self.status.last_checkpoint.step}")

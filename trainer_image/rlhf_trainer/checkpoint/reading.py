@@ -10,6 +10,7 @@ from rlhf_store import archive
 from rlhf_store.archive import Archive
 from rlhf_store.manifest import DamagedSnapshot, Entry, Segment
 
+from .. import progress
 from ..comms.ranks import Ranks
 from ..comms.wire import WireError, decode
 from .segments import Batch
@@ -74,6 +75,7 @@ class Snapshot:
                 (group, i): known.get((group, i)) or self._pool.submit(self._fetch, group, i) for i in ahead
             }
             batch = agreed(self._ranks, self._fetching.pop(at).result)
+            progress.sign()
             self._whole = dict([*self._whole.items()][-1:]) | {at: batch}
         return self._whole[at]
 

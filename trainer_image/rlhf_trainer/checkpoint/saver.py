@@ -17,6 +17,7 @@ from rlhf_store.committing import Committer
 from rlhf_store.failures import StoreError
 from rlhf_store.manifest import Segment, digest_of
 
+from .. import progress
 from ..comms.ranks import Ranks
 from .segments import Batch, Group, copied
 
@@ -187,4 +188,5 @@ class Saver:
         segment = Segment(digest=digest_of(data), size=len(data), names=names)
         if segment.digest not in self._known:
             self.archive.store.put(segment.key, data)
+        progress.sign()
         return segment

@@ -20,6 +20,8 @@ from rlhf_api.run import (
 )
 from rlhf_api.status import TrainerStatus
 
+from .. import progress
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -54,7 +56,8 @@ class Control:
         self.checkpoint_requested = threading.Event()
 
     def report(self, **changes: Any) -> None:
-        """Changes fields of the status, by their Python names."""
+        """Changes fields of the status, by their Python names; a sign of progress."""
+        progress.sign()
         with self._lock:
             self._status = self._status.model_copy(update=changes)
             self._told.clear()
@@ -97,7 +100,8 @@ class Control:
 
     async def _get_status(self, _request: web.Request) -> web.Response:
         with self._lock:
-            text = self._status.model_dump_json(by_alias=True)
+            status = self._status.model_copy(update={"progress_count": progress.count()})
+            text = status.model_dump_json(by_alias=True)
             self._told.set()
         return web.Response(text=text, content_type="application/json")
 

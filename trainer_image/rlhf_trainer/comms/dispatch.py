@@ -16,6 +16,7 @@ import aiohttp
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import Member
 
+from .. import progress
 from .assignments import Assigned, Assignments
 from .http import HttpError
 from .outcomes import Ask, Failed, Interrupted, Item, Outcome, Refused, Result
@@ -91,6 +92,7 @@ class Dispatch(Generic[Item, Result]):
         try:
             while self._hand_out():
                 await self._settle()
+                progress.sign()  # each item has a deadline of its own
         finally:
             unfinished: list[asyncio.Future[Any]] = [*watches, *self._asked]
             for task in unfinished:

@@ -8,6 +8,7 @@ import aiohttp
 from rlhf_api.roles import Role
 from rlhf_api.run import HEALTH, Member
 
+from .. import progress
 from .control import Control
 from .http import PROBE_SECONDS, Background, HttpError
 
@@ -55,6 +56,7 @@ class Roster:
         """
         deadline = time.monotonic() + timeout
         while len(found := self.answering(role)) < at_least and time.monotonic() < deadline:
+            progress.sign()
             if self.stopping:
                 raise Stopped(f"stopped while waiting for the {role.value}")
             self._control.membership_changed.wait(POLL_SECONDS)

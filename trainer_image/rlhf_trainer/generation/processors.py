@@ -17,6 +17,7 @@ from transformers import (
 from rlhf_api.evaluation import Penalties
 from rlhf_api.spec import Sampling
 
+from .. import progress
 from ..data.stop_strings import StopStrings
 from ..sampling_mask import ROUNDING
 
@@ -61,7 +62,8 @@ class Interrupted(StoppingCriteria):
         self._stop = stop
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:  # noqa: ARG002
-        """int64 [n, T] -> bool [n]."""
+        """int64 [n, T] -> bool [n]; a sign of progress, for each token."""
+        progress.sign()
         return torch.full((len(input_ids),), self._stop.is_set(), device=input_ids.device)
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from rlhf_api.roles import Attention, Trainer
 
+from .. import progress
 from ..batches import MicroBatch, OutputFn, ResponseLogprobs, plan
 from ..packed import ragged_index
 from ..records import Sequences
@@ -86,7 +87,8 @@ class Forward:
         return MicroBatch.build(sequences, rows, self.pad_token_id, self.device, packed=self.packed)
 
     def __call__(self, micro: MicroBatch, read: OutputFn) -> Tensor:
-        """The values that `read` computes from one micro-batch."""
+        """The values that `read` computes from one micro-batch; a sign of progress."""
+        progress.sign()
         if self.sequence_group is not None:
             return self.sequence_group.read(micro, lambda part: self._read(part, read))
         return self._read(micro, read)

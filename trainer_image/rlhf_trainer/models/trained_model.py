@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf_api.roles import Attention, GradientCheckpointing, Kernels
 
+from .. import progress
 from ..batches import Loss, OutputFn
 from ..records import Sequences
 from .deepspeed_config import deepspeed_settings
@@ -255,4 +256,5 @@ class TrainedModel:
             parts += [matrix for name, _ in bucket for matrix in self.adapter.matrices(name)]
         with deepspeed.zero.GatheredParameters(parts, enabled=self.stage == 3):
             for name, tensor in bucket:
+                progress.sign()
                 yield name, tensor.detach()

@@ -22,7 +22,7 @@ from rlhf_store.committing import Committer
 from rlhf_store.manifest import Entry
 from rlhf_store.retention import Retention
 
-from .. import faults
+from .. import faults, progress
 from ..checkpoint.rng import seed_generators
 from ..checkpoint.saver import Saver
 from ..comms import rdma
@@ -87,7 +87,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
         make_workdir(Path(config.workdir))
     tracking = Tracking(config.job, spec, Path(config.workdir)) if ranks.first else None
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
-    archive = Archive(config.store, patience=patience, known=config.resume)
+    archive = Archive(config.store, patience=patience, known=config.resume, retrying=progress.sign)
     committer = take_over(archive, config) if ranks.first else None
     tokenizer = prepare_model(config, ranks, rows)
     if conversation is not None:

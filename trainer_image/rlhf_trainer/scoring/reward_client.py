@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from .. import progress
 from ..comms.roster import Stopped
 from ..records import Sequences
 from .client import Chunk, Scorer
@@ -130,6 +131,7 @@ class RewardClient:
         while time.monotonic() < until:
             if self._stopping():
                 raise Stopped("stopped while the job was paused, since responses could not be scored")
+            progress.sign()
             time.sleep(POLL_SECONDS)
 
 

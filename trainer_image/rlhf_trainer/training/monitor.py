@@ -11,6 +11,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import EXIT_ROLLED_BACK, EXIT_UNHEALTHY
 from rlhf_api.status import HealthStatus
 
+from .. import progress
 from ..checkpoint.saver import Saver
 from ..comms.roster import Stopped
 from ..context import TrainerContext
@@ -123,5 +124,6 @@ class Monitor:
         """Waits for a stop request: a person decides how the run continues."""
         self._ctx.report(activity=f"paused: {message}"[:ACTIVITY])
         while not self._ctx.stop_requested():
+            progress.sign()
             time.sleep(POLL_SECONDS)
         raise Stopped(f"stopped while the job was paused: {message}")
