@@ -1,11 +1,15 @@
 """What people mistype, in commands and in files, ends in one line that says where, what was seen and what to do."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlhf_api.fields import places
+from rlhf_api.manifest import RLHFJob
+from rlhf_api.other_names import OTHER_NAMES
 from rlhf_operator import cli
 from rlhf_operator.local.modules import missing
 from rlhf_operator.verbs.main import kubectl_main
@@ -162,3 +166,121 @@ def test_the_version_is_told(capsys):
         cli.main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("rlhf 0.")
+
+
+RULE = "above: 1, action: warn"
+
+
+@pytest.mark.parametrize(
+    ("metric", "hint"),
+    [
+        ("kl_maen", "did you mean kl_mean?"),
+        ("policy_grad_norm", "did you mean grad_norm?"),
+        ("reward_rihgt_mean", "did you mean reward_right_mean?"),
+        ("kl", "did you mean"),
+        ("wall_clock", "docs/metrics.md has all"),
+    ],
+)
+def test_a_health_rule_names_a_metric_that_a_step_of_the_job_can_have(capsys, metric, hint):
+    known = ", ".join(f"{{metric: {name}, {RULE}}}" for name in ("kl_mean", "reward_right_mean", "grad_norm"))
+    found = said(capsys, "validate", "job.yaml", f"health.rules=[{known}, {{metric: {metric}, {RULE}}}]")
+    where = f"error: spec.health.rules[3].metric: no step of grpo has a metric {metric!r}; {hint}"
+    assert found.startswith(where)
+    assert found.count("\n") == 1
+
+
+def test_a_chat_template_is_jinja(here, capsys):
+    (here / "chat.jinja").write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
+    assert "spec.data.chatTemplate: is no Jinja template: line 2: unexpected '}'; got 'chat.jinja'" in said(
+        capsys, "validate", "job.yaml", "data.chatTemplate=chat.jinja"
+    )
+    assert "chatTemplate: is neither a template nor a file" in said(
+        capsys, "validate", "job.yaml", "data.chatTemplate=chta.jinja"
+    )
+    marked = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
+    )
+    assert cli.main(["validate", "job.yaml", f"data.chatTemplate='{marked}'"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("owner/name/", "; did you mean owner/name?"),
+        (" owner/name", "; did you mean owner/name?"),
+        ("https://huggingface.co/owner/name", "; did you mean owner/name?"),
+        ("http://elsewhere/owner/name", ""),
+        ("my model", ""),
+        (r"C:\models\mine", ""),
+    ],
+)
+def test_a_model_is_a_directory_or_has_a_name_of_the_hub(capsys, name, meant):
+    assert said(capsys, "validate", "job.yaml", f"model.policy={json.dumps(name)}") == (
+        f"error: spec.model.policy: no such directory, and no hub name (`owner/name`){meant}; got {name!r}\n"
+    )
+
+
+def test_a_forgotten_spec_is_told_with_what_is_wrong_below_it(here, capsys):
+    (here / "job.yaml").write_text(json.dumps({**HEAD, **SPEC, "stepps": 3}))
+    found = said(capsys, "validate", "job.yaml", "sampling.topp=0.5").splitlines()
+    fields = "algorithm, steps, model, data, sampling, reward"
+    assert found[0] == f"error: spec: its fields stand at the top: {fields}; indent them under spec:"
+    assert sorted(found[1:], reverse=True) == [
+        "error: stepps: unknown field (value 3); known here: apiVersion, kind, metadata, spec",
+        'error: spec.sampling.topp: unknown field (value 0.5); did you mean "topP"?',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("ClusterRLHFRuntime", "; a runtime's file is given with --runtime FILE"), ("Deployment", "")],
+)
+@pytest.mark.parametrize("command", ["validate", "run"])
+def test_an_object_of_another_kind_is_no_job(here, capsys, command, kind, more):
+    (here / "job.yaml").write_text(json.dumps({**HEAD, "kind": kind, "spec": {"pods": {}}}))
+    assert said(capsys, command, "job.yaml") == (
+        f"error: kind: must be RLHFJob: this is no job's manifest{more}; got '{kind}'\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["[${F:x}]", "{train: ${F}}"])
+def test_a_variable_in_brackets_needs_quotes(here, capsys, text):
+    (here / "job.yaml").write_text(f"kind: RLHFJob\ndata: {text}\n")
+    assert "within [...] and {...} put ${NAME} in quotes" in said(capsys, "validate", "job.yaml")
+    (here / "job.yaml").write_text("kind: [RLHFJob\n")
+    assert "in quotes" not in said(capsys, "validate", "job.yaml"), "another mistake"
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("lr=0.1", "spec.optimizer.learningRate"),
+        ("learning_rate=0.1", "spec.optimizer.learningRate"),
+        ("kl_coef=0.1", "spec.grpo.klCoefficient"),
+        ("grpo.kl_coeff=0.1", "spec.grpo.klCoefficient"),
+        ("algorithm=ppo init_kl_coef=0.1", "spec.ppo.klCoefficient"),
+        ("batch_size=8", "spec.data.promptsPerStep"),
+        ("num_generations=8", "spec.sampling.answersPerPrompt"),
+        ("max_new_tokens=8", "spec.sampling.maxNewTokens"),
+        ("pods.gpus=8", "spec.pods.gpu.count"),
+        ("generator.cpu=8", "spec.pods.resources.requests"),
+        ("trainer.mode=ddp", "spec.trainer.deepspeed.zero_optimization.stage"),
+    ],
+)
+def test_a_name_of_another_system_or_place_leads_to_the_field(capsys, override, field):
+    found = said(capsys, "validate", "job.yaml", *override.split())
+    assert re.search(rf"unknown field \(value .*\); did you mean {re.escape(field)}\?\n", found)
+
+
+def test_every_name_of_another_system_leads_to_a_field():
+    lost = [name for name in OTHER_NAMES if not places(RLHFJob, name, "spec.ppo")]
+    assert not lost
+
+
+def test_a_list_of_files_is_no_manifest(here, capsys):
+    (here / "list.yaml").write_text("- job.yaml\n")
+    assert 'must be one RLHFJob object; got ["job.yaml"]' in said(capsys, "validate", "list.yaml")
+    assert "is a file of rows; give a manifest" in said(capsys, "validate", "rows.jsonl")
+    with pytest.raises(SystemExit):
+        cli.main(["validate", "job.yaml", "list.yaml"])
+    assert "one manifest a command: `include` in it names others" in capsys.readouterr().err

@@ -111,7 +111,10 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-        raise InvalidJob([Problem(where, f"is no YAML: {getattr(error, 'problem', error)}")]) from None
+        message = f"is no YAML: {getattr(error, 'problem', error)}"
+        if mark and variables is not None and "${" in [*text.splitlines(), ""][mark.line]:
+            message += "; within [...] and {...} put ${NAME} in quotes, or write the list with dashes"
+        raise InvalidJob([Problem(where, message)]) from None
     except (ValueError, RecursionError) as error:
         raise InvalidJob([Problem(source, f"is no YAML: {error}")]) from None
     if loader.problems:

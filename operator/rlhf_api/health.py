@@ -7,7 +7,8 @@ from pydantic import Field
 from pydantic.alias_generators import to_camel
 
 from .base import Frozen, Metric, Positive
-from .problems import Problem
+from .metrics import metrics_of
+from .problems import Problem, closest
 
 if TYPE_CHECKING:
     from .spec import Spec
@@ -64,10 +65,15 @@ class Health(Frozen):
 
 
 def problems(spec: "Spec") -> Iterator[Problem]:
-    """Rules that nothing or everything breaks, and settings without effect."""
-    health = spec.health
+    """Rules on metrics that no step has, that nothing or everything breaks, and settings without effect."""
+    health, known = spec.health, metrics_of(spec)
     for i, rule in enumerate(health.rules):
         where = f"spec.health.rules[{i}]"
+        if known is not None and rule.metric not in known:
+            message = f"no step of {spec.algorithm} has a metric {rule.metric!r}"
+            near = closest(rule.metric, known) or " or ".join(n for n in known if rule.metric in n)
+            hint = f"did you mean {near}?" if near else "docs/metrics.md has all"
+            yield Problem(f"{where}.metric", f"{message}; {hint}")
         limits = ("above", "below", "deviations_above", "deviations_below")
         if all(getattr(rule, name) is None for name in limits):
             yield Problem(where, f"needs a limit: {', '.join(map(to_camel, limits))}; got none")

@@ -55,15 +55,18 @@ def read(
                 problems.extend(error.problems)
                 continue
             if isinstance(base, Mapping):
-                merged = _merge(merged, base)
+                merged = merge(merged, base)
             else:
                 problems.append(Problem(str(included), f"must be one object; got {show(base)}"))
     if problems:
         raise InvalidJob(problems)
-    return _merge(merged, {key: value for key, value in document.items() if key != INCLUDE})
+    return merge(merged, {key: value for key, value in document.items() if key != INCLUDE})
 
 
 def _document(file: Path, variables: Mapping[str, str]) -> Any:
+    if file.suffix in (".jsonl", ".parquet"):
+        message = "is a file of rows; give a manifest, which names it under spec.data.train"
+        raise InvalidJob([Problem(str(file), message)])
     try:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -76,10 +79,11 @@ def _document(file: Path, variables: Mapping[str, str]) -> Any:
     return found[0]
 
 
-def _merge(base: Any, over: Any) -> Any:
+def merge(base: Any, over: Any) -> Any:
+    """Objects key by key; any other value as the later one has it."""
     if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
         return over
     return {
         **base,
-        **{key: _merge(base[key], value) if key in base else value for key, value in over.items()},
+        **{key: merge(base[key], value) if key in base else value for key, value in over.items()},
     }

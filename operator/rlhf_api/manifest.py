@@ -3,18 +3,21 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 
 from .base import Frozen, JobName, names_function
 from .bounds import oversized
 from .checks import check
 from .document import documents, not_json
 from .experiments import experiment
-from .includes import read
+from .fields import in_text_map
+from .includes import merge, read
 from .partial import further
-from .problems import InvalidJob, Problem, from_pydantic, in_text_map, show
+from .pods import RuntimeKind
+from .problems import InvalidJob, Problem, closest, from_pydantic, show
 from .spec import Spec
 from .spelling import in_camel_case, keys_in_camel_case
 
@@ -50,15 +53,45 @@ def parse(document: Any) -> RLHFJob:
         raise InvalidJob([Problem("manifest", f"must be one {KIND} object; got {show(document)}")])
     if problems := list(not_json(document)):
         raise InvalidJob(problems)
+    _check_outline(document)
     try:
         # Through JSON: strict types, and lists where the models have tuples, as from an API server.
         job = RLHFJob.model_validate_json(json.dumps(document))
     except ValidationError as error:
         rest, seen = further(document, error, RLHFJob, _broken)
-        raise InvalidJob([*from_pydantic(error, RLHFJob).problems, *rest], seen) from None
+        told = from_pydantic(error, RLHFJob, section=_section(document)).problems
+        raise InvalidJob([*told, *rest], seen) from None
     if problems := list(_broken(job)):
         raise InvalidJob(problems, job)
     return job
+
+
+def _check_outline(document: Mapping[str, Any]) -> None:
+    """Raises InvalidJob for an object of another kind, and for fields of `spec` that stand beside it, with what else is
+    wrong."""
+    kind = document.get("kind")
+    if isinstance(kind, str) and not closest(kind, [KIND]):
+        where = "; a runtime's file is given with --runtime FILE" if kind in get_args(RuntimeKind) else ""
+        raise InvalidJob(
+            [Problem("kind", f"must be {KIND}: this is no job's manifest{where}; got {show(kind)}")]
+        )
+    fields = {field.alias or name for name, field in Spec.model_fields.items()}
+    spec, stray = document.get("spec", {}), [key for key in document if key in fields]
+    if not stray or not isinstance(spec, Mapping):
+        return
+    told = [Problem("spec", f"its fields stand at the top: {', '.join(stray)}; indent them under spec:")]
+    others = {key: value for key, value in document.items() if key not in fields}
+    try:
+        parse({**others, "spec": merge({key: document[key] for key in stray}, spec)})
+    except InvalidJob as error:
+        told += error.problems
+    raise InvalidJob(told)
+
+
+def _section(document: Mapping[str, Any]) -> str:
+    """Path of the settings of the document's algorithm."""
+    spec = document.get("spec")
+    return f"spec.{to_camel(str(spec.get('algorithm')))}" if isinstance(spec, Mapping) else ""
 
 
 def _broken(job: RLHFJob) -> Iterator[Problem]:

@@ -3,8 +3,6 @@
 import difflib
 import json
 import re
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +12,8 @@ from pydantic_core import ErrorDetails
 
 from .base import PATTERNS, PENALTIES
 from .deepspeed import OWNED
+from .fields import keys_at, places
+from .other_names import plain
 
 
 @dataclass(frozen=True)
@@ -53,56 +53,10 @@ def path(location: Sequence[int | str]) -> str:
     ).lstrip(".")
 
 
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The pydantic models inside an annotation such as `X | None` or `tuple[X, ...]`."""
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return [annotation] if issubclass(annotation, BaseModel) else []
-    return [model for inner in typing.get_args(annotation) for model in models_in(inner)]
-
-
-def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """The valid keys of the object at `location`; empty if it is not a model."""
-    for part in location:
-        if isinstance(part, int):
-            continue
-        found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
-        inner = models_in(found[0].annotation) if found else []
-        if not inner:
-            return []
-        model = inner[0]
-    return [f.alias or name for name, f in model.model_fields.items()]
-
-
-def in_text_map(model: type[BaseModel], location: Sequence[str]) -> bool:
-    """True if `location` is a key of a field of type `dict[str, str]`, with or without constraints on the strings."""
-    for i, part in enumerate(location):
-        if part.startswith("["):
-            continue
-        found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
-        if found and i == len(location) - 2 and _is_text_map(found[0].annotation):
-            return True
-        inner = models_in(found[0].annotation) if found else []
-        if not inner:
-            return False
-        model = inner[0]
-    return False
-
-
-def _is_text_map(annotation: Any) -> bool:
-    if typing.get_origin(annotation) is dict:
-        value = typing.get_args(annotation)[1]
-        return (typing.get_args(value)[0] if typing.get_origin(value) is typing.Annotated else value) is str
-    return any(_is_text_map(inner) for inner in typing.get_args(annotation) if inner is not annotation)
-
-
-def _plain(key: str) -> str:
-    return key.replace("_", "").replace("-", "").lower()
-
-
 def closest(key: str, keys: Sequence[str]) -> str:
     """The key of `keys` that is most similar to `key`; empty if none is."""
-    by_plain = {_plain(k): k for k in keys}
-    close = difflib.get_close_matches(_plain(key), by_plain, n=1, cutoff=0.6)
+    by_plain = {plain(k): k for k in keys}
+    close = difflib.get_close_matches(plain(key), by_plain, n=1, cutoff=0.6)
     return by_plain[close[0]] if close else ""
 
 
@@ -121,18 +75,24 @@ def choices(error: ErrorDetails) -> list[str]:
     return expected.replace("'", "").replace(" or ", ", ").split(", ")
 
 
-def _describe(error: ErrorDetails, model: type[BaseModel]) -> Problem:
+def _meant(key: str, keys: Sequence[str], model: type[BaseModel], section: str) -> str:
+    """A sentence with the field that a key stands for: one beside it, one in another place, or a similar one."""
+    elsewhere = [] if plain(key) in map(plain, keys) else places(model, key, section)
+    return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, keys)
+
+
+def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Problem:
     location, value = error["loc"], error["input"]
     where = path(location)
     if error["type"] == "extra_forbidden":
         key = str(location[-1])
         if key in OWNED and "deepspeed" in location:
             return Problem(where, f"is set by the job; use {OWNED[key]} instead (value {show(value)})")
-        if location[:-1] == ("spec", "sampling") and _plain(key) in map(_plain, PENALTIES):
+        if location[:-1] == ("spec", "sampling") and plain(key) in map(plain, PENALTIES):
             message = "is for evaluation, and stands in spec.evaluation: training's log-probabilities do not know of it"
             return Problem(where, f"{message}; remove it here (value {show(value)})")
-        keys = _keys_at(model, location[:-1])
-        return Problem(where, f"unknown field (value {show(value)}); {suggestion(key, keys)}")
+        meant = _meant(key, keys_at(model, location[:-1]), model, section)
+        return Problem(where, f"unknown field (value {show(value)}); {meant}")
     if error["type"] == "missing":
         return Problem(where, "is required and missing")
     if error["type"] == "literal_error" and isinstance(value, str):
@@ -151,13 +111,16 @@ def _describe(error: ErrorDetails, model: type[BaseModel]) -> Problem:
 
 
 def from_pydantic(
-    error: ValidationError, model: type[BaseModel], prefix: Sequence[int | str] = ()
+    error: ValidationError, model: type[BaseModel], prefix: Sequence[int | str] = (), section: str = ""
 ) -> InvalidJob:
-    """A pydantic error of `model` as problems, with the right spelling named for unknown keys."""
+    """A pydantic error of `model` as problems, with the right spelling or place named for unknown keys; `section`: the
+    path of the algorithm's settings."""
     found = error.errors()
     # pydantic takes a list to be too short where one of its items is wrong.
     short = {d["loc"][:-1] for d in found if d["loc"] and isinstance(d["loc"][-1], int)}
-    problems = [_describe(d, model) for d in found if d["type"] != "too_short" or d["loc"] not in short]
+    problems = [
+        _describe(d, model, section) for d in found if d["type"] != "too_short" or d["loc"] not in short
+    ]
     if prefix:
         problems = [Problem(f"{path(prefix)}.{p.where}", p.message) for p in problems]
     return InvalidJob(problems)

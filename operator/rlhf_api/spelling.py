@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from .problems import InvalidJob, Problem, models_in, path
+from .fields import models_in
+from .problems import InvalidJob, Problem, path
 
 Location = tuple[int | str, ...]
 

@@ -93,5 +93,6 @@ def with_runtime_of(job: RLHFJob, file: Path | None, *, needed: bool) -> RLHFJob
 
 def _override(text: str) -> str:
     if "=" not in text:
-        raise argparse.ArgumentTypeError(f"must be path=value, such as steps=10; got {text!r}")
+        files = "; one manifest a command: `include` in it names others" if Path(text).is_file() else ""
+        raise argparse.ArgumentTypeError(f"must be path=value, such as steps=10; got {text!r}{files}")
     return text

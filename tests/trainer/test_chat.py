@@ -8,11 +8,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from rlhf_api.base import Frozen
+from rlhf_api.chat_template import given_template
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import Message, Row, checked_row, with_system_prompt
 from rlhf_api.spec import Data, Sampling
 from rlhf_trainer.batches import MicroBatch
-from rlhf_trainer.data.chat import check_template, given_template
+from rlhf_trainer.data.chat import check_template
 from rlhf_trainer.data.encode import Encoded, continuation, encode, encode_prompt, encode_sampled, end_tokens
 from rlhf_trainer.ops import LOSSES, OpContext
 from rlhf_trainer.ops.datasets import given_columns

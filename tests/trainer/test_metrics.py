@@ -7,6 +7,7 @@ import pytest
 from tests.api.manifests import job
 from tests.support import metrics_page
 
+from rlhf_api.metrics import metrics_of
 from rlhf_trainer.training.metrics import Metrics, reward_figure
 from rlhf_trainer.training.tracking import Tracking
 
@@ -38,6 +39,22 @@ def test_every_figure_of_the_page_is_one_of_the_trainers():
     sources = "".join(file.read_text() for file in TRAINER.rglob("*.py"))
     gone = {name for name in metrics_page.documented() if "<" not in name and f'"{name}"' not in sources}
     assert not gone, f"docs/metrics.md has {sorted(gone)}, which no line of the trainer writes"
+
+
+AFTER = {"step", "episode", "weight_version", "seconds", "train_seconds", "broadcast_seconds"} | {
+    *("memory_peak_gigabytes", "broadcast_bytes", "generators_paused_seconds"),
+    *("trainer_idle_share", "generator_idle_share"),
+}
+"""Figures that are measured once a step's health has been judged."""
+
+
+def test_health_rules_may_name_every_figure_of_the_page_that_is_there_by_then():
+    jobs = [job(), job("spec.algorithm=sft", "spec.ppo={}"), job("spec.algorithm=dpo", "spec.ppo={}")]
+    known = {name for each in jobs for name in metrics_of(each.spec) or ()}
+    page = metrics_page.documented()
+    assert {name for name in known if not any(p.fullmatch(name) for p in page.values())} == set()
+    missing = {name for name, pattern in page.items() if not any(pattern.fullmatch(each) for each in known)}
+    assert missing == AFTER
 
 
 def test_a_resumed_run_drops_the_lines_it_will_write_again(earlier):

@@ -1,6 +1,7 @@
 """Checks of a job's files before any process is started."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.base import SCHEMES, names_function
+from rlhf_api.chat_template import template_problems
 from rlhf_api.checks import CHANGEABLE
 from rlhf_api.evaluation import evaluation_sets
 from rlhf_api.graph import RowKind
@@ -26,8 +28,8 @@ from rlhf_api.spec import Spec
 from .modules import missing
 
 _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale"}
-
-
+_HUB = "https://huggingface.co/"
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 MOST_ROWS = 10
 """Problems of each file's rows that are told."""
 
@@ -36,13 +38,14 @@ def check_files(spec: Spec) -> list[Problem]:
     """Problems of data files' rows, of local model directories, of Python functions' modules, and of models that are
     too large for the GPUs."""
     sizes = model_sizes(spec)
-    return [*_data(spec), *_models(spec), *_layers(spec), *_functions(spec), *problems(spec, sizes)]
+    found = (*_data(spec), *_template_syntax(spec), *_models(spec), *_layers(spec), *_functions(spec))
+    return [*found, *problems(spec, sizes)]
 
 
 def named_files(spec: Spec, told: Sequence[Problem]) -> list[Problem]:
     """Problems of `check_files` that hold for a spec with the problems `told`, without those that follow from them."""
     data = [] if any(problem.where.startswith("spec.data") for problem in told) else _data(spec)
-    found = [*data, *_models(spec), *_functions(spec)]
+    found = [*data, *_template_syntax(spec), *_models(spec), *_functions(spec)]
     return [problem for problem in found if not any(other.where == problem.where for other in told)]
 
 
@@ -125,6 +128,11 @@ def _names_template(folder: Path) -> bool:
         return True  # reported elsewhere, or by the tokenizer itself
 
 
+def _template_syntax(spec: Spec) -> list[Problem]:
+    given = spec.data.chat_template
+    return [] if given is None else template_problems(given)
+
+
 def looks_local(name: str) -> bool:
     """True for a model name meant as a path; a hub name is `name` or `owner/name`."""
     first, *others = name.split("/")
@@ -136,12 +144,14 @@ def looks_local(name: str) -> bool:
 def _models(spec: Spec) -> Iterator[Problem]:
     for field in (*LOADED, "tokenizer"):
         name: str | None = getattr(spec.model, field)
-        if name is None or (not Path(name).exists() and not looks_local(name)):
+        if name is None or (not Path(name).exists() and not looks_local(name) and _HUB_NAME.fullmatch(name)):
             continue
         wanted = "tokenizer_config.json" if field == "tokenizer" else "config.json"
         where = f"spec.model.{field}"
         if not Path(name).is_dir():
-            yield Problem(where, f"no such directory, and no hub name (`owner/name`); got {name!r}")
+            bare = name.strip().removeprefix(_HUB).rstrip("/")
+            hint = f"; did you mean {bare}?" if bare != name and _HUB_NAME.fullmatch(bare) else ""
+            yield Problem(where, f"no such directory, and no hub name (`owner/name`){hint}; got {name!r}")
         elif not (Path(name) / wanted).is_file():
             yield Problem(where, f"must be in Hugging Face format, but has no {wanted}; got {name!r}")
 

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_api.chat_template import FIELD
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.rows import Message
-
-FIELD = "spec.data.chatTemplate"
 
 
 @dataclass(frozen=True)
@@ -21,19 +19,6 @@ class Segment:
     text: str
     trained: bool
     ending: str = ""
-
-
-def given_template(given: str) -> str:
-    """The template given by `spec.data.chatTemplate`, inline or as a file. Raises InvalidJob where the file cannot be
-    read.
-    """
-    if "{{" in given or "{%" in given:
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"is neither a template nor a file that can be read: {error}; got {show(given)}"
-        raise InvalidJob([Problem(FIELD, message)]) from None
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None:

@@ -6,12 +6,12 @@ from typing import Any, Literal, TypeVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf_api.chat_template import given_template
 from rlhf_api.graph import Head
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 
-from ..data.chat import given_template
 from ..settings import ModelField, longest, model_source
 from . import load
 

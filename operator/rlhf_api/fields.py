@@ -1,0 +1,81 @@
+"""Fields of the models by their paths: the keys of an object, and where else a key stands."""
+
+import typing
+from collections.abc import Iterator, Sequence
+from functools import cache
+from types import GenericAlias
+from typing import Any
+
+from pydantic import BaseModel
+
+from .other_names import OTHER_NAMES, plain
+
+_MOST = 3
+"""Places that are named of a key that stands in many."""
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models inside an annotation such as `X | None` or `tuple[X, ...]`."""
+    if isinstance(annotation, type) and not isinstance(annotation, GenericAlias):
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [model for inner in typing.get_args(annotation) for model in models_in(inner)]
+
+
+def keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """The valid keys of the object at `location`; empty if it is not a model."""
+    for part in location:
+        if isinstance(part, int):
+            continue
+        found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
+        inner = models_in(found[0].annotation) if found else []
+        if not inner:
+            return []
+        model = inner[0]
+    return [f.alias or name for name, f in model.model_fields.items()]
+
+
+def in_text_map(model: type[BaseModel], location: Sequence[str]) -> bool:
+    """True if `location` is a key of a field of type `dict[str, str]`, with or without constraints on the strings."""
+    for i, part in enumerate(location):
+        if part.startswith("["):
+            continue
+        found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
+        if found and i == len(location) - 2 and _is_text_map(found[0].annotation):
+            return True
+        inner = models_in(found[0].annotation) if found else []
+        if not inner:
+            return False
+        model = inner[0]
+    return False
+
+
+def _is_text_map(annotation: Any) -> bool:
+    if typing.get_origin(annotation) is dict:
+        value = typing.get_args(annotation)[1]
+        return (typing.get_args(value)[0] if typing.get_origin(value) is typing.Annotated else value) is str
+    return any(_is_text_map(inner) for inner in typing.get_args(annotation) if inner is not annotation)
+
+
+def places(model: type[BaseModel], key: str, section: str = "") -> list[str]:
+    """Paths of fields of this name, or of the field that has it in another system: of many, a few of the outermost. Of
+    fields that every algorithm has, that of the algorithm's own `section`, such as `spec.grpo`."""
+    wanted = OTHER_NAMES.get(plain(key), "").lower() or plain(key)
+    found = [path for path in _paths(model) if f".{path}".lower().endswith(f".{wanted}")]
+    if own := [path for path in found if path.startswith(f"{section}.")]:
+        return own
+    outermost = min((path.count(".") for path in found), default=0)
+    return [path for path in found if path.count(".") == outermost][:_MOST]
+
+
+@cache
+def _paths(model: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(_walk(model, ""))
+
+
+def _walk(model: type[BaseModel], above: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        path = f"{above}{field.alias or name}"
+        yield path
+        for inner in models_in(field.annotation):
+            several = "tuple" in str(field.annotation)
+            yield from _walk(inner, f"{path}{'[]' if several else ''}.")
