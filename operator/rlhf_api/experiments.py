@@ -1,13 +1,47 @@
-"""Manifests returned by a user's function, which is named `package.module:name` instead of a file."""
+"""Manifests without a file on the command line: experiments by name, and functions as `package.module:name`."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from .algorithms import ALGORITHMS
 from .imports import look_here, named_object
-from .problems import InvalidJob, Problem, show
+from .problems import InvalidJob, Problem, closest, show
+
+FOLDER = Path("experiments")
+"""In the current directory: its files `NAME.yaml` are experiments of one's own."""
 
 
-def experiment(name: str) -> Any:
+def experiments() -> dict[str, Path | None]:
+    """Experiments by name, with their files; None for one of an algorithm as it is by default, which a file of its name
+    takes the place of."""
+    return dict.fromkeys(ALGORITHMS) | {file.stem: file for file in sorted(FOLDER.glob("*.yaml"))}
+
+
+def names_experiment(file: Path) -> bool:
+    """True for what is no path: a name without a folder and without a manifest's ending, of no file."""
+    return file.name == str(file) and file.suffix not in (".yaml", ".yml", ".json") and not file.is_file()
+
+
+def file_of(name: str) -> Path | None:
+    """The file of an experiment; None for one of an algorithm. Raises InvalidJob if there is none of this name."""
+    known = experiments()
+    if name not in known:
+        close = closest(name, list(known))
+        meant = f' (did you mean "{close}"?)' if close else ""
+        message = f"is no file, and no experiment{meant}; there are {', '.join(known)}"
+        raise InvalidJob([Problem(name, f"{message}, and yours are {FOLDER}/NAME.yaml")])
+    return known[name]
+
+
+def of_algorithm(name: str) -> dict[str, Any]:
+    """Metadata and spec of an algorithm's experiment: what it usually sets; models, data, rewards and steps are the
+    user's."""
+    spec = {"algorithm": name, **ALGORITHMS[name].usual}
+    return {"metadata": {"name": name.replace("_", "-")}, "spec": spec}
+
+
+def from_function(name: str) -> Any:
     """The document that the function returns; modules are searched in the current directory first.
 
     Raises InvalidJob if it cannot be imported, raises, or does not return an object.

@@ -11,8 +11,9 @@ from pydantic.alias_generators import to_camel
 from .base import Frozen, JobName, names_function
 from .bounds import oversized
 from .checks import check
+from .deepspeed_batches import in_our_fields
 from .document import documents, not_json
-from .experiments import experiment
+from .experiments import file_of, from_function, names_experiment, of_algorithm
 from .fields import in_text_map
 from .includes import merge, read
 from .partial import further
@@ -132,15 +133,12 @@ def load(file: Path, overrides: Iterable[str] = (), trial: str | None = None) ->
 
 def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
     """The document of a YAML file as it is submitted: variables replaced, files included, overrides applied, keys in
-    camelCase. Where there is no such file, the one that the function `package.module:name` returns.
+    camelCase. In place of a file: an experiment by name, or the function `package.module:name` that returns it.
 
     Raises:
-        InvalidJob: a file cannot be read or is not YAML, or an override's path does not exist.
+        InvalidJob: a file cannot be read or is not YAML, nothing has this name, or an override's path does not exist.
     """
-    if names_function(str(file)):
-        document = _spelled(experiment(str(file)), f"{file}: ")
-    else:
-        document = read(file, spelled=_spelled)
+    document = _named(file)
     problems: list[Problem] = []
     for override in overrides:
         try:
@@ -149,7 +147,35 @@ def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
             problems += error.problems
     if problems:
         raise InvalidJob(problems)
+    document, problems = in_our_fields(document, _read)
+    if problems:
+        try:
+            parse(document)
+        except InvalidJob as error:
+            problems += error.problems
+        raise InvalidJob(problems)
     return document
+
+
+def _read(document: Any) -> Spec | None:
+    """The spec of as much of a document as can be read."""
+    if list(not_json(document)):
+        return None
+    try:
+        return RLHFJob.model_validate_json(json.dumps(document)).spec
+    except ValidationError as error:
+        job = further(document, error, RLHFJob, lambda _: ())[1]
+        return job.spec if job else None
+
+
+def _named(file: Path) -> Any:
+    if names_function(str(file)):
+        return _spelled(from_function(str(file)), f"{file}: ")
+    if not names_experiment(file):
+        return read(file, spelled=_spelled)
+    if own := file_of(str(file)):
+        return read(own, spelled=_spelled)
+    return {"apiVersion": API_VERSION, "kind": KIND, **of_algorithm(str(file))}
 
 
 def _spelled(document: Any, where: str = "") -> Any:

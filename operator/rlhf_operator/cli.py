@@ -1,4 +1,5 @@
-"""The command line: `rlhf validate`, `plan`, `render`, `schema`, `run`, `selftest`, `graph`, `data`, cluster verbs."""
+"""The command line: `rlhf validate`, `plan`, `render`, `schema`, `experiments`, `run`, `selftest`, `graph`, `data`, and
+the verbs of a cluster."""
 
 import argparse
 import asyncio
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from rlhf_api.experiments import experiments
 from rlhf_api.json_schema import manifest_schema
 from rlhf_api.manifest import RLHFJob, composed, load, parse
 from rlhf_api.model_files import model_sizes
@@ -60,6 +62,10 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
         return ended(lambda: _render(options))
     if options.command == "schema":
         say(json.dumps(manifest_schema(), indent=1), sys.stdout)
+        return 0
+    if options.command == "experiments":
+        for name, file in experiments().items():
+            say(f"{name:14}  {file or 'the algorithm as it is by default'}", sys.stdout)
         return 0
     if options.command == "run" and options.mode == "kubernetes":
         return ended(lambda: _submit(options))
@@ -116,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_manifest(render)
     commands.add_parser("schema", help="print the JSON schema of a manifest's file, for editors")
+    commands.add_parser("experiments", help="list what may be named in place of a manifest's file")
     validate.add_argument(
         "--no-files", dest="files", action="store_false", help="do not look at data, models and modules"
     )

@@ -17,7 +17,8 @@ def add_manifest(parser: argparse.ArgumentParser) -> None:
         "file",
         type=Path,
         metavar="FILE",
-        help="the manifest in YAML, or package.module:name, a function that returns it",
+        help="the manifest in YAML, an experiment by name (`rlhf experiments`), or package.module:name, a function "
+        "that returns it",
     )
     parser.add_argument(
         "set",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -24,13 +24,15 @@ class Algorithm:
     """An entry of `rlhf_api.algorithms.ALGORITHMS`, or an object named in a manifest as `module:name`.
 
     `settings` is the pydantic model of the algorithm's own section, None if it has none; `graph` builds a job's
-    dataflow graph from its spec and that section; `rules` yields cross-field problems.
+    dataflow graph from its spec and that section; `rules` yields cross-field problems; `usual` has what the
+    experiment of its name sets of `spec`.
     """
 
     name: str
     settings: type[Frozen] | None
     graph: Callable[[Spec, Any], Graph]
     rules: Rules | None = None
+    usual: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 class PolicyGradient(Frozen):
@@ -140,6 +142,10 @@ def group_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Pr
             "spec.sampling.answersPerPrompt",
             f"{spec.algorithm} compares the responses to a prompt; use at least 2 (8 is usual); got 1",
         )
+
+
+GROUPED = {"sampling": {"answersPerPrompt": 8}}
+"""What algorithms with `group_rules` usually set."""
 
 
 def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..base import PositiveFloat
 from ..problems import Problem
-from .base import Algorithm, PolicyGradient, group_rules, grouped
+from .base import GROUPED, Algorithm, PolicyGradient, group_rules, grouped
 
 if TYPE_CHECKING:
     from ..spec import Spec
@@ -35,4 +35,6 @@ def rules(spec: Spec, where: str, settings: Any) -> Iterator[Problem]:
         )
 
 
-ALGORITHM = Algorithm(name="cispo", settings=CISPO, graph=grouped("grpo", loss="cispo"), rules=rules)
+ALGORITHM = Algorithm(
+    name="cispo", settings=CISPO, graph=grouped("grpo", loss="cispo"), rules=rules, usual=GROUPED
+)

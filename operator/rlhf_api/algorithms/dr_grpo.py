@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from .base import Algorithm, PolicyGradient, group_rules, grouped
+from .base import GROUPED, Algorithm, PolicyGradient, group_rules, grouped
 
 
 class DrGRPO(PolicyGradient):
@@ -17,4 +17,6 @@ class DrGRPO(PolicyGradient):
     """The penalty is part of the loss, or of the responses' rewards."""
 
 
-ALGORITHM = Algorithm(name="dr_grpo", settings=DrGRPO, graph=grouped("group_mean"), rules=group_rules)
+ALGORITHM = Algorithm(
+    name="dr_grpo", settings=DrGRPO, graph=grouped("group_mean"), rules=group_rules, usual=GROUPED
+)

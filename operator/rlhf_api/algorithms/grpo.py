@@ -3,7 +3,7 @@
 from typing import Literal
 
 from ..base import NonNegativeFloat
-from .base import Algorithm, PolicyGradient, group_rules, grouped
+from .base import GROUPED, Algorithm, PolicyGradient, group_rules, grouped
 
 
 class GRPO(PolicyGradient):
@@ -18,4 +18,4 @@ class GRPO(PolicyGradient):
     """The penalty is part of the loss, or of the responses' rewards."""
 
 
-ALGORITHM = Algorithm(name="grpo", settings=GRPO, graph=grouped("grpo"), rules=group_rules)
+ALGORITHM = Algorithm(name="grpo", settings=GRPO, graph=grouped("grpo"), rules=group_rules, usual=GROUPED)

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from ..base import PositiveFloat
-from .base import Algorithm, PolicyGradient, group_rules, grouped
+from .base import GROUPED, Algorithm, PolicyGradient, group_rules, grouped
 
 
 class GSPO(PolicyGradient):
@@ -21,4 +21,6 @@ class GSPO(PolicyGradient):
     """The penalty is part of the loss, or of the responses' rewards."""
 
 
-ALGORITHM = Algorithm(name="gspo", settings=GSPO, graph=grouped("grpo", loss="gspo"), rules=group_rules)
+ALGORITHM = Algorithm(
+    name="gspo", settings=GSPO, graph=grouped("grpo", loss="gspo"), rules=group_rules, usual=GROUPED
+)

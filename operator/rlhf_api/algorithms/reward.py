@@ -12,4 +12,5 @@ ALGORITHM = Algorithm(
             Train(name="train", model=REWARD_MODEL, loss="preference", output="scores", reads=(SEQUENCES,)),
         )
     ),
+    usual={"optimizer": {"learningRate": 9e-6}},  # OpenRLHF's
 )

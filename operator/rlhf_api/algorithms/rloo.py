@@ -1,7 +1,7 @@
 """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740)."""
 
 from ..base import NonNegativeFloat
-from .base import Algorithm, PolicyGradient, group_rules, grouped
+from .base import GROUPED, Algorithm, PolicyGradient, group_rules, grouped
 
 
 class RLOO(PolicyGradient):
@@ -11,4 +11,4 @@ class RLOO(PolicyGradient):
     """KL penalty per nat of divergence from the reference; 0: the job has no reference."""
 
 
-ALGORITHM = Algorithm(name="rloo", settings=RLOO, graph=grouped("rloo"), rules=group_rules)
+ALGORITHM = Algorithm(name="rloo", settings=RLOO, graph=grouped("rloo"), rules=group_rules, usual=GROUPED)

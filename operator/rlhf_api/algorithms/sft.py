@@ -18,4 +18,5 @@ ALGORITHM = Algorithm(
             ),
         )
     ),
+    usual={"optimizer": {"learningRate": 5e-6}},  # OpenRLHF's
 )

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.resolve import imported, resolve
+from rlhf_api.experiments import experiments, names_experiment
 from rlhf_api.imports import look_here
 from rlhf_api.manifest import apply_override, load
-from rlhf_api.problems import InvalidJob, Problem, from_pydantic, suggestion
+from rlhf_api.problems import from_pydantic
 from rlhf_api.spec import Spec
 
 from ..exits import say
@@ -34,7 +35,8 @@ def add_graph(commands: "Commands") -> None:
     parser.add_argument(
         "subject",
         metavar="ALGORITHM|FILE",
-        help="an algorithm by name, one of your own as module:name, or a manifest; your own is imported",
+        help="an algorithm or experiment by name, an algorithm of your own as module:name, which is imported, or a "
+        "manifest",
     )
     parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture too")
     add_set(parser)
@@ -52,15 +54,12 @@ def run(options: argparse.Namespace) -> int:
 def _drawing(subject: str, overrides: list[str]) -> Drawing:
     look_here()
     file = Path(subject)
-    if subject in ALGORITHMS:
+    if subject in ALGORITHMS and experiments()[subject] is None:
         spec = usual(subject, overrides)
         return drawing(subject, spec, resolve(spec).graph)
-    if not file.exists() and file.suffix not in (".yaml", ".yml"):
-        if ":" in subject:
-            spec = usual(subject, overrides)
-            return drawing(subject, spec, imported(spec)[1])
-        message = f"no algorithm, no module:name, and no such file; {suggestion(subject, tuple(ALGORITHMS))}"
-        raise InvalidJob([Problem(subject, message)])
+    if names_experiment(file) and ":" in subject:
+        spec = usual(subject, overrides)
+        return drawing(subject, spec, imported(spec)[1])
     job = load(file, overrides)
     return drawing(f"{job.metadata.name} ({job.spec.algorithm})", job.spec, resolve(job.spec).graph)
 

@@ -1,0 +1,151 @@
+"""DeepSpeed's batching keys and `auto`, as a manifest's file may have them, in terms of our fields.
+
+DeepSpeed has train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data-parallel ranks
+(https://www.deepspeed.ai/docs/config-json). The first is our minibatch, or a step's rows where responses are given; the
+second, times the longest sequence, is `microBatchTokens`; the third follows. `auto` is what is left out.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from .algorithms import CUSTOM, algorithm_of, graph_of
+from .duration import Batch
+from .problems import Problem
+from .spec import Spec
+
+KEYS = BATCH, MICRO, STEPS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
+AUTO = "auto"
+_PRECISION = {"bf16": "bfloat16", "fp16": "float16"}
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A DeepSpeed section of `spec.trainer`, the trained model's field of `spec.model`, and our fields."""
+
+    name: str
+    model: str
+    tokens: str
+    minibatch: str
+
+    @property
+    def path(self) -> Path:
+        return ("spec", "trainer", self.name)
+
+
+_SECTIONS = (
+    _Section("deepspeed", "policy", "microBatchTokens", "minibatchSize"),
+    _Section("criticDeepspeed", "critic", "criticMicroBatchTokens", "valueMinibatchSize"),
+)
+
+
+def in_our_fields(document: Any, read: Callable[[Any], Spec | None]) -> tuple[Any, list[Problem]]:
+    """The document with our fields in place of these keys; and, with the sums, where keys contradict each other or our
+    fields that the document has. `read` makes a spec of as much of a document as it can; where it makes none, and in
+    algorithms of one's own, whose minibatches are their own, batching keys stay."""
+    given = {
+        section: config for section in _SECTIONS if isinstance(config := _at(document, section.path), Mapping)
+    }
+    bare = document
+    for section, config in given.items():
+        kept = {key: value for key, value in config.items() if key not in KEYS}
+        bare = _with(bare, section.path, _without_auto(kept))
+    spec = read(bare) if bare != document else None
+    if spec is None:
+        return document, []
+    problems: list[Problem] = []
+    for section, config in given.items():
+        keys = {key: config[key] for key in KEYS if config.get(key, AUTO) != AUTO}
+        for kind, dtype in _PRECISION.items():
+            if _at(config, (kind, "enabled")) == AUTO:
+                on = spec.trained_dtype(section.model) == dtype
+                rest = _at(bare, (*section.path, kind)) or {}
+                bare = _with(bare, (*section.path, kind), {**rest, "enabled": True} if on else None)
+        if algorithm_of(spec) is CUSTOM:
+            bare = _with(bare, section.path, {**_at(bare, section.path), **keys})
+            continue
+        wrong = [key for key, value in keys.items() if type(value) is not int or value < 1]
+        message = "must be a whole number from 1 on, or auto"
+        problems += [
+            Problem(".".join((*section.path, key)), f"{message}; got {keys[key]!r}") for key in wrong
+        ]
+        for found in [] if wrong else _sums(spec, section, keys):
+            if isinstance(found, Problem):
+                problems.append(found)
+            elif _at(bare, found.field) is None:
+                bare = _with(bare, found.field, found.value)
+            elif _at(bare, found.field) != found.value:
+                said = f"{'.'.join(found.field)} is {_at(bare, found.field)}; make them equal, or remove one"
+                problems.append(Problem(".".join((*section.path, found.key)), f"{found.words}, and {said}"))
+    return bare, problems
+
+
+@dataclass(frozen=True)
+class _Value:
+    """Value of one of our fields that follows from a key; `words`: how."""
+
+    key: str
+    field: Path
+    value: int
+    words: str
+
+
+def _sums(spec: Spec, section: _Section, keys: Mapping[str, int]) -> Iterator[_Value | Problem]:
+    graph, where = graph_of(spec), ".".join(section.path)
+    ranks = max(1, spec.trainer.ranks // spec.trainer.sequence_parallel_size)
+    sampled = ("spec", to_camel(spec.algorithm), section.minibatch)
+    minibatch = sampled if graph.generates else ("spec", "data", "promptsPerStep")
+    size, micro, steps = (keys.get(key) for key in KEYS)
+    words = f"an update is {size} samples"
+    if micro and steps:
+        product = micro * steps * ranks
+        words = f"{micro} samples x {steps} steps x {ranks} data-parallel ranks = {product}"
+        if size not in (None, product):
+            yield Problem(f"{where}.{BATCH}", f"must be {words}; got {size}")
+            return
+        size = product
+    elif steps and size:
+        micro, rest = divmod(size, steps * ranks)
+        if rest:
+            message = f"{size} samples are not divisible by {steps} steps x {ranks} data-parallel ranks"
+            yield Problem(f"{where}.{STEPS}", f"{message}; use another {BATCH}; got {steps}")
+            return
+    elif steps:
+        message = f"follows from the others: give {BATCH} or {MICRO} too, or remove this; got {steps}"
+        yield Problem(f"{where}.{STEPS}", message)
+    if size:
+        yield _Value(BATCH if BATCH in keys else STEPS, minibatch, size, words)
+    if micro:
+        batch = Batch.of(spec)
+        group = 1 if graph.generates else batch.count // spec.data.prompts_per_step
+        tokens = -(-micro * group * int(batch.tokens) // spec.trainer.sequence_parallel_size)
+        words = f"{micro * group} sequences of up to {int(batch.tokens)} tokens are {tokens} tokens of a rank"
+        yield _Value(MICRO if MICRO in keys else STEPS, ("spec", "trainer", section.tokens), tokens, words)
+
+
+def _at(node: Any, path: Path) -> Any:
+    for key in path:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _with(node: Any, path: Path, value: Any) -> Any:
+    """A copy with the value at a path; without its last key where that is None."""
+    key, rest = path[0], path[1:]
+    below = _with(node.get(key) or {}, rest, value) if rest else value
+    return {k: v for k, v in {**node, key: below}.items() if k != key or v is not None}
+
+
+def _without_auto(node: Any) -> Any:
+    """Objects without the keys whose value is auto, and without those that held nothing else."""
+    if not isinstance(node, Mapping):
+        return node
+    kept = {key: _without_auto(value) for key, value in node.items() if value != AUTO}
+    return {key: value for key, value in kept.items() if value != {} or node[key] == {}}
