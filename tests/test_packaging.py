@@ -68,7 +68,9 @@ def test_the_wheels_commands_need_no_clone():
     assert (valid.returncode, valid.stderr) == (0, "")
     assert "job.yaml is valid: sft, sft, 1 steps on trainer x 1" in valid.stdout
     own = ("model.policy=org/policy", "data.train=[examples/sentiment/sft.jsonl]", "steps=1")
-    assert done(WHEEL / "bin" / "rlhf", "validate", "sft", *own).stdout.startswith("sft is valid: sft, sft, 1 ")
+    assert done(WHEEL / "bin" / "rlhf", "validate", "sft", *own).stdout.startswith(
+        "sft is valid: sft, sft, 1 "
+    )
     untrained = done(WHEEL / "bin" / "rlhf", "run", "job.yaml")
     assert untrained.returncode == 1
     assert "ModuleNotFoundError: No module named" in untrained.stderr  # the trainer's extra is not there

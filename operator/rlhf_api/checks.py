@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pydantic.alias_generators import to_camel
 
 from . import (
+    deepspeed_checks,
     dynamic,
     evaluation,
     generator_checks,
@@ -181,7 +182,7 @@ RULES: tuple[Rule, ...] = (
     *(trainer_checks.sequence_parallel, _replay, rollout.problems, lora.problems),
     *(unread.problems, generator_checks.autoscale, generator_checks.pods_per_replica),
     *(_evaluation, _checkpoint),
-    *(trainer_checks.precision, trainer_checks.deepspeed, health.problems),
+    *(deepspeed_checks.precision, deepspeed_checks.unread, deepspeed_checks.switched_off, health.problems),
     *(generator_checks.engine_arguments, model_server_checks.problems, _trackers, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )

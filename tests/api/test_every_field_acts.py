@@ -22,6 +22,8 @@ RULES = {
     "checks",
     "generator_checks",
     "trainer_checks",
+    "deepspeed_checks",
+    "deepspeed_batches",
     "pod_checks",
     "template_checks",
     "cel",

@@ -116,6 +116,26 @@ REFUSED = [
         ("spec.trainer.deepspeed.optimizer={type: Adam, params: {lr: 0.1}}",),
         *("spec.trainer.deepspeed.optimizer.params.lr", "spec.optimizer.learningRate"),
     ),
+    *(
+        ((f"spec.trainer.deepspeed.{key}={value}",), f"spec.trainer.deepspeed.{key}", words)
+        for key, value, words in (
+            ("zero_optimization.stage3_max_live_parameters", "1e9", "acts from stage 3 on: set zero_opt"),
+            ("zero_optimization.zero_quantized_weights", "true", "or remove this; got stage 1"),
+            ("zero_optimization.offload_param", "{device: cpu}", "acts from stage 3 on"),
+            ("fp16.loss_scale", "0.0", "has no effect: enabled is false; set that, or remove this; got 0.0"),
+        )
+    ),
+    (
+        (
+            "spec.trainer={dtype: float32, deepspeed: {zero_optimization: {offload_optimizer: {device: cpu}}}}",
+        ),
+        *("spec.trainer.deepspeed.zero_optimization.offload_optimizer", "acts from stage 1 on"),
+    ),
+    (
+        ("spec.trainer.deepspeed.zero_optimization={stage: 2, offload_optimizer: {pin_memory: true}}",),
+        "spec.trainer.deepspeed.zero_optimization.offload_optimizer.pin_memory",
+        "has no effect: device is 'none'; set that, or remove this; got true",
+    ),
     (
         ("spec.trainer.deepspeed.bf16.enabled=false",),
         *("spec.trainer.deepspeed.bf16.enabled", "would have no float32 weights"),

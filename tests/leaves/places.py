@@ -107,6 +107,10 @@ def _deepspeed(section: str, dtype: str) -> Iterator[tuple[str, tuple[str, ...]]
     for stage, part in ((2, "offload_optimizer"), (3, "offload_param")):
         zero = f"{where}.zero_optimization={{stage: {stage}, {part}: {{device: cpu}}}}"
         yield rf"trainer\.{section}\..*{part}", (zero,)
+    yield (
+        rf"trainer\.{section}\..*\.(stage3_|zero_\w+_|sub_gr|memory_e|log_t)",
+        (f"{where}.zero_optimization.stage=3",),
+    )
     half = f"spec.trainer={{{dtype}: float16, {section}: {{fp16: {{enabled: true}}}}}}"
     yield rf"trainer\.{section}\.fp16", (half,)
     yield rf"trainer\.{section}\.optimizer", (f"{where}.optimizer={{type: Adam}}",)
