@@ -1,5 +1,6 @@
 """What people mistype, in commands and in files, ends in one line that says where, what was seen and what to do."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -284,3 +285,25 @@ def test_a_list_of_files_is_no_manifest(here, capsys):
     with pytest.raises(SystemExit):
         cli.main(["validate", "job.yaml", "list.yaml"])
     assert "one manifest a command: `include` in it names others" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_options_and_models_that_vllm_does_not_have_are_told_before_it_is_started(here, capsys):
+    options = "{max-num-seqs: 4, no-enable-prefix-caching: true, compilation-config.mode: 0, hf-overrides: {}"
+    assert cli.main(["validate", "job.yaml", f"generator.engineArguments={options}}}"]) == 0
+    found = said(capsys, "validate", "job.yaml", f"generator.engineArguments={options}, max-num-sqes: 4}}")
+    assert found == (
+        "error: spec.generator.engineArguments.max-num-sqes: vLLM has no such option; did you mean max-num-seqs?; "
+        "got 4\n"
+    )
+    reference = "reference={engine: vllm, engineArguments: {gpu-memory: 0.5}}"
+    assert "spec.reference.engineArguments.gpu-memory: vLLM has no" in said(
+        capsys, "validate", "job.yaml", reference
+    )
+    (here / "model").mkdir()
+    for name, told in (("LlamaForCausalLM", False), ("LlamaForSequenceClassification", True)):
+        (here / "model" / "config.json").write_text(json.dumps({"architectures": [name]}))
+        refused = cli.main(["validate", "job.yaml", "model.policy=./model"]) == 2
+        assert (refused, f"config.json names {name}, with which" in capsys.readouterr().err) == (told, told)
+    (here / "model" / "config.json").write_text('{"architectures": ["Own"], "auto_map": {}}')
+    assert cli.main(["validate", "job.yaml", "model.policy=./model"]) == 0

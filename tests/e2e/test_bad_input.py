@@ -1,6 +1,7 @@
 """What users get wrong: each ends with one clear error, a code that is not 0, and nothing left running."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def folder(tmp_path_factory) -> Path:
 def fail(folder: Path, workdir: Path, *overrides: str, **environ: str) -> tuple[Finished, str]:
     """The run, which left no process behind (see `finish`), and its one error line."""
     paths = (f"spec.model.policy={folder / 'model'}", f"spec.data.train=[{folder / 'rows.jsonl'}]")
-    finished = run(folder / "job.yaml", workdir, *paths, *overrides, PYTHONPATH=str(folder), **environ)
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    finished = run(folder / "job.yaml", workdir, *paths, *overrides, PYTHONPATH=path, **environ)
     assert finished.code in (1, 2), finished.output
     errors = [line for line in finished.output.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, finished.output
@@ -101,6 +103,22 @@ def test_an_engine_that_computes_another_policy(folder, tmp_path):
     assert "spec.health.logprobDifference: the generators serve another policy than the trainer's" in error
     assert finished.status["health"]["reason"] == "OtherPolicy"
     assert not (tmp_path / "run" / "metrics.jsonl").exists(), "no step is done"
+
+
+def test_options_that_vllms_own_parser_refuses(folder, tmp_path):
+    """Names are compared with vLLM's before a start; values are vLLM's to read, once, before it loads anything."""
+    grpo = ("spec.algorithm=grpo", "spec.ppo={}", "spec.grpo={minibatchSize: 8, klCoefficient: 0.0}")
+    job = (*grpo, "spec.sampling.answersPerPrompt=2")
+    wrong = "spec.generator={engineArguments: {max-num-seqs: many}}"
+    finished, error = fail(folder, tmp_path / "run", *job, wrong)
+    assert "spec.generator.engineArguments: vLLM refuses its options: argument --max-num-seqs" in error
+    assert finished.status["restarts"] == 0
+    wrong = "spec.generator={engineArguments: {max-num-sqes: 4}}"
+    _, error = fail(folder, tmp_path / "none", *job, wrong)
+    assert error.startswith(
+        "error: spec.generator.engineArguments.max-num-sqes: vLLM has no such option; did you mean"
+    )
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_role_that_dies_and_may_not_be_started_again(folder, tmp_path):

@@ -191,6 +191,7 @@ VALUES: dict[str, list[Any]] = {
     r"reward\.clip$": [[-1.0, 1.0]],
     r"betas$": [[0.8, 0.9]],
     r"labelSmoothing$": [0.1],
+    r"rules.*metric$": ["entropy"],
     r"dualClip$": [1.001],
     r"gspo.clipRatio$": [0.0001],
     r"cispo.clipRatio$": [0.01],

@@ -1,7 +1,6 @@
 """Checks of a job's files before any process is started."""
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,37 +14,35 @@ from rlhf_api.chat_template import template_problems
 from rlhf_api.checks import CHANGEABLE
 from rlhf_api.evaluation import evaluation_sets
 from rlhf_api.graph import RowKind
-from rlhf_api.model_files import matrices, model_sizes
+from rlhf_api.model_files import model_sizes
 from rlhf_api.pods import PodSettings
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import problems
 from rlhf_api.row_files import RowFile
 from rlhf_api.run import roles_of
-from rlhf_api.sizes import LOADED
 from rlhf_api.sources import Source, training_sources
 from rlhf_api.spec import Spec
 
+from .models import layer_problems, model_problems
 from .modules import missing
 
 _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale"}
-_HUB = "https://huggingface.co/"
-_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 MOST_ROWS = 10
 """Problems of each file's rows that are told."""
 
 
 def check_files(spec: Spec) -> list[Problem]:
-    """Problems of data files' rows, of local model directories, of Python functions' modules, and of models that are
-    too large for the GPUs."""
+    """Problems of data files' rows, of a chat template, of local model directories, of vLLM's options, of Python
+    functions' modules, and of models that are too large for the GPUs."""
     sizes = model_sizes(spec)
-    found = (*_data(spec), *_template_syntax(spec), *_models(spec), *_layers(spec), *_functions(spec))
-    return [*found, *problems(spec, sizes)]
+    named = (*_data(spec), *_template_syntax(spec), *model_problems(spec), *layer_problems(spec))
+    return [*named, *_functions(spec), *problems(spec, sizes)]
 
 
 def named_files(spec: Spec, told: Sequence[Problem]) -> list[Problem]:
     """Problems of `check_files` that hold for a spec with the problems `told`, without those that follow from them."""
     data = [] if any(problem.where.startswith("spec.data") for problem in told) else _data(spec)
-    found = [*data, *_template_syntax(spec), *_models(spec), *_functions(spec)]
+    found = [*data, *_template_syntax(spec), *model_problems(spec), *_functions(spec)]
     return [problem for problem in found if not any(other.where == problem.where for other in told)]
 
 
@@ -131,43 +128,6 @@ def _names_template(folder: Path) -> bool:
 def _template_syntax(spec: Spec) -> list[Problem]:
     given = spec.data.chat_template
     return [] if given is None else template_problems(given)
-
-
-def looks_local(name: str) -> bool:
-    """True for a model name meant as a path; a hub name is `name` or `owner/name`."""
-    first, *others = name.split("/")
-    if first in ("", ".", "..", "~") or len(others) > 1:
-        return True
-    return bool(others) and Path(first).is_dir()
-
-
-def _models(spec: Spec) -> Iterator[Problem]:
-    for field in (*LOADED, "tokenizer"):
-        name: str | None = getattr(spec.model, field)
-        if name is None or (not Path(name).exists() and not looks_local(name) and _HUB_NAME.fullmatch(name)):
-            continue
-        wanted = "tokenizer_config.json" if field == "tokenizer" else "config.json"
-        where = f"spec.model.{field}"
-        if not Path(name).is_dir():
-            bare = name.strip().removeprefix(_HUB).rstrip("/")
-            hint = f"; did you mean {bare}?" if bare != name and _HUB_NAME.fullmatch(bare) else ""
-            yield Problem(where, f"no such directory, and no hub name (`owner/name`){hint}; got {name!r}")
-        elif not (Path(name) / wanted).is_file():
-            yield Problem(where, f"must be in Hugging Face format, but has no {wanted}; got {name!r}")
-
-
-def _layers(spec: Spec) -> Iterator[Problem]:
-    """Layers named by an adapter, for local models; the trainer checks those of all others."""
-    model = spec.model
-    starts = {"policy": model.policy, "critic": model.critic or model.reward or model.policy}
-    for field, name in starts.items():
-        lora = model.adapter(field)
-        known = matrices(Path(name)) if name is not None and lora is not None else []
-        for i, target in enumerate((lora.target_modules if lora else None) or ()):
-            if known and not any(f".{layer}".endswith(f".{target}") for layer in known):
-                ends = ", ".join(sorted({layer.rpartition(".")[2] for layer in known}))
-                message = f"no layer of {name!r} is named so; it has {ends}; got {target!r}"
-                yield Problem(f"spec.model.lora.{field}.targetModules[{i}]", message)
 
 
 def _functions(spec: Spec) -> Iterator[Problem]:

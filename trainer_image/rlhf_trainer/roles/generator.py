@@ -17,6 +17,7 @@ from rlhf_api.run import ProcessEnv, RunConfig, pods_each
 from rlhf_api.serving import PIPELINE, UTILIZATION, Serving, gpus, left_open
 from rlhf_api.sizes import Sizes
 from rlhf_api.spec import MOST_KEPT, Spec
+from rlhf_api.vllm_source import engine_problems
 
 from ..comms import rdma
 from ..engines.vllm.launch import (
@@ -114,6 +115,9 @@ def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:
 
 
 def run(env: ProcessEnv) -> None:
+    policy = model_source(env.config, "policy")
+    if problems := engine_problems(env.config.spec, Role.GENERATOR, policy.where, policy.path):
+        raise InvalidJob(problems)
     cpu = on_cpu()
     memory = None if cpu else gpu_memory()
     if not cpu and (why := rdma.over_tcp(env.config, Role.GENERATOR, os.environ)) is not None:

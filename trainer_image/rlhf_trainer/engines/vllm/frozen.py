@@ -16,13 +16,15 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
+from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
+from rlhf_api.vllm_source import engine_problems
 
 from ...comms.http import EventLoop
 from ...records import Sequences
 from ...settings import ModelSource
-from . import watchdog
+from . import refusal, watchdog
 from .launch import engine_environment, frozen_options, on_cpu, option
 from .probes import ENGINE_DEAD, HUNG_SECONDS
 
@@ -60,7 +62,10 @@ class FrozenModel:
         cls, config: RunConfig, role: Role, model: ModelSource, longest: int, temperature: float = 1.0
     ) -> Self:
         """The frozen model of a role, for sequences of up to `longest` tokens. Sets vLLM's environment variables.
-        Raises InvalidJob for models that vLLM is known not to run."""
+        Raises InvalidJob for models that vLLM is known not to run, and for options that it refuses."""
+        if problems := engine_problems(config.spec, role, model.where, model.path):
+            raise InvalidJob(problems)
+        refusal.of_options(role)
         cpu = on_cpu()
         options = frozen_options(config, role, model, longest, cpu=cpu)
         os.environ.update(engine_environment(os.environ, cpu))

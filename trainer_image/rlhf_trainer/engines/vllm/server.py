@@ -8,9 +8,16 @@ it is forked from the server, which has not computed anything by then and has no
 import gc
 import importlib
 import runpy
+import sys
 from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any
 
+from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
+from rlhf_api.run import EXIT_INVALID
+
+from ... import termination
+from . import refusal
 from .launch import on_cpu
 
 SERVER = "vllm.entrypoints.openai.api_server"
@@ -39,7 +46,12 @@ def main() -> None:
     gc.enable()
     if on_cpu():
         fork_engine()
-    runpy.run_module(SERVER, run_name="__main__")
+    refusal.of_options(Role.GENERATOR)
+    try:
+        runpy.run_module(SERVER, run_name="__main__")
+    except InvalidJob as error:
+        termination.write(str(error))
+        sys.exit(EXIT_INVALID)
 
 
 def fork_engine() -> None:

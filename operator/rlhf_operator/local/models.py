@@ -1,0 +1,65 @@
+"""Checks of the models that a manifest names: directories, names of the hub, what vLLM serves, layers of adapters."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf_api.model_files import matrices
+from rlhf_api.problems import Problem
+from rlhf_api.run import roles_of
+from rlhf_api.serving import on_vllm
+from rlhf_api.sizes import LOADED
+from rlhf_api.spec import Spec
+from rlhf_api.vllm_source import engine_problems
+
+_HUB = "https://huggingface.co/"
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
+
+
+def model_problems(spec: Spec) -> Iterator[Problem]:
+    """Models that are neither a directory nor a hub's; models and options that the installed vLLM does not have."""
+    yield from _named(spec)
+    yield from _engines(spec)
+
+
+def layer_problems(spec: Spec) -> Iterator[Problem]:
+    """Layers named by an adapter, for local models; the trainer checks those of all others."""
+    model = spec.model
+    starts = {"policy": model.policy, "critic": model.critic or model.reward or model.policy}
+    for field, name in starts.items():
+        lora = model.adapter(field)
+        known = matrices(Path(name)) if name is not None and lora is not None else []
+        for i, target in enumerate((lora.target_modules if lora else None) or ()):
+            if known and not any(f".{layer}".endswith(f".{target}") for layer in known):
+                ends = ", ".join(sorted({layer.rpartition(".")[2] for layer in known}))
+                message = f"no layer of {name!r} is named so; it has {ends}; got {target!r}"
+                yield Problem(f"spec.model.lora.{field}.targetModules[{i}]", message)
+
+
+def _named(spec: Spec) -> Iterator[Problem]:
+    for field in (*LOADED, "tokenizer"):
+        name: str | None = getattr(spec.model, field)
+        if name is None or (not Path(name).exists() and not _looks_local(name) and _HUB_NAME.fullmatch(name)):
+            continue
+        wanted = "tokenizer_config.json" if field == "tokenizer" else "config.json"
+        where = f"spec.model.{field}"
+        if not Path(name).is_dir():
+            bare = name.strip().removeprefix(_HUB).rstrip("/")
+            hint = f"; did you mean {bare}?" if bare != name and _HUB_NAME.fullmatch(bare) else ""
+            yield Problem(where, f"no such directory, and no hub name (`owner/name`){hint}; got {name!r}")
+        elif not (Path(name) / wanted).is_file():
+            yield Problem(where, f"must be in Hugging Face format, but has no {wanted}; got {name!r}")
+
+
+def _looks_local(name: str) -> bool:
+    """True for a model name meant as a path; a hub name is `name` or `owner/name`."""
+    first, *others = name.split("/")
+    if first in ("", ".", "..", "~") or len(others) > 1:
+        return True
+    return bool(others) and Path(first).is_dir()
+
+
+def _engines(spec: Spec) -> Iterator[Problem]:
+    for role in (role for role in roles_of(spec) if on_vllm(spec, role)):
+        own = role.row.model if role.row.model and getattr(spec.model, role.row.model) else "policy"
+        yield from engine_problems(spec, role, f"spec.model.{own}", getattr(spec.model, own) or "")
