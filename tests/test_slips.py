@@ -142,6 +142,14 @@ def test_data_comes_from_stores_that_are_known(capsys):
     assert "spec.data.train[0]: must be a path, or begin with file://, s3://, gs://, az://" in found
 
 
+def test_a_number_among_texts_needs_quotes(here, capsys):
+    (here / "job.yaml").write_text(
+        json.dumps({**HEAD, "spec": {**SPEC, "environment": {"OMP_NUM_THREADS": 2}}})
+    )
+    found = said(capsys, "validate", "job.yaml")
+    assert found == "error: spec.environment.OMP_NUM_THREADS: must be text; put it in quotes; got 2\n"
+
+
 def test_betas_are_shares(capsys):
     assert "spec.optimizer.betas[0]: must be less than 1; got 1.5" in said(
         capsys, "validate", "job.yaml", "optimizer.betas=[1.5, 0.9]"

@@ -100,6 +100,8 @@ def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Prob
         hint = suggestion(value, expected)
         message = f"{show(value)} is none of {', '.join(expected)}"
         return Problem(where, f"{message}; {hint}" if hint.startswith("did you mean") else message)
+    if error["type"] == "string_type" and isinstance(value, int | float):
+        return Problem(where, f"must be text; put it in quotes; got {show(value)}")
     if error["type"] == "string_pattern_mismatch":
         pattern = error.get("ctx", {}).get("pattern", "")
         return Problem(where, f"{PATTERNS.get(pattern, f'must match {pattern}')}; got {show(value)}")
