@@ -252,6 +252,13 @@ def test_an_object_of_another_kind_is_no_job(here, capsys, command, kind, more):
     )
 
 
+def test_a_job_is_no_runtime(capsys):
+    assert said(capsys, "validate", "job.yaml", "--runtime", "job.yaml") == (
+        "error: job.yaml: kind: must be RLHFRuntime or ClusterRLHFRuntime: this is no runtime's manifest; "
+        "got 'RLHFJob'\n"
+    )
+
+
 @pytest.mark.parametrize("text", ["[${F:x}]", "{train: ${F}}"])
 def test_a_variable_in_brackets_needs_quotes(here, capsys, text):
     (here / "job.yaml").write_text(f"kind: RLHFJob\ndata: {text}\n")

@@ -6,7 +6,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
@@ -16,7 +16,7 @@ from .checks import check
 from .document import not_json
 from .includes import read
 from .pods import PodSettings, RuntimeKind, Scheduling, Workspace, combine, over
-from .problems import InvalidJob, Problem, from_pydantic, show
+from .problems import InvalidJob, Problem, closest, from_pydantic, show
 from .run import roles_of
 from .spec import Spec
 
@@ -80,6 +80,10 @@ def parse_runtime(body: Any) -> NamedRuntime:
         raise InvalidJob([Problem("runtime", f"must be one ClusterRLHFRuntime object; got {show(body)}")])
     if problems := list(not_json(body)):
         raise InvalidJob(problems)
+    kind, kinds = body.get("kind"), get_args(RuntimeKind)
+    if isinstance(kind, str) and not closest(kind, kinds):
+        message = f"must be {' or '.join(kinds)}: this is no runtime's manifest; got {show(kind)}"
+        raise InvalidJob([Problem("kind", message)])
     known = {field.alias or name for name, field in RuntimeMetadata.model_fields.items()}
     metadata = {key: value for key, value in body.get("metadata", {}).items() if key in known}
     try:
