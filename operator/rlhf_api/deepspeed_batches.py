@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from .algorithms import CUSTOM, algorithm_of, graph_of
 from .duration import Batch
-from .problems import Problem
+from .problems import Problem, show
 from .spec import Spec
 
 KEYS = BATCH, MICRO, STEPS = (
@@ -39,6 +39,9 @@ class _Section:
     def path(self) -> Path:
         return ("spec", "trainer", self.name)
 
+    def where(self, key: str) -> str:
+        return f"spec.trainer.{self.name}.{key}"
+
 
 _SECTIONS = (
     _Section("deepspeed", "policy", "microBatchTokens", "minibatchSize"),
@@ -62,29 +65,30 @@ def in_our_fields(document: Any, read: Callable[[Any], Spec | None]) -> tuple[An
         return document, []
     problems: list[Problem] = []
     for section, config in given.items():
+        bare = _switched(bare, spec, section, config)
         keys = {key: config[key] for key in KEYS if config.get(key, AUTO) != AUTO}
-        for kind, dtype in _PRECISION.items():
-            if _at(config, (kind, "enabled")) == AUTO:
-                on = spec.trained_dtype(section.model) == dtype
-                rest = _at(bare, (*section.path, kind)) or {}
-                bare = _with(bare, (*section.path, kind), {**rest, "enabled": True} if on else None)
         if algorithm_of(spec) is CUSTOM:
             bare = _with(bare, section.path, {**_at(bare, section.path), **keys})
             continue
-        wrong = [key for key, value in keys.items() if type(value) is not int or value < 1]
-        message = "must be a whole number from 1 on, or auto"
-        problems += [
-            Problem(".".join((*section.path, key)), f"{message}; got {keys[key]!r}") for key in wrong
-        ]
-        for found in [] if wrong else _sums(spec, section, keys):
+        for found in _sums(spec, section, keys):
             if isinstance(found, Problem):
                 problems.append(found)
-            elif _at(bare, found.field) is None:
+            elif (said := _at(bare, found.field)) is None:
                 bare = _with(bare, found.field, found.value)
-            elif _at(bare, found.field) != found.value:
-                said = f"{'.'.join(found.field)} is {_at(bare, found.field)}; make them equal, or remove one"
-                problems.append(Problem(".".join((*section.path, found.key)), f"{found.words}, and {said}"))
+            elif said != found.value:
+                message = f"{found.words}, and {'.'.join(found.field)} is {show(said)}; make them equal, or remove one"
+                problems.append(Problem(section.where(found.key), message))
     return bare, problems
+
+
+def _switched(bare: Any, spec: Spec, section: _Section, config: Mapping[str, Any]) -> Any:
+    """The document with `enabled: auto` as the model's dtype has it; a precision that is off leaves nothing."""
+    for kind, dtype in _PRECISION.items():
+        if _at(config, (kind, "enabled")) == AUTO:
+            on = spec.trained_dtype(section.model) == dtype
+            rest = _at(bare, (*section.path, kind)) or {}
+            bare = _with(bare, (*section.path, kind), {**rest, "enabled": True} if on else None)
+    return bare
 
 
 @dataclass(frozen=True)
@@ -97,36 +101,42 @@ class _Value:
     words: str
 
 
-def _sums(spec: Spec, section: _Section, keys: Mapping[str, int]) -> Iterator[_Value | Problem]:
-    graph, where = graph_of(spec), ".".join(section.path)
-    ranks = max(1, spec.trainer.ranks // spec.trainer.sequence_parallel_size)
-    sampled = ("spec", to_camel(spec.algorithm), section.minibatch)
-    minibatch = sampled if graph.generates else ("spec", "data", "promptsPerStep")
+def _sums(spec: Spec, section: _Section, keys: Mapping[str, Any]) -> Iterator[_Value | Problem]:
+    wrong = [key for key, value in keys.items() if type(value) is not int or value < 1]
+    for key in wrong:
+        message = f"must be a whole number from 1 on, or auto; got {show(keys[key])}"
+        yield Problem(section.where(key), message)
+    if wrong:
+        return
     size, micro, steps = (keys.get(key) for key in KEYS)
+    ranks = max(1, spec.trainer.ranks // spec.trainer.sequence_parallel_size)
     words = f"an update is {size} samples"
     if micro and steps:
         product = micro * steps * ranks
         words = f"{micro} samples x {steps} steps x {ranks} data-parallel ranks = {product}"
         if size not in (None, product):
-            yield Problem(f"{where}.{BATCH}", f"must be {words}; got {size}")
+            yield Problem(section.where(BATCH), f"must be {words}; got {size}")
             return
         size = product
     elif steps and size:
         micro, rest = divmod(size, steps * ranks)
         if rest:
             message = f"{size} samples are not divisible by {steps} steps x {ranks} data-parallel ranks"
-            yield Problem(f"{where}.{STEPS}", f"{message}; use another {BATCH}; got {steps}")
+            yield Problem(section.where(STEPS), f"{message}; use another {BATCH}; got {steps}")
             return
     elif steps:
         message = f"follows from the others: give {BATCH} or {MICRO} too, or remove this; got {steps}"
-        yield Problem(f"{where}.{STEPS}", message)
+        yield Problem(section.where(STEPS), message)
+    sampled = graph_of(spec).generates
     if size:
-        yield _Value(BATCH if BATCH in keys else STEPS, minibatch, size, words)
+        own = ("spec", to_camel(spec.algorithm), section.minibatch)
+        field = own if sampled else ("spec", "data", "promptsPerStep")
+        yield _Value(BATCH if BATCH in keys else STEPS, field, size, words)
     if micro:
         batch = Batch.of(spec)
-        group = 1 if graph.generates else batch.count // spec.data.prompts_per_step
-        tokens = -(-micro * group * int(batch.tokens) // spec.trainer.sequence_parallel_size)
-        words = f"{micro * group} sequences of up to {int(batch.tokens)} tokens are {tokens} tokens of a rank"
+        sequences = micro * (1 if sampled else batch.count // spec.data.prompts_per_step)
+        tokens = -(-sequences * int(batch.tokens) // spec.trainer.sequence_parallel_size)
+        words = f"{sequences} sequences of up to {int(batch.tokens)} tokens are {tokens} tokens of a rank"
         yield _Value(MICRO if MICRO in keys else STEPS, ("spec", "trainer", section.tokens), tokens, words)
 
 
@@ -137,7 +147,9 @@ def _at(node: Any, path: Path) -> Any:
 
 
 def _with(node: Any, path: Path, value: Any) -> Any:
-    """A copy with the value at a path; without its last key where that is None."""
+    """A copy with the value at a path, without its last key where that is None; unless a value is in the way."""
+    if not isinstance(node, Mapping):
+        return node
     key, rest = path[0], path[1:]
     below = _with(node.get(key) or {}, rest, value) if rest else value
     return {k: v for k, v in {**node, key: below}.items() if k != key or v is not None}

@@ -77,5 +77,8 @@ def _walk(model: type[BaseModel], above: str) -> Iterator[str]:
         path = f"{above}{field.alias or name}"
         yield path
         for inner in models_in(field.annotation):
-            several = "tuple" in str(field.annotation)
-            yield from _walk(inner, f"{path}{'[]' if several else ''}.")
+            yield from _walk(inner, f"{path}{'[]' if _is_list(field.annotation) else ''}.")
+
+
+def _is_list(annotation: Any) -> bool:
+    return typing.get_origin(annotation) is tuple or any(map(_is_list, typing.get_args(annotation)))

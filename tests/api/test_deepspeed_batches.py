@@ -116,7 +116,7 @@ def test_auto_is_what_is_left_out(made):
         (
             {"train_batch_size": True},
             (),
-            "train_batch_size: must be a whole number from 1 on, or auto; got True",
+            "train_batch_size: must be a whole number from 1 on, or auto; got true",
         ),
     ],
 )
@@ -131,3 +131,11 @@ def test_contradictions_are_told_with_the_sums_and_with_all_other_mistakes(made,
 def test_an_algorithm_of_ones_own_has_minibatches_of_its_own(made):
     with pytest.raises(InvalidJob, match="train_batch_size: is set by the job; use"):
         made({"train_batch_size": 64}, "spec.algorithm=a:b")
+
+
+def test_a_wrong_value_in_the_way_is_told_by_itself(made):
+    with pytest.raises(InvalidJob) as caught:
+        made({"train_batch_size": 64}, *BIG, "spec.grpo=3")
+    assert [problem.where for problem in caught.value.problems] == ["spec.grpo"]
+    with pytest.raises(InvalidJob, match=r"^spec\.data\.chatTemplate: "):
+        made({"train_batch_size": 64}, *BIG, "spec.data.chatTemplate=3")
