@@ -281,6 +281,8 @@ def test_a_variable_in_brackets_needs_quotes(here, capsys, text):
         ("pods.gpus=8", "spec.pods.gpu.count"),
         ("generator.cpu=8", "spec.pods.resources.requests"),
         ("trainer.mode=ddp", "spec.trainer.deepspeed.zero_optimization.stage"),
+        ("step=3", '"steps"'),
+        ("checkpoint.steps=3", "spec.steps"),
     ],
 )
 def test_a_name_of_another_system_or_place_leads_to_the_field(capsys, override, field):

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from .base import PATTERNS, PENALTIES
 from .deepspeed import OWNED
 from .fields import keys_at, places
-from .other_names import plain
+from .other_names import OTHER_NAMES, plain
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ def path(location: Sequence[int | str]) -> str:
     ).lstrip(".")
 
 
-def closest(key: str, keys: Sequence[str]) -> str:
-    """The key of `keys` that is most similar to `key`; empty if none is."""
+def closest(key: str, keys: Sequence[str], similarity: float = 0.6) -> str:
+    """The key of `keys` that is most similar to `key`; empty if none is. `similarity`: 1 for all but the spelling."""
     by_plain = {plain(k): k for k in keys}
-    close = difflib.get_close_matches(plain(key), by_plain, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(plain(key), by_plain, n=1, cutoff=similarity)
     return by_plain[close[0]] if close else ""
 
 
@@ -76,8 +76,10 @@ def choices(error: ErrorDetails) -> list[str]:
 
 
 def _meant(key: str, keys: Sequence[str], model: type[BaseModel], section: str) -> str:
-    """A sentence with the field that a key stands for: one beside it, one in another place, or a similar one."""
-    elsewhere = [] if plain(key) in map(plain, keys) else places(model, key, section)
+    """A sentence with the field that a key stands for: another system's name for one, a mistyped one beside it, one in
+    another place, a similar one."""
+    typed = closest(key, keys, 1 if plain(key) in OTHER_NAMES else 0.8)
+    elsewhere = [] if typed else places(model, key, section)
     return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, keys)
 
 
