@@ -27,12 +27,14 @@ def hang(
 ) -> Ended | None:
     """The end due to trainers that have made no progress since `progressed`; None before their deadline. Those that
     have reported nothing since their start have at least `startupTimeoutSeconds`. `activity`: the last one reported."""
-    begun = [s.started for s in processes if s.role is Role.TRAINER and s.started and s.ended is None]
+    trainers = [s for s in processes if s.role is Role.TRAINER and s.ended is None]
+    begun = [s.started for s in trainers if s.started is not None]
     if not begun:
         return None
     limit, since = spec.trainer.progress_deadline_seconds, max(begun)
-    silent = since + max(limit, spec.trainer.startup_timeout_seconds)
-    due = progressed + limit if progressed > since else silent
+    if progressed <= since:
+        limit = max(limit, spec.trainer.startup_timeout_seconds)
+    due = max(progressed, since) + limit
     if now < due:
         return None
     last = f", last seen {activity}" if activity else ""

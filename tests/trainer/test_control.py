@@ -8,6 +8,7 @@ import pytest
 from tests.support.vllm_server import free_port
 
 from rlhf_api.roles import Role
+from rlhf_trainer import progress
 from rlhf_trainer.comms.control import Control
 from rlhf_trainer.comms.http import Background
 
@@ -76,6 +77,19 @@ def test_the_status_is_the_last_report(served):
     assert (status["activity"], status["step"], status["totalSteps"]) == ("training", 3, 9)
     assert status["rewardMean"] == 1.5
     assert status["lastCheckpoint"] is None
+
+
+def test_the_status_counts_signs_of_progress_and_not_who_asks(served):
+    control, address = served
+
+    def count() -> int:
+        return json.loads(ask(address + "/v1/status")[1])["progressCount"]
+
+    before = count()
+    assert count() == before
+    progress.sign()
+    control.report(activity="training")
+    assert count() == before + 2
 
 
 def test_members_reach_the_loop_but_for_those_that_leave(served):

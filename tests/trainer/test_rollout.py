@@ -15,6 +15,7 @@ from tests.trainer.servers import IN_STREAM, Generator
 from rlhf_api.evaluation import Penalties
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
+from rlhf_trainer import progress
 from rlhf_trainer.comms.frames import Kind, encode, encode_error
 from rlhf_trainer.comms.http import Background, HttpError
 from rlhf_trainer.data.stop_strings import StopStrings
@@ -314,7 +315,9 @@ def test_a_prompt_without_tokens_fails_and_its_generators_do_not(http):
 def test_a_generator_that_is_silent_altogether_gets_nothing_while_others_are_there(http):
     hung, good = Generator(http, "hung"), Generator(http, "good")
     hung.open.clear()
+    signs = progress.count()
     outcome = start(http, PROMPTS, [hung.member, good.member], silence=2.0).result(60)
+    assert progress.count() > signs + 4, "each half second of a wait that has its own deadline"
     assert outcome.failed == {}, "its host may end it, or it may come back"
     assert outcome.unanswered == []
     assert len(rollouts(outcome)) == 2 * len(PROMPTS)
