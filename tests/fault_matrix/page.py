@@ -21,7 +21,8 @@ INTRO = """# The fault matrix
 Faults on the real processes of one job after another, each at a named point of a step: `rlhf run` with two trainer
 ranks, two vLLM servers, a reward, a reference, and checkpoints of every step in an S3 server (SeaweedFS), all on one
 machine. The process that reaches the point waits there until the fault has been injected, so nothing depends on luck
-(`tests/fault_matrix`). The next fault comes when every role is ready again.
+(`tests/fault_matrix`). The next fault comes when every role is ready again. A process that stays stopped is
+[noticed](detection.md) and ended.
 
 ```console
 $ make faults
