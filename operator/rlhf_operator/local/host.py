@@ -122,11 +122,8 @@ class Host:
     def _decide(self, now: float) -> Sequence[Action]:
         """The restart policy's actions; a trainer that hangs is killed first, and is restarted when that has ended
         it."""
-        spec, seen, report = (
-            self.config.spec,
-            [process.seen() for process in self.processes],
-            self.trainer.status,
-        )
+        spec, report = self.config.spec, self.trainer.status
+        seen = [process.seen() for process in self.processes]
         end = hang(spec, seen, self.trainer.progressed, now, report.activity if report else None)
         if end is None:
             return decide(spec, seen, self.restarts, now=now)
