@@ -23,7 +23,8 @@ end
 if status.phase == "Succeeded" then -- for good, whatever becomes of the spec
   return {status = "Healthy", message = "Succeeded"}
 end
-local refused = is("Failed") and conditions.Failed.reason == "ValidationFailed"
+local reason = is("Failed") and conditions.Failed.reason
+local refused = reason == "InvalidPod" or reason == "ValidationFailed"
 if (status.phase ~= "Failed" or refused) and (status.observedGeneration or 0) < (obj.metadata.generation or 0) then
   return {status = "Progressing", message = "waits for the operator to read the change"}
 end

@@ -20,6 +20,7 @@ from .pod_checks import CONFIG_DIRECTORY, MOUNTS, NOT_OVER, SOURCES, VOLUMES
 from .pods import Gpu
 from .roles import Generator, Trainer
 from .spec import Data, Model, Sampling, Spec
+from .status import CORRECTABLE
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def _unchanged() -> Iterator[str]:
 # The phase is not enough: a job that ran and failed is immutable, but one that was refused may be corrected.
 _MAY_CHANGE = (
     "has(oldSelf.spec.suspend) && oldSelf.spec.suspend || has(oldSelf.status) && has(oldSelf.status.conditions) && "
-    "oldSelf.status.conditions.exists(c, c.type == 'Failed' && c.reason == 'ValidationFailed')"
+    f"oldSelf.status.conditions.exists(c, c.type == 'Failed' && c.reason in {[*CORRECTABLE]})"
 )
 _JOB = (
     # One rule for all sections: one rule each would take a tenth of the whole definition.

@@ -9,6 +9,9 @@ from .base import Report
 from .roles import Role
 
 Phase = Literal["Pending", "Provisioning", "Running", "Suspended", "Succeeded", "Failed"]
+INVALID_POD, INVALID_SPEC = "InvalidPod", "ValidationFailed"
+CORRECTABLE = (INVALID_POD, INVALID_SPEC)
+"""Reasons of the `Failed` condition that a change of the spec may remove."""
 
 # A trainer's report must fit into an object of the API server.
 Word = Annotated[str, Field(max_length=256)]

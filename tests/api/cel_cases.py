@@ -1,5 +1,7 @@
 """Cases of the CEL rules, as overrides of a valid manifest (`manifests.document`)."""
 
+from typing import Any
+
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithms import ALGORITHMS
@@ -178,16 +180,10 @@ ALLOWED = [
     "spec.ttlSecondsAfterFinished=0",
 ]
 """Of a running job: overrides that are accepted."""
-FAILED = {
-    "phase": "Failed",
-    "totalSteps": 0,
-    "conditions": [
-        {
-            "type": "Failed",
-            "status": "True",
-            "reason": "ValidationFailed",
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }
-    ],
-}
-"""The status of a job that failed validation."""
+
+
+def failed(reason: str) -> dict[str, Any]:
+    """The status of a job that has failed."""
+    since = "2026-01-01T00:00:00Z"
+    condition = {"type": "Failed", "status": "True", "reason": reason, "lastTransitionTime": since}
+    return {"phase": "Failed", "totalSteps": 0, "conditions": [condition]}

@@ -2,7 +2,7 @@
 
 import pytest
 from hypothesis import given, settings
-from tests.api.cel_cases import ALLOWED, CASES, CHANGES, FAILED, RUNNING
+from tests.api.cel_cases import ALLOWED, CASES, CHANGES, RUNNING, failed
 from tests.api.manifests import document, job, unchecked
 from tests.api.rules import refusals
 from tests.api.shapes import manifests
@@ -12,6 +12,7 @@ from rlhf_api.checks import CHANGEABLE, check_change
 from rlhf_api.manifest import parse
 from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
+from rlhf_api.status import CORRECTABLE
 
 
 @pytest.mark.parametrize(("good", "bad", "words"), CASES, ids=[case[1] for case in CASES])
@@ -39,11 +40,11 @@ def test_a_running_job_cannot_change_and_a_suspended_one_can(change: str, where:
         assert [p.where for p in problems] == [where] * refused
 
 
-def test_a_job_that_failed_validation_can_be_corrected_and_no_other_that_failed() -> None:
+def test_a_job_that_failed_by_its_spec_can_be_corrected_and_no_other_that_failed() -> None:
     before, after = document()["spec"], document("spec.steps=5")["spec"]
-    assert refusals(after, before, FAILED) == []
-    crashed = {**FAILED, "conditions": [{**FAILED["conditions"][0], "reason": "BackoffLimitExceeded"}]}
-    assert refusals(after, before, crashed) != []
+    for reason in CORRECTABLE:
+        assert refusals(after, before, failed(reason)) == []
+    assert refusals(after, before, failed("BackoffLimitExceeded")) != []
 
 
 def test_every_section_that_cannot_change_has_a_case() -> None:

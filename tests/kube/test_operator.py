@@ -256,6 +256,17 @@ def test_pods_that_the_server_refuses_are_told_of(jobs):
     jobs.until_pods(4, timeout=90)
 
 
+def test_a_job_whose_pods_can_never_be_made_goes_on_once_it_is_corrected(jobs):
+    jobs.apply(ppo(pods={"template": {"spec": {"dnsPolicy": "Nearest"}}}))
+    status = jobs.until("ppo", "Failed")
+    assert jobs.reason("ppo", "Failed") == "InvalidPod"
+    assert 'spec.dnsPolicy: Unsupported value: "Nearest"' in status["message"]
+    jobs.until_pods(0)
+    jobs.kubectl("replace", "-f", "-", input=yaml.safe_dump(PPO))
+    jobs.until_pods(4)
+    assert jobs.status("ppo")["cluster"]["attempt"] == 1
+
+
 def test_nothing_secret_is_told(running, trainer, served):
     eventually(lambda: trainer.members, "the trainer was talked to")
     told = served.said() + running.kubectl("get", "rlhfjobs,pods,configmaps,events", "-o", "yaml")

@@ -1,10 +1,12 @@
 """The transition rule on a current API server: changes of running, suspended and failed jobs."""
 
 import pytest
-from tests.api.cel_cases import ALLOWED, CHANGES, FAILED, RUNNING
+from tests.api.cel_cases import ALLOWED, CHANGES, RUNNING, failed
 from tests.api.manifests import document
 from tests.modern.jobs import Jobs
 from tests.modern.server import Refused, Server
+
+from rlhf_api.status import CORRECTABLE
 
 DRY = "dryRun=All"
 STATUS = {"phase": "Running", "totalSteps": 4}
@@ -53,15 +55,15 @@ def test_a_job_that_waits_for_its_checkpoint_may_change(jobs: Jobs) -> None:
     assert jobs.get()["spec"]["steps"] == 9
 
 
-def test_a_job_that_failed_validation_can_be_corrected_in_place(jobs: Jobs) -> None:
-    jobs.with_status(FAILED, "spec.generator.engineArguments.dtype=half")  # what no rule can say
+@pytest.mark.parametrize("reason", CORRECTABLE)
+def test_a_job_that_failed_by_its_spec_can_be_corrected_in_place(jobs: Jobs, reason: str) -> None:
+    jobs.with_status(failed(reason), "spec.generator.engineArguments.dtype=half")  # what no rule can say
     jobs.replace(document("spec.steps=9")["spec"])
     assert jobs.get()["spec"]["steps"] == 9
 
 
 def test_a_job_that_ran_and_failed_stays_as_it_was(jobs: Jobs) -> None:
-    crashed = {**FAILED["conditions"][0], "reason": "BackoffLimitExceeded"}
-    jobs.with_status({**FAILED, "conditions": [crashed]})
+    jobs.with_status(failed("BackoffLimitExceeded"))
     with pytest.raises(Refused, match=RUNNING):
         jobs.replace(document("spec.steps=9")["spec"])
 

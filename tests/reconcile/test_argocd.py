@@ -10,6 +10,7 @@ from tests.reconcile.world import World, running
 
 from rlhf_operator.cluster.conditions import SILENT_SECONDS
 from rlhf_operator.cluster.desired import RuntimeWait
+from rlhf_operator.restart_policy import Finish
 
 SCRIPT = (Path(__file__).parents[2] / "docs" / "argocd-health.lua").read_text()
 LIBRARIES = ("string", "math", "io", "os", "debug", "coroutine")
@@ -66,6 +67,11 @@ def test_a_job_that_has_failed_and_one_that_is_refused():
     assert of(refused)[0] == "Degraded"
     assert of(refused)[1].startswith("ValidationFailed: spec.steps")
     refused.overrides = ()
+    assert of(refused)[0] == "Progressing"
+    refused.step()
+    refused.step(refused=Finish("Failed", "InvalidPod", "spec.dnsPolicy: Unsupported value"))
+    assert of(refused) == ("Degraded", "InvalidPod: spec.dnsPolicy: Unsupported value")
+    refused.overrides = ("spec.pods.priorityClass=batch",)
     assert of(refused)[0] == "Progressing"
 
 

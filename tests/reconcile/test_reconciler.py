@@ -28,6 +28,7 @@ class Server(Api):
         self.cache, self.version = cache, 10
         self.made: list[Body] = []
         self.applied: list[str] = []
+        self.configs: dict[str, Body] = {}
         self.scaled: list[tuple[Any, ...]] = []
         self.status: Body = {}
         self.refuse: Callable[[Body], None] = lambda _body: None
@@ -48,6 +49,7 @@ class Server(Api):
     async def apply(self, body: Body) -> Body:
         self.refuse(body)
         self.applied.append(body["kind"])
+        self.configs |= {body["metadata"]["name"]: body} if body["kind"] == "ConfigMap" else {}
         return self.stored(body)
 
     async def create(self, body: Body) -> Body:
@@ -55,7 +57,9 @@ class Server(Api):
         self.made.append(made := self.stored(body))
         return made
 
-    async def get(self, _kind: str, _namespace: str | None, name: str) -> Body:
+    async def get(self, kind: str, _namespace: str | None, name: str) -> Body:
+        if kind == "ConfigMap":
+            return self.configs[name]
         return next(pod for pod in self.cache.pods(KEY) if pod["metadata"]["name"] == name)
 
     async def scale(self, *asked: Any) -> None:
@@ -74,9 +78,10 @@ class Story:
         settings = Settings("image", b"k" * 48)
         self.reconciler = Reconciler(settings, self.server, self.cache, Recorder(self.server), Telemetry())
 
-    def submit(self, uid: str, *overrides: str) -> None:
-        body = document(*overrides)
-        body["metadata"] |= {"namespace": "ns", "uid": uid, "generation": 1}
+    def submit(self, uid: str, *overrides: str, generation: int = 1) -> None:
+        """A later generation keeps the status."""
+        body = document(*overrides) | {"status": self.server.status if generation > 1 else {}}
+        body["metadata"] |= {"namespace": "ns", "uid": uid, "generation": generation}
         self.cache.put(self.server.stored(body))
 
     async def look(self) -> float | None:
@@ -164,6 +169,30 @@ def test_an_attempt_that_was_refused_is_no_attempt():
         story.server.refuse = lambda _body: None
         await story.look()
         assert story.trainers() == [("1", "start.json")]
+
+    tell(told)
+
+
+def test_a_refusal_for_good_is_of_the_spec_that_was_refused():
+    """Somebody corrects the spec between the refusal and the look that ends the job for it."""
+
+    async def told(story: Story) -> None:
+        story.submit("first", "spec.pods.priorityClass=none")
+        story.server.refuse = no_pods(ApiError(422, "Invalid", "priorityClassName: no such", kind="Pod"))
+        with pytest.raises(ApiError, match="no such"):
+            await story.look()
+        story.server.refuse = lambda _body: None
+        story.submit("first", generation=2)
+        assert await story.look() is not None
+        assert (story.reasons()["Failed"], story.server.status["observedGeneration"]) == ("InvalidPod", 1)
+        await story.look()
+        assert (story.server.status["phase"], story.server.status["observedGeneration"]) == (
+            "Provisioning",
+            2,
+        )
+        assert story.trainers() == [("1", "start.json")]
+        (trainer,) = (pod for pod in story.server.made if pod["metadata"]["name"] == "job-trainer-0")
+        assert "priorityClassName" not in trainer["spec"]
 
     tell(told)
 

@@ -130,6 +130,44 @@ def test_a_new_job_that_was_refused_starts_anew_once_it_is_corrected():
     assert world.status.total_steps == 4
 
 
+INVALID = Finish("Failed", "InvalidPod", 'Pod "job-trainer-0" is invalid: spec.dnsPolicy: Unsupported value')
+
+
+def test_a_pod_that_can_never_be_made_is_no_attempt_and_the_corrected_job_starts_anew():
+    world = World(("spec.activeDeadlineSeconds=60",))
+    world.carry_out(world.look(), only=lambda what: what == "status")
+    world.step(refused=INVALID, unmade=1)
+    assert (world.status.phase, reasons(world)["Failed"]) == ("Failed", "InvalidPod")
+    for _ in range(3):  # as long as nothing is corrected
+        assert names(world.step(3600)) == ([], [])
+    world.overrides += ("spec.pods.priorityClass=batch",)
+    trainer = next(new for new in world.step().create if new.role == "trainer")
+    assert (trainer.attempt, trainer.resume) == (1, False)
+    assert "Failed" not in reasons(world)
+    world.settle()  # the deadline is counted from this start
+    assert world.status.phase == "Provisioning"
+
+
+def test_a_job_that_ran_before_a_pod_of_it_was_refused_for_good_resumes():
+    world = running()
+    world.step(refused=INVALID)
+    world.settle()
+    assert (world.status.phase, list(world.pods)) == ("Failed", [])
+    world.overrides = ("spec.pods.priorityClass=batch",)
+    trainer = next(new for new in world.step().create if new.role == "trainer")
+    assert (trainer.attempt, trainer.resume) == (2, True)
+    assert ("Resumed", "goes on from step 3") in world.events
+
+
+def test_an_invalid_pod_and_then_an_invalid_spec_are_both_told():
+    world = World()
+    world.step(refused=INVALID)
+    world.overrides = (WRONG,)
+    world.step()
+    assert reasons(world)["Failed"] == "ValidationFailed"
+    assert "spec.sampling.minNewTokens" in world.status.message
+
+
 def test_a_job_that_is_over_stays_so_whatever_is_written_into_its_spec():
     world = running()
     world.end("job-trainer-0", 0)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.api.cel_cases import failed
 from tests.api.manifests import document
 
+from rlhf_api.status import CORRECTABLE
 from rlhf_operator.cluster import webhook
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.settings import Settings
@@ -65,6 +67,13 @@ def test_what_runs_changes_only_while_it_is_suspended():
     assert "spec.ppo: cannot change while the job runs; suspend it first" in refused["status"]["message"]
     assert webhook.review(change("spec.suspend=true"), PLAIN)["response"]["allowed"]
     assert webhook.review(change("spec.sampling.topK=-2"), PLAIN)["response"]["allowed"]
+
+
+@pytest.mark.parametrize("reason", [*CORRECTABLE, "BackoffLimitExceeded"])
+def test_a_job_that_failed_by_its_spec_may_be_corrected(reason):
+    after, before = asked("spec.pods.priorityClass=batch"), asked()["request"]["object"]
+    change = {"request": {**after["request"], "oldObject": {**before, "status": failed(reason)}}}
+    assert webhook.review(change, PLAIN)["response"]["allowed"] is (reason in CORRECTABLE)
 
 
 def test_deleting_is_always_allowed():

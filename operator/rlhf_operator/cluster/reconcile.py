@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from rlhf_api.problems import InvalidJob
@@ -27,7 +28,7 @@ from .pinned import Pinned, UnreadableConfig
 from .plan import POLL_SECONDS, Plan, plan
 from .pod_client import PodClient, owned_by
 from .recorder import Recorder
-from .refusal import by_server, leave_alone, refuse, reopened
+from .refusal import Refusal, by_server, leave_alone, refuse, reopened
 from .settings import Settings
 from .snapshot import Job, Pod, is_marked
 from .telemetry import Telemetry
@@ -54,7 +55,7 @@ class Reconciler:
         self._pods = PodClient(api, cache, recorder)
         self._applied: dict[Key, tuple[int, list[tuple[str, Key, str]]]] = {}
         """A digest of the configuration, and what was made for it."""
-        self._refused: dict[Key, tuple[Finish | str, int | None]] = {}
+        self._refused: dict[Key, Refusal] = {}
         self._written: dict[Key, float] = {}
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
@@ -89,15 +90,19 @@ class Reconciler:
             return await self._give_up(key, job, refuse(job, error, pods, now))
         job = reopened(job, want.spec)
         trainer = await self._trainers.read(job, pods)
-        workload, (refused, unmade) = self._cache.workload(key), self._refused.get(key, (None, None))
+        workload, refusal = self._cache.workload(key), self._refused.get(key)
+        if refusal is not None and isinstance(
+            refusal.why, Finish
+        ):  # of the spec of then; a later one reopens the job
+            job = replace(job, generation=refusal.generation)
         seen = Observed(
             job,
             want,
             pods,
             trainer,
             self._trainers.silent_since(job),
-            refused,
-            unmade,
+            refusal and refusal.why,
+            refusal and refusal.unmade,
             quota(job, want.spec, workload, want.pinned.name),
             deactivated(workload),
             self._settings.gpu_prices,
@@ -228,10 +233,8 @@ class Reconciler:
             gang = [new for new in todo.create if new.role is Role.TRAINER]
             some = any(pod_name(job.name, new.role, new.index) in there for new in gang)
             unmade = gang[0].attempt if gang and not some else None
-            self._refused[key] = (
-                by_server(error.status, error.kind, f"{error.reason}: {error.message}"),
-                unmade,
-            )
+            why = by_server(error.status, error.kind, f"{error.reason}: {error.message}")
+            self._refused[key] = Refusal(job.generation, why, unmade)
             raise
 
     def _forget(self, key: Key) -> None:

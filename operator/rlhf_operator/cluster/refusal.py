@@ -1,4 +1,4 @@
-"""Jobs that cannot be planned: the spec is invalid, or another release wrote the status; pure.
+"""Jobs that cannot be planned: the spec or a pod made of it is invalid, or another release wrote the status; pure.
 
 The status of the run so far is kept: the run resumes from there once the spec is corrected.
 """
@@ -6,11 +6,11 @@ The status of the run so far is kept: the run resumes from there once the spec i
 import datetime
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
-from rlhf_api.status import JobStatus
+from rlhf_api.status import CORRECTABLE, INVALID_POD, INVALID_SPEC, JobStatus
 
 from ..job_status import condition, observed, time_text, with_times
 from ..restart_policy import Finish
@@ -20,10 +20,20 @@ from .plan import POLL_SECONDS, Plan
 from .snapshot import Job, Pod
 from .usage import used
 
-_REFUSED = "ValidationFailed"
 _DENIED = re.compile(r"denied (the )?request")
 """In what admission says: `admission webhook "x" denied the request: ...`, `ValidatingAdmissionPolicy 'x' with binding
 'y' denied request: ...`."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The API server's refusal of the objects that were to be made last."""
+
+    generation: int
+    """Of the spec that they were made of."""
+    why: Finish | str
+    unmade: int | None = None
+    """Attempt of the trainers' gang of which it left no pod."""
 
 
 def by_server(status: int, kind: str, message: str) -> Finish | str:
@@ -32,7 +42,7 @@ def by_server(status: int, kind: str, message: str) -> Finish | str:
     refused for what they are now, such as a Workload that was admitted a moment ago."""
     if status == 422 and kind == "Pod" and not _DENIED.search(message):
         said = f"the API server takes no pod like this; see spec.pods and its template: {message}"
-        return Finish("Failed", "InvalidPod", said)
+        return Finish("Failed", INVALID_POD, said)
     return f"pods are not made: {status or 'no answer'} {message}"
 
 
@@ -52,7 +62,7 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
         if len(error.problems) > 1:
             message = f"{len(error.problems)} problems: {message}"[:LONGEST]
         before = _failed(before or JobStatus(phase="Pending", total_steps=0), job, message, now)
-        events = (Event("Warning", _REFUSED, message),)
+        events = (Event("Warning", INVALID_SPEC, message),)
     else:
         before = observed(before, job.generation)
     living = [pod for pod in pods if not pod.over]
@@ -69,8 +79,8 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
 
 
 def refused(status: JobStatus) -> bool:
-    """True if the job ended because its spec was invalid."""
-    return [c.reason for c in status.conditions if c.type == "Failed"] == [_REFUSED]
+    """True if the job ended because its spec, or a pod made of it, was invalid."""
+    return any(c.type == "Failed" and c.reason in CORRECTABLE for c in status.conditions)
 
 
 def reopened(job: Job, spec: Spec) -> Job:
@@ -82,6 +92,7 @@ def reopened(job: Job, spec: Spec) -> Job:
     changes = {
         "phase": "Suspended" if begun else "Pending",
         "message": "",
+        "start_time": None,
         "completion_time": None,
         "total_steps": spec.steps,
         "conditions": tuple(c for c in status.conditions if c.type != "Failed"),
@@ -92,9 +103,9 @@ def reopened(job: Job, spec: Spec) -> Job:
 def _failed(before: JobStatus, job: Job, message: str, now: datetime.datetime) -> JobStatus:
     stamp = time_text(now)
     made = (
-        condition("Failed", "True", _REFUSED, message, stamp),
-        condition("Ready", "False", _REFUSED, message, stamp),
-        failed_for_good(_REFUSED, message, stamp),
+        condition("Failed", "True", INVALID_SPEC, message, stamp),
+        condition("Ready", "False", INVALID_SPEC, message, stamp),
+        failed_for_good(INVALID_SPEC, message, stamp),
     )
     failed = [c.model_copy(update={"observed_generation": job.generation}) for c in made]
     others = [c for c in before.conditions if c.type not in {c.type for c in made}]

@@ -16,7 +16,9 @@ from rlhf_api.problems import InvalidJob, Problem
 from .limit_checks import check
 from .names import QUEUE
 from .pinned import Pinned
+from .refusal import refused
 from .settings import Settings
+from .snapshot import Job
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +52,16 @@ def _problems(
     except InvalidJob as error:
         return error.problems
     try:
-        return check_change(from_cluster(before).spec, spec) if before is not None else ()
+        if before is None or _failed_by_its_spec(before):
+            return ()
+        return check_change(from_cluster(before).spec, spec)
     except InvalidJob:
         return ()  # it was invalid before: any change may correct it
+
+
+def _failed_by_its_spec(body: Mapping[str, Any]) -> bool:
+    status = Job.of(body).status
+    return status is not None and refused(status)
 
 
 def _asks_for(body: Mapping[str, Any]) -> tuple[Any, Any]:

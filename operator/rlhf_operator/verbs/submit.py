@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlhf_api.manifest import RLHFJob
-from rlhf_api.status import JobStatus
 
 from ..cluster.api import ApiError, Body
+from ..cluster.refusal import refused
 from ..exits import Failure, Misuse
 from .client import Session
 from .jobs import check_served, over, status_of
@@ -84,14 +84,9 @@ def _what(before: Body | None, after: Body) -> str:
 
 def _next(before: Body | None, program: str, name: str, where: str) -> str:
     status = status_of(before) if before else None
-    if status is not None and over(status) and not _correctable(status):
+    if status is not None and over(status) and not refused(status):
         return f"it has {status.phase.lower()} already and is not run again; delete it first, or take another name"
     return (
         f"follow it with `{program} status {name} --watch{where}`, its trainer with "
         f"`{program} logs {name} -f{where}`"
     )
-
-
-def _correctable(status: JobStatus) -> bool:
-    """True if the job ended because its spec was invalid: the operator reconciles it again once it is corrected."""
-    return any(c.type == "Failed" and c.reason == "ValidationFailed" for c in status.conditions)
