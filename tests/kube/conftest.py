@@ -1,10 +1,11 @@
 """A control plane for all tests of the API, and a namespace for each."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.cluster.packages import Unavailable
+from tests.kube.schedulers import KUEUE
 from tests.support.cluster import Cluster, ControlPlane, control_plane, existing
 from tests.support.kube import eventually, kubectl, new_namespace
 
@@ -58,3 +59,14 @@ def namespace(control_plane: Cluster) -> Iterator[str]:
     """Empty, of this test alone."""
     with new_namespace(control_plane.kubeconfig) as name:
         yield name
+
+
+@pytest.fixture
+def kueue(control_plane: Cluster) -> Iterator[Callable[[], None]]:
+    """The server knows Kueue's Workload, until this is called."""
+    kubeconfig, name = control_plane.kubeconfig, KUEUE["metadata"]["name"]
+    remove = lambda: kubectl(kubeconfig, "delete", "crd", name, "--ignore-not-found")  # noqa: E731
+    kubectl(kubeconfig, "create", "-f", "-", input=json.dumps(KUEUE))
+    kubectl(kubeconfig, "wait", f"crd/{name}", "--for=condition=Established")
+    yield remove
+    remove()

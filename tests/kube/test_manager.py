@@ -353,18 +353,24 @@ def test_a_stop_lets_a_reconcile_end_and_gives_the_lease_back(talk, namespace):
     talk(body)
 
 
-def test_an_operator_that_finds_kueue_installed_after_it_ends_to_begin_with_it(talk, namespace, monkeypatch):
+@pytest.mark.usefixtures("kueue")
+@pytest.mark.parametrize("before", [False, True], ids=["comes", "goes"])
+def test_an_operator_under_which_kueue_comes_or_goes_ends_to_begin_anew(talk, namespace, monkeypatch, before):
+    """What kopf does not find at its start it leaves out with a warning."""
+    monkeypatch.setattr(module, "_FIRST_RESYNC_SECONDS", 0.5)
+    served, there = Api.serves, before
+
+    async def serves(api: Api, kind: str) -> bool:
+        return await served(api, kind) and (there or kind != "Workload")
+
+    monkeypatch.setattr(Api, "serves", serves)
+
     async def body() -> None:
-        monkeypatch.setattr(module, "_FIRST_RESYNC_SECONDS", 0.5)
+        nonlocal there
         async with operator(namespace) as (made, running):
             await leads(made)
             assert made.process.alive()
-            served = made.api.serves
-
-            async def with_kueue(kind: str) -> bool:
-                return kind == "Workload" or await served(kind)
-
-            monkeypatch.setattr(made.api, "serves", with_kueue)
+            there = not before
             async with asyncio.timeout(20):
                 await running
             assert (await made.api.get("Lease", namespace, NAME))["spec"]["holderIdentity"] == ""

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from rlhf_operator.cluster import watch as module
 from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.resync import fill, sweep
-from rlhf_operator.cluster.watch import Watch, kinds_served
+from rlhf_operator.cluster.watch import kinds_served, watch
 
 pytestmark = pytest.mark.usefixtures("crd")
 KINDS = ["RLHFJob", "Pod"]
@@ -66,24 +67,31 @@ def job(namespace: str, name: str = "ppo") -> dict:
     return {**PPO, "metadata": {"name": name, "namespace": namespace}}
 
 
+def workload(namespace: str) -> dict:
+    template = {"spec": {"containers": [{"name": "role", "image": "x"}]}}
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "kind": "Workload",
+        "metadata": {"name": "queued", "namespace": namespace, "labels": LABELS},
+        "spec": {"podSets": [{"name": "main", "count": 1, "template": template}]},
+    }
+
+
 def pod(namespace: str, name: str, labels: dict[str, str]) -> dict:
     metadata = {"name": name, "namespace": namespace, "labels": labels}
     spec = {"containers": [{"name": "role", "image": "x"}], "terminationGracePeriodSeconds": 0}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-async def watching(
-    api: Api, namespace: str | None, seen: ProcessState, kinds: list[str] = KINDS
-) -> tuple[Watch, asyncio.Task]:
-    watch = await Watch.start(api, [namespace] if namespace else [], kinds, seen)
-    return watch, asyncio.create_task(watch.failed())
-
-
-async def ended(watch: Watch, failing: asyncio.Task) -> None:
-    assert not failing.done()
-    failing.cancel()
+@asynccontextmanager
+async def watching(api: Api, namespace: str | None, seen: ProcessState) -> AsyncIterator[None]:
+    """Sees changes in the body, at the end of which the watch ends at once."""
+    task = asyncio.create_task(watch(api, [namespace] if namespace else [], KINDS, seen))
+    yield
+    assert not task.done()
     before = time.monotonic()
-    await watch.stop()
+    task.cancel()
+    await asyncio.wait({task})
     assert time.monotonic() - before < 3
 
 
@@ -91,22 +99,21 @@ async def ended(watch: Watch, failing: asyncio.Task) -> None:
 def test_all_there_is_and_what_happens_is_seen(talk, namespace, everywhere):
     async def body(api: Api, seen: ProcessState) -> None:
         made = await api.create(job(namespace, "there"))
-        watch, failing = await watching(api, None if everywhere else namespace, seen)
-        await seen.until("RLHFJob", "there")
-        await api.create(job(namespace, "new"))
-        await seen.until("RLHFJob", "new")
-        await api.create(pod(namespace, "stranger", {"app": "x"}))
-        await api.create(pod(namespace, "ours", LABELS))
-        await seen.until("Pod", "ours")
-        await api.delete("Pod", namespace, "ours")
-        await seen.until("Pod", "ours", deleted=True)
-        await api.delete("RLHFJob", namespace, "new")
-        gone = await seen.until("RLHFJob", "new", deleted=True)
-        assert (gone["apiVersion"], gone["kind"]) == ("rlhf.dev/v1alpha1", "RLHFJob")
-        assert ("Pod", "stranger", False) not in seen.told
-        # Nothing was written on the objects: no finalizer, no annotation.
-        assert await api.get("RLHFJob", namespace, "there") == made
-        await ended(watch, failing)
+        async with watching(api, None if everywhere else namespace, seen):
+            await seen.until("RLHFJob", "there")
+            await api.create(job(namespace, "new"))
+            await seen.until("RLHFJob", "new")
+            await api.create(pod(namespace, "stranger", {"app": "x"}))
+            await api.create(pod(namespace, "ours", LABELS))
+            await seen.until("Pod", "ours")
+            await api.delete("Pod", namespace, "ours")
+            await seen.until("Pod", "ours", deleted=True)
+            await api.delete("RLHFJob", namespace, "new")
+            gone = await seen.until("RLHFJob", "new", deleted=True)
+            assert (gone["apiVersion"], gone["kind"]) == ("rlhf.dev/v1alpha1", "RLHFJob")
+            assert ("Pod", "stranger", False) not in seen.told
+            # Nothing was written on the objects: no finalizer, no annotation.
+            assert await api.get("RLHFJob", namespace, "there") == made
 
     talk(body)
 
@@ -154,13 +161,12 @@ def test_list_and_watch_are_all_it_needs(talk, namespace, account, monkeypatch, 
             where = None if scope == "everywhere" else namespace
             kinds = await kinds_served(api)
             await fill(api, where, kinds, seen)
-            watch, failing = await watching(api, where, seen)
-            await admin.create(job(namespace))
-            await admin.create(pod(namespace, "ours", LABELS))
-            await seen.until("RLHFJob", "ppo")
-            await seen.until("Pod", "ours")
-            await sweep(api, where, kinds, Cache())
-            await ended(watch, failing)
+            async with watching(api, where, seen):
+                await admin.create(job(namespace))
+                await admin.create(pod(namespace, "ours", LABELS))
+                await seen.until("RLHFJob", "ppo")
+                await seen.until("Pod", "ours")
+                await sweep(api, where, kinds, Cache())
 
     talk(body)
     assert "403" not in caplog.text
@@ -169,27 +175,26 @@ def test_list_and_watch_are_all_it_needs(talk, namespace, account, monkeypatch, 
 
 def test_an_api_server_that_was_gone_is_watched_again(talk, namespace, own_control_plane: ControlPlane):
     async def body(api: Api, seen: ProcessState) -> None:
-        watch, failing = await watching(api, namespace, seen)
-        await api.create(job(namespace, "before"))
-        await seen.until("RLHFJob", "before")
-        own_control_plane.stop_apiserver()
-        await asyncio.sleep(3)
-        await asyncio.to_thread(own_control_plane.start_apiserver)
-        await api.create(job(namespace, "after"))
-        await seen.until("RLHFJob", "after")
-        await ended(watch, failing)
+        async with watching(api, namespace, seen):
+            await api.create(job(namespace, "before"))
+            await seen.until("RLHFJob", "before")
+            own_control_plane.stop_apiserver()
+            await asyncio.sleep(3)
+            await asyncio.to_thread(own_control_plane.start_apiserver)
+            await api.create(job(namespace, "after"))
+            await seen.until("RLHFJob", "after")
 
     talk(body)
 
 
-def test_a_kind_that_is_no_more_ends_the_watch(talk, namespace):
-    """kopf would go on with a warning, and nothing would ever happen."""
-
+def test_a_kind_that_is_no_more_ends_the_watch(talk, namespace, kueue):
     async def body(api: Api, seen: ProcessState) -> None:
-        watch, failing = await watching(api, namespace, seen, ["RLHFJob", "Workload"])
-        with pytest.raises(RuntimeError, match="can't watch RLHFJob, Workload"):
-            await failing
-        await watch.stop()
+        task = asyncio.create_task(watch(api, [namespace], ["RLHFJob", "Workload"], seen))
+        await api.create(workload(namespace))
+        await seen.until("Workload", "queued")
+        await asyncio.to_thread(kueue)
+        with pytest.raises(Exception, match=r"(?i)not ?found"):
+            await task
 
     talk(body)
 

@@ -19,6 +19,8 @@ def set_up(log_format: str) -> None:
     """Configures logging to stderr, as `json` or `text`."""
     handler = logging.StreamHandler()
     handler.addFilter(_with_job)
+    # kopf says so of its thread; the main one has handlers of the signals.
+    handler.addFilter(lambda record: not str(record.msg).startswith("OS signals are ignored"))
     handler.setFormatter(
         _Json(_FIELDS, timestamp="time", rename_fields=_NAMES) if log_format == "json" else _Text()
     )

@@ -19,7 +19,7 @@ from .scope import Scope
 from .settings import Settings
 from .snapshot import OVER
 from .telemetry import Telemetry
-from .watch import Watch, kinds_served
+from .watch import kinds_served, watch
 
 logger = logging.getLogger(__name__)
 
@@ -111,16 +111,15 @@ class Process:
         """Watches until a watch fails; restarts when the set of served namespaces changes."""
         while True:
             served = self._scope.open
-            watching = await Watch.start(self._api, served, kinds, self._see)
-            self._listen_to_signals()  # kopf has replaced them
-            ends = [asyncio.create_task(end) for end in (watching.failed(), self._scope.other_than(served))]
+            ends = (watch(self._api, served, kinds, self._see), self._scope.other_than(served))
+            tasks = [asyncio.create_task(end) for end in ends]
             try:
-                for end in (await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))[0]:
+                for end in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
                     end.result()
             finally:
-                for end in ends:
-                    end.cancel()
-                await watching.stop()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
 
     def _see(self, body: Body, deleted: bool) -> None:
         # The watch of a namespace closed just now may still deliver a job whose pods are unknown.
@@ -143,8 +142,9 @@ class Process:
             await asyncio.sleep(wait)
             wait = _RESYNC_SECONDS
             try:
-                if new := {*await kinds_served(self._api)} - {*kinds}:
-                    logger.warning("%s is served now: stops, to be started again with it", ", ".join(new))
+                if changed := {*await kinds_served(self._api)} ^ {*kinds}:
+                    told = "the API server has begun or ceased to serve %s: stops, to be started again"
+                    logger.warning(told, ", ".join(changed))
                     self._stopping.set()
                     return
                 swept = await self._list(kinds, first=False)
