@@ -6,6 +6,7 @@ on the algorithm (roles, trained models, memory, data rows) is read off the grap
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from .roles import Role, holder
@@ -149,12 +150,12 @@ class Graph:
         """Kind of the dataset's rows."""
         return "prompts" if isinstance(self.source, Generate) else self.source.rows
 
-    @property
+    @cached_property
     def prepare(self) -> tuple[Node, ...]:
         """Nodes between the source and training."""
         return tuple(n for n in self.nodes if isinstance(n, Infer | Score | Compute))
 
-    @property
+    @cached_property
     def train(self) -> tuple[Train, ...]:
         """Training nodes, in order."""
         return tuple(n for n in self.nodes if isinstance(n, Train))
@@ -164,7 +165,7 @@ class Graph:
         """Number of initial steps in which some model is not trained (critic warm-up)."""
         return max(n.from_step for n in self.train)
 
-    @property
+    @cached_property
     def trained(self) -> tuple[Model, ...]:
         """Models with an optimizer, in the order of their training nodes."""
         return tuple(dict.fromkeys(n.model for n in self.train))
@@ -183,7 +184,7 @@ class Graph:
             return holder(node.model.field)
         return None
 
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
         """Roles that the graph needs: the trainer, then those that compute one of its nodes."""
         needed = {Role.TRAINER, *map(self.remote, self.prepare)}

@@ -43,21 +43,21 @@ class PodGroups:
 def sort(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGroups:
     current: dict[tuple[Role, int, int], Pod] = {}
     counted, surplus = list[Pod](), list[Pod]()
+    wanted = set(roles_of(spec))
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.uid in cluster.counted:
             counted.append(pod)
-        elif not _wanted(spec, cluster, pod):
+        elif pod.role not in wanted or not _within(spec, cluster, pod):
             surplus.append(pod)
         else:
             current[pod.role, pod.index, pod.rank] = pod
     return PodGroups(current, tuple(counted), tuple(surplus))
 
 
-def _wanted(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
+def _within(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
     if pod.role is Role.TRAINER and pod.attempt != cluster.attempt:
         return False
-    within = pod.index < replicas(spec, pod.role) and pod.rank < pods_each(spec, pod.role)
-    return within and pod.role in roles_of(spec)
+    return pod.index < replicas(spec, pod.role) and pod.rank < pods_each(spec, pod.role)
 
 
 def seen(
