@@ -134,6 +134,16 @@ class Condition(Report):
     observed_generation: int = 0
 
 
+class FailureStatus(Report):
+    """The end of a failed process, kept when its pod is gone."""
+
+    process: Word
+    time: Time
+    reason: Text
+    log: Text
+    """Its last lines, without secrets."""
+
+
 class RoleStatus(Report):
     """Processes of a role."""
 
@@ -141,6 +151,7 @@ class RoleStatus(Report):
     ready: int
     restarts: int = 0
     """Restarts counted against `backoffLimit`; those after a disruption are not."""
+    last_failure: FailureStatus | None = None
 
 
 class RolePlan(Report):

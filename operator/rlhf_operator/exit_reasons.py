@@ -61,9 +61,9 @@ def telling_line(text: str) -> str:
 
 
 def cause(message: str, log: str, *, silent: bool) -> str:
-    """Cause of a process's end: its termination message, or the best line of its log if there is none or it only
-    follows from another process's end. A `silent` end, by SIGKILL or with exit code 0, left neither."""
-    message, lines = message.strip(), log.splitlines()
+    """Cause of a process's end: its termination message's last line, or the best line of its log if there is none or it
+    only follows from another process's end. A `silent` end, by SIGKILL or with exit code 0, left neither."""
+    message, lines = message.strip().rpartition("\n")[2], log.splitlines()
     if message and not _FOLLOWING.search(message):
         return message
     if silent:

@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from rlhf_api.roles import Role
-from rlhf_api.run import replicas, roles_of
+from rlhf_api.run import EXIT_SUSPENDED, replicas, roles_of
 from rlhf_api.spec import Spec
-from rlhf_api.status import Condition, HealthStatus, JobStatus, Phase, RoleStatus, TrainerStatus
+from rlhf_api.status import (
+    Condition,
+    FailureStatus,
+    HealthStatus,
+    JobStatus,
+    Phase,
+    RoleStatus,
+    TrainerStatus,
+)
 
-from .restart_policy import Finish, ProcessState
+from .restart_policy import Ended, Finish, ProcessState
 
 STARTING = "starting"
 """The trainer's activity before its first step."""
@@ -31,7 +39,7 @@ _CONDITION_OF: dict[Phase, ConditionType] = {
     "Failed": "Failed",
     "Suspended": "Suspended",
 }
-_MESSAGE = 1024
+_MESSAGE, _LONGEST = 1024, 2048
 _MEMBERS = 128
 _FORESEEABLE = 10 * 365 * 86400.0
 """Largest remaining time that a status holds, in seconds; a longer one is left out."""
@@ -48,11 +56,14 @@ def job_status(
     finish: Finish | None = None,
 ) -> JobStatus:
     """The new status. `before` is the last one: times and values that still hold are kept."""
+    stamp = time_text(now)
     roles = {
-        role: _role_status(spec, role, seen, restarts, over=finish is not None) for role in roles_of(spec)
+        role: _role_status(spec, role, seen, restarts, over=finish is not None).model_copy(
+            update={"last_failure": _last_failure(role, seen, before.roles.get(role), stamp)}
+        )
+        for role in roles_of(spec)
     }
     phase: Phase = finish.phase if finish else _phase(seen, trainer)
-    stamp = time_text(now)
     message = finish.message if finish else _waiting_for(roles)
     conditions = [_roles_ready(roles, finish, stamp)]
     if finish is not None:
@@ -176,6 +187,23 @@ def _role_status(
 ) -> RoleStatus:
     ready = 0 if over else sum(s.role is role and s.rank == 0 and s.ready and not s.ended for s in seen)
     return RoleStatus(desired=replicas(spec, role), ready=ready, restarts=restarts.get(role, 0))
+
+
+def _last_failure(
+    role: Role, seen: Sequence[ProcessState], before: RoleStatus | None, stamp: str
+) -> FailureStatus | None:
+    """The first of the failures that are seen, which the others of a gang follow; without one, the one before."""
+    kept = before.last_failure if before else None
+    failed = [(s.name, s.ended) for s in seen if s.role is role and s.ended and _left_a_log(s.ended)]
+    if not failed:
+        return kept
+    name, end = min(failed, key=lambda pair: pair[1].at)
+    found = FailureStatus(process=name, time=stamp, reason=end.reason[:_LONGEST], log=end.log[-_LONGEST:])
+    return kept if kept and kept == found.model_copy(update={"time": kept.time}) else found
+
+
+def _left_a_log(end: Ended) -> bool:
+    return bool(end.log) and end.code not in (0, EXIT_SUSPENDED) and not end.disrupted
 
 
 def _waiting_for(roles: Mapping[Role, RoleStatus]) -> str:

@@ -31,6 +31,8 @@ class Ended:
     """Not the process's fault: its node was drained, lost or preempted. Such ends use up no budget."""
     cause: str = ""
     """Kubernetes' reason, of the container or the pod, such as `OOMKilled`."""
+    log: str = ""
+    """Last lines of its log, where they are lost with the process."""
 
     @property
     def type(self) -> str:

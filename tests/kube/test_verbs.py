@@ -167,6 +167,9 @@ def test_status_shows_what_kubectl_shows_and_more(running: Jobs, verbs: Verbs) -
     assert everywhere[0][:3] == ["NAMESPACE", "NAME", "PHASE"]
     assert [running.namespace, "ppo", "Running"] in [line[:3] for line in everywhere]
     assert [i["kind"] for i in json.loads(verbs.run("status", "-A", "-o", "json").out)["items"]]
+    listed = [line.split()[:-1] for line in verbs.run("list", "--all-namespaces").out.splitlines()]
+    assert listed == [line[:-1] for line in everywhere]
+    assert verbs.run("list").out.split()[:2] == ["NAME", "PHASE"]
     misused = verbs.run("status", "ppo", "-A")
     assert (misused.code, "leave out NAME" in misused.err) == (2, True)
     page = verbs.run("status", "ppo").out
@@ -230,6 +233,30 @@ def test_a_checkpoint_on_request_and_a_clone_from_it(
     assert verbs.run("checkpoint", "ppo").err == (
         "error: ppo is Succeeded and saves nothing now; its newest checkpoint is of step 8, in s3://bucket/ppo\n"
     )
+
+
+def test_why_a_pod_failed_that_is_gone(
+    running: Jobs, trainer: TalkingTrainer, verbs: Verbs, nodes: FakeNodes
+) -> None:
+    lines = "one\ntwo\nRuntimeError: out of luck with hf_abcdefghijklmnopqr"
+    nodes.end(running.namespace, "ppo-generator-0", 1, lines)
+    eventually(lambda: running.status("ppo")["restarts"] == 1, "it is replaced")
+    done = verbs.run("logs", "ppo", "--role=generator", "--previous")
+    assert (done.code, done.out.splitlines()) == (
+        0,
+        ["generator-0 | one", "generator-0 | two", "generator-0 | RuntimeError: out of luck with ***"],
+    )
+    assert "generator-0 failed at 20" in done.err
+    assert "by the label rlhf.dev/job=ppo" in done.err
+    tail = verbs.run("logs", "ppo", "--role=all", "-p", "--tail=1", "--index=0").out
+    assert tail == "generator-0 | RuntimeError: out of luck with ***\n"
+    running.patch("ppo", suspend=True)
+    eventually(lambda: trainer.asked, "the trainer is told to stop")
+    nodes.end(running.namespace, "ppo-trainer-0", 79)
+    running.until_pods(0)
+    assert verbs.run("logs", "ppo", "--role=generator").out == done.out  # no pod is left to ask
+    none = verbs.run("logs", "ppo", "-p")
+    assert (none.code, "no failure is kept" in none.err) == (1, True)
 
 
 def test_suspend_and_resume_wait_until_it_is_done(running: Jobs, verbs: Verbs, nodes: FakeNodes) -> None:

@@ -73,8 +73,24 @@ def test_the_jobs_own_mistake(tmp_path):
 def test_any_other_error_with_where_it_happened_in_the_log(tmp_path):
     ended, end = run(tmp_path, "raise RuntimeError('no\\nluck')")
     assert ended.returncode == 1
-    assert end.read_text() == "RuntimeError: no luck\n"
+    trace, cause, rest = end.read_text().rpartition("RuntimeError: no luck\n")
+    assert (cause, rest) == ("RuntimeError: no luck\n", "")
+    assert trace.startswith("Traceback (most recent call last):\n")
     assert "Traceback" in ended.stderr
+
+
+def test_of_a_long_traceback_the_end_is_left_as_much_as_a_kubelet_keeps(tmp_path):
+    deep = """
+    def down(n):
+        if n == 0:
+            raise RuntimeError("the bottom")
+        (lambda: down(n - 1))()
+    down(100)
+    """
+    _, end = run(tmp_path, deep)
+    left = end.read_bytes()
+    assert len(left) == 4096
+    assert left.endswith(b"RuntimeError: the bottom\nRuntimeError: the bottom\n")
 
 
 def test_the_first_message_stands(tmp_path):

@@ -44,7 +44,7 @@ def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
         end(env, str(error))
         code = error.code
     except Exception as error:
-        end(env, f"{type(error).__name__}: {error}")
+        end(env, f"{type(error).__name__}: {error}", error)
         log.exception("the role ends")
         code = 1
     logging.shutdown()
@@ -54,10 +54,10 @@ def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
     os._exit(code)
 
 
-def end(env: ProcessEnv, message: str) -> None:
-    """Writes the termination message for the host; the first message is kept."""
+def end(env: ProcessEnv, message: str, error: BaseException | None = None) -> None:
+    """Writes the termination message for the host, with the `error`'s traceback; the first message is kept."""
     log.error("%s", message)
-    termination.write(message, env.termination_log)
+    termination.write(message, env.termination_log, error=error)
 
 
 def on_sigterm(act: Callable[[], None]) -> None:

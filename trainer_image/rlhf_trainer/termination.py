@@ -1,21 +1,27 @@
-"""Termination message of a process: one line in a file in which its host looks for the cause."""
+"""Termination message of a process: a file whose last line is the cause, for its host, below a traceback."""
 
 import logging
 import os
+import traceback
 from pathlib import Path
 
 VARIABLE = "RLHF_TERMINATION_LOG"
 log = logging.getLogger("rlhf")
 
+_LONGEST = 4096
+"""Bytes that a kubelet keeps of a termination message."""
 
-def write(message: str, file: str | None = None) -> None:
-    """Writes `message` to `file` (default: the environment's), unless one is there already: the first is the cause."""
-    path = _path(file)
+
+def write(message: str, file: str | None = None, *, error: BaseException | None = None) -> None:
+    """Writes `message` to `file` (default: the environment's), unless one is there already: the first is the cause.
+    `error`: as much of its traceback's end as a kubelet keeps stands above."""
+    path, line = _path(file), (" ".join(message.split("\n"))[:4000] + "\n").encode(errors="replace")
+    trace = "".join(traceback.format_exception(error)).encode(errors="replace") if error is not None else b""
     try:
         if not written(file):
-            path.write_text(" ".join(message.split("\n"))[:4000] + "\n")
-    except OSError as error:  # the exit code and the log still tell
-        log.error("%s cannot be written: %s", path, error.strerror)
+            path.write_bytes(trace[max(len(trace) + len(line) - _LONGEST, 0) :] + line)
+    except OSError as failure:  # the exit code and the log still tell
+        log.error("%s cannot be written: %s", path, failure.strerror)
 
 
 def written(file: str | None = None) -> bool:

@@ -13,6 +13,7 @@ from rlhf_api.status import JobStatus
 
 from ..exit_reasons import exit_words, telling_line
 from ..job_status import own_conditions
+from ..redaction import redacted
 from ..restart_policy import Ended
 from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, RANK, ROLE, pod_name
 from .ports import PORT
@@ -207,7 +208,8 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
         return Ended(at, code, said, disrupted, status.get("reason") or "")
     code = end.get("exitCode", SIGTERMED)
     how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
-    telling = telling_line(end.get("message") or "")
+    log = redacted(end.get("message") or "")
+    telling = telling_line(log)
     why = f"{how}: {telling}" if telling else how
     return Ended(
         at,
@@ -216,6 +218,7 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
         disrupted,
         # The pod's reason is more precise than its container's exit.
         status.get("reason") or end.get("reason") or "",
+        log.rstrip(),
     )
 
 
@@ -256,7 +259,7 @@ def _failed_init(status: Body) -> tuple[int, str] | None:
     for container in status.get("initContainerStatuses", ()):
         end = container.get("state", {}).get("terminated")
         if end and end.get("exitCode"):
-            told = telling_line(end.get("message") or "")
+            told = telling_line(redacted(end.get("message") or ""))
             said = f"init container {container['name']} {exit_words(end['exitCode'])}"
             return end["exitCode"], f"{said}: {told}" if told else said
     return None

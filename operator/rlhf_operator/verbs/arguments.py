@@ -13,7 +13,7 @@ from ..manifest_arguments import add_manifest, add_set, add_trial
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-VERBS = ("status", "logs", "checkpoint", "suspend", "resume", "scale", "submit", "clone")
+VERBS = ("status", "list", "logs", "checkpoint", "suspend", "resume", "scale", "submit", "clone")
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -34,10 +34,15 @@ def add_verbs(commands: "Commands", program: str) -> None:
         metavar="NAME",
         help="the job; all of the namespace unless given",
     )
-    status.add_argument("-A", "--all-namespaces", action="store_true", help="list the jobs of all namespaces")
+    _add_all_namespaces(status)
     how = status.add_mutually_exclusive_group()
     how.add_argument("-w", "--watch", action="store_true", help="follow the job to its end")
-    how.add_argument("-o", "--output", choices=["json"], help="the object as the API server has it")
+    _add_output(how)
+
+    jobs = verb("list", "list all jobs of a namespace, as `status` does without a name")
+    jobs.set_defaults(name=None, watch=False)
+    _add_all_namespaces(jobs)
+    _add_output(jobs)
 
     logs = verb("logs", "print the logs of a job's pods")
     _add_name(logs)
@@ -45,7 +50,14 @@ def add_verbs(commands: "Commands", program: str) -> None:
         "--role", choices=[*Role, "all"], default=Role.TRAINER.value, help="whose; the trainer's unless given"
     )
     logs.add_argument("--index", type=_count, metavar="N", help="only pod N of the role")
-    logs.add_argument("-f", "--follow", action="store_true", help="follow them until the job is over")
+    which = logs.add_mutually_exclusive_group()
+    which.add_argument("-f", "--follow", action="store_true", help="follow them until the job is over")
+    which.add_argument(
+        "-p",
+        "--previous",
+        action="store_true",
+        help="the last lines of the role's last failure, kept in the status",
+    )
     logs.add_argument("--tail", type=_count, metavar="N", help="only the last N lines of each pod so far")
 
     checkpoint = verb("checkpoint", "have a running job save a checkpoint now; or look into a run's store")
@@ -141,6 +153,14 @@ def _cluster_options() -> argparse.ArgumentParser:
 
 def _add_name(parser: argparse.ArgumentParser, help: str = "the job") -> None:
     parser.add_argument("name", type=_object_name, metavar="NAME", help=help)
+
+
+def _add_all_namespaces(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="list the jobs of all namespaces")
+
+
+def _add_output(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("-o", "--output", choices=["json"], help="the object as the API server has it")
 
 
 def _add_timeout(parser: argparse._ActionsContainer, default: str, until: str) -> None:

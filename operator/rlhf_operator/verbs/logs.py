@@ -10,13 +10,14 @@ from typing import Literal
 
 from rlhf_api.roles import Role
 from rlhf_api.run import process_name
+from rlhf_api.status import FailureStatus, JobStatus
 
 from ..cluster.api import ApiError, Body
 from ..cluster.names import INDEX, JOB, RANK, ROLE
 from ..exits import Failure
 from .api_errors import passing
 from .client import Session
-from .format import state
+from .format import one_line, state
 from .jobs import POLL_SECONDS, find, looks, over, status_of
 from .log_reader import Reading
 from .terminal import put
@@ -34,15 +35,33 @@ async def logs(session: Session, options: argparse.Namespace) -> int:
     if options.follow:
         await _follow(session, options)
         return 0
-    pods = [pod for pod in await _pods(session, options) if _begun(pod)]
-    if not pods:
-        gone = (
-            f"logs of pods that are gone are where the cluster keeps them, by the label {JOB}={options.name}"
-        )
-        raise Failure(f"{_none(options, state(status_of(body)))}; {gone}")
+    pods = [] if options.previous else [pod for pod in await _pods(session, options) if _begun(pod)]
     for pod in pods:
         await _Log(session, pod, options.tail).read(follow=False)
+    if pods:
+        return 0
+    status = status_of(body)
+    gone = f"logs of pods that are gone are where the cluster keeps them, by the label {JOB}={options.name}"
+    failures = _kept(status, options)
+    if not failures:
+        lacks = "no failure is kept" if options.previous else _none(options, state(status))
+        raise Failure(f"{lacks}; {gone}")
+    for failure in failures:
+        emit = _emitter(failure.process)
+        lines = failure.log.splitlines()
+        for line in lines if options.tail is None else lines[max(len(lines) - options.tail, 0) :]:
+            emit(one_line(line))
+        _note(f"{failure.process} failed at {failure.time}, and these are its last lines; {gone}")
     return 0
+
+
+def _kept(status: JobStatus | None, options: argparse.Namespace) -> list[FailureStatus]:
+    """The selected roles' last failures."""
+    roles = status.roles.items() if status else ()
+    found = [each.last_failure for role, each in roles if options.role in (role, "all") and each.last_failure]
+    return [
+        each for each in found if options.index is None or each.process.split("-")[1] == str(options.index)
+    ]
 
 
 async def _follow(session: Session, options: argparse.Namespace) -> None:
@@ -81,7 +100,7 @@ class _Log:
     def __init__(self, session: Session, pod: Body, tail: int | None) -> None:
         self._session, self._tail = session, tail
         self._name, self._uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-        self._emit = _emitter(pod)
+        self._emit = _emitter(process_name(Role(_label(pod, ROLE)), int(_label(pod, INDEX)), _rank(pod)))
         self._reading = Reading()
 
     async def follow(self) -> None:
@@ -163,11 +182,11 @@ def _rank(pod: Body) -> int:
     return int(pod["metadata"]["labels"].get(RANK, "0"))
 
 
-def _emitter(pod: Body) -> Emit:
-    role, index = _label(pod, ROLE), int(_label(pod, INDEX))
-    prefix = f"{process_name(Role(role), index, _rank(pod))} | "
+def _emitter(process: str) -> Emit:
+    prefix = f"{process} | "
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        colour = _COLOURS[(list(Role).index(Role(role)) + index) % len(_COLOURS)]
+        role, index, *_ = process.split("-")
+        colour = _COLOURS[(list(Role).index(Role(role)) + int(index)) % len(_COLOURS)]
         prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
     return lambda text: put(prefix + text, sys.stdout)
 

@@ -26,6 +26,7 @@ from .suspend import resume, suspend
 
 _VERBS: dict[str, Callable[[Session, argparse.Namespace], Awaitable[int]]] = {
     "status": status,
+    "list": status,
     "logs": logs,
     "checkpoint": checkpoint,
     "suspend": suspend,

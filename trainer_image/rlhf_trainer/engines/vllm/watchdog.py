@@ -108,7 +108,8 @@ class _Causes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.funcName in FATAL:
-            termination.write(fatal(record, self._oom_kills.words()))
+            error = record.exc_info[1] if record.exc_info else None
+            termination.write(fatal(record, self._oom_kills.words()), error=error)
 
 
 def fatal(record: logging.LogRecord, oom: str) -> str:

@@ -1,0 +1,94 @@
+"""What a failed process said last stays in the status when its pod is gone, without secrets."""
+
+import datetime
+
+import pytest
+from tests.reconcile.world import Role, World, running
+
+from rlhf_operator.redaction import redacted
+
+TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in step\nRuntimeError: the bottom'
+
+
+def kept(world: World, role: str) -> tuple[str, str] | None:
+    found = world.status.roles[Role(role)].last_failure
+    return (found.process, found.log) if found else None
+
+
+def test_the_last_lines_of_a_replaced_pod_are_kept():
+    world = running()
+    world.end("job-generator-0", 1, f"{TRACE}\n")
+    world.settle()
+    assert world.runs("job-generator-0")
+    assert kept(world, "generator") == ("generator-0", TRACE)
+    failure = world.status.roles[Role.GENERATOR].last_failure
+    assert failure.reason.startswith("exited with code 1: RuntimeError: the bottom; see ")
+    world.end("job-generator-0", 137, "MemoryError")
+    world.step()
+    assert kept(world, "generator") == ("generator-0", "MemoryError")
+
+
+def test_of_a_gang_it_is_the_first_end_that_is_kept():
+    world = running("spec.trainer.replicas=2")
+    world.end("job-trainer-1", 1, TRACE)
+    world.now += datetime.timedelta(seconds=1)
+    world.end("job-trainer-0", 1, "RankLost: another rank of the trainer is gone")
+    world.settle()
+    assert world.attempts() == {"2"}
+    assert kept(world, "trainer") == ("trainer-1", TRACE)
+    world.end("job-trainer-0", 0)
+    world.end("job-trainer-1", 0)
+    world.settle()
+    assert (world.status.phase, kept(world, "trainer")) == ("Succeeded", ("trainer-1", TRACE))
+
+
+def test_an_end_that_is_no_failure_takes_nothing_s_place():
+    world = running()
+    world.end("job-generator-0", 1, TRACE)
+    world.settle()
+    world.end("job-generator-0", 137, "was on a node that is gone", reason="Evicted")
+    world.settle()
+    del world.pods["job-generator-0"]
+    world.settle()
+    assert kept(world, "generator") == ("generator-0", TRACE)
+
+
+def test_it_is_written_once_and_bounded():
+    world = running("spec.trainer.backoffLimit=0")
+    world.end("job-trainer-0", 1, "x" * 4000 + "\nRuntimeError: last")
+    world.step()
+    found = world.status.roles[Role.TRAINER].last_failure
+    assert len(found.log) == 2048
+    assert found.log.endswith("RuntimeError: last")
+    world.step(60)
+    assert world.status.roles[Role.TRAINER].last_failure == found
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("401 for https://u:pa55@h.example/x", "401 for https://u:***@h.example/x"),
+        ("Authorization: Bearer abc.def-1", "Authorization: ***"),
+        ("sent 'Bearer abcdefgh12'", "sent 'Bearer ***'"),
+        ('{"api_key": "abc", "n": 1}', '{"api_key": "***", "n": 1}'),
+        ("WANDB_API_KEY=abc HF_TOKEN=def rest", "WANDB_API_KEY=*** HF_TOKEN=*** rest"),
+        ("AWS_SECRET_ACCESS_KEY=a/b+c", "AWS_SECRET_ACCESS_KEY=***"),
+        ("token hf_abcdefghijklmnopqr is wrong", "token *** is wrong"),
+        ("AKIAABCDEFGHIJKLMNOP", "***"),
+        (
+            "max_tokens=512, tokens: 7, KeyError: 'x', s3://b/c",
+            "max_tokens=512, tokens: 7, KeyError: 'x', s3://b/c",
+        ),
+    ],
+)
+def test_what_looks_like_a_secret_is_left_out(text, left):
+    assert redacted(text) == left
+
+
+def test_neither_reason_nor_last_lines_have_secrets():
+    world = running()
+    world.end("job-generator-0", 1, "RuntimeError: 401 for https://u:pa55word@h.example")
+    world.step()
+    assert "pa55word" not in world.status.model_dump_json()
+    world.settle()
+    assert not any("pa55word" in message for _, message in world.events)
