@@ -135,7 +135,7 @@ class Condition(Report):
 
 
 class FailureStatus(Report):
-    """The end of a failed process, kept when its pod is gone."""
+    """The end of a failed process, kept when its pod is gone; on one machine there is its log."""
 
     process: Word
     time: Time

@@ -63,3 +63,4 @@ def test_it_stops_cleanly_and_lets_go_of_its_lease(jobs, tmp_path):
         eventually(lambda: kubectl(jobs.kubeconfig, *lease).startswith("only_"), "it leads")
         assert running.stop() == 0
         assert kubectl(jobs.kubeconfig, *lease) == ""
+        assert "OS signals" not in running.said(), "kopf's thread has none, and the operator stopped by one"

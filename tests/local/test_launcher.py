@@ -114,7 +114,7 @@ def test_a_run_from_start_to_end(run: Run) -> None:
     assert out.splitlines()[-3:] == ["done: 4 of 4 steps", "  w/policy", "  w/metrics.jsonl"]
     status = run.status()
     assert (status["phase"], status["step"], status["totalSteps"]) == ("Succeeded", 4, 4)
-    assert status["roles"]["generator"] == {"desired": 2, "ready": 0, "restarts": 0}
+    assert status["roles"]["generator"] == {"desired": 2, "ready": 0, "restarts": 0, "lastFailure": None}
     assert [(c["type"], c["status"], c["reason"]) for c in status["conditions"]] == [
         ("RolesReady", "False", "JobEnded"),
         ("Complete", "True", "Completed"),
@@ -199,7 +199,12 @@ def test_a_generator_of_two_processes_lives_and_dies_as_one(run: Run, first: str
     dead, peer = ("generator-0", "generator-0-1")[:: 1 if first.startswith("die") else -1]
     assert f"{dead} was ended by SIGKILL; see w/logs/{dead}.log" in out
     assert f"{peer} its peer {dead} was ended by SIGKILL" in out
-    assert run.status()["roles"]["generator"] == {"desired": 1, "ready": 0, "restarts": 1}
+    assert run.status()["roles"]["generator"] == {
+        "desired": 1,
+        "ready": 0,
+        "restarts": 1,
+        "lastFailure": None,
+    }
     for name in ("generator-0", "generator-0-1"):
         assert (run.work / f"{name}.starts").read_text() == "x\nx\n"
     pushed = [

@@ -3,7 +3,7 @@
 import datetime
 
 import pytest
-from tests.reconcile.world import World, names, reasons, running, stamp
+from tests.reconcile.world import Role, World, names, reasons, running, stamp
 
 from rlhf_api.status import TrainerStatus
 from rlhf_operator.cluster.conditions import SILENT_SECONDS
@@ -163,6 +163,7 @@ def test_a_failing_init_container_is_told_of_and_counted():
     world.settle()
     assert world.status.phase == "Failed"
     assert "reward-0 init container download exited with code 3: no such bucket" in world.status.message
+    assert world.status.roles[Role.REWARD].last_failure.log == "no such bucket"
 
 
 @pytest.mark.parametrize("reason", ["ImagePullBackOff", "CreateContainerConfigError", "CrashLoopBackOff"])

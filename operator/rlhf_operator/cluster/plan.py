@@ -107,7 +107,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     create, delete = made.create, made.delete
     if finish is not None:
         create, delete = [], [deletion(pod) for pod in sight.pods if pod.ended is None]
-        if refused:
+        if refused:  # an attempt of which nothing was made is none
             cluster = cluster.model_copy(update={"attempt": cluster.attempt - 1})
     leaving = [pod for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
     delete = [*map(deletion, evicted(sight)), *delete, *map(deletion, leaving)]

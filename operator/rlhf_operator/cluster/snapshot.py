@@ -204,11 +204,11 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
     )
     if end is None:  # evicted before it ran, or its node's kubelet lost it
         said = f"{status.get('reason') or 'failed'}: {status.get('message') or 'no container was run'}"
-        code, said = _failed_init(status) or (SIGTERMED, said)
-        return Ended(at, code, said, disrupted, status.get("reason") or "")
+        code, said, log = _failed_init(status) or (SIGTERMED, said, "")
+        return Ended(at, code, said, disrupted, status.get("reason") or "", log)
     code = end.get("exitCode", SIGTERMED)
     how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
-    log = redacted(end.get("message") or "")
+    log = redacted(end.get("message") or "").rstrip()
     telling = telling_line(log)
     why = f"{how}: {telling}" if telling else how
     return Ended(
@@ -218,7 +218,7 @@ def _ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, B
         disrupted,
         # The pod's reason is more precise than its container's exit.
         status.get("reason") or end.get("reason") or "",
-        log.rstrip(),
+        log,
     )
 
 
@@ -254,12 +254,13 @@ def _initializing(status: Body) -> str | None:
     return next(running, None)
 
 
-def _failed_init(status: Body) -> tuple[int, str] | None:
-    """Exit code of a failed init container, and a description of its end."""
+def _failed_init(status: Body) -> tuple[int, str, str] | None:
+    """Exit code of a failed init container, a description of its end, and the last lines of its log."""
     for container in status.get("initContainerStatuses", ()):
         end = container.get("state", {}).get("terminated")
         if end and end.get("exitCode"):
-            told = telling_line(redacted(end.get("message") or ""))
+            log = redacted(end.get("message") or "").rstrip()
+            told = telling_line(log)
             said = f"init container {container['name']} {exit_words(end['exitCode'])}"
-            return end["exitCode"], f"{said}: {told}" if told else said
+            return end["exitCode"], f"{said}: {told}" if told else said, log
     return None
