@@ -9,6 +9,8 @@ from .base import Report
 from .roles import Role
 
 Phase = Literal["Pending", "Provisioning", "Running", "Suspended", "Succeeded", "Failed"]
+ENDED: tuple[Phase, ...] = ("Succeeded", "Failed")
+"""Phases of a job that has ended for good; a suspended one goes on."""
 INVALID_POD, INVALID_SPEC = "InvalidPod", "ValidationFailed"
 CORRECTABLE = (INVALID_POD, INVALID_SPEC)
 """Reasons of the `Failed` condition that a change of the spec may remove."""

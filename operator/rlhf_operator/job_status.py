@@ -9,6 +9,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_SUSPENDED, replicas, roles_of
 from rlhf_api.spec import Spec
 from rlhf_api.status import (
+    ENDED,
     Condition,
     FailureStatus,
     HealthStatus,
@@ -73,7 +74,7 @@ def job_status(
             "phase": phase,
             "message": message[:_MESSAGE],
             "start_time": before.start_time or stamp,
-            "completion_time": stamp if phase in ("Succeeded", "Failed") else None,
+            "completion_time": stamp if phase in ENDED else None,
             "estimated_end": None,
             "activity": trainer.activity if trainer and not finish else None,
             "roles": roles,

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_api.status import ENDED
+
 from .api import Body, Key
 from .names import JOB
 
 COMPANIONS = ("ConfigMap", "NetworkPolicy", "Service")
 """Kinds of which a job has objects beside its pods, that are only known to be there or not."""
-AT_REST = ("Failed", "Succeeded", "Suspended")
+AT_REST = (*ENDED, "Suspended")
 """Phases of jobs for which nothing is to be done until something happens to them."""
 _TOMBSTONES = 4096
 

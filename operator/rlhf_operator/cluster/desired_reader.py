@@ -7,6 +7,7 @@ from contextlib import suppress
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
 from rlhf_api.runtime import NamedRuntime, parse_runtime
+from rlhf_api.status import ENDED
 
 from .api import Api, ApiError, Body, Key
 from .desired import Desired, RuntimeWait, active_config, wanted
@@ -60,7 +61,7 @@ class DesiredReader:
     async def _runtime(self, job: Job) -> NamedRuntime | RuntimeWait | None:
         """The runtime that the job references, or why it cannot be used; None if there is none or the job has ended."""
         status = job.status
-        if status is not None and status.phase in ("Succeeded", "Failed") and not refused(status):
+        if status is not None and status.phase in ENDED and not refused(status):
             return None
         spec = job.body.get("spec")
         if not isinstance(spec, dict) or not spec.get("runtime"):

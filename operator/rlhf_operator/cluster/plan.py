@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Membership
-from rlhf_api.status import ClusterStatus, JobStatus
+from rlhf_api.status import ENDED, ClusterStatus, JobStatus
 
 from ..budget import Restarts, totals
 from ..job_status import first_status
@@ -68,7 +68,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     """The next step of a job whose spec is valid."""
     job, spec = observed.job, observed.wanted.spec
     before = job.status or first_status(spec, None)
-    if before.phase in ("Succeeded", "Failed"):
+    if before.phase in ENDED:
         return _after_the_end(observed, before, now)
     cluster = before.cluster or ClusterStatus()
     sight = sort(spec, cluster, observed.pods)

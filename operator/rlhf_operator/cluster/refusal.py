@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
-from rlhf_api.status import CORRECTABLE, INVALID_POD, INVALID_SPEC, JobStatus
+from rlhf_api.status import CORRECTABLE, ENDED, INVALID_POD, INVALID_SPEC, JobStatus
 
 from ..job_status import condition, observed, time_text, with_times
 from ..restart_policy import Finish
@@ -56,7 +56,7 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
     """Fails a job whose spec is invalid and that has no configuration of a run to continue with; it has no pods. A job
     that had ended before is unchanged."""
     before, events = job.status, tuple[Event, ...]()
-    over = before is not None and before.phase in ("Succeeded", "Failed")
+    over = before is not None and before.phase in ENDED
     if before is None or not over or (refused(before) and before.observed_generation != job.generation):
         message = "; ".join(map(str, error.problems))[:LONGEST]
         if len(error.problems) > 1:

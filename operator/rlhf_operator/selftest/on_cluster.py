@@ -12,6 +12,7 @@ from rlhf_api.status import JobStatus
 from ..cluster.api import ApiError, Body
 from ..cluster.names import INDEX, JOB, ROLE
 from ..cluster.pod_volumes import WORKSPACE
+from ..cluster.snapshot import OVER
 from ..exits import Failure
 from ..verbs.api_errors import passing
 from ..verbs.client import Session
@@ -186,9 +187,7 @@ class OnCluster:
         await self._session.create(reader_pod(trainer, name, command))
         try:
             deadline = time.monotonic() + _READER_SECONDS
-            while (pod := await self._session.get("Pod", namespace, name))["status"].get("phase") not in (
-                *("Succeeded", "Failed"),
-            ):
+            while (pod := await self._session.get("Pod", namespace, name))["status"].get("phase") not in OVER:
                 if time.monotonic() > deadline:
                     raise Failure(f"pod {name} has not ended after {_READER_SECONDS:.0f} s: {pod['status']}")
                 await asyncio.sleep(POLL_SECONDS)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlhf_api.roles import Role
-from rlhf_api.status import JobStatus
+from rlhf_api.status import ENDED, JobStatus
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Watch:
 
     def decide(self, status: JobStatus | None, *, again: bool) -> Role | Stop | None:
         """The role to kill now, or a stop. `again`: the role killed last has been restarted."""
-        if self.stopped or (status is not None and status.phase in ("Succeeded", "Failed")):
+        if self.stopped or (status is not None and status.phase in ENDED):
             return None
         if self._clock() > self._since + self._patience:
             return self.give_up(

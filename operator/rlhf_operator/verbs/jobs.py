@@ -5,7 +5,7 @@ import difflib
 import time
 from collections.abc import AsyncIterator, Callable
 
-from rlhf_api.status import JobStatus
+from rlhf_api.status import ENDED, JobStatus
 
 from ..cluster.api import ApiError, Body
 from ..cluster.snapshot import Job
@@ -87,7 +87,7 @@ def status_of(body: Body) -> JobStatus | None:
 
 def over(status: JobStatus | None) -> bool:
     """True if the job has ended."""
-    return status is not None and status.phase in ("Succeeded", "Failed")
+    return status is not None and status.phase in ENDED
 
 
 def _hint(name: str, names: list[str]) -> str:
