@@ -1,6 +1,7 @@
 """The reward role's section: a model, functions, services and programs, combined with weights."""
 
 import re
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -31,20 +32,44 @@ class RewardProgram(Frozen):
     """
 
 
-class RewardFunction(Frozen):
-    """A score of each response by a Python function, in worker processes, by an HTTP service, or by a program."""
+class RewardKind(Frozen):
+    """The kinds of reward, a field each; an entry of `reward.functions` has exactly one. `rlhf_trainer.scoring.kinds`
+    is the table of their scorers."""
 
-    name: RewardName | None = None
-    """Name in the metrics; the Python function's unless given."""
     function: ImportPath | None = None
     """`(prompts, responses, rows) -> list of float`; with `fineGrained` and a parameter `tokens` also a list of floats
     for each response."""
     url: HttpUrl | None = None
     """URL to which responses are posted, many at once; docs/rewards.md describes the messages."""
+    program: RewardProgram | None = None
+
+    @property
+    def kind(self) -> str:
+        """Name of the field that is given."""
+        (kind,) = self._given()
+        return kind
+
+    def _given(self) -> list[str]:
+        return [name for name in RewardKind.model_fields if getattr(self, name) is not None]
+
+    @model_validator(mode="after")
+    def _scores_in_one_way(self) -> Self:
+        given = self._given()
+        if len(given) != 1:
+            *others, last = RewardKind.model_fields
+            seen = " and ".join(given) or "none"
+            raise ValueError(f"needs exactly one of {', '.join(others)} and {last}; got {seen}")
+        return self
+
+
+class RewardFunction(RewardKind):
+    """A score of each response by a Python function, in worker processes, by an HTTP service, or by a program."""
+
+    name: RewardName | None = None
+    """Name in the metrics; the Python function's unless given."""
     secret_headers: dict[str, Variable] = Field({}, max_length=16)
     """Headers of each request to `url`, such as Authorization: for each, the environment variable of the reward role
     that holds its value, which no manifest or log contains."""
-    program: RewardProgram | None = None
     weight: float = 1.0
     timeout_seconds: Positive = 30
     """Timeout of one call. A failed call for several responses is repeated for each one alone."""
@@ -54,17 +79,13 @@ class RewardFunction(Frozen):
     """Concurrent calls; for a Python function, as many processes."""
 
     @model_validator(mode="after")
-    def _scores_in_one_way(self) -> "RewardFunction":
-        ways = [name for name in ("function", "url", "program") if getattr(self, name) is not None]
-        if len(ways) != 1:
-            seen = " and ".join(ways) or "none"
-            raise ValueError(f"needs exactly one of function, url and program; got {seen}")
+    def _has_a_name(self) -> Self:
         if self.function is None and self.name is None:
             raise ValueError("needs a name, under which its scores stand in the metrics")
         return self
 
     @model_validator(mode="after")
-    def _sends_what_it_may(self) -> "RewardFunction":
+    def _sends_what_it_may(self) -> Self:
         if self.secret_headers and self.url is None:
             raise ValueError("secretHeaders are of requests to url, which is not given")
         for header, variable in self.secret_headers.items():

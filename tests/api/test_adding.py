@@ -4,7 +4,6 @@ The trainer image is not part of it: what a new role or kind of row computes the
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+from tests.support.contributor import copied, edit, importing
 
-SOURCES = Path(__file__).parents[2] / "operator"
 ROW = 'TEACHER = "teacher", RoleRow(work="infer", model="teacher", grace_seconds=40, ready="/warm")'
 SECTION = '''class Teacher(ModelServerSpec):
     """Log-probabilities of a larger model, which the policy learns from."""
@@ -121,26 +120,15 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources with the contributor's diff."""
-    folder = tmp_path_factory.mktemp("contributor") / "operator"
-    shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    folder = copied(tmp_path_factory.mktemp("contributor"), "operator", edits=EDITS) / "operator"
     (folder / "rlhf_api" / "algorithms" / "distill.py").write_text(ALGORITHM)
-    for name, edits in EDITS.items():
-        edit(folder / name, *edits)
     return folder
-
-
-def edit(file: Path, *edits: tuple[str, str]) -> None:
-    text = file.read_text()
-    for before, after in edits:
-        assert text.count(before) == 1, f"{file.name} has changed: {before!r}"
-        text = text.replace(before, after)
-    file.write_text(text)
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        env=importing(folder.parent, "operator"),
         capture_output=True,
         text=True,
         timeout=120,

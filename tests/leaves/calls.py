@@ -20,6 +20,7 @@ from rlhf_trainer.generation.ahead import RolloutsAhead
 from rlhf_trainer.generation.fleet import Fleet
 from rlhf_trainer.maths.rewards import scaled_scores
 from rlhf_trainer.roles import generator, reward
+from rlhf_trainer.scoring import function_pool, program, service
 from rlhf_trainer.settings import ModelSource
 from rlhf_trainer.training import assembly, collector
 from rlhf_trainer.training.evaluation import evaluate
@@ -110,8 +111,12 @@ def rewards(job: RLHFJob) -> Any:
     section, found, models, made = job.spec.reward, list[Any](), Made(), Made()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEY", "secret")
-        for way in ("FunctionPool", "Program", "HttpService"):
-            patch.setattr(reward, way, lambda *given, way=way, **named: _Started((way, given, named)))
+        for module, way in (
+            (function_pool, "FunctionPool"),
+            (program, "Program"),
+            (service, "HttpService"),
+        ):
+            patch.setattr(module, way, lambda *given, way=way, **named: _Started((way, given, named)))
         patch.setattr(reward, "load_model", models)
         patch.setattr(
             reward, "load_job_tokenizer", lambda *_: SimpleNamespace(get_vocab=dict, pad_token_id=0)

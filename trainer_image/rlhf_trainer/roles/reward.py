@@ -1,7 +1,6 @@
 """The reward role: scores responses for training and evaluation."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Coroutine
 from functools import partial
@@ -21,13 +20,10 @@ from ..models.inference import served
 from ..models.load import positions_of
 from ..models.loading import check_served, load_job_tokenizer, load_model, on_device
 from ..process import run_role
-from ..scoring.function_pool import FunctionPool
+from ..scoring import kinds
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
-from ..scoring.program import Program
-from ..scoring.rewards import Function, ModelScore, ModelScorer, Rewards, TokenScorer, forward_scores
-from ..scoring.samples import Limits, Scorer
+from ..scoring.rewards import ModelScore, ModelScorer, Rewards, TokenScorer, forward_scores
 from ..scoring.server import application, serve
-from ..scoring.service import HttpService, secret_headers
 from ..settings import listen_host, longest, model_source
 
 T = TypeVar("T")
@@ -66,30 +62,6 @@ def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[
     return engine, ModelScorer(engine.scores, length, tokenizer, own, config.spec.sampling.stop)
 
 
-async def function(where: str, entry: RewardFunction) -> Function:
-    """The scorer of a reward function of the manifest. Raises InvalidJob if it cannot be made."""
-    limits: Limits = {"concurrency": entry.concurrency, "timeout": entry.timeout_seconds}
-    scorer: Scorer
-    if entry.function is not None:
-        scorer = pool = FunctionPool(f"{where}.function", entry.function, **limits)
-        await pool.start()
-    elif entry.program is not None:
-        section = entry.program
-        scorer = program = Program(
-            f"{where}.program",
-            section.command,
-            memory_megabytes=section.memory_megabytes,
-            cpu_seconds=section.cpu_seconds,
-            **limits,
-        )
-        await program.start()
-    else:
-        assert entry.url is not None, "checked with the manifest"
-        secrets = secret_headers(f"{where}.secretHeaders", entry.secret_headers, os.environ)
-        scorer = HttpService(entry.url, secrets=secrets, **limits)
-    return Function(entry.metric, entry.weight, entry.retries, scorer)
-
-
 def run(env: ProcessEnv) -> None:
     config, spec = env.config, env.config.spec
     tokenizer = load_job_tokenizer(config)
@@ -110,14 +82,14 @@ def run(env: ProcessEnv) -> None:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
     entries = [(f"spec.reward.functions[{i}]", entry) for i, entry in enumerate(spec.reward.functions)]
-    functions = [wait(function(where, entry)) for where, entry in entries]
+    functions = [wait(kinds.start(where, entry)) for where, entry in entries]
     seconds = SHARE_OF_TIME * spec.reward.timeout_seconds
     stop, fine = spec.sampling.stop, spec.reward.fine_grained
     rewards = Rewards(tokenizer, seconds, functions, model, fine_grained=fine, stop=stop)
     judges: Rewards | None = None
     if spec.evaluation is not None:
         judge = RewardFunction.model_validate({"name": "evaluation", "function": spec.evaluation.function})
-        judges = Rewards(tokenizer, seconds, [wait(function("spec.evaluation", judge))], stop=stop)
+        judges = Rewards(tokenizer, seconds, [wait(kinds.start("spec.evaluation", judge))], stop=stop)
 
     def answer(message: Message) -> Message:
         sequences, rows = unpack(message), rows_of(message)

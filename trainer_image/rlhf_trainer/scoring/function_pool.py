@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.rewards import RewardFunction
 
 from .samples import Failure, Result, Sample, even_calls, failed
 
@@ -17,6 +18,16 @@ START_SECONDS = 300.0
 """Deadline of a worker process to import the function, seconds."""
 LONGEST_LINE = 64 << 20
 """Maximum size of a reply in bytes: a number for each response or token, or the text of an error."""
+
+
+async def start(where: str, entry: RewardFunction) -> "FunctionPool":
+    """The pool of `entry.function`, imported in a first process. Raises InvalidJob where it cannot be imported."""
+    assert entry.function is not None, "an entry of this kind"
+    pool = FunctionPool(
+        f"{where}.function", entry.function, concurrency=entry.concurrency, timeout=entry.timeout_seconds
+    )
+    await pool.start()
+    return pool
 
 
 class FunctionPool:

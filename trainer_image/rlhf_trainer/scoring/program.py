@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.rewards import RewardFunction
 
 from .samples import Failure, Result, Sample, failed
 
@@ -29,6 +30,22 @@ FILE_BYTES, WORK_BYTES = 16 << 20, 64 << 20
 """Limits: processes, open files; bytes of one file, and of all in the working directory."""
 QUOTED = 300
 START_SECONDS = 30
+
+
+async def start(where: str, entry: RewardFunction) -> "Program":
+    """`entry.program`, its sandbox tested. Raises InvalidJob if that cannot be created, or the program is not in it."""
+    section = entry.program
+    assert section is not None, "an entry of this kind"
+    program = Program(
+        f"{where}.program",
+        section.command,
+        memory_megabytes=section.memory_megabytes,
+        cpu_seconds=section.cpu_seconds,
+        concurrency=entry.concurrency,
+        timeout=entry.timeout_seconds,
+    )
+    await program.start()
+    return program
 
 
 class Program:

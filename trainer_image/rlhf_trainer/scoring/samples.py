@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 PAUSE_SECONDS = 0.5
 """Backoff before the first retry of a sample, seconds; doubled for each further one, up to LONGEST_PAUSE_SECONDS."""
@@ -31,13 +31,6 @@ class Failure:
 
 Result = float | Sequence[float] | Failure
 """Score of the whole response; or one for each token, if the sample has `tokens`."""
-
-
-class Limits(TypedDict):
-    """Maximum number of concurrent calls, and the timeout of each in seconds."""
-
-    concurrency: int
-    timeout: float
 
 
 class Scorer(Protocol):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.rewards import RewardFunction
 
 from .samples import Result, Sample, even_calls, failed
 
@@ -39,6 +41,15 @@ class ServiceReply(_Message):
     """One result for each response, in order."""
 
     results: list[ServiceResult]
+
+
+async def start(where: str, entry: RewardFunction) -> "HttpService":
+    """The service at `entry.url`. Raises InvalidJob where the environment lacks a header's value."""
+    assert entry.url is not None, "an entry of this kind"
+    secrets = secret_headers(f"{where}.secretHeaders", entry.secret_headers, os.environ)
+    return HttpService(
+        entry.url, concurrency=entry.concurrency, timeout=entry.timeout_seconds, secrets=secrets
+    )
 
 
 class HttpService:

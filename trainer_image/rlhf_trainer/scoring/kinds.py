@@ -1,0 +1,25 @@
+"""Table of the kinds of reward, one line each: what starts the scorer of an entry of `spec.reward.functions`."""
+
+from collections.abc import Awaitable, Callable
+
+from rlhf_api.rewards import RewardFunction
+
+from . import function_pool, program, service
+from .rewards import Function
+from .samples import Scorer
+
+StartScorer = Callable[[str, RewardFunction], Awaitable[Scorer]]
+"""(where the entry stands in the manifest, the entry) -> its scorer, ready. Raises InvalidJob if it cannot be made."""
+
+KINDS: dict[str, StartScorer] = {
+    "function": function_pool.start,
+    "url": service.start,
+    "program": program.start,
+}
+"""By the name of the field of `RewardKind`."""
+
+
+async def start(where: str, entry: RewardFunction) -> Function:
+    """A reward function of the manifest. Raises InvalidJob if its scorer cannot be made."""
+    scorer = await KINDS[entry.kind](where, entry)
+    return Function(entry.metric, entry.weight, entry.retries, scorer)
