@@ -28,6 +28,10 @@ class Report(Frozen):
 
 
 DType = Literal["float32", "bfloat16", "float16"]
+ModelField = Literal["policy", "critic", "reward", "reference"]
+"""Fields of `spec.model` that name a model."""
+Head = Literal["causal", "value", "score", "token_score"]
+"""Output of a model: logits over the vocabulary, a value for each token, or a score for each sequence or token."""
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]

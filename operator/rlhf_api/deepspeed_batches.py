@@ -12,6 +12,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from .algorithms import CUSTOM, algorithm_of, graph_of
+from .base import ModelField
 from .duration import Batch
 from .problems import Problem, show
 from .spec import Spec
@@ -31,7 +32,7 @@ class _Section:
     """A DeepSpeed section of `spec.trainer`, the trained model's field of `spec.model`, and our fields."""
 
     name: str
-    model: str
+    model: ModelField
     tokens: str
     minibatch: str
 

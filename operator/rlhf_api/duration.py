@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from .algorithms import graph_of, settings_of
+from .base import ModelField
 from .graph import Dataset, Graph, Infer, Score, Train
 from .memory import BYTES
 from .problems import InvalidJob, Problem
@@ -116,7 +117,7 @@ class _Sizes:
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
 
-    def of(self, field: str) -> float:
+    def of(self, field: ModelField) -> float:
         role = next((role for role in self._sizes.frozen if role.row.model == field), None)
         size = self._sizes.frozen[role] if role is not None else getattr(self._sizes, field, None)
         if size is None:

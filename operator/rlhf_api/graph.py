@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from .base import Head, ModelField
 from .roles import Role, holder
 
 RowKind = Literal["prompts", "responses", "pairs"]
 """Dataset rows: `{prompt}`, `{prompt, answer}`, or `{prompt, pos_answers, neg_answers}`."""
-Head = Literal["causal", "value", "score", "token_score"]
-"""Output of a model: logits over the vocabulary, a value for each token, or a score for each sequence or token."""
 
 
 class GraphError(ValueError):
@@ -27,7 +26,7 @@ class Model:
     starts from, and the folder that it is exported to."""
 
     name: str
-    field: Literal["policy", "critic", "reference"]
+    field: ModelField
     head: Head
 
 

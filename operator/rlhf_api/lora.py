@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from .algorithms import graph_of
-from .base import Frozen, Positive, PositiveFloat
+from .base import Frozen, ModelField, Positive, PositiveFloat
 from .problems import Problem
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Adapters(Frozen):
     critic: Lora | None = None
     """Adapter of the critic; its value head is trained in full."""
 
-    def of(self, field: str) -> Lora | None:
+    def of(self, field: ModelField) -> Lora | None:
         """The adapter of the model that starts from a field of `spec.model`."""
         found: Lora | None = getattr(self, field, None)
         return found
@@ -50,7 +50,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
         yield Problem(where, "names no model: set policy or critic in it, or remove it")
     trained = {model.field for model in graph.trained}
     for field in Adapters.model_fields:
-        if spec.model.lora.of(field) is not None and field not in trained:
+        if getattr(spec.model.lora, field) is not None and field not in trained:
             yield Problem(f"{where}.{field}", f"{spec.algorithm} trains no {field}; remove it")
     for model in graph.averages:
         if spec.model.lora.of(model.field) is not None:

@@ -6,7 +6,7 @@ The KV cache, and what CUDA and its libraries keep, come on top.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .base import DType
+from .base import DType, ModelField
 from .spec import Spec
 
 BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -45,7 +45,7 @@ class Zero:
     group: int = _GROUP
 
     @classmethod
-    def of(cls, spec: Spec, field: str) -> "Zero":
+    def of(cls, spec: Spec, field: ModelField) -> "Zero":
         """ZeRO settings of the model in this field of `spec.model`, with the defaults that the trainer fills in."""
         config, dtype = spec.trained_deepspeed(field), spec.trained_dtype(field)
         zero, bf16, fp16 = config.zero_optimization, config.bf16, config.fp16

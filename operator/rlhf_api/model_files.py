@@ -16,7 +16,7 @@ _LONGEST_HEADER = 100 << 20
 
 def model_sizes(spec: Spec) -> dict[str, Size]:
     """Sizes by the field of `spec.model` that names the directory; unreadable ones are left out."""
-    found = {}
+    found: dict[str, Size] = {}
     for field in LOADED:
         name: str | None = getattr(spec.model, field)
         parameters = _parameters(Path(name)) if name is not None else None

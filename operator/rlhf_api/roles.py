@@ -10,6 +10,8 @@ from .base import (
     REASON,
     DType,
     Frozen,
+    Head,
+    ModelField,
     Positive,
 )
 from .deepspeed import DeepSpeedConfig
@@ -92,7 +94,7 @@ class Trainer(RoleSpec):
     """DeepSpeed's configuration of the critic, all of it: nothing is added from `deepspeed`. Unless given `deepspeed`
     is, without its `bf16` and `fp16` where `criticDtype` is another."""
 
-    def micro_batch(self, model: str) -> int:
+    def micro_batch(self, model: ModelField) -> int:
         """Tokens that a rank forwards at once through the trained model of this field of `spec.model`."""
         own = self.critic_micro_batch_tokens if model == "critic" else None
         return own or self.micro_batch_tokens
@@ -169,8 +171,10 @@ class RoleRow:
     work: Literal["train", "generate", "score", "infer"]
     """Nodes of the graph that its processes run. `train`: ranks under torchrun, one GPU each. `generate`: vLLM, whose
     GPUs hold a KV cache and new weights too. `score` and `infer`: one frozen model on one GPU, without gradients."""
-    model: str | None = None
+    model: ModelField | None = None
     """Field of `spec.model` of its frozen model."""
+    head: Head = "causal"
+    """Output of that model."""
     or_policy: bool = False
     """Without that field it holds the policy as of the start of the run."""
     grace_seconds: int = 15
@@ -207,10 +211,10 @@ class Role(StrEnum):
         "generator",
         RoleRow(work="generate", grace_seconds=120, ready="/ready", live="/live", drain="/drain"),
     )
-    REWARD = "reward", RoleRow(work="score", model="reward")
+    REWARD = "reward", RoleRow(work="score", model="reward", head="score")
     REFERENCE = "reference", RoleRow(work="infer", model="reference", or_policy=True)
 
 
-def holder(model: str) -> Role | None:
+def holder(model: ModelField) -> Role | None:
     """The role that holds the frozen model of this field of `spec.model`."""
     return next((role for role in Role if role.row.model == model), None)

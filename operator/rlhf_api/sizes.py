@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from .base import ModelField
 from .parameters import Shape, count_parameters, shape_of
 from .roles import Role
 from .spec import Model, Spec
 
-LOADED = ("policy", "critic", *(role.row.model for role in Role if role.row.model))
+LOADED: tuple[ModelField, ...] = ("policy", "critic", *(role.row.model for role in Role if role.row.model))
 """Fields of `spec.model` whose models some role loads."""
 
 
@@ -40,15 +41,14 @@ class Sizes:
         model = spec.model
         policy = found.get("policy") or (Size(model.parameters) if model.parameters else _created(model))
 
-        def size(field: str) -> Size | None:
-            if getattr(model, field) is None:
+        def size(field: ModelField) -> Size | None:
+            name, _ = model.source(field) or ("policy", "")
+            if name == "policy":
                 return policy
-            if field in found:
-                return found[field]
-            return replace(policy, guessed=True) if policy else None
+            return found.get(name) or (replace(policy, guessed=True) if policy else None)
 
         frozen = {role: size(role.row.model) for role in Role if role.row.model and _held(spec, role)}
-        return cls(policy, size("critic" if model.critic is not None else "reward"), frozen)
+        return cls(policy, size("critic"), frozen)
 
     @property
     def certain(self) -> "Sizes":

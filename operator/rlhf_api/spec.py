@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, create_model
 
 from .algorithms import ALGORITHMS, CUSTOM
-from .base import OBJECT, Decay, DType, Frozen, NonNegativeFloat, Positive, PositiveFloat, StoreUrl
+from .base import (
+    OBJECT,
+    Decay,
+    DType,
+    Frozen,
+    ModelField,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    StoreUrl,
+)
 from .deepspeed import DeepSpeedConfig
 from .evaluation import Evaluation
 from .health import Health
@@ -76,7 +86,16 @@ class Model(Frozen):
     dtype: DType = "bfloat16"
     """The compute dtype of every role that does not set its own; optimizer states are always float32."""
 
-    def adapter(self, field: str) -> Lora | None:
+    def source(self, field: ModelField | Literal["tokenizer"]) -> tuple[str, str] | None:
+        """The field that names what is loaded for `field`, and the path or hub name that it holds; None where the job
+        creates that model. What is not given starts from the policy; the critic from the reward model, if there is one.
+        """
+        for name in (field, "reward" if field == "critic" else "policy", "policy"):
+            if path := getattr(self, name):
+                return name, path
+        return None
+
+    def adapter(self, field: ModelField) -> Lora | None:
         """The adapter of the model in this field, `policy` or `critic`, where that alone is trained."""
         return self.lora.of(field) if self.lora else None
 
@@ -255,12 +274,12 @@ class Spec(Sections):
     workspace: Workspace = Workspace()
     scheduling: Scheduling = Scheduling()
 
-    def trained_dtype(self, field: str) -> DType:
+    def trained_dtype(self, field: ModelField) -> DType:
         """The compute dtype of the trained model in this field of `model`."""
         own = self.trainer.critic_dtype if field == "critic" else None
         return own or self.trainer.dtype or self.model.dtype
 
-    def trained_deepspeed(self, field: str) -> DeepSpeedConfig:
+    def trained_deepspeed(self, field: ModelField) -> DeepSpeedConfig:
         """DeepSpeed's configuration of the trained model in this field; a critic of another dtype takes no precision
         from the policy's."""
         shared, own = self.trainer.deepspeed, self.trainer.critic_deepspeed

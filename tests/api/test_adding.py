@@ -1,6 +1,6 @@
 """A role, an algorithm and a kind of row as a contributor adds them: a diff, applied to a copy of the sources.
 
-The trainer image is not part of it: what a new role or kind of row computes there is new code.
+The trainer image is not changed: what a new role or kind of row computes there is new code.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from tests.support.contributor import copied, edit, importing
+from tests.support.contributor import ROOT, copied, edit, importing
 
 ROW = 'TEACHER = "teacher", RoleRow(work="infer", model="teacher", grace_seconds=40, ready="/warm")'
 SECTION = '''class Teacher(ModelServerSpec):
@@ -61,8 +61,10 @@ EDITS = {
         ('    REFERENCE = "reference"', f'    {ROW}\n    REFERENCE = "reference"'),
         ('HEALTH = "/health"\n', f'{SECTION}HEALTH = "/health"\n'),
     ),
+    "rlhf_api/base.py": (
+        ('ModelField = Literal["policy", ', 'ModelField = Literal["teacher", "policy", '),
+    ),
     "rlhf_api/graph.py": (
-        ('field: Literal["policy", ', 'field: Literal["teacher", "policy", '),
         ('RowKind = Literal["prompts", ', 'RowKind = Literal["ranked", "prompts", '),
     ),
     "rlhf_api/rows.py": (
@@ -90,6 +92,7 @@ from rlhf_operator.cluster.pod import build_pod
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.local.ports import place
 from rlhf_operator.restart_policy import ProcessState, decide
+from rlhf_trainer.settings import frozen_source
 
 job = parse({
     "apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "job"},
@@ -112,6 +115,7 @@ print(json.dumps({
     "gpus": gpus_each(spec, role),
     "command": command(config, Process(role, 0, 1, "h", "h:2")),
     "places": [p.name for p in place(config, None)],
+    "loads": [frozen_source(config, role).path, role.row.head],
     "starts": [str(a.role) for a in decide(spec, [ProcessState(role, 0)], {}, now=0)],
 }))
 """
@@ -128,7 +132,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
-        env=importing(folder.parent, "operator"),
+        env=importing(folder, ROOT / "trainer_image"),
         capture_output=True,
         text=True,
         timeout=120,
@@ -148,6 +152,7 @@ def test_its_processes_are_placed_started_and_commanded(found: dict[str, Any]) -
     assert found["places"] == ["trainer-0", "generator-0", "teacher-0", "teacher-1"]
     assert found["starts"] == ["teacher"]
     assert found["command"] == ["python3", "-m", "rlhf_trainer.roles.teacher"]
+    assert found["loads"] == ["org/large", "causal"]
 
 
 def test_its_pods_have_the_grace_and_the_probes_of_its_row(found: dict[str, Any]) -> None:

@@ -117,7 +117,7 @@ def rewards(job: RLHFJob) -> Any:
             (service, "HttpService"),
         ):
             patch.setattr(module, way, lambda *given, way=way, **named: _Started((way, given, named)))
-        patch.setattr(reward, "load_model", models)
+        patch.setattr(reward, "load_frozen", models)
         patch.setattr(
             reward, "load_job_tokenizer", lambda *_: SimpleNamespace(get_vocab=dict, pad_token_id=0)
         )
@@ -131,7 +131,7 @@ def rewards(job: RLHFJob) -> Any:
         reward.run(SimpleNamespace(config=config(job), token="t", host="h", port=1))
     for (_, seconds, functions, *model), named in made.told:
         found += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], model, named]
-    found.append([given[1:3] + given[4:] for given, _ in models.told])
+    found.append([given[1:2] + given[3:] for given, _ in models.told])
     totals = torch.tensor([-2.0, 0.25, 3.0])
     found += scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip).tolist()
     client = assembly.reward_client(context(job))

@@ -4,7 +4,7 @@ Files and models are in the present directory, see `test_every_leaf.py`.
 """
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ from tests.replay.made import episode, words
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.algorithms.resolve import resolve
+from rlhf_api.base import ModelField
 from rlhf_api.graph import Compute, Generate
 from rlhf_api.manifest import RLHFJob
-from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_trainer.batches import MicroBatch
 from rlhf_trainer.batches import plan as micro_batches
@@ -30,7 +30,7 @@ from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.ops.pretraining import mixed
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
-from rlhf_trainer.settings import STARTS_FROM, model_source
+from rlhf_trainer.settings import model_source
 from rlhf_trainer.training import assembly
 from rlhf_trainer.training.kl_control import adapt_kl_coefficient
 from rlhf_trainer.training.updates import PretrainingText, learning_rate_of
@@ -41,7 +41,7 @@ _MODELS: dict[Any, Any] = {}
 def sources(job: RLHFJob) -> Any:
     """Paths of models and the dtypes of roles that hold one, and adapters."""
     made = config(job)
-    found = [model_source(made, field) for field in STARTS_FROM]
+    found = [model_source(made, field) for field in (*get_args(ModelField), "tokenizer")]
     return found, [made.dtype(role) for role in roles_of(job.spec)]
 
 
@@ -57,11 +57,10 @@ def creation(job: RLHFJob) -> Any:
 
 def _model(*given: Any) -> Any:
     """Read once for each path, dtype and head."""
-    made, field, role, tokenizer, head = given
-    dtype = made.spec.trained_dtype(field) if role is Role.TRAINER else made.dtype(role)
-    key = model_source(made, field).path, dtype, head
+    made, used, tokenizer = given
+    key = model_source(made, used.field).path, made.spec.trained_dtype(used.field), used.head
     if key not in _MODELS:
-        _MODELS[key] = loading.load_model(made, field, role, tokenizer, head)
+        _MODELS[key] = loading.load_trained(made, used, tokenizer)
     return _MODELS[key]
 
 
@@ -69,7 +68,7 @@ def engines(job: RLHFJob) -> Any:
     """What DeepSpeed's engine of each trained model is made with, its adapter, and the learning rates."""
     found: list[Any] = []
     with instead(assembly, "TrainedModel") as made, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "load_model", lambda *given: deepcopy(_model(*given)))
+        patch.setattr(assembly, "load_trained", lambda *given: deepcopy(_model(*given)))
         for used in graph_of(job.spec).trained:
             assembly.trained_model(context(job), config(job), used)
     for given, named in made.told:

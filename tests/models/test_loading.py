@@ -7,11 +7,12 @@ import sys
 import pytest
 import torch
 
+from rlhf_api.graph import CRITIC, POLICY, REWARD_MODEL
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_trainer.models.load import create_policy, create_tokenizer
-from rlhf_trainer.models.loading import load_job_tokenizer, load_model
+from rlhf_trainer.models.loading import load_frozen, load_job_tokenizer, load_trained
 from rlhf_trainer.settings import ModelSource, model_source
 
 LLAMA = {
@@ -48,21 +49,21 @@ def config(model: dict, algorithm: str = "ppo", prompt: int = 40, **spec) -> Run
     return RunConfig.model_validate_json(json.dumps({"job": "j", "workdir": "/w", "spec": given | spec}))
 
 
-POLICY, CREATED = {"policy": "p"}, {"create": {"modelType": "llama"}}
+GIVEN, CREATED = {"policy": "p"}, {"create": {"modelType": "llama"}}
 
 
 @pytest.mark.parametrize(
     ("model", "field", "where", "path"),
     [
-        (POLICY, "policy", "policy", "p"),
-        (POLICY, "tokenizer", "policy", "p"),
-        (POLICY, "critic", "policy", "p"),
-        (POLICY, "reference", "policy", "p"),
-        (POLICY | {"reward": "r"}, "critic", "reward", "r"),
-        (POLICY | {"reward": "r"}, "reference", "policy", "p"),
-        (POLICY | {"reward": "r", "critic": "c"}, "critic", "critic", "c"),
-        (POLICY | {"reference": "f", "tokenizer": "t"}, "reference", "reference", "f"),
-        (POLICY | {"reference": "f", "tokenizer": "t"}, "tokenizer", "tokenizer", "t"),
+        (GIVEN, "policy", "policy", "p"),
+        (GIVEN, "tokenizer", "policy", "p"),
+        (GIVEN, "critic", "policy", "p"),
+        (GIVEN, "reference", "policy", "p"),
+        (GIVEN | {"reward": "r"}, "critic", "reward", "r"),
+        (GIVEN | {"reward": "r"}, "reference", "policy", "p"),
+        (GIVEN | {"reward": "r", "critic": "c"}, "critic", "critic", "c"),
+        (GIVEN | {"reference": "f", "tokenizer": "t"}, "reference", "reference", "f"),
+        (GIVEN | {"reference": "f", "tokenizer": "t"}, "tokenizer", "tokenizer", "t"),
         (CREATED, "policy", "create", "/w/initial"),
         (CREATED, "critic", "create", "/w/initial"),
         (CREATED, "tokenizer", "create", "/w/initial"),
@@ -74,44 +75,49 @@ def test_a_field_that_is_not_given_starts_from_another(model, field, where, path
 
 
 @pytest.mark.parametrize(
-    ("field", "head", "kind"),
+    ("used", "kind"),
     [
-        ("policy", None, "LlamaForCausalLM"),
-        ("reference", None, "LlamaForCausalLM"),
-        ("critic", None, "LlamaForTokenClassification"),
-        ("reward", None, "LlamaForSequenceClassification"),
-        ("policy", "score", "LlamaForSequenceClassification"),
+        (POLICY, "LlamaForCausalLM"),
+        (CRITIC, "LlamaForTokenClassification"),
+        (REWARD_MODEL, "LlamaForSequenceClassification"),
     ],
 )
-def test_each_field_has_its_head(tokenizer, path, field, head, kind):
-    model = load_model(config({"policy": path}), field, Role.TRAINER, tokenizer, head)
-    assert type(model).__name__ == kind
+def test_each_trained_model_has_the_head_of_its_graph(tokenizer, path, used, kind):
+    assert type(load_trained(config({"policy": path}), used, tokenizer)).__name__ == kind
+
+
+@pytest.mark.parametrize(
+    ("role", "kind"),
+    [(Role.REFERENCE, "LlamaForCausalLM"), (Role.REWARD, "LlamaForSequenceClassification")],
+)
+def test_each_frozen_model_has_the_head_of_its_role(tokenizer, path, role, kind):
+    assert type(load_frozen(config({"policy": path, "reward": path}), role, tokenizer)).__name__ == kind
 
 
 def test_each_role_has_its_dtype(tokenizer, path):
     made = config({"policy": path, "dtype": "bfloat16"}, reference={"dtype": "float32"})
-    assert load_model(made, "policy", Role.TRAINER, tokenizer).dtype == torch.bfloat16
-    assert load_model(made, "reference", Role.REFERENCE, tokenizer).dtype == torch.float32
+    assert load_trained(made, POLICY, tokenizer).dtype == torch.bfloat16
+    assert load_frozen(made, Role.REFERENCE, tokenizer).dtype == torch.float32
 
 
 def test_the_critic_may_have_a_dtype_of_its_own(tokenizer, path):
     made = config({"policy": path}, trainer={"dtype": "bfloat16", "criticDtype": "float32"})
-    assert load_model(made, "policy", Role.TRAINER, tokenizer).dtype == torch.bfloat16
-    assert load_model(made, "critic", Role.TRAINER, tokenizer).dtype == torch.float32
+    assert load_trained(made, POLICY, tokenizer).dtype == torch.bfloat16
+    assert load_trained(made, CRITIC, tokenizer).dtype == torch.float32
     shared = config({"policy": path}, trainer={"dtype": "bfloat16"})
-    assert load_model(shared, "critic", Role.TRAINER, tokenizer).dtype == torch.bfloat16
+    assert load_trained(shared, CRITIC, tokenizer).dtype == torch.bfloat16
 
 
 def test_errors_name_the_field_that_holds_the_path(tokenizer, path):
     with pytest.raises(InvalidJob, match=r"spec.model.reward: there is no directory '/none'"):
-        load_model(config({"policy": path, "reward": "/none"}), "critic", Role.TRAINER, tokenizer)
+        load_trained(config({"policy": path, "reward": "/none"}), CRITIC, tokenizer)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: sequences of up to 65 tokens do not fit"):
-        load_model(config({"policy": path}, prompt=41), "reference", Role.REFERENCE, tokenizer)
+        load_frozen(config({"policy": path}, prompt=41), Role.REFERENCE, tokenizer)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: there is no directory '/none'"):
         load_job_tokenizer(config({"policy": "/none"}))
     other = create_tokenizer(["other words altogether, of which there are many more"], 300)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: the tokenizer has \d+ tokens"):
-        load_model(config({"policy": path}), "policy", Role.TRAINER, other)
+        load_trained(config({"policy": path}), POLICY, other)
 
 
 def test_the_generator_role_starts_without_torch():

@@ -28,6 +28,6 @@ def edit(file: Path, *edits: tuple[str, str]) -> None:
     file.write_text(text)
 
 
-def importing(folder: Path, *roots: str) -> dict[str, str]:
-    """The environment of a process that imports the copies."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(str(folder / root) for root in roots)}
+def importing(*roots: Path) -> dict[str, str]:
+    """The environment of a process that imports these sources."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots))}

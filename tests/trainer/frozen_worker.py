@@ -17,7 +17,7 @@ from rlhf_api.run import RunConfig
 from rlhf_trainer.engines.vllm.frozen import FrozenModel
 from rlhf_trainer.engines.vllm.launch import engine_environment, frozen_options
 from rlhf_trainer.records import Sequences
-from rlhf_trainer.settings import model_source
+from rlhf_trainer.settings import frozen_source
 
 LONGEST = 128
 TEMPERATURE = 0.7
@@ -27,7 +27,7 @@ def work(folder: Path, role: Role) -> None:
     os.environ["RLHF_TERMINATION_LOG"] = str(folder / f"{role.value}.end")
     config = RunConfig.model_validate_json((folder / "run.json").read_bytes())
     rows = json.loads((folder / "sequences.json").read_text())
-    options = frozen_options(config, role, model_source(config, role.value), LONGEST, cpu=True)
+    options = frozen_options(config, role, frozen_source(config, role), LONGEST, cpu=True)
     model = FrozenModel(options, TEMPERATURE if role is Role.REFERENCE else 1.0)
     compute = model.logprobs if role is Role.REFERENCE else model.scores
     found = compute(Sequences.pack([tuple(row) for row in rows])).tolist()

@@ -83,7 +83,7 @@ def server(tmp_path: Path) -> Iterator[int]:
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "rlhf_trainer.roles.reward"],
-            env={**importing(copy, *ROOTS), **given, "RLHF_TOKEN": TOKEN},
+            env={**importing(*(copy / root for root in ROOTS)), **given, "RLHF_TOKEN": TOKEN},
             stdout=log,
             stderr=log,
         )

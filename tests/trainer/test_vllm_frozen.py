@@ -17,6 +17,7 @@ from tests.trainer.frozen_worker import LONGEST, TEMPERATURE
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
 from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.engines.vllm.frozen import response_logprobs
@@ -121,18 +122,26 @@ def test_what_vllm_gives_is_not_believed_unseen(found, says):
 
 
 @pytest.mark.parametrize(
-    ("field", "path", "says"),
+    ("role", "path", "says"),
     [
-        ("reward", "policy", "LlamaForCausalLM; engine vllm needs a trained sequence-classification model"),
-        ("reference", "reward", "LlamaForSequenceClassification; engine vllm needs a causal language model"),
+        (
+            Role.REWARD,
+            "policy",
+            "LlamaForCausalLM; engine vllm needs a trained sequence-classification model",
+        ),
+        (
+            Role.REFERENCE,
+            "reward",
+            "LlamaForSequenceClassification; engine vllm needs a causal language model",
+        ),
     ],
 )
-def test_a_model_whose_head_vllm_would_make_up_is_refused(folder, field, path, says):
+def test_a_model_whose_head_vllm_would_make_up_is_refused(folder, role, path, says):
     written = json.loads((folder / "run.json").read_text())
-    written["spec"]["model"][field] = str(folder / path)
+    written["spec"]["model"][role.value] = str(folder / path)
     with pytest.raises(InvalidJob, match=says):
-        check_served(RunConfig.model_validate_json(json.dumps(written)), field, TOKENIZER, LONGEST)
-    written["spec"]["model"][field] = str(folder / ("reward" if field == "reward" else "policy"))
-    assert check_served(RunConfig.model_validate_json(json.dumps(written)), field, TOKENIZER, LONGEST) == 256
+        check_served(RunConfig.model_validate_json(json.dumps(written)), role, TOKENIZER, LONGEST)
+    written["spec"]["model"][role.value] = str(folder / ("reward" if role is Role.REWARD else "policy"))
+    assert check_served(RunConfig.model_validate_json(json.dumps(written)), role, TOKENIZER, LONGEST) == 256
     with pytest.raises(InvalidJob, match="257 tokens do not fit a model with 256 positions"):
-        check_served(RunConfig.model_validate_json(json.dumps(written)), field, TOKENIZER, 257)
+        check_served(RunConfig.model_validate_json(json.dumps(written)), role, TOKENIZER, 257)

@@ -13,7 +13,6 @@ from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import cast
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
@@ -25,12 +24,13 @@ from huggingface_hub.errors import (
 )
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.base import ModelField
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
 from .process import run_role
-from .settings import ModelField, model_source
+from .settings import model_source
 
 log = logging.getLogger(__name__)
 
@@ -58,17 +58,16 @@ OTHER_FORMS = (
 def wanted(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]:
     """Hub names that a role loads: name -> (field of the manifest, whether its weights are loaded too)."""
     row, spec = role.row, config.spec
-    own = row.model if row.model and getattr(spec.model, row.model) is not None else None
-    fields: list[str] = []
+    fields: list[ModelField] = []
     if row.work == "train":
         fields += [model.field for model in graph_of(spec).trained]
-    elif own is not None:
-        fields.append(own)
-    elif row.work == "generate" or row.or_policy:
+    elif row.work == "generate":
         fields.append("policy")
+    elif row.model and (row.or_policy or getattr(spec.model, row.model) is not None):
+        fields.append(row.model)
+    loaded = [(model_source(config, field), True) for field in fields]
     found: dict[str, tuple[str, bool]] = {}
-    for field, weights in [*((each, True) for each in fields), ("tokenizer", False)]:
-        source = model_source(config, cast(ModelField, field))
+    for source, weights in (*loaded, (model_source(config, "tokenizer"), False)):
         if not source.path.startswith((".", "/", "~")) and not Path(source.path).is_dir():
             found.setdefault(source.path, (source.where, weights))
     return found

@@ -6,19 +6,10 @@ from typing import Literal
 import psutil
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.base import ModelField
+from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
-
-ModelField = Literal["policy", "critic", "reference", "reward", "tokenizer"]
-
-STARTS_FROM: dict[ModelField, tuple[ModelField, ...]] = {
-    "policy": (),
-    "critic": ("reward", "policy"),
-    "reference": ("policy",),
-    "reward": ("policy",),
-    "tokenizer": ("policy",),
-}
-"""For each field of `spec.model`, the fields that it defaults to, in order."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +20,19 @@ class ModelSource:
     path: str
 
 
-def model_source(config: RunConfig, field: ModelField) -> ModelSource:
-    """Resolves a field of `spec.model` by `STARTS_FROM`; finally, the model made in the work directory."""
-    for name in (field, *STARTS_FROM[field]):
-        if path := getattr(config.spec.model, name):
-            return ModelSource(f"spec.model.{name}", path)
-    return ModelSource("spec.model.create", f"{config.workdir}/initial")
+def model_source(config: RunConfig, field: ModelField | Literal["tokenizer"]) -> ModelSource:
+    """Resolves a field of `spec.model`: see `Model.source`; else the model made in the work directory."""
+    found = config.spec.model.source(field)
+    if found is None:
+        return ModelSource("spec.model.create", f"{config.workdir}/initial")
+    name, path = found
+    return ModelSource(f"spec.model.{name}", path)
+
+
+def frozen_source(config: RunConfig, role: Role) -> ModelSource:
+    """The frozen model of a role."""
+    assert role.row.model is not None, f"the {role.value} role has no frozen model"
+    return model_source(config, role.row.model)
 
 
 def longest(spec: Spec) -> int:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlhf_api.algorithms import graph_of
 from rlhf_api.model_files import matrices
 from rlhf_api.problems import Problem
 from rlhf_api.run import roles_of
@@ -25,11 +26,13 @@ def model_problems(spec: Spec) -> Iterator[Problem]:
 def layer_problems(spec: Spec) -> Iterator[Problem]:
     """Layers named by an adapter, for local models; the trainer checks those of all others."""
     model = spec.model
-    starts = {"policy": model.policy, "critic": model.critic or model.reward or model.policy}
-    for field, name in starts.items():
-        lora = model.adapter(field)
-        known = matrices(Path(name)) if name is not None and lora is not None else []
-        for i, target in enumerate((lora.target_modules if lora else None) or ()):
+    for used in graph_of(spec).trained:
+        field, lora, named = used.field, model.adapter(used.field), model.source(used.field)
+        if lora is None or named is None:
+            continue
+        _, name = named
+        known = matrices(Path(name))
+        for i, target in enumerate(lora.target_modules or ()):
             if known and not any(f".{layer}".endswith(f".{target}") for layer in known):
                 ends = ", ".join(sorted({layer.rpartition(".")[2] for layer in known}))
                 message = f"no layer of {name!r} is named so; it has {ends}; got {target!r}"
@@ -61,5 +64,5 @@ def _looks_local(name: str) -> bool:
 
 def _engines(spec: Spec) -> Iterator[Problem]:
     for role in (role for role in roles_of(spec) if on_vllm(spec, role)):
-        own = role.row.model if role.row.model and getattr(spec.model, role.row.model) else "policy"
-        yield from engine_problems(spec, role, f"spec.model.{own}", getattr(spec.model, own) or "")
+        named, path = spec.model.source(role.row.model or "policy") or ("policy", "")
+        yield from engine_problems(spec, role, f"spec.model.{named}", path)

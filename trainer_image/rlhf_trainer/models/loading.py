@@ -6,23 +6,16 @@ from typing import Any, Literal, TypeVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf_api.base import DType, Head, ModelField
 from rlhf_api.chat_template import given_template
-from rlhf_api.graph import Head
+from rlhf_api.graph import Model
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 
-from ..settings import ModelField, longest, model_source
+from ..settings import ModelSource, frozen_source, longest, model_source
 from . import load
 
-TrainedField = Literal["policy", "critic", "reference", "reward"]
-
-HEADS: dict[TrainedField, Head] = {
-    "policy": "causal",
-    "critic": "value",
-    "reference": "causal",
-    "reward": "score",
-}
 LOADERS: dict[Head, Callable[[str, torch.dtype], PreTrainedModel]] = {
     "causal": load.load_policy,
     "score": load.load_reward,
@@ -32,47 +25,53 @@ LOADERS: dict[Head, Callable[[str, torch.dtype], PreTrainedModel]] = {
 Loaded = TypeVar("Loaded")
 
 
-def load_model(
-    config: RunConfig,
-    field: TrainedField,
-    role: Role,
-    tokenizer: PreTrainedTokenizerBase,
-    head: Head | None = None,
-) -> PreTrainedModel:
-    """Loads a field of `spec.model`, or what stands in for it, in its compute dtype in `role`.
+def load_trained(config: RunConfig, used: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Loads what a trained model of the graph starts from, in its compute dtype.
 
-    `head` is the field's own unless given: algorithm `reward` trains the policy with a score head. Raises InvalidJob,
-    naming the field that holds the path, if the model cannot be loaded or does not support this tokenizer's ids or the
-    job's longest sequence.
+    Raises InvalidJob, naming the field that holds the path, if the model cannot be loaded or does not support this
+    tokenizer's ids or the job's longest sequence.
     """
-    source = model_source(config, field)
+    source = model_source(config, used.field)
+    return _load(config, source, used.head, config.spec.trained_dtype(used.field), tokenizer)
 
+
+def load_frozen(
+    config: RunConfig, role: Role, tokenizer: PreTrainedTokenizerBase, head: Head | None = None
+) -> PreTrainedModel:
+    """Loads the frozen model of a role, or what stands in for it, in its compute dtype. `head` is the role's own unless
+    given: rewards of tokens need another. Raises InvalidJob, as `load_trained` does.
+    """
+    return _load(config, frozen_source(config, role), head or role.row.head, config.dtype(role), tokenizer)
+
+
+def _load(
+    config: RunConfig, source: ModelSource, head: Head, dtype: DType, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
     def fitting() -> PreTrainedModel:
-        dtype = config.spec.trained_dtype(field) if role is Role.TRAINER else config.dtype(role)
-        model = LOADERS[head or HEADS[field]](source.path, getattr(torch, dtype))
+        model = LOADERS[head](source.path, getattr(torch, dtype))
         load.check_fit(model.config, tokenizer, longest(config.spec))
         return model
 
     return loading(source.where, fitting)
 
 
-def check_served(
-    config: RunConfig, field: TrainedField, tokenizer: PreTrainedTokenizerBase, length: int
-) -> int:
-    """Checks, without loading weights, the model of a field of `spec.model` that vLLM is to run on sequences of up to
-    `length` tokens; returns its maximum number of positions, 0 if unbounded. Raises InvalidJob, as `load_model` does.
+def check_served(config: RunConfig, role: Role, tokenizer: PreTrainedTokenizerBase, length: int) -> int:
+    """Checks, without loading weights, the frozen model of a role that vLLM is to run on sequences of up to `length`
+    tokens; returns its maximum number of positions, 0 if unbounded. Raises InvalidJob, as `load_trained` does.
     """
-    source = model_source(config, field)
+    source = frozen_source(config, role)
 
     def fitting() -> int:
-        found = load.served_config(source.path, score=HEADS[field] == "score")
+        found = load.served_config(source.path, score=role.row.head == "score")
         load.check_fit(found, tokenizer, length)
         return load.positions_of(found)
 
     return loading(source.where, fitting)
 
 
-def load_job_tokenizer(config: RunConfig, field: ModelField = "tokenizer") -> PreTrainedTokenizerBase:
+def load_job_tokenizer(
+    config: RunConfig, field: ModelField | Literal["tokenizer"] = "tokenizer"
+) -> PreTrainedTokenizerBase:
     """Loads the job's tokenizer, with the manifest's chat template, or that of another field's model. Raises
     InvalidJob, naming the field."""
     source = model_source(config, field)

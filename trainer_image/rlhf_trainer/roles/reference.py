@@ -15,13 +15,13 @@ from rlhf_api.run import ProcessEnv, RunConfig
 from ..comms.ranks import Message
 from ..engines.vllm.frozen import FrozenModel
 from ..models.inference import infer, served
-from ..models.loading import check_served, load_job_tokenizer, load_model, on_device
+from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_device
 from ..ops import output_fn
 from ..process import run_role
 from ..records import Sequences
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
 from ..scoring.server import application, serve
-from ..settings import listen_host, longest, model_source
+from ..settings import listen_host, longest
 
 Logprobs = Callable[[Sequences], Tensor]
 """Log-probabilities of the response tokens: float32 [A]."""
@@ -29,7 +29,7 @@ Logprobs = Callable[[Sequences], Tensor]
 
 def by_transformers(config: RunConfig, output: str) -> Logprobs:
     spec, tokenizer = config.spec, load_job_tokenizer(config)
-    model = load_model(config, "reference", Role.REFERENCE, tokenizer)
+    model = load_frozen(config, Role.REFERENCE, tokenizer)
     on_device(model)
     forward = served(model, spec.trainer, spec.reference.micro_batch(spec.trainer), tokenizer.pad_token_id)
     read = output_fn(output, spec)
@@ -45,9 +45,9 @@ def by_vllm(config: RunConfig, output: str) -> FrozenModel:
         raise InvalidJob([Problem("spec.reference.engine", message)])
     # vLLM reserves a position for one generated token after the longest sequence, which is discarded.
     length = longest(config.spec) + 1
-    check_served(config, "reference", load_job_tokenizer(config), length)
+    check_served(config, Role.REFERENCE, load_job_tokenizer(config), length)
     temperature = config.spec.sampling.temperature if output == "logprobs" else 1.0
-    return FrozenModel.of(config, Role.REFERENCE, model_source(config, "reference"), length, temperature)
+    return FrozenModel.of(config, Role.REFERENCE, length, temperature)
 
 
 def run(env: ProcessEnv) -> None:

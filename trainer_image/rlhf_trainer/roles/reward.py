@@ -18,13 +18,13 @@ from ..engines.vllm.frozen import FrozenModel
 from ..maths.rewards import scaled_scores
 from ..models.inference import served
 from ..models.load import positions_of
-from ..models.loading import check_served, load_job_tokenizer, load_model, on_device
+from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_device
 from ..process import run_role
 from ..scoring import kinds
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
 from ..scoring.rewards import ModelScore, ModelScorer, Rewards, TokenScorer, forward_scores
 from ..scoring.server import application, serve
-from ..settings import listen_host, longest, model_source
+from ..settings import listen_host, longest
 
 T = TypeVar("T")
 
@@ -37,9 +37,7 @@ reason.
 def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ModelScore:
     """The reward model, run by transformers."""
     spec, own = config.spec, load_job_tokenizer(config, "reward")
-    model = load_model(
-        config, "reward", Role.REWARD, own, "token_score" if spec.reward.fine_grained else None
-    )
+    model = load_frozen(config, Role.REWARD, own, "token_score" if spec.reward.fine_grained else None)
     on_device(model)
     budget = spec.reward.micro_batch(spec.trainer)
     if not spec.reward.fine_grained:
@@ -55,10 +53,10 @@ def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[
     """The reward model, run by vLLM on sequences of up to the job's longest; with a vocabulary of its own, of up to its
     number of positions."""
     own, length = load_job_tokenizer(config, "reward"), longest(config.spec)
-    positions = check_served(config, "reward", own, length)
+    positions = check_served(config, Role.REWARD, own, length)
     if own.get_vocab() != tokenizer.get_vocab():
         length = positions or length
-    engine = FrozenModel.of(config, Role.REWARD, model_source(config, "reward"), length)
+    engine = FrozenModel.of(config, Role.REWARD, length)
     return engine, ModelScorer(engine.scores, length, tokenizer, own, config.spec.sampling.stop)
 
 

@@ -27,7 +27,7 @@ from ..graph.executor import RemoteCall
 from ..models.average import MovingAverage
 from ..models.export import share
 from ..models.load import create_policy, create_tokenizer, load_tokenizer
-from ..models.loading import load_job_tokenizer, load_model, loading
+from ..models.loading import load_job_tokenizer, load_trained, loading
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
 from ..records import Sequences
@@ -103,8 +103,7 @@ def make_task(
 
 def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> TrainedModel:
     """A model of the graph, loaded and wrapped in DeepSpeed."""
-    assert used.field != "reference", "a reference is not trained"
-    model = load_model(config, used.field, Role.TRAINER, ctx.tokenizer, used.head)
+    model = load_trained(config, used, ctx.tokenizer)
     lora = config.spec.model.adapter(used.field)
     if lora is None:
         return engine(ctx, config, used, model)

@@ -42,7 +42,7 @@ def write_card(ctx: TrainerContext, used: Model, folder: Path) -> None:
 
 def _lines(ctx: TrainerContext, used: Model, *, picture: bool) -> Iterator[str]:
     spec = ctx.spec
-    start: str | None = getattr(spec.model, used.field) or spec.model.policy
+    _, start = spec.model.source(used.field) or ("", None)
     front: dict[str, Any] = {"library_name": "transformers", "tags": ["rlhf-operator", spec.algorithm]}
     if start is not None and not Path(start).exists():  # a hub name, not a local path
         front["base_model"] = start

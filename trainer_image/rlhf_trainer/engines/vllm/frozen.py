@@ -23,7 +23,7 @@ from rlhf_api.vllm_source import engine_problems
 
 from ...comms.http import EventLoop
 from ...records import Sequences
-from ...settings import ModelSource
+from ...settings import frozen_source
 from . import refusal, watchdog
 from .launch import engine_environment, frozen_options, on_cpu, option
 from .probes import ENGINE_DEAD, HUNG_SECONDS
@@ -58,11 +58,10 @@ class FrozenModel:
             self._loop.run(self._engine.collective_rpc("rlhf_temper", args=(temperature,)))
 
     @classmethod
-    def of(
-        cls, config: RunConfig, role: Role, model: ModelSource, longest: int, temperature: float = 1.0
-    ) -> Self:
+    def of(cls, config: RunConfig, role: Role, longest: int, temperature: float = 1.0) -> Self:
         """The frozen model of a role, for sequences of up to `longest` tokens. Sets vLLM's environment variables.
         Raises InvalidJob for models that vLLM is known not to run, and for options that it refuses."""
+        model = frozen_source(config, role)
         if problems := engine_problems(config.spec, role, model.where, model.path):
             raise InvalidJob(problems)
         refusal.of_options(role)
