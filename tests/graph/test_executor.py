@@ -18,6 +18,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.graph.executor import Executor
+from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.records import Columns, Sequences
 
@@ -71,7 +72,8 @@ def executor(*nodes: Node, ranks: Ranks = ALONE, **remote) -> Executor:
     order.clear()
     started.clear()
     released.clear()
-    return Executor(ranks, Graph((Generate(), *nodes, TRAIN)), {}, remote, OpContext(spec, settings_of(spec)))
+    graph, op_ctx = Graph((Generate(), *nodes, TRAIN)), OpContext(spec, settings_of(spec))
+    return Executor(ranks, Learner(graph, {}, op_ctx), remote)
 
 
 def test_calls_go_on_while_local_nodes_compute():

@@ -22,7 +22,7 @@ from rlhf_trainer.maths.rewards import scaled_scores
 from rlhf_trainer.roles import generator, reward
 from rlhf_trainer.scoring import function_pool, program, service
 from rlhf_trainer.settings import ModelSource
-from rlhf_trainer.training import assembly, collector
+from rlhf_trainer.training import assembly, collector, remote
 from rlhf_trainer.training.evaluation import evaluate
 
 
@@ -134,7 +134,7 @@ def rewards(job: RLHFJob) -> Any:
     found.append([given[1:2] + given[3:] for given, _ in models.told])
     totals = torch.tensor([-2.0, 0.25, 3.0])
     found += scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip).tolist()
-    client = assembly.reward_client(context(job))
+    client = remote.reward_client(context(job))
     return found, client._max_failed_share, client._patience
 
 
@@ -150,7 +150,7 @@ class _Started:
 def servers(job: RLHFJob) -> Any:
     """Deadlines of calls to the roles that score and infer."""
     asked = [role for role in roles_of(job.spec) if role.row.work in ("score", "infer")]
-    made = [assembly.scorer(context(job), role) for role in asked]
+    made = [remote.scorer(context(job), role) for role in asked]
     return [(each._timeout, each._patience, each._chunk_tokens) for each in made]
 
 

@@ -21,6 +21,7 @@ from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
 
 from rlhf_api.algorithms import graph_of, settings_of
+from rlhf_api.graph import CRITIC, POLICY
 from rlhf_api.lora import Lora
 from rlhf_api.rows import PromptRow
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
@@ -28,11 +29,13 @@ from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.generation.shared import generate_shared
+from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.records import Prompt, Rollout, Sequences
 from rlhf_trainer.training.online import OnlineTask
+from rlhf_trainer.training.remote import Remote
 
 ROWS = [PromptRow(prompt=f"prompt {i} of the data") for i in range(10)]
 SMALL = (
@@ -172,18 +175,14 @@ class Job:
         policy = engine(LlamaForCausalLM, 2, 0.001)
         dynamic = self.spec.replay.dynamic
         remote = {"score": scores, "reference_logprobs": reference_logprobs} if self.ranks.first else {}
+        models = {POLICY: policy, CRITIC: engine(LlamaForTokenClassification, 1, 0.01)}
         self.task = OnlineTask(
             run,
-            graph_of(self.spec),
-            {"policy": policy, "critic": engine(LlamaForTokenClassification, 1, 0.01)},
-            remote,
+            Learner(graph_of(self.spec), models, OpContext(self.spec, settings_of(self.spec))),
+            Remote(remote),
             ROWS,
-            OpContext(self.spec, settings_of(self.spec)),
+            {},
             fleet=Generators(run, policy, refuses="0/3") if dynamic else None,
-            judge=None,
-            held_out={},
-            averages={},
-            pretraining=None,
         )
         self.policy, self.lines = policy, list[dict[str, float]]()
 

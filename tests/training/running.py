@@ -23,6 +23,7 @@ from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.checkpoint.rng import restore_generators
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
+from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.models.average import MovingAverage
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.models.trained_model import TrainedModel
@@ -30,6 +31,7 @@ from rlhf_trainer.ops import OpContext
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.training.offline import OfflineTask
 from rlhf_trainer.training.online import OnlineTask
+from rlhf_trainer.training.remote import Remote
 from rlhf_trainer.training.updates import PretrainingText
 
 RANKS = Ranks(0, 1, torch.device("cpu"))
@@ -87,19 +89,19 @@ class Job:
         self.models = {m.name: engine(*kinds[m.head], 0.01, lora.of(m.field)) for m in graph.trained}
         self.initial = copy.deepcopy(next(iter(self.models.values())).unwrapped).eval()
         self.op_ctx = OpContext(self.spec, found.settings)
-        remote = {"score": score, "reference_logprobs": refer or self.reference}
-        parts = (self.ctx, graph, self.models, remote)
+        models = {used: self.models[used.name] for used in graph.trained}
+        averages = {used: MovingAverage(models[used], d) for used, d in graph.averages.items()}
+        learner = Learner(graph, models, self.op_ctx, averages)
+        remote = Remote({"score": score, "reference_logprobs": refer or self.reference})
         torch.manual_seed(0)
         self.lines: list[dict[str, float]] = []
         self.task: Any
         if graph.generates:
-            averages = {m.name: MovingAverage(self.models[m.name], d) for m, d in graph.averages.items()}
             mixed = PretrainingText(text, self.ctx) if self.spec.pretraining else None
-            online = {"judge": None, "held_out": held_out, "averages": averages, "pretraining": mixed}
             asked = fleet(self.ctx, self.models) if fleet else None
-            self.task = OnlineTask(*parts, rows or ROWS, self.op_ctx, fleet=asked, **online)
+            self.task = OnlineTask(self.ctx, learner, remote, rows or ROWS, held_out, fleet=asked, text=mixed)
         else:
-            self.task = OfflineTask(*parts, rows or PAIRS, self.op_ctx, held_out)
+            self.task = OfflineTask(self.ctx, learner, remote, rows or PAIRS, held_out)
 
     def reference(self, sequences: Sequences, _rows: object) -> Tensor:
         """Log-probabilities of the policy as it was at the start."""

@@ -85,7 +85,7 @@ def test_the_chat_examples_policy_opens_with_its_template_and_its_ends(tmp_path,
     before = end_tokens(ctx.tokenizer, policy.generation_config, spec.sampling)
     with torch.no_grad():
         policy.unwrapped.model.layers[0].mlp.up_proj.lora_B["default"].weight.normal_()
-    export_models(ctx, graph_of(spec), {"policy": policy})
+    export_models(ctx, {used: policy})
 
     there = AutoTokenizer.from_pretrained(tmp_path / "run" / "policy")
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "policy")

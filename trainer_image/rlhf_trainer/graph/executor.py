@@ -8,21 +8,19 @@ other roles start on rank 0 as soon as their columns exist and go on while the r
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf_api.graph import SEQUENCES, Compute, Graph, Infer, Node, Score
+from rlhf_api.graph import SEQUENCES, Compute, Infer, Node, Score
 from rlhf_api.problems import InvalidJob, Problem
 
 from ..comms.ranks import Message, Ranks
 from ..comms.roster import Stopped
-from ..models.average import MovingAverage
-from ..models.trained_model import TrainedModel
-from ..ops import COMPUTE, ROW_OUTPUTS, OpContext, find, output_fn
+from ..ops import COMPUTE, ROW_OUTPUTS, find, output_fn
 from ..records import Columns, Sequences
+from .learner import Learner
 
 RemoteCall = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 """(sequences, their dataset rows) -> the column that a role answers with."""
@@ -34,18 +32,15 @@ class Executor:
     def __init__(
         self,
         ranks: Ranks,
-        graph: Graph,
-        models: Mapping[str, TrainedModel],
+        learner: Learner,
         remote: Mapping[str, RemoteCall],
-        ctx: OpContext,
-        averages: Mapping[str, MovingAverage] = MappingProxyType({}),
     ) -> None:
-        """`models` and their moving `averages` by name; `remote` calls by the names of their nodes, on rank 0 alone.
+        """`remote`: calls of other roles by the names of their nodes, on rank 0 alone.
 
         Raises InvalidJob where the graph names an operation that does not exist.
         """
-        self._ranks, self._graph, self._models, self._remote, self._ctx = ranks, graph, models, remote, ctx
-        self._averages = averages
+        graph, ctx = learner.graph, learner.op_ctx
+        self._ranks, self._learner, self._graph, self._remote = ranks, learner, graph, remote
         self._functions = {n.name: find(COMPUTE, n.function) for n in graph.prepare if isinstance(n, Compute)}
         self._outputs = {n.name: output_fn(n.output, ctx.spec) for n in graph.prepare if isinstance(n, Infer)}
         self._pool = ThreadPoolExecutor(max_workers=max(1, len(remote)), thread_name_prefix="remote")
@@ -102,8 +97,8 @@ class Executor:
     def _weights(self, node: Infer) -> AbstractContextManager[None]:
         """Context in which the model has the weights that the node infers with."""
         if node.average is not None:
-            return self._averages[node.model.name].swapped()
-        return self._models[node.model.name].adapter_off() if node.base else nullcontext()
+            return self._learner.averages[node.model].swapped()
+        return self._learner.models[node.model].adapter_off() if node.base else nullcontext()
 
     def _wanted(self, until: Node | None) -> list[Node]:
         """All preparing nodes, or `until` and the nodes that it depends on."""
@@ -130,11 +125,11 @@ class Executor:
             return _with(columns, node, arrays["column"])
         if isinstance(node, Infer):
             sizes = torch.ones_like(columns.lengths) if node.output in ROW_OUTPUTS else columns.lengths
-            name = node.model.name
+            model = self._learner.models[node.model]
             with self._weights(node):
-                found = self._models[name].infer(columns.sequences, self._outputs[node.name], sizes)
+                found = model.infer(columns.sequences, self._outputs[node.name], sizes)
             return _with(columns, node, found)
-        made = self._functions[node.name](columns, self._ctx)
+        made = self._functions[node.name](columns, self._learner.op_ctx)
         if missing := [name for name in node.writes if name not in made]:
             message = f"node {node.name!r} wrote no column {', '.join(missing)}, which its graph says it does"
             raise InvalidJob([Problem("spec.algorithm", message)])

@@ -2,16 +2,14 @@
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torch import Tensor, distributed
+from torch import distributed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.graph import Graph, Model
-from rlhf_api.roles import ModelServerSpec, Role
+from rlhf_api.graph import POLICY, Model
 from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import CreateModel
@@ -23,22 +21,19 @@ from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
 from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
-from ..graph.executor import RemoteCall
+from ..graph.learner import Learner
 from ..models.average import MovingAverage
 from ..models.export import share
 from ..models.load import create_policy, create_tokenizer, load_tokenizer
 from ..models.loading import load_job_tokenizer, load_trained, loading
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
-from ..records import Sequences
-from ..scoring.client import Scorer
-from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE
-from ..scoring.reward_client import RewardClient
 from ..settings import model_source
 from ..weights.broadcaster import WeightSync
 from .loop import Task
 from .offline import OfflineTask
 from .online import OnlineTask
+from .remote import Remote
 from .updates import PretrainingText
 
 if TYPE_CHECKING:
@@ -79,25 +74,21 @@ def make_task(
     """The task of this job's algorithm: its graph, with a trained model and a call of a role for each node."""
     spec = ctx.spec
     found = resolve(spec)
-    graph, op_ctx = found.graph, OpContext(spec, found.settings)
-    models = {used.name: trained_model(ctx, config, used) for used in graph.trained}
-    reward = reward_client(ctx) if ctx.services is not None else None
-    remote = remote_calls(ctx, graph, reward) if reward is not None else {}
+    graph = found.graph
+    models = {used: trained_model(ctx, config, used) for used in graph.trained}
+    averages = {used: MovingAverage(models[used], share) for used, share in graph.averages.items()}
+    learner = Learner(graph, models, OpContext(spec, found.settings), averages)
+    remote = Remote.of(ctx, graph)
     if not graph.generates:
-        return OfflineTask(ctx, graph, models, remote, rows, op_ctx, held_out)
+        return OfflineTask(ctx, learner, remote, rows, held_out)
     return OnlineTask(
         ctx,
-        graph,
-        models,
+        learner,
         remote,
         rows,
-        op_ctx,
-        fleet=None if spec.generator.shared_with_trainer else fleet(ctx, models["policy"]),
-        judge=partial(_scores, reward_client(ctx), judge=True) if ctx.services else None,
-        held_out=held_out,
-        averages={m.name: MovingAverage(models[m.name], share) for m, share in graph.averages.items()},
-        pretraining=PretrainingText(text, ctx) if spec.pretraining else None,
-        reward=reward,
+        held_out,
+        fleet=None if spec.generator.shared_with_trainer else fleet(ctx, models[POLICY]),
+        text=PretrainingText(text, ctx) if spec.pretraining else None,
     )
 
 
@@ -166,58 +157,3 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
         stops=StopStrings(ctx.tokenizer, spec.sampling.stop),
     )
     return Fleet(ctx, policy, sync, client)
-
-
-def remote_calls(ctx: TrainerContext, graph: Graph, reward: RewardClient) -> dict[str, RemoteCall]:
-    """Calls of other roles, by the names of the graph's nodes that they answer."""
-    calls: dict[str, RemoteCall] = {}
-    for node in graph.prepare:
-        role = graph.remote(node)
-        if role is not None and role.row.work == "score":
-            calls[node.name] = partial(_scores, reward, array=node.writes[0])
-        elif role is not None:
-            calls[node.name] = partial(_logprobs, scorer(ctx, role))
-    return calls
-
-
-def scorer(ctx: TrainerContext, role: Role) -> Scorer:
-    """Rank 0's client of a role that scores or infers."""
-    assert ctx.services is not None
-    section = getattr(ctx.spec, role.value)
-    assert isinstance(section, ModelServerSpec), f"{role.value} answers no node of a graph"
-    return Scorer(
-        role,
-        SCORE_ROUTE if role.row.work == "score" else LOGPROBS_ROUTE,
-        http=ctx.services.http,
-        roster=ctx.services.roster,
-        chunk_tokens=section.micro_batch(ctx.spec.trainer),
-        timeout=section.timeout_seconds,
-        patience=section.startup_timeout_seconds,
-    )
-
-
-def reward_client(ctx: TrainerContext) -> RewardClient:
-    """Rank 0's client of the reward role, which tolerates failed responses."""
-    assert ctx.services is not None
-    section, roster = ctx.spec.reward, ctx.services.roster
-    return RewardClient(
-        scorer(ctx, Role.REWARD),
-        max_failed_share=section.max_failed_share,
-        patience=section.startup_timeout_seconds,
-        stopping=lambda: roster.stopping,
-        report=lambda activity: ctx.report(activity=activity),
-    )
-
-
-def _scores(
-    reward: RewardClient,
-    sequences: Sequences,
-    rows: Sequence[Mapping[str, Any]],
-    array: str = "scores",
-    **header: bool,
-) -> Tensor:
-    return reward.ask(sequences, array, rows, **header)
-
-
-def _logprobs(reference: Scorer, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:
-    return reference.ask(sequences, "logprobs")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.graph import Generate, Graph, Node
+from rlhf_api.graph import POLICY, Generate, Node
 from rlhf_api.spec import Sampling
 
 from ..context import TrainerContext
@@ -17,9 +17,8 @@ from ..generation.fleet import Fleet
 from ..generation.requests import Responses
 from ..generation.shared import generate_shared
 from ..graph.executor import Executor
+from ..graph.learner import Learner
 from ..maths.groups import has_spread
-from ..models.trained_model import TrainedModel
-from ..ops import OpContext
 from ..records import Prompt
 from ..replay.table import Episode
 from .prompt_source import PromptSource
@@ -42,19 +41,16 @@ class EpisodeCollector:
     def __init__(
         self,
         ctx: TrainerContext,
-        graph: Graph,
-        policy: TrainedModel,
+        learner: Learner,
         fleet: Fleet | None,
         executor: Executor,
         source: PromptSource,
-        op_ctx: OpContext,
         failures: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         """`fleet` is None if the trainer generates itself; `failures`, on rank 0, returns why rows of the newest batch
         have no score."""
-        self._ctx, self._graph, self._policy, self._fleet = ctx, graph, policy, fleet
-        self._executor, self._source, self._op_ctx = executor, source, op_ctx
-        self._failures = failures
+        self._ctx, self._graph, self._policy, self._fleet = ctx, learner.graph, learner.models[POLICY], fleet
+        self._executor, self._source, self._failures = executor, source, failures
         self.ahead = RolloutsAhead(ctx, fleet) if fleet and ctx.spec.rollout.max_staleness else None
         """Episodes generated ahead of training; None at staleness 0."""
         self.version = 0

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from rlhf_api.graph import Graph, Model
+from rlhf_api.graph import Model
 from rlhf_api.manifest import API_VERSION, KIND
 
 from ..context import TrainerContext
+from ..graph.learner import Models
 from ..models.export import save_model
-from ..models.trained_model import TrainedModel
 from .metrics import EVALUATIONS, PICTURE, STEPS, read_lines
 
 CARD = "README.md"
@@ -21,11 +21,11 @@ SHOWN = ("reward_mean", "kl_mean", "loss", "accuracy", "answer_length_mean")
 """Metrics of the first and the last step in a card, if the job has them."""
 
 
-def export_models(ctx: TrainerContext, graph: Graph, models: Mapping[str, TrainedModel]) -> None:
+def export_models(ctx: TrainerContext, models: Models) -> None:
     """Saves every trained model with its card to the work directory, see `save_model`; a collective."""
-    for used in graph.trained:
+    for used, model in models.items():
         folder = ctx.workdir / used.field
-        save_model(models[used.name], ctx.tokenizer, folder)
+        save_model(model, ctx.tokenizer, folder)
         if ctx.ranks.first:
             write_card(ctx, used, folder)
 

@@ -5,44 +5,36 @@ from copy import deepcopy
 from types import MappingProxyType
 from typing import Any, cast
 
-from rlhf_api.graph import Dataset, Graph
+from rlhf_api.graph import Dataset
 from rlhf_api.rows import Row
 
 from ..checkpoint.reading import Snapshot
-from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..data.dataset import stream
-from ..graph.executor import Executor, RemoteCall
-from ..models.trained_model import TrainedModel
-from ..ops import OpContext
+from ..graph.learner import Learner
 from ..ops.datasets import given_columns
 from ..records import Columns
-from .export import export_models
-from .trained_state import TrainedState
+from .graph_task import GraphTask
+from .remote import Remote
 from .updates import Updates, held_out_losses
 
 
-class OfflineTask:
+class OfflineTask(GraphTask):
     """One update of each trained model per step, on the next rows of the dataset. Implements `loop.Task`."""
 
     def __init__(
         self,
         ctx: TrainerContext,
-        graph: Graph,
-        models: Mapping[str, TrainedModel],
-        remote: Mapping[str, RemoteCall],
+        learner: Learner,
+        remote: Remote,
         rows: Sequence[Row],
-        op_ctx: OpContext,
         held_out: Mapping[str, Sequence[Row]] = MappingProxyType({}),
     ) -> None:
-        """`remote`: calls of other roles by their nodes' names, on rank 0 only; `held_out`: rows of each evaluation
-        set."""
-        assert isinstance(graph.source, Dataset)
-        self._ctx, self._graph, self._models, self._rows, self._op_ctx = ctx, graph, models, rows, op_ctx
-        self._held_out, self._trained = held_out, TrainedState(models, op_ctx)
-        self._source = graph.source
-        self._executor = Executor(ctx.ranks, graph, models, remote, op_ctx)
+        """`held_out`: rows of each evaluation set."""
+        super().__init__(ctx, learner, remote)
+        assert isinstance(self._graph.source, Dataset)
+        self._source, self._rows, self._held_out = self._graph.source, rows, held_out
         self._stream = stream(rows, ctx.spec.seed)
         self._batch: Columns | None = None
 
@@ -64,7 +56,7 @@ class OfflineTask:
         assert self._batch is not None
         batch, self._batch = self._batch, None
         self._op_ctx.step = step
-        updates = Updates(self._graph, self._models, self._op_ctx, self._source.group)
+        updates = Updates(self._learner, self._source.group)
         updates.run(batch, whole=True)
         return updates.metrics()
 
@@ -88,7 +80,7 @@ class OfflineTask:
             except Stopped:  # on every rank
                 found = []
                 break
-            losses = held_out_losses(self._graph, self._models, self._op_ctx, columns, self._source.group)
+            losses = held_out_losses(self._learner, columns, self._source.group)
             found.append({"set": name, **losses, "count": len(columns) // self._source.group})
         self._op_ctx.state = state  # nodes with running state must not learn from held-out rows
         return found
@@ -96,27 +88,17 @@ class OfflineTask:
     def state(self) -> Mapping[str, Any]:
         pending = self._ctx.spec.data.prompts_per_step if self._batch is not None else 0
         order = {"position": self._stream.position - pending, "reorders": list(self._stream.reorders)}
-        return {**order, **self._trained.state()}
-
-    def groups(self) -> Mapping[str, Group]:
-        return self._trained.groups()
+        return {**order, **self._learner.state()}
 
     def blobs(self) -> Mapping[str, Callable[[], bytes]]:
         return {}
 
     def restore(self, snapshot: Snapshot) -> None:
         """Inverse of `state`. Raises InvalidJob if an adapter or its base has changed."""
-        self._trained.restore(snapshot)
+        self._learner.restore(snapshot)
         self._stream.position = cast(int, snapshot.state["position"])
         self._stream.reorders = tuple(cast(list[int], snapshot.state.get("reorders", [])))
         self._batch = None
 
     def reorder(self, times: int) -> None:
         self._stream.reorder(times)
-
-    @property
-    def begins(self) -> int:
-        return self._graph.begins
-
-    def export(self) -> None:
-        export_models(self._ctx, self._graph, self._models)

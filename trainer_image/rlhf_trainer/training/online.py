@@ -9,41 +9,37 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlhf_api.graph import Graph
+from rlhf_api.graph import POLICY
 from rlhf_api.replay import EPISODES
 from rlhf_api.rows import Row
 from rlhf_store.manifest import DamagedSnapshot
 
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import restore_generators, save_generators
-from ..checkpoint.segments import Group
 from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..generation.ahead import BLOB
 from ..generation.fleet import Fleet
-from ..graph.executor import Executor, RemoteCall
+from ..graph.learner import Learner
 from ..maths.agreement import AGREEMENT, comparable
-from ..models.average import MovingAverage
-from ..models.trained_model import TrainedModel
-from ..ops import OpContext, output_fn
+from ..ops import output_fn
 from ..records import Columns
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from ..replay.samplers import EpisodeSampler
 from ..replay.table import Episode
-from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import texts
 from .collector import EpisodeCollector
-from .evaluation import Judge, evaluate
-from .export import export_models
+from .evaluation import evaluate
+from .graph_task import GraphTask
 from .kl_control import adapt_kl_coefficient
 from .prompt_source import PromptSource
+from .remote import Remote
 from .responses import joined
 from .step_metrics import step_metrics
-from .trained_state import TrainedState
 from .updates import PretrainingText, Updates
 
 
-class OnlineTask:
+class OnlineTask(GraphTask):
     """Policy-gradient training by an algorithm's graph. Implements `loop.Task`.
 
     An episode is the responses to one step's prompts. It is collected before the step trains on it (`fixed`), or while
@@ -53,35 +49,27 @@ class OnlineTask:
     def __init__(
         self,
         ctx: TrainerContext,
-        graph: Graph,
-        models: Mapping[str, TrainedModel],
-        remote: Mapping[str, RemoteCall],
+        learner: Learner,
+        remote: Remote,
         rows: Sequence[Row],
-        op_ctx: OpContext,
+        held_out: Mapping[str, Sequence[Row]],
         *,
         fleet: Fleet | None,
-        judge: Judge | None,
-        held_out: Mapping[str, Sequence[Row]],
-        averages: Mapping[str, MovingAverage],
-        pretraining: PretrainingText | None,
-        reward: RewardClient | None = None,
+        text: PretrainingText | None = None,
     ) -> None:
-        """`fleet` is None where the trainer generates itself; `remote`, `judge` and `reward`, which has figures of the
-        scores and why some are missing, are rank 0's alone."""
-        self._ctx, self._spec, self._graph, self._models = ctx, ctx.spec, graph, models
-        self._policy = models["policy"]
-        self._fleet, self._judge, self._held_out, self._op_ctx = fleet, judge, held_out, op_ctx
-        self._averages, self._pretraining = averages, pretraining
-        self._trained = TrainedState(models, op_ctx, averages)
-        executor = Executor(ctx.ranks, graph, models, remote, op_ctx, averages)
+        """`held_out`: rows of each evaluation set; `fleet` is None where the trainer generates itself; `text`: mixed
+        into the updates."""
+        super().__init__(ctx, learner, remote)
+        self._spec, self._policy = ctx.spec, learner.models[POLICY]
+        self._fleet, self._judge, self._held_out = fleet, remote.judge, held_out
+        self._reward, self._text = remote.reward, text
         self._texts = partial(texts, tokenizer=ctx.tokenizer, stop=ctx.spec.sampling.stop)
         self._sampling = EpisodeSampler(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts)
         self._source = PromptSource(ctx, rows)
-        self._reward = reward
         self._collector = EpisodeCollector(
-            *(ctx, graph, self._policy, fleet, executor, self._source, op_ctx),
-            failures=lambda: reward.failures if reward else {},
+            *(ctx, learner, fleet, self._executor, self._source),
+            failures=lambda: remote.reward.failures if remote.reward else {},
         )
         self._pending: Episode | None = None
         self._continued = 0
@@ -107,7 +95,7 @@ class OnlineTask:
 
     def train(self, step: int) -> dict[str, float]:
         self._op_ctx.step = step
-        updates = Updates(self._graph, self._models, self._op_ctx, text=self._pretraining)
+        updates = Updates(self._learner, text=self._text)
         if self._pending is not None:
             episode, metrics = self._pending, dict[str, float]()
             columns, replay_metrics = self._with_replay(episode, step)
@@ -120,7 +108,7 @@ class OnlineTask:
             if len(replayed):
                 updates.run(replayed, last=1)
             updates.run(columns, first=1)
-        for average in self._averages.values():
+        for average in self._learner.averages.values():
             average.update()
         self._source.trained(episode)
         self._buffer.add(episode, step + 1)
@@ -149,11 +137,8 @@ class OnlineTask:
         return evaluate(self._ctx, self._held_out, self._collector.respond, self._judge)
 
     def state(self) -> Mapping[str, Any]:
-        text = {"pretraining": self._pretraining.position} if self._pretraining else {}
-        return {**self._source.state(self._pending), **self._trained.state(), **text}
-
-    def groups(self) -> Mapping[str, Group]:
-        return self._trained.groups()
+        text = {"pretraining": self._text.position} if self._text else {}
+        return {**self._source.state(self._pending), **self._learner.state(), **text}
 
     def blobs(self) -> Mapping[str, Callable[[], bytes]]:
         ahead = self._collector.ahead
@@ -161,7 +146,7 @@ class OnlineTask:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Inverse of `state`. Raises InvalidJob if the run's prompts, an adapter or its base have changed."""
-        self._trained.restore(snapshot)
+        self._learner.restore(snapshot)
         try:
             episodes = [name for name in snapshot.blobs if name.startswith(EPISODES)]
             self._pending = self._buffer.restore({name: snapshot.blob(name) for name in episodes})
@@ -170,19 +155,12 @@ class OnlineTask:
         except ValueError as error:
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
-        if self._pretraining:
-            self._pretraining.position = cast(int, snapshot.state["pretraining"])
+        if self._text:
+            self._text.position = cast(int, snapshot.state["pretraining"])
 
     def reorder(self, times: int) -> None:
         """Reshuffles the prompts not issued yet."""
         self._source.reorder(times)
-
-    @property
-    def begins(self) -> int:
-        return self._graph.begins
-
-    def export(self) -> None:
-        export_models(self._ctx, self._graph, self._models)
 
     def _send(self, fleet: Fleet) -> None:
         """Publishes the current weights to the generators."""

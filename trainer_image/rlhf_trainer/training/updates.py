@@ -1,6 +1,6 @@
 """Optimizer steps of a graph's training nodes in one training step, and their metrics."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -11,10 +11,10 @@ from rlhf_api.spec import Spec
 from .. import faults
 from ..context import TrainerContext
 from ..data.dataset import stream
+from ..graph.learner import Learner
 from ..maths.agreement import AGREEMENT
 from ..maths.schedule import learning_rate
-from ..models.trained_model import TrainedModel
-from ..ops import LOSSES, OpContext, find, output_fn
+from ..ops import LOSSES, find, output_fn
 from ..ops.datasets import given_columns
 from ..ops.pretraining import mixed
 from ..records import Columns
@@ -31,14 +31,13 @@ class Updates:
 
     def __init__(
         self,
-        graph: Graph,
-        models: Mapping[str, TrainedModel],
-        ctx: OpContext,
+        learner: Learner,
         group: int = 1,
         text: "PretrainingText | None" = None,
     ) -> None:
         """`group` consecutive sequences stay in one micro-batch; `text` is mixed into each update of the policy."""
-        self._graph, self._models, self._ctx, self._group, self._text = graph, models, ctx, group, text
+        self._graph, self._models, self._ctx = learner.graph, learner.models, learner.op_ctx
+        self._group, self._text = group, text
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._stopped: set[str] = set()  # nodes
@@ -76,7 +75,7 @@ class Updates:
         self._count += 1
         loss = find(LOSSES, node.loss)(part, self._ctx)
         rate = learning_rate_of(spec, node.model == CRITIC, self._ctx.step)
-        model, sequences = self._models[node.model.name], part.sequences
+        model, sequences = self._models[node.model], part.sequences
         if self._text is not None and node.model == POLICY:
             sequences, loss = mixed(sequences, loss, self._text.take(), self._text.coefficient)
         found = model.update(sequences, output_fn(node.output, spec), loss, rate, self._group)
@@ -88,15 +87,13 @@ class Updates:
             self._stopped.add(node.name)
 
 
-def held_out_losses(
-    graph: Graph, models: Mapping[str, TrainedModel], ctx: OpContext, columns: Columns, group: int
-) -> dict[str, float]:
+def held_out_losses(learner: Learner, columns: Columns, group: int) -> dict[str, float]:
     """Loss and statistics of every training node over all sequences, under the names of `Updates.metrics`, without an
     update. A collective."""
-    found: dict[str, float] = {}
+    graph, ctx, found = learner.graph, learner.op_ctx, dict[str, float]()
     for node in graph.train:
         loss = find(LOSSES, node.loss)(columns, ctx)
-        read, model = output_fn(node.output, ctx.spec), models[node.model.name]
+        read, model = output_fn(node.output, ctx.spec), learner.models[node.model]
         measured = model.measure(columns.sequences, read, loss, group)
         found |= {_prefix(graph, node) + name: value for name, value in measured.items()}
     return {**found, "loss": found[f"{_prefix(graph, graph.train[0])}loss"]}

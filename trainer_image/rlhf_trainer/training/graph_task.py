@@ -1,0 +1,28 @@
+"""Parts of a task that do not depend on where its responses come from."""
+
+from collections.abc import Mapping
+
+from ..checkpoint.segments import Group
+from ..context import TrainerContext
+from ..graph.executor import Executor
+from ..graph.learner import Learner
+from .export import export_models
+from .remote import Remote
+
+
+class GraphTask:
+    """A learner with the executor of its preparing nodes; the part of `loop.Task` that follows from these alone."""
+
+    def __init__(self, ctx: TrainerContext, learner: Learner, remote: Remote) -> None:
+        self._ctx, self._learner, self._graph, self._op_ctx = ctx, learner, learner.graph, learner.op_ctx
+        self._executor = Executor(ctx.ranks, learner, remote.nodes)
+
+    def groups(self) -> Mapping[str, Group]:
+        return self._learner.groups()
+
+    @property
+    def begins(self) -> int:
+        return self._graph.begins
+
+    def export(self) -> None:
+        export_models(self._ctx, self._learner.models)
