@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from serving import Server, make_model, run_config, save, tell
 
-from rlhf_api.roles import Role
+from rlhf_api.roles import Role, Trainer
 from rlhf_api.run import Member
+from rlhf_api.spec import Optimizer
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.models.trained_model import TrainedModel
@@ -86,12 +87,9 @@ def sharded(model: Any, ranks: Ranks) -> TrainedModel:
     precision = {"bf16": {"enabled": True}} if ranks.device.type == "cuda" else {}
     return TrainedModel(
         model,
+        Optimizer(),
+        Trainer(),
         deepspeed={**precision, "zero_optimization": {"stage": 3}},
-        learning_rate=1e-6,
-        betas=(0.9, 0.95),
-        epsilon=1e-8,
-        weight_decay=0.0,
-        gradient_clip=1.0,
         micro_batch_tokens=1024,
         pad_token_id=1,
     )

@@ -28,6 +28,8 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from rlhf_api.activations import Pass, backward_bytes
 from rlhf_api.memory import Trained, Zero, trainer
 from rlhf_api.parameters import shape_of
+from rlhf_api.roles import Trainer
+from rlhf_api.spec import Optimizer
 from rlhf_trainer.batches import ResponseLogprobs, response_values
 from rlhf_trainer.models.response_head import response_head
 from rlhf_trainer.models.trained_model import TrainedModel
@@ -53,7 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "critic-fused": {**FUSED, "critic": True},
     "offload": {**FUSED, "gradient_checkpointing": "full", "stage": 2, "offload": True},
     "zero3": {**FUSED, "gradient_checkpointing": "full", "stage": 3, "ranks": 2},
-    "sequence-2": {**FUSED, "ranks": 2, "sequence_parallel": 2},
+    "sequence-2": {**FUSED, "ranks": 2, "sequence_parallel_size": 2},
 }
 """`padded` is the step as it was before sequences were packed: whole logits, the model's own layers. Those with `ranks`
 take as many GPUs; the operations of all are divided by them."""
@@ -90,7 +92,8 @@ def measure(name: str, options: argparse.Namespace) -> None:
     settings = dict(VARIANTS[name])
     critic, whole = settings.pop("critic", False), settings.pop("whole_logits", False)
     ranks, stage, offload = settings.pop("ranks", 1), settings.pop("stage", 1), settings.pop("offload", False)
-    settings["tokens"] = tokens = options.tokens or settings["tokens"]
+    own = settings.pop("tokens")
+    tokens = options.tokens or own
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -98,10 +101,9 @@ def measure(name: str, options: argparse.Namespace) -> None:
     zero = {"stage": stage} | ({"offload_optimizer": {"device": "cpu"}} if offload else {})
     made = make_model(options.shape, critic=critic, device="cuda" if cuda else "cpu")
     model = TrainedModel(
-        made,
+        made, Optimizer(), Trainer().model_copy(update=settings),
         deepspeed={"bf16": {"enabled": True}, "zero_optimization": zero},
-        learning_rate=1e-6, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.0, gradient_clip=1.0,
-        micro_batch_tokens=settings.pop("tokens"), pad_token_id=1, **settings,
+        micro_batch_tokens=tokens, pad_token_id=1,
     )  # fmt: skip
     run = Pass(tokens, 2, settings.get("gradient_checkpointing", "none"), settings["kernels"] == "auto")
     shape = shape_of(made.config.to_dict())

@@ -9,6 +9,8 @@ import torch
 from torch import distributed
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rlhf_api.roles import Trainer
+from rlhf_api.spec import Optimizer
 from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.records import Sequences
@@ -20,13 +22,6 @@ CASES = {
     "bfloat16-3": ("bfloat16", 3),
     "float32-0": ("float32", 0),
     "float32-1": ("float32", 1),
-}
-ADAM = {
-    "learning_rate": 1e-6,
-    "betas": (0.9, 0.95),
-    "epsilon": 1e-8,
-    "weight_decay": 0.0,
-    "gradient_clip": 1.0,
 }
 
 
@@ -53,7 +48,9 @@ def kept(dtype: str, stage: int, engines: list[TrainedModel]) -> float:
     before = alive()
     model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     parameters = sum(p.numel() for p in model.parameters())
-    engine = TrainedModel(model, deepspeed=settings, **ADAM, micro_batch_tokens=64, pad_token_id=0)
+    engine = TrainedModel(
+        model, Optimizer(), Trainer(), deepspeed=settings, micro_batch_tokens=64, pad_token_id=0
+    )
     engines.append(engine)
     del model
     engine.update(

@@ -73,10 +73,11 @@ def engines(job: RLHFJob) -> Any:
             assembly.trained_model(context(job), config(job), used)
     for given, named in made.told:
         adapter = named.pop("adapter", None)
-        names = ("betas", "learning_rate", "epsilon", "weight_decay")
-        adam = {name: named[name] for name in names}
-        found += [type(given[0]).__name__, given[0].dtype, named]
-        found += [deepspeed_settings(named["deepspeed"], adam, named["gradient_clip"])]
+        model, optimizer, trainer = given
+        adam = optimizer.model_dump()
+        read = {"attention", "kernels", "gradient_checkpointing", "sequence_parallel_size"}
+        found += [type(model).__name__, model.dtype, named, adam, trainer.model_dump(include=read)]
+        found += [deepspeed_settings(named["deepspeed"], adam, optimizer.gradient_clip)]
         found += [adapter and (adapter.fingerprint, adapter.config.to_dict())]
     rates = [learning_rate_of(job.spec, critic, step) for critic in (True, False) for step in range(4)]
     return found, rates

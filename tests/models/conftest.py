@@ -5,15 +5,13 @@ from collections.abc import Iterator
 import pytest
 from torch import distributed
 
+from rlhf_api.roles import Trainer
+from rlhf_api.spec import Optimizer
 from rlhf_trainer.models.trained_model import TrainedModel
 
-ADAM = {
-    "learning_rate": 0.01,
-    "betas": (0.9, 0.99),
-    "epsilon": 1e-6,
-    "weight_decay": 0.0,
-    "gradient_clip": 0.0,
-}
+ADAM = Optimizer().model_copy(
+    update={"learning_rate": 0.01, "betas": (0.9, 0.99), "epsilon": 1e-6, "gradient_clip": 1e6}
+)
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +31,8 @@ def trained(one_rank):  # noqa: ARG001
     """Puts a model under DeepSpeed, with `deepspeed` as a manifest gives it."""
 
     def make(model, **deepspeed) -> TrainedModel:
-        return TrainedModel(model, deepspeed=deepspeed, **ADAM, micro_batch_tokens=64, pad_token_id=0)
+        return TrainedModel(
+            model, ADAM, Trainer(), deepspeed=deepspeed, micro_batch_tokens=64, pad_token_id=0
+        )
 
     return make

@@ -21,6 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 from transformers import Qwen2ForTokenClassification as Qwen2Critic
 
 from rlhf_api.lora import Lora
+from rlhf_api.roles import Trainer
+from rlhf_api.spec import Optimizer
 from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
 from rlhf_trainer.engines.vllm.held import HeldBase
 from rlhf_trainer.models.adapter import Adapter
@@ -41,13 +43,15 @@ SHAPE = {
     "initializer_range": 0.1,
     "num_labels": 1,
 }
-ADAM = {
-    "learning_rate": 0.0,
-    "betas": (0.9, 0.99),
-    "epsilon": 1e-4,
-    "weight_decay": 0.1,
-    "gradient_clip": 0.5,
-}
+ADAM = Optimizer().model_copy(
+    update={
+        "learning_rate": 0.0,
+        "betas": (0.9, 0.99),
+        "epsilon": 1e-4,
+        "weight_decay": 0.1,
+        "gradient_clip": 0.5,
+    }
+)
 UPDATES = 3
 
 # name: (ZeRO stage, bfloat16, kind of model); the critic's head has a bias of one element, which no number of
@@ -127,12 +131,14 @@ def engine_of(case: str, seed: int) -> TrainedModel:
         settings["bf16"] = {"enabled": True}
     efficient = {"attention": "packed", "gradient_checkpointing": "full"} if stage in (1, 3) else {}
     if case.startswith("sequence"):  # all ranks share each micro-batch
-        efficient["sequence_parallel"] = distributed.get_world_size()
+        efficient["sequence_parallel_size"] = distributed.get_world_size()
     lora = "lora" in case
     model = make(kind, 0 if lora else seed)  # an adapter goes on from the same base alone
     adapter = Adapter(model, LORA, seed, "base") if lora else None
-    arguments = {**ADAM, "micro_batch_tokens": 40, "pad_token_id": 0, "adapter": adapter, **efficient}
-    return TrainedModel(model, deepspeed=settings, **arguments)
+    section = Trainer().model_copy(update=efficient)
+    return TrainedModel(
+        model, ADAM, section, deepspeed=settings, micro_batch_tokens=40, pad_token_id=0, adapter=adapter
+    )
 
 
 def copied(items) -> dict[str, Tensor]:

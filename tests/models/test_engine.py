@@ -63,7 +63,7 @@ def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
         {"params": [p for p in model.parameters() if p.requires_grad and p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.requires_grad and p.ndim < 2], "weight_decay": 0.0},
     ]
-    adam = torch.optim.AdamW(groups, betas=ranks.ADAM["betas"], eps=ranks.ADAM["epsilon"])
+    adam = torch.optim.AdamW(groups, betas=ranks.ADAM.betas, eps=ranks.ADAM.epsilon)
     statistics = []
     for update in range(ranks.UPDATES):
         sequences, weights = ranks.batch(update)
@@ -77,7 +77,7 @@ def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
             total, part = total + value, part + parts["part"]
         adam.zero_grad()
         total.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ranks.ADAM["gradient_clip"])
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ranks.ADAM.gradient_clip)
         adam.step()
         statistics.append(
             {"loss": total, "part": part, "tokens": torch.tensor(len(weights)), "grad_norm": norm}
@@ -99,7 +99,7 @@ def test_updates_are_those_of_a_plain_loop(runs, expected, world, case):
     statistics, weights = expected[case]
     for mine, theirs in zip(report(runs, world, case)["statistics"], statistics, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
-    assert max(s["grad_norm"] for s in statistics) > ranks.ADAM["gradient_clip"]  # clipping took part
+    assert max(s["grad_norm"] for s in statistics) > ranks.ADAM.gradient_clip  # clipping took part
     trained = load_file(runs[world] / f"{case}.weights")
     for name, tensor in trained.items():
         torch.testing.assert_close(tensor, weights[name], rtol=0, atol=2e-5)

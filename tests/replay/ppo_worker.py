@@ -23,7 +23,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassificat
 from rlhf_api.algorithms import graph_of, settings_of
 from rlhf_api.graph import CRITIC, POLICY
 from rlhf_api.lora import Lora
+from rlhf_api.roles import Trainer
 from rlhf_api.rows import PromptRow
+from rlhf_api.spec import Optimizer
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
@@ -122,13 +124,10 @@ def engine(kind: type, labels: int, rate: float, lora: Lora | None = None) -> Tr
     model = kind(config).float()
     return TrainedModel(
         model,
+        Optimizer().model_copy(update={"learning_rate": rate}),
+        Trainer(),
         adapter=Adapter(model, lora, 0, "base") if lora else None,
         deepspeed={"zero_optimization": {"stage": 0}},
-        learning_rate=rate,
-        betas=(0.9, 0.95),
-        epsilon=1e-8,
-        weight_decay=0.0,
-        gradient_clip=1.0,
         micro_batch_tokens=256,
         pad_token_id=tokenizer.pad_token_id,
     )

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,24 +10,21 @@ from torch import Tensor, distributed
 from torch.nn import Module
 from transformers import GenerationConfig, PreTrainedModel
 
-from rlhf_api.roles import Attention, GradientCheckpointing, Kernels
+from rlhf_api.roles import Trainer
+from rlhf_api.spec import Optimizer
 
-from .. import progress
 from ..batches import Loss, OutputFn
 from ..records import Sequences
 from .deepspeed_config import deepspeed_settings
 from .efficiency import fuse, recompute
+from .gathering import Named, undivided, whole
 from .inference import Forward
 from .initialize import initialize
 from .response_head import install
 from .sequence_parallel import SequenceGroup
-from .zero import deepspeed
 
 if TYPE_CHECKING:
     from .adapter import Adapter
-
-# Bytes of weights gathered at a time from a ZeRO-3 model.
-GATHER_BYTES = 256 << 20
 
 
 class TrainedModel:
@@ -36,44 +33,42 @@ class TrainedModel:
     Every method is a collective: all ranks call it with the same arguments. The model stays in evaluation mode: an
     update's forward pass is that of `infer`, without dropout (a policy's first importance ratio is 1), layer drop or
     router noise, however its class names them. `deepspeed` is the user's own DeepSpeed configuration. AdamW from torch
-    unless that names Adam or AdamW of DeepSpeed's; `gradient_clip` 0 switches clipping off; biases and norms are not
-    decayed. With an `adapter`, only the adapter is trained, and the head of a reward model or critic. With
-    `sequence_parallel` n, each n neighbouring ranks share micro-batches, which may be n times as large. Raises
-    ValueError for contradictory settings.
+    unless that names Adam or AdamW of DeepSpeed's; biases and norms are not decayed. With an `adapter`, only the
+    adapter is trained, and the head of a reward model or critic. With `sequence_parallel_size` n, each n neighbouring
+    ranks share micro-batches, which may be n times as large. Raises ValueError for contradictory settings.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
+        optimizer: Optimizer,
+        trainer: Trainer,
         *,
         deepspeed: Mapping[str, Any],
-        learning_rate: float,
-        betas: tuple[float, float],
-        epsilon: float,
-        weight_decay: float,
-        gradient_clip: float,
         micro_batch_tokens: int,
         pad_token_id: int,
-        attention: Attention = "auto",
-        kernels: Kernels = "auto",
-        gradient_checkpointing: GradientCheckpointing = "none",
-        sequence_parallel: int = 1,
         adapter: "Adapter | None" = None,
     ) -> None:
-        adam = {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": weight_decay}
-        settings = deepspeed_settings(deepspeed, adam, gradient_clip)
+        """`deepspeed` and `micro_batch_tokens` are this model's; `trainer` holds what all models share."""
+        adam = {
+            "lr": optimizer.learning_rate,
+            "betas": optimizer.betas,
+            "eps": optimizer.epsilon,
+            "weight_decay": optimizer.weight_decay,
+        }
+        settings = deepspeed_settings(deepspeed, adam, optimizer.gradient_clip)
         self.world_size = distributed.get_world_size()
         self.rank = distributed.get_rank()
         self.micro_batch_tokens = micro_batch_tokens
         self.adapter = adapter
-        fuse(model, kernels)
-        recompute(model, gradient_checkpointing)
+        fuse(model, trainer.kernels)
+        recompute(model, trainer.gradient_checkpointing)
         install(model)
         self.deepspeed = initialize(model.eval(), settings, adam)
-        self._together = sequence_parallel
-        group = SequenceGroup.of(sequence_parallel) if sequence_parallel > 1 else None
+        self._together = trainer.sequence_parallel_size
+        group = SequenceGroup.of(self._together) if self._together > 1 else None
         self._forward = Forward.choose(
-            model, micro_batch_tokens, pad_token_id, attention, self.deepspeed, group
+            model, micro_batch_tokens, pad_token_id, trainer.attention, self.deepspeed, group
         )
         self.stage = int(self.deepspeed.zero_optimization_stage())
 
@@ -169,30 +164,30 @@ class TrainedModel:
         distributed.all_reduce(summed)
         return dict(zip(totals, summed.tolist(), strict=True))
 
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def named_tensors(self) -> Named:
         """The whole weights in the compute dtype, under their state-dict names, tied weights once, in a fixed
         order; an adapter is merged into the weights that it changes.
 
         All ranks iterate in lockstep. A tensor is valid until the next one is asked for: copy what you keep.
         """
         if self.adapter is None:
-            yield from self._all_whole(self.state_items())
+            yield from self._whole(self.state_items())
             return
-        for name, tensor in self._all_whole(self.adapter.published(self.state_items())):
+        for name, tensor in self._whole(self.adapter.published(self.state_items())):
             yield self.adapter.merged(name, tensor)
 
-    def trained_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def trained_tensors(self) -> Named:
         """As `named_tensors`, but only the trained tensors, unmerged."""
         items = ((name, tensor) for name, tensor in self.state_items() if tensor.requires_grad)
-        return self._all_whole(items)
+        return self._whole(items)
 
-    def base_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def base_tensors(self) -> Named:
         """Frozen base weights of a model with an adapter, under their names in the merged model; as `named_tensors`."""
         assert self.adapter is not None, "all of another model is trained"
-        for name, tensor in self._all_whole((n, t) for n, t in self.state_items() if not t.requires_grad):
+        for name, tensor in self._whole((n, t) for n, t in self.state_items() if not t.requires_grad):
             yield self.adapter.travelling(name), tensor
 
-    def version_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def version_tensors(self) -> Named:
         """Tensors that change with each version: all of `named_tensors`, or only the trained ones of a model with an
         adapter, named by `Adapter.travelling`."""
         if self.adapter is None:
@@ -206,18 +201,7 @@ class TrainedModel:
         assert self.adapter is not None, "a graph has such nodes for models with an adapter"
         return self.adapter.off()
 
-    def _all_whole(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        bucket: list[tuple[str, Tensor]] = []
-        size = 0
-        for name, tensor in items:
-            bucket.append((name, tensor))
-            size += getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size()
-            if size >= GATHER_BYTES:
-                yield from self._whole(bucket)
-                bucket, size = [], 0
-        yield from self._whole(bucket)
-
-    def state_items(self) -> Iterator[tuple[str, Tensor]]:
+    def state_items(self) -> Named:
         """State-dict names with the live parameters and buffers, tied ones once under the first name."""
         seen: set[int] = set()
         for name, tensor in self.unwrapped.state_dict(keep_vars=True).items():
@@ -225,21 +209,9 @@ class TrainedModel:
                 seen.add(id(tensor))
                 yield name, tensor
 
-    @contextlib.contextmanager
-    def gathered(self) -> Iterator[Module]:
+    def gathered(self) -> contextlib.AbstractContextManager[Module]:
         """The model with whole weights on every rank and without DeepSpeed's hooks, for generation."""
-        if self.stage < 3:
-            yield self.unwrapped
-            return
-        offload = self.deepspeed.optimizer.parameter_offload
-        with deepspeed.zero.GatheredParameters(list(self.unwrapped.parameters())):
-            # The hooks would release each layer's weights after its first forward pass.
-            offload._remove_module_hooks()
-            offload.forward_hooks, offload.backward_hooks = [], []
-            try:
-                yield self.unwrapped
-            finally:
-                offload.setup_zero_stage3_hooks()
+        return contextlib.nullcontext(self.unwrapped) if self.stage < 3 else undivided(self.deepspeed)
 
     def _gradient_norm_before_step(self) -> float | None:
         """Gradient norm without ZeRO, where nothing else computes it; ZeRO optimizers do so in step()."""
@@ -248,13 +220,5 @@ class TrainedModel:
         gradients = [p.grad for p in self.unwrapped.parameters() if p.grad is not None]
         return math.sqrt(sum(float(g.norm()) ** 2 for g in gradients))
 
-    def _whole(self, bucket: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        if not bucket:
-            return
-        parts = [tensor for _, tensor in bucket]
-        if self.adapter is not None:  # matrices that are merged into them
-            parts += [matrix for name, _ in bucket for matrix in self.adapter.matrices(name)]
-        with deepspeed.zero.GatheredParameters(parts, enabled=self.stage == 3):
-            for name, tensor in bucket:
-                progress.sign()
-                yield name, tensor.detach()
+    def _whole(self, items: Named) -> Named:
+        return whole(items, divided=self.stage == 3, adapter=self.adapter)

@@ -120,18 +120,11 @@ def engine(
     )
     return TrainedModel(
         model,
+        spec.optimizer,
+        spec.trainer,
         deepspeed={**precision, **spec.trained_deepspeed(used.field).raw()},
-        learning_rate=spec.optimizer.learning_rate,
-        betas=spec.optimizer.betas,
-        epsilon=spec.optimizer.epsilon,
-        weight_decay=spec.optimizer.weight_decay,
-        gradient_clip=spec.optimizer.gradient_clip,
         micro_batch_tokens=spec.trainer.micro_batch(used.field),
         pad_token_id=ctx.tokenizer.pad_token_id,
-        attention=spec.trainer.attention,
-        kernels=spec.trainer.kernels,
-        gradient_checkpointing=spec.trainer.gradient_checkpointing,
-        sequence_parallel=spec.trainer.sequence_parallel_size,
         adapter=adapter,
     )
 
