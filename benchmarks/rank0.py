@@ -39,6 +39,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import CONTROL_STATUS, Member
 from rlhf_api.spec import Sampling
 from rlhf_operator.local.ports import HOST, assign
+from rlhf_trainer.comms.assignments import Limits
 from rlhf_trainer.comms.control import Control
 from rlhf_trainer.comms.frames import GENERATE, Asked, Kind, encode
 from rlhf_trainer.comms.http import Background, EventLoop
@@ -192,7 +193,7 @@ def main() -> None:
     found = start_round(
         http, client, works, members,
         current=lambda: {member.uid: member for member in members},
-        concurrent=options.concurrent, silence=600,
+        limits=Limits(options.concurrent, 600),
     ).result()  # fmt: skip
     seconds, held = time.monotonic() - began, resident() - before
     responses = Responses(rollouts(work for _, work in found.results))

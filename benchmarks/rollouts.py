@@ -22,10 +22,12 @@ from typing import Any
 import torch
 from serving import Server, make_model, run_config, save, tell
 
+from rlhf_trainer.comms.assignments import Limits
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.generation import vllm as client_module
 from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.vllm import VllmClient, request_seed
+from rlhf_trainer.generation.work import Work
 from rlhf_trainer.records import Prompt
 
 EOS = 0
@@ -82,11 +84,11 @@ def online(server: Server, options: argparse.Namespace) -> None:
             ]
             client_module.request_seed = seeded if "unseeded" not in kind else lambda *_: None
             began, cpu = time.monotonic(), time.process_time()
-            limits: dict[str, Any] = {"concurrent": options.requests, "silence": 600}
+            limits, works = Limits(options.requests, 600), [Work.begin(prompt, 1) for prompt in asked]
             current = {"current": lambda: {member.uid: member}}
-            outcome = start_round(http, client, asked, [member], 0, **limits, **current).result(600)
+            outcome = start_round(http, client, works, [member], limits=limits, **current).result(600)
             seconds, used = time.monotonic() - began, time.process_time() - cpu
-            tokens = sum(len(response.tokens) for _, responses in outcome.results for response in responses)
+            tokens = sum(len(response.tokens) for _, work in outcome.results for response in work.responses)
             figures = {"answers": len(outcome.results), "tokens": tokens, "tokens/s": tokens / seconds}
             tell({"what": "our client", "kind": kind, **figures, "driver_cores": used / seconds})
 

@@ -44,7 +44,7 @@ def serving(job: RLHFJob) -> Any:
         started = Made()
         patch.setattr("rlhf_trainer.generation.fleet.start_round", started)
         fleet._start(works, lambda _: None, None)
-        found.append({n: started.told[0][1][n] for n in ("concurrent", "silence")})
+        found.append(started.told[0][1]["limits"])
     if job.spec.rollout.max_staleness:
         issued: list[int] = []
         begin = SimpleNamespace(begin=lambda: None)

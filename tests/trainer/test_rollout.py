@@ -16,6 +16,8 @@ from rlhf_api.evaluation import Penalties
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer import progress
+from rlhf_trainer.comms.assignments import Limits
+from rlhf_trainer.comms.dispatch import Observer
 from rlhf_trainer.comms.frames import Kind, encode, encode_error
 from rlhf_trainer.comms.http import Background, HttpError
 from rlhf_trainer.data.stop_strings import StopStrings
@@ -91,7 +93,7 @@ def start(
     """A round, with a membership that stays as it is."""
     present = {"current": lambda: {m.uid: m for m in members}}
     asker = client(http, answers=answers)
-    limits = {"concurrent": concurrent, "silence": silence}
+    limits = {"limits": Limits(concurrent, silence)}
     works = [Work.begin(prompt, answers) for prompt in prompts]
     return start_round(http, asker, works, members, **(present | limits | more))
 
@@ -112,8 +114,7 @@ def test_a_prompt_may_have_a_temperature_of_its_own(http):
     server = Generator(http, "a")
     works = [Work.begin(PROMPTS[0], 1), Work.begin(PROMPTS[1], 1, temperature=0.0)]
     present = {"current": lambda: {server.member.uid: server.member}}
-    limits = {"concurrent": 1, "silence": 10.0}
-    start_round(http, client(http), works, [server.member], **present, **limits).result(60)
+    start_round(http, client(http), works, [server.member], **present, limits=Limits(1, 10.0)).result(60)
     assert {body["prompt"][0]: body["temperature"] for body in server.asked} == {0: 0.7, 1: 0.0}
 
 
@@ -143,7 +144,7 @@ def test_everyone_gets_their_share_though_one_could_take_all(http):
 
 def test_the_number_of_prompts_left_is_told(http):
     told: list[int] = []
-    ask(http, PROMPTS, [Generator(http, "a").member], left=told.append)
+    ask(http, PROMPTS, [Generator(http, "a").member], observer=Observer(left=told.append))
     assert told == list(range(12, -1, -1))
 
 
@@ -181,7 +182,7 @@ def test_a_generator_that_drains_finishes_what_it_has_and_gets_no_more(http):
             leaving.open.set()
 
     done, unanswered, failed = ask(
-        http, PROMPTS, [leaving.member, staying.member], current=current, left=left
+        http, PROMPTS, [leaving.member, staying.member], current=current, observer=Observer(left=left)
     )
     assert (unanswered, failed) == ([], set())
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}

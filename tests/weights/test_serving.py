@@ -26,6 +26,8 @@ from rlhf_api.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer.batches import ResponseLogprobs
+from rlhf_trainer.comms.assignments import Limits
+from rlhf_trainer.comms.dispatch import Observer
 from rlhf_trainer.comms.frames import GENERATE
 from rlhf_trainer.comms.http import HttpError
 from rlhf_trainer.comms.outcomes import Interrupted, Refused
@@ -558,9 +560,8 @@ def test_a_server_told_to_end_with_prompts_under_way_gives_them_back(untied, tie
         works,
         [*members.values()],
         current=lambda: members,
-        concurrent=16,
-        silence=60,
-        arrived=lambda _: untied.process.terminate(),
+        limits=Limits(16, 60),
+        observer=Observer(arrived=lambda _: untied.process.terminate()),
     )
     outcome = asked.result(30)
     assert outcome.unanswered == []

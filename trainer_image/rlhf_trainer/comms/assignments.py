@@ -23,6 +23,14 @@ class Assigned:
     late: bool = False
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Items of a member at once, and the seconds that an item may go without progress."""
+
+    concurrent: int
+    silence: float
+
+
 class Assignments:
     """Tracks which member works on which item, at most `concurrent` each, and when each last made progress.
 
@@ -30,10 +38,10 @@ class Assignments:
     any progress of that member counts. A member without any progress gets no items while there are others.
     """
 
-    def __init__(self, members: Sequence[Member], concurrent: int, silence: float) -> None:
+    def __init__(self, members: Sequence[Member], limits: Limits) -> None:
         self.failed: dict[str, str] = {}
         """Members that get no more items: uid -> reason."""
-        self._members, self._concurrent, self._silence = members, concurrent, silence
+        self._members, self._concurrent, self._silence = members, limits.concurrent, limits.silence
         self._load: Counter[str] = Counter()  # number of items assigned to each member
         self._heard: dict[str, float] = {}  # time of each member's last progress
         self._silent: set[str] = set()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
@@ -17,9 +17,9 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.run import Member
 
 from .. import progress
-from .assignments import Assigned, Assignments
+from .assignments import Assigned, Assignments, Limits
 from .http import HttpError
-from .outcomes import Ask, Failed, Interrupted, Item, Outcome, Refused, Result
+from .outcomes import Client, Failed, Interrupted, Item, Outcome, Refused, Result
 
 log = logging.getLogger(__name__)
 
@@ -43,51 +43,57 @@ class Switches:
     over: bool = False
 
 
+@dataclass(frozen=True)
+class Observer(Generic[Item, Result]):
+    """Callbacks of a round, on its thread."""
+
+    left: Callable[[int], None] = lambda _count: None
+    """The number of items without a result."""
+    asked: Callable[[Item], None] = lambda _item: None
+    """An item that a member is about to get."""
+    arrived: Callable[[Result], None] = lambda _result: None
+    gave_up: Callable[[Item, str], None] = lambda _item, _why: None
+    """An item that is not tried again, and the reason; it may raise to end the round."""
+
+
 class Dispatch(Generic[Item, Result]):
-    """One round of items among `members`, at most `concurrent` at once with each.
+    """One round of items among `members`, at most `limits.concurrent` at once with each.
 
     A draining member finishes its items and gets no more. A member that fails, refuses connections or has left
     `current` gets no more either, and its items go to the others, at the front of the queue: no item is lost.
 
-    An item without progress for `silence` seconds fails, but its member does not (see `Assignments`); another member
-    with room gets it.
+    An item without progress for `limits.silence` seconds fails, but its member does not (see `Assignments`); another
+    member with room gets it.
     """
 
     def __init__(
         self,
         items: Sequence[Item],
         members: Sequence[Member],
+        client: Client[Item, Result],
         *,
-        ask: Ask[Item, Result],
-        listens: Callable[[Member], Awaitable[bool]],
         current: Current,
-        concurrent: int,
-        silence: float,
+        limits: Limits,
         describe: Callable[[Item], str],
-        left: Callable[[int], None] = lambda _count: None,
-        arrived: Callable[[Result], None] = lambda _result: None,
-        gave_up: Callable[[Item, str], None] = lambda _item, _why: None,
+        observer: Observer[Item, Result],
         switches: Switches | None = None,
     ) -> None:
-        """`describe` names an item in the log. Callbacks: `left` with the number of items without a result, `arrived`
-        with each result, and `gave_up` with an item that is not tried again and the reason; that one may raise to end
-        the round."""
-        self._items, self._members = items, members
-        self._ask, self._listens, self._current, self._silence = ask, listens, current, silence
-        self._describe, self._left, self._arrived, self._gave_up = describe, left, arrived, gave_up
-        self._switches = switches or Switches()
+        """`describe` names an item in the log."""
+        self._items, self._members, self._client = items, members, client
+        self._current, self._silence, self._describe = current, limits.silence, describe
+        self._observer, self._switches = observer, switches or Switches()
         self._waiting = deque(range(len(items)))
         self._results: dict[int, Result] = {}
         self._refused: dict[int, str] = {}
         self._requeued: list[Item] = []
-        self._assignments = Assignments(members, concurrent, silence)
+        self._assignments = Assignments(members, limits)
         self._asked: dict[asyncio.Future[Result], Assigned] = {}
         self._ended: asyncio.Queue[asyncio.Future[Result]] = asyncio.Queue()
         self._looked_at = time.monotonic()
 
     async def run(self) -> Outcome[Item, Result]:
         """Runs the round to its end. If it is cancelled or raises, it cancels all items under way."""
-        self._left(len(self._waiting))
+        self._observer.left(len(self._waiting))
         watches = [asyncio.ensure_future(self._watch(member)) for member in self._members]
         try:
             while self._hand_out():
@@ -117,7 +123,9 @@ class Dispatch(Generic[Item, Result]):
         while self._waiting and (member := self._assignments.choose(self._waiting[0], present)) is not None:
             assigned = self._assignments.give(self._waiting.popleft(), member)
             progress = partial(self._assignments.progress, assigned)
-            task = asyncio.ensure_future(self._ask(member, self._items[assigned.place], progress))
+            item = self._items[assigned.place]
+            self._observer.asked(item)
+            task = asyncio.ensure_future(self._client.ask(member, item, progress))
             task.add_done_callback(self._ended.put_nowait)
             self._asked[task] = assigned
         return bool(self._asked)
@@ -138,7 +146,7 @@ class Dispatch(Generic[Item, Result]):
         try:
             self._results[place] = task.result()
             self._assignments.hear(member)
-            self._arrived(self._results[place])
+            self._observer.arrived(self._results[place])
         except InvalidJob:  # a ValueError that is not the member's fault
             raise
         except Refused as error:
@@ -158,7 +166,7 @@ class Dispatch(Generic[Item, Result]):
             else:
                 self._requeue(place)
                 self._assignments.fail(member, repr(error))
-        self._left(len(self._items) - len(self._results) - len(self._refused))
+        self._observer.left(len(self._items) - len(self._results) - len(self._refused))
 
     def _try_again(self, assigned: Assigned, why: str) -> None:
         tries, item = self._assignments.count_try(assigned), self._describe(self._items[assigned.place])
@@ -175,12 +183,12 @@ class Dispatch(Generic[Item, Result]):
     def _refuse(self, place: int, why: str) -> None:
         self._refused[place] = why
         log.warning("%s is given up: %s", self._describe(self._items[place]), why)
-        self._gave_up(self._items[place], why)
+        self._observer.gave_up(self._items[place], why)
 
     async def _watch(self, member: Member) -> None:
         """Returns once the member refuses connections."""
         await asyncio.sleep(LISTENING_SECONDS)
-        while await self._listens(member):
+        while await self._client.listens(member):
             await asyncio.sleep(LISTENING_SECONDS)
         self._give_up_on(member, "it takes no connections any more")
 

@@ -1,6 +1,6 @@
 """Results and failure types of work items, and the outcome of a round."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -24,16 +24,18 @@ class Interrupted(Exception):
     """The member stopped work on the item because its round was closing; the next round continues it."""
 
 
-class Ask(Protocol[_Item, _Result]):
-    """Sends an item to a member and calls `progress` whenever the member makes progress. Can be cancelled.
+class Client(Protocol[_Item, _Result]):
+    """Client of the servers of a role."""
 
-    Raises Refused, Failed, Interrupted, InvalidJob or HttpError 4xx, which end the round, or, where the member failed,
-    one of aiohttp.ClientError, OSError, ValueError and HttpError.
-    """
+    async def ask(self, member: Member, item: _Item, progress: Callable[[], None], /) -> _Result:
+        """Sends an item to a member and calls `progress` whenever the member makes progress. Can be cancelled.
 
-    def __call__(
-        self, member: Member, item: _Item, progress: Callable[[], None], /
-    ) -> Awaitable[_Result]: ...
+        Raises Refused, Failed, Interrupted, InvalidJob or HttpError 4xx, which end the round, or, where the member
+        failed, one of aiohttp.ClientError, OSError, ValueError and HttpError.
+        """
+
+    async def listens(self, member: Member, /) -> bool:
+        """True if the server accepts connections, even if it is slow."""
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from typing import Protocol
 
 from rlhf_api.run import Member
 
+from ..comms.outcomes import Client
 from .work import Work
 
 
-class EngineClient(Protocol):
+class EngineClient(Client[Work, Work], Protocol):
     """Client of the servers of one engine."""
 
-    async def ask(self, member: Member, work: Work, progress: Callable[[], None]) -> Work:
+    async def ask(self, member: Member, work: Work, progress: Callable[[], None], /) -> Work:
         """Extends the responses of `work` until they are complete, each token with the weight version that sampled it.
 
         `progress` is called whenever new tokens arrive. Cancelling it aborts the request on the server; tokens so far
@@ -23,6 +24,3 @@ class EngineClient(Protocol):
             HttpError: refused (4xx) as every server would, or the server failed (5xx). aiohttp.ClientError, OSError,
             ValueError: the server failed or its reply is invalid.
         """
-
-    async def listens(self, member: Member) -> bool:
-        """True if the server accepts connections, even if it is slow."""

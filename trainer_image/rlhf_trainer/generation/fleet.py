@@ -10,7 +10,8 @@ from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 
 from .. import faults
-from ..comms.dispatch import Switches
+from ..comms.assignments import Limits
+from ..comms.dispatch import Observer, Switches
 from ..comms.roster import Stopped, Unavailable
 from ..context import TrainerContext
 from ..models.trained_model import TrainedModel
@@ -152,11 +153,10 @@ class Fleet:
             works,
             self.weights.holders,
             current=self._present,
-            concurrent=role.concurrent_requests,
-            silence=role.timeout_seconds,
-            left=lambda count: self._ctx.report(queue=count),
-            asked=self._count_continued,
-            arrived=arrived,
+            limits=Limits(role.concurrent_requests, role.timeout_seconds),
+            observer=Observer(
+                left=lambda count: self._ctx.report(queue=count), asked=self._count_continued, arrived=arrived
+            ),
             switches=switches,
         )
         faults.point(f"generating:{len(works)}")

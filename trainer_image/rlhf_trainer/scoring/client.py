@@ -5,6 +5,7 @@ import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from rlhf_api.run import Member
 
 from .. import faults
 from ..batches import plan
-from ..comms.dispatch import Dispatch
+from ..comms.assignments import Limits
+from ..comms.dispatch import Dispatch, Observer
 from ..comms.http import Background, HttpError
 from ..comms.outcomes import Failed, Outcome
 from ..comms.roster import Roster, Stopped, Unavailable
@@ -82,12 +84,13 @@ class Scorer:
             RuntimeError: members that live failed at a chunk, or took longer than the timeout, several times.
             Stopped: the run is to stop, and the members need longer than LAST_SECONDS.
         """
+        client = _ChunkClient(self._http, self._route, sequences, array, rows, header)
         waiting: list[Chunk] = [sorted(c) for c in plan(sequences.lengths.tolist(), 1, self._chunk_tokens)[0]]
         found = torch.zeros(len(places(array, sequences, torch.arange(len(sequences)))))
         progressed = time.monotonic()
         while waiting:
             members = self._roster.wait(self._role, 1, self._patience)
-            outcome = self._result(self._round(members, waiting, sequences, array, rows, header))
+            outcome = self._result(self._round(members, waiting, client))
             for chunk, (values, reply) in outcome.results:
                 found[places(array, sequences, torch.tensor(chunk))] = values
                 replied(chunk, reply)
@@ -102,30 +105,10 @@ class Scorer:
         return found
 
     def _round(
-        self,
-        members: Sequence[Member],
-        chunks: Sequence[Chunk],
-        sequences: Sequences,
-        array: str,
-        rows: Sequence[Any] | None,
-        header: dict[str, Any],
+        self, members: Sequence[Member], chunks: Sequence[Chunk], client: "_ChunkClient"
     ) -> Coroutine[Any, Any, Outcome[Chunk, Reply]]:
-        async def ask(member: Member, chunk: Chunk, _progress: Callable[[], None]) -> Reply:
-            part = sequences.select(torch.tensor(chunk))
-            message = pack(part, None if rows is None else [rows[i] for i in chunk], **header)
-            arrays, told = decode(await self._post(member, encode(*message, compress=True)))
-            values = arrays.get(array)
-            expected = [len(places(array, part, torch.arange(len(part))))]
-            if values is None or values.dtype != torch.float32 or list(values.shape) != expected:
-                got = "nothing" if values is None else f"{values.dtype} {list(values.shape)}"
-                raise Failed(f"the reply's {array} are float32 {expected}, not {got}")
-            # NaN marks a response without a score; log-probabilities are never NaN.
-            if bool(values.isinf().any()) or (array == "logprobs" and bool(values.isnan().any())):
-                raise Failed(f"the reply's {array} are not finite")
-            return values, told
-
         def gave_up(chunk: Chunk, why: str) -> None:
-            tokens = int(sequences.lengths[chunk].sum())
+            tokens = int(client.sequences.lengths[chunk].sum())
             raise RuntimeError(
                 f"the {self._role.value} failed at {len(chunk)} responses of {tokens} tokens: {why}; see its log"
             )
@@ -133,26 +116,12 @@ class Scorer:
         return Dispatch(
             chunks,
             members,
-            ask=ask,
-            listens=lambda member: self._http.listens(member.address),
+            client,
             current=lambda: self._roster.present(self._role),
-            concurrent=AHEAD,
-            silence=self._timeout,
+            limits=Limits(AHEAD, self._timeout),
             describe=lambda chunk: f"{len(chunk)} responses for the {self._role.value}",
-            gave_up=gave_up,
+            observer=Observer(gave_up=gave_up),
         ).run()
-
-    async def _post(self, member: Member, body: bytes) -> bytes:
-        try:
-            return await self._http.post_bytes(member.address + self._route, body)
-        except HttpError as error:
-            if error.status == 422:
-                where, _, message = error.body.partition(": ")
-                raise InvalidJob([Problem(where, message or error.body)]) from None
-            if error.status < 500:
-                raise
-            await asyncio.sleep(PAUSE_SECONDS)
-            raise Failed(error.body) from None
 
     def _result(self, outcome: Coroutine[Any, Any, Outcome[Chunk, Reply]]) -> Outcome[Chunk, Reply]:
         """Waits for the outcome, at most LAST_SECONDS once the run is to stop."""
@@ -166,3 +135,45 @@ class Scorer:
                 raise Stopped(f"stopped while the {self._role.value} was scoring")
         result: Outcome[Chunk, Reply] = future.result()
         return result
+
+
+@dataclass(frozen=True)
+class _ChunkClient:
+    """Posts chunks of a batch, and checks the array of each reply. Implements `Client`."""
+
+    http: Background
+    route: str
+    sequences: Sequences
+    array: str
+    rows: Sequence[Any] | None
+    header: Mapping[str, Any]
+
+    async def ask(self, member: Member, chunk: Chunk, _progress: Callable[[], None]) -> Reply:
+        part = self.sequences.select(torch.tensor(chunk))
+        rows = None if self.rows is None else [self.rows[i] for i in chunk]
+        body = encode(*pack(part, rows, **self.header), compress=True)
+        arrays, told = decode(await self._post(member, body))
+        values = arrays.get(self.array)
+        expected = [len(places(self.array, part, torch.arange(len(part))))]
+        if values is None or values.dtype != torch.float32 or list(values.shape) != expected:
+            got = "nothing" if values is None else f"{values.dtype} {list(values.shape)}"
+            raise Failed(f"the reply's {self.array} are float32 {expected}, not {got}")
+        # NaN marks a response without a score; log-probabilities are never NaN.
+        if bool(values.isinf().any()) or (self.array == "logprobs" and bool(values.isnan().any())):
+            raise Failed(f"the reply's {self.array} are not finite")
+        return values, told
+
+    async def listens(self, member: Member) -> bool:
+        return await self.http.listens(member.address)
+
+    async def _post(self, member: Member, body: bytes) -> bytes:
+        try:
+            return await self.http.post_bytes(member.address + self.route, body)
+        except HttpError as error:
+            if error.status == 422:
+                where, _, message = error.body.partition(": ")
+                raise InvalidJob([Problem(where, message or error.body)]) from None
+            if error.status < 500:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS)
+            raise Failed(error.body) from None
