@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -42,6 +44,20 @@ def tiny_experts(directory: Path, *, seed: int) -> Path:
     return _saved(directory, Qwen3MoeConfig, Qwen3MoeForCausalLM, seed, **mixture, **own)
 
 
+def tiny_biased_experts(directory: Path, *, seed: int) -> Path:
+    """As `tiny_experts`, but GLM-4-MoE, whose router chooses by a persistent buffer that no gradient trains, a bias. It
+    decides the choice here, and differs from seed to seed."""
+    mixture = {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 32,
+    }
+    own = {"head_dim": 32, "tie_word_embeddings": False}
+    return _saved(directory, Glm4MoeConfig, Glm4MoeForCausalLM, seed, **mixture, **own)
+
+
 def _saved(directory: Path, config_cls, model_cls, seed: int, hidden_size: int = 64, **more) -> Path:
     torch.manual_seed(seed)
     tokenizer = byte_tokenizer()
@@ -59,7 +75,11 @@ def _saved(directory: Path, config_cls, model_cls, seed: int, hidden_size: int =
         pad_token_id=tokenizer.pad_token_id,
         **more,
     )
-    model_cls(config).to(torch.float32).save_pretrained(directory)
+    model = model_cls(config).to(torch.float32)
+    for name, buffer in model.named_buffers():
+        if name in model.state_dict():
+            buffer.normal_()
+    model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support import vllm_server
-from tests.support.models import tiny_experts, tiny_model
+from tests.support.models import tiny_biased_experts, tiny_experts, tiny_model
 from tests.support.vllm_server import Server
 from tests.weights.support import TOKEN, load
 
@@ -16,12 +16,13 @@ SPOILABLE = ("--worker-extension-cls", "tests.weights.sabotage.Sabotage")
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """Holds `tied-<seed>`, `untied-<seed>` and `experts-<seed>` models, and the servers' logs."""
+    """Holds models `tied-<seed>`, `untied-<seed>`, `experts-<seed>` and `biased-<seed>`, and the servers' logs."""
     folder = tmp_path_factory.mktemp("weights")
     for seed in range(4):
         tiny_model(folder / f"tied-{seed}", tie=True, seed=seed)
         tiny_model(folder / f"untied-{seed}", tie=False, seed=seed)
         tiny_experts(folder / f"experts-{seed}", seed=seed)
+        tiny_biased_experts(folder / f"biased-{seed}", seed=seed)
     return folder
 
 
@@ -56,6 +57,15 @@ def untied(folder, starting_tied) -> Iterator[Server]:  # noqa: ARG001  they sta
 @pytest.fixture(scope="module")
 def experts(folder) -> Iterator[Server]:
     server = vllm_server.launch(folder / "experts-0", folder / "experts.log", token=TOKEN)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def biased(folder) -> Iterator[Server]:
+    server = vllm_server.launch(folder / "biased-0", folder / "biased.log", token=TOKEN)
     try:
         yield server.wait_ready()
     finally:

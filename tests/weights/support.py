@@ -25,7 +25,10 @@ def load(directory: Path) -> PreTrainedModel:
 
 
 def weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    return iter(model.named_parameters())
+    """Parameters and persistent buffers, tied ones once."""
+    saved = model.state_dict()
+    yield from model.named_parameters()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
 
 
 class Adapted(TrainedModel):

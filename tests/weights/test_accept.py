@@ -1,7 +1,7 @@
 import pytest
 import torch
-from tests.support.models import tiny_model
-from transformers import GPT2Config
+from tests.support.models import tiny_biased_experts, tiny_model
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from rlhf_trainer.engines.vllm.weight_check import architecture_table, check_fits, checkpoint_table
 from rlhf_trainer.weights.buckets import Spec
@@ -56,3 +56,14 @@ def test_checkpoint_and_architecture_agree(tmp_path, tie):
 def test_an_architecture_names_its_parameters_as_the_trainer_does():
     table = architecture_table(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=10, n_positions=4))
     assert table["transformer.wte.weight"].shape == (10, 8)
+
+
+def test_a_persistent_buffer_travels_with_the_parameters(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny_biased_experts(tmp_path / "biased", seed=0))
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    table = architecture_table(model.config)
+    assert bias in table
+    assert bias not in dict(model.named_parameters())
+    check_fits(
+        [Spec.of(name, tensor) for name, tensor in model.state_dict().items()], [table], optional=frozenset()
+    )

@@ -47,7 +47,7 @@ def target(server) -> Member:
     return generator(0, server.address)
 
 
-@pytest.mark.parametrize("kind", ["untied", "experts", "tied"])
+@pytest.mark.parametrize("kind", ["untied", "experts", "biased", "tied"])
 def test_serves_exactly_what_was_sent(kind, request, http, make_sync, models):
     server = request.getfixturevalue(kind)
     assert serves(http, server, models(kind, 0))

@@ -32,14 +32,17 @@ def checkpoint_table(directory: Path) -> Table:
 
 
 def architecture_table(config: PretrainedConfig) -> Table:
-    """Parameters of the Transformers model of `config`, whose names can differ from a checkpoint's (GPT-2); empty if
-    Transformers lacks the model."""
+    """Parameters and persistent buffers of the Transformers model of `config`, whose names can differ from a
+    checkpoint's (GPT-2); empty if Transformers lacks the model."""
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except (ValueError, ImportError):
         return {}
-    return {name: Spec.of(name, parameter) for name, parameter in model.named_parameters()}
+    saved = model.state_dict()
+    tensors = dict(model.named_parameters())  # tied ones once
+    tensors |= {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    return {name: Spec.of(name, tensor) for name, tensor in tensors.items()}
 
 
 def check_fits(given: Sequence[Spec], tables: Sequence[Table], *, optional: frozenset[str]) -> None:
