@@ -15,31 +15,12 @@ from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
+from .kinds import KINDS, body_path, group_path, object_path
 from .settings import FIELD_MANAGER
 
 Body = dict[str, Any]
 Key = tuple[str, str]
 """Namespace and name of a job."""
-
-KINDS = {
-    "ClusterRLHFRuntime": ("rlhf.dev/v1alpha1", "clusterrlhfruntimes"),
-    "ConfigMap": ("v1", "configmaps"),
-    "Event": ("v1", "events"),
-    "Lease": ("coordination.k8s.io/v1", "leases"),
-    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
-    "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
-    "Pod": ("v1", "pods"),
-    "PodGroup.scheduling.volcano.sh": ("scheduling.volcano.sh/v1beta1", "podgroups"),
-    "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io/v1alpha1", "podgroups"),
-    "RLHFJob": ("rlhf.dev/v1alpha1", "rlhfjobs"),
-    "ResourceFlavor": ("kueue.x-k8s.io/v1beta1", "resourceflavors"),
-    "RLHFRuntime": ("rlhf.dev/v1alpha1", "rlhfruntimes"),
-    "Secret": ("v1", "secrets"),
-    "Service": ("v1", "services"),
-    "Workload": ("kueue.x-k8s.io/v1beta1", "workloads"),
-    "WorkloadPriorityClass": ("kueue.x-k8s.io/v1beta1", "workloadpriorityclasses"),
-}
-"""Kinds that the operator uses: apiVersion and plural name; with the group in the key if two share a kind."""
 
 _DEADLINE_SECONDS = 10.0
 _PAGE, _METADATA_PAGE = 100, 500  # what is read at a time is much of the memory that is ever used
@@ -107,7 +88,7 @@ class Api:
         await self._client.close()
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Body:
-        return await self._call("get", "GET", kind, _path(kind, namespace, name))
+        return await self._call("get", "GET", kind, object_path(kind, namespace, name))
 
     async def create(self, body: Body) -> Body:
         return await self._change("create", "POST", body, "")
@@ -121,17 +102,17 @@ class Api:
 
     async def merge_status(self, kind: str, namespace: str, name: str, patch: Body) -> Body:
         """Merge patch (RFC 7386) of the status; 409 if the object has changed since its `metadata.resourceVersion`."""
-        return await self._merge("merge_status", kind, f"{_path(kind, namespace, name)}/status", patch)
+        return await self._merge("merge_status", kind, f"{object_path(kind, namespace, name)}/status", patch)
 
     async def scale(self, kind: str, namespace: str, name: str, replicas: int, version: str) -> None:
         """Through the scale subresource, as `kubectl scale` does; 409 where somebody wrote after this
         `metadata.resourceVersion`."""
         patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
-        await self._merge("scale", kind, f"{_path(kind, namespace, name)}/scale", patch)
+        await self._merge("scale", kind, f"{object_path(kind, namespace, name)}/scale", patch)
 
     async def replace(self, body: Body) -> Body:
         """Replaces the object; 409 if it has changed since its `metadata.resourceVersion`."""
-        path = _body_path(body, body["metadata"]["name"])
+        path = body_path(body, body["metadata"]["name"])
         return await self._call("update", "PUT", body["kind"], path, body=body)
 
     async def delete(
@@ -145,7 +126,7 @@ class Api:
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         try:
-            await self._call("delete", "DELETE", kind, _path(kind, namespace, name), body=options)
+            await self._call("delete", "DELETE", kind, object_path(kind, namespace, name), body=options)
         except ApiError as error:
             if error.status != 404 and not (uid is not None and error.status == 409):
                 raise
@@ -158,7 +139,7 @@ class Api:
         page_size = _METADATA_PAGE if metadata_only else _PAGE
         query = {"limit": str(page_size), **({"labelSelector": labels} if labels else {})}
         accept = f"{_METADATA},{_JSON}" if metadata_only else _JSON
-        path = _path(kind, namespace, "")
+        path = object_path(kind, namespace, "")
         while True:
             page = await self._call("list", "GET", kind, path, query=query, accept=accept)
             items, more = page.get("items") or [], page.get("metadata", {}).get("continue")
@@ -175,7 +156,7 @@ class Api:
         """Discovery: true if the server serves the kind."""
         version, plural = KINDS[kind]
         try:
-            found = await self._call("get", "GET", "APIResourceList", _root(version))
+            found = await self._call("get", "GET", "APIResourceList", group_path(version))
         except ApiError as error:
             if error.status == 404:
                 return False
@@ -186,7 +167,7 @@ class Api:
         self._check_fence()
         query = {"fieldManager": FIELD_MANAGER, **({"force": "true"} if method == "PATCH" else {})}
         content = _APPLY if method == "PATCH" else _JSON
-        path = _body_path(body, tail)
+        path = body_path(body, tail)
         return await self._call(verb, method, body["kind"], path, query=query, body=body, content=content)
 
     async def _merge(self, verb: str, kind: str, path: str, patch: Body) -> Body:
@@ -235,25 +216,6 @@ def _proxy(host: str) -> str | None:
     """The proxy of a URL, by HTTPS_PROXY and NO_PROXY."""
     url = urlsplit(host)
     return None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
-
-
-def _root(version: str) -> str:
-    return f"/apis/{version}" if "/" in version else f"/api/{version}"
-
-
-def _path(kind: str, namespace: str | None, name: str) -> str:
-    version, plural = KINDS[kind]
-    return "/".join([_root(version), *(["namespaces", namespace] if namespace else []), plural, *_some(name)])
-
-
-def _body_path(body: Body, tail: str) -> str:
-    kind, version = body["kind"], body["apiVersion"]
-    _, plural = KINDS.get(kind) or KINDS[f"{kind}.{version.partition('/')[0]}"]
-    return "/".join([_root(version), "namespaces", body["metadata"]["namespace"], plural, *_some(tail)])
-
-
-def _some(name: str) -> list[str]:
-    return [name] if name else []
 
 
 def _decode(text: bytes) -> Body | None:

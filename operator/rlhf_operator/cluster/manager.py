@@ -14,10 +14,10 @@ from .background_loop import BackgroundLoop
 from .cache import Cache
 from .lease import Lease
 from .logs import about
+from .pod_status import OVER
 from .queue import Queue
 from .scope import Scope
 from .settings import Settings
-from .snapshot import OVER
 from .telemetry import Telemetry
 from .watch import kinds_served, watch
 

@@ -10,7 +10,8 @@ from rlhf_api.status import ClusterStatus
 
 from ..progress_deadline import hang
 from ..restart_policy import Ended, ProcessState
-from .snapshot import SIGTERMED, Pod, seconds
+from .pod_status import SIGTERMED, seconds
+from .snapshot import Pod
 
 LOST_SECONDS = 30.0
 """Time beyond its grace period after which a lingering pod is given up, seconds."""

@@ -14,8 +14,9 @@ from typing import Any
 
 import kopf
 
-from .api import KINDS, Api, Body
+from .api import Api, Body
 from .background_loop import BackgroundLoop
+from .kinds import KINDS
 from .names import MANAGED_BY, OPERATOR
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from rlhf_api.status import ClusterStatus, JobStatus, RestartWindow
 
 from ..budget import Restarts
 from ..job_status import time_text
-from .snapshot import seconds
+from .pod_status import seconds
 
 
 def read(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:

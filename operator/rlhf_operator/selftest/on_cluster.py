@@ -11,8 +11,8 @@ from rlhf_api.status import JobStatus
 
 from ..cluster.api import ApiError, Body
 from ..cluster.names import INDEX, JOB, ROLE
+from ..cluster.pod_status import OVER
 from ..cluster.pod_volumes import WORKSPACE
-from ..cluster.snapshot import OVER
 from ..exits import Failure
 from ..verbs.api_errors import passing
 from ..verbs.client import Session

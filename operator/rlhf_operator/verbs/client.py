@@ -7,7 +7,8 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from ..cluster.api import KINDS, Api, ApiError, Body
+from ..cluster.api import Api, ApiError, Body
+from ..cluster.kinds import KINDS
 from .kubeconfig import Target
 
 FIELD_MANAGER = "rlhf"

@@ -1,0 +1,48 @@
+"""Kinds of objects that the operator uses, and their paths on an API server."""
+
+from collections.abc import Mapping
+from typing import Any
+
+KINDS = {
+    "ClusterRLHFRuntime": ("rlhf.dev/v1alpha1", "clusterrlhfruntimes"),
+    "ConfigMap": ("v1", "configmaps"),
+    "Event": ("v1", "events"),
+    "Lease": ("coordination.k8s.io/v1", "leases"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
+    "Pod": ("v1", "pods"),
+    "PodGroup.scheduling.volcano.sh": ("scheduling.volcano.sh/v1beta1", "podgroups"),
+    "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io/v1alpha1", "podgroups"),
+    "RLHFJob": ("rlhf.dev/v1alpha1", "rlhfjobs"),
+    "ResourceFlavor": ("kueue.x-k8s.io/v1beta1", "resourceflavors"),
+    "RLHFRuntime": ("rlhf.dev/v1alpha1", "rlhfruntimes"),
+    "Secret": ("v1", "secrets"),
+    "Service": ("v1", "services"),
+    "Workload": ("kueue.x-k8s.io/v1beta1", "workloads"),
+    "WorkloadPriorityClass": ("kueue.x-k8s.io/v1beta1", "workloadpriorityclasses"),
+}
+"""Kinds that the operator uses: apiVersion and plural name; with the group in the key if two share a kind."""
+
+
+def group_path(version: str) -> str:
+    """Of an apiVersion."""
+    return f"/apis/{version}" if "/" in version else f"/api/{version}"
+
+
+def object_path(kind: str, namespace: str | None, name: str) -> str:
+    """Of an object; of all of the kind for no name, and in all namespaces for no namespace."""
+    version, plural = KINDS[kind]
+    return "/".join(
+        [group_path(version), *(["namespaces", namespace] if namespace else []), plural, *_some(name)]
+    )
+
+
+def body_path(body: Mapping[str, Any], tail: str) -> str:
+    """Of an object's kind in its namespace, and `tail`."""
+    kind, version = body["kind"], body["apiVersion"]
+    _, plural = KINDS.get(kind) or KINDS[f"{kind}.{version.partition('/')[0]}"]
+    return "/".join([group_path(version), "namespaces", body["metadata"]["namespace"], plural, *_some(tail)])
+
+
+def _some(name: str) -> list[str]:
+    return [name] if name else []

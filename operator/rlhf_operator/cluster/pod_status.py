@@ -1,0 +1,114 @@
+"""What a pod's status says of its start and its end; pure."""
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+from ..exit_reasons import exit_words, telling_line
+from ..redaction import redacted
+from ..restart_policy import Ended
+
+Body = Mapping[str, Any]
+
+_DISRUPTED = {
+    "Evicted",
+    "NodeLost",
+    "NodeShutdown",
+    "NodeAffinity",
+    "Preempting",
+    "Shutdown",
+    "Terminated",
+    "UnexpectedAdmissionError",
+}
+"""Reasons of a pod's end that are not its own, for servers that have no DisruptionTarget condition."""
+OVER = ("Failed", "Succeeded")
+"""Phases of a pod that has ended."""
+_RACES = "OutOf"
+"""Prefix of kubelets' reasons for a pod whose resources were taken by another, such as `OutOfcpu`."""
+SIGTERMED = 128 + 15
+
+
+def seconds(text: str) -> float:
+    """A Kubernetes time as seconds since the epoch."""
+    return datetime.datetime.fromisoformat(text).timestamp()
+
+
+def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
+    """The end of the role's `container`, or of a pod whose kubelet tells of none; None while it runs."""
+    end = container.get("state", {}).get("terminated")
+    if status.get("phase") not in OVER and end is None:
+        return None
+    told = _told_to_end(meta)
+    # The terminated state of a deleted pod's container that its kubelet has lost lacks a time.
+    at = _time(end, "finishedAt") or told or (_time(status, "startTime") if end is None else None) or 0.0
+    disrupted = (
+        # A pod that failed before it was deleted failed by itself: the report of a peer's end may arrive first, and
+        # the whole gang is deleted then.
+        (told is not None and at >= told)
+        or status.get("reason") in _DISRUPTED
+        or str(status.get("reason")).startswith(_RACES)
+        or conditions.get("DisruptionTarget", {}).get("status") == "True"
+    )
+    if end is None:  # evicted before it ran, or its node's kubelet lost it
+        said = f"{status.get('reason') or 'failed'}: {status.get('message') or 'no container was run'}"
+        code, said, log = _failed_init(status) or (SIGTERMED, said, "")
+        return Ended(at, code, said, disrupted, status.get("reason") or "", log)
+    code = end.get("exitCode", SIGTERMED)
+    how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
+    log = redacted(end.get("message") or "").rstrip()
+    telling = telling_line(log)
+    why = f"{how}: {telling}" if telling else how
+    return Ended(
+        at,
+        code,
+        f"{why}; see `kubectl logs {meta['name']}`",
+        disrupted,
+        # The pod's reason is more precise than its container's exit.
+        status.get("reason") or end.get("reason") or "",
+        log,
+    )
+
+
+def _told_to_end(meta: Body) -> float | None:
+    """The time at which the deletion of a pod was requested."""
+    if "deletionTimestamp" not in meta:
+        return None
+    return seconds(meta["deletionTimestamp"]) - float(meta.get("deletionGracePeriodSeconds", 0))
+
+
+def _time(body: Body | None, field: str) -> float | None:
+    return seconds(body[field]) if body and body.get(field) else None
+
+
+def waiting_reason(status: Body, conditions: Mapping[str, Body]) -> str | None:
+    """Reason and message why the pod is not scheduled or does not start."""
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"
+    if (failed := _failed_init(status)) is not None:
+        return f"InitContainerFailed: {failed[1]}"
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = container.get("state", {}).get("waiting")
+        if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return f"{waiting['reason']}: {waiting.get('message', '')}"
+    return None
+
+
+def initializing(status: Body) -> str | None:
+    """The init container that runs."""
+    running = (
+        c["name"] for c in status.get("initContainerStatuses", ()) if c.get("state", {}).get("running")
+    )
+    return next(running, None)
+
+
+def _failed_init(status: Body) -> tuple[int, str, str] | None:
+    """Exit code of a failed init container, a description of its end, and the last lines of its log."""
+    for container in status.get("initContainerStatuses", ()):
+        end = container.get("state", {}).get("terminated")
+        if end and end.get("exitCode"):
+            log = redacted(end.get("message") or "").rstrip()
+            told = telling_line(log)
+            said = f"init container {container['name']} {exit_words(end['exitCode'])}"
+            return end["exitCode"], f"{said}: {told}" if told else said, log
+    return None
