@@ -16,10 +16,11 @@ from pydantic.alias_generators import to_camel
 from .algorithms import ALGORITHMS
 from .algorithms.base import PolicyGradient
 from .checks import CHANGEABLE, RELAY
+from .model import Model
 from .pod_checks import CONFIG_DIRECTORY, MOUNTS, NOT_OVER, SOURCES, VOLUMES
 from .pods import Gpu
 from .roles import Generator, Trainer
-from .spec import Data, Model, Sampling, Spec
+from .spec import Data, Sampling, Spec
 from .status import CORRECTABLE
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from .base import ModelField
+from .model import Model
 from .parameters import Shape, count_parameters, shape_of
 from .roles import Role
-from .spec import Model, Spec
+from .spec import Spec
 
 LOADED: tuple[ModelField, ...] = ("policy", "critic", *(role.row.model for role in Role if role.row.model))
 """Fields of `spec.model` whose models some role loads."""

@@ -73,6 +73,8 @@ EDITS = {
     "rlhf_api/spec.py": (
         ("import Generator, Reference, Trainer", "import Generator, Reference, Teacher, Trainer"),
         ("    weights: Weights = Weights()\n", "    teacher: Teacher = Teacher()\n    weights: Weights = Weights()\n"),
+    ),
+    "rlhf_api/model.py": (
         ("    reward: str | None = None\n", "    teacher: str | None = None\n    reward: str | None = None\n"),
     ),
     "rlhf_api/algorithms/__init__.py": (

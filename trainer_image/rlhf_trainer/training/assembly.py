@@ -10,9 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.graph import POLICY, Model
+from rlhf_api.model import CreateModel
 from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
-from rlhf_api.spec import CreateModel
 
 from .. import faults
 from ..comms.ranks import Ranks
