@@ -1,0 +1,60 @@
+"""Memory that a rank of the trainer needs for the models of a job; pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .activations import Pass, backward_bytes
+from .algorithms import graph_of
+from .graph import POLICY, Model
+from .memory import BYTES, Need, Trained, Zero, count, trainer
+from .sizes import Size, Sizes
+from .spec import Spec
+
+
+def training(spec: Spec, sizes: Sizes, share: float = 1.0) -> Need:
+    """Memory of a trainer's rank, with this share of its activations, and with its moving averages."""
+    need, total, parts = trainer(trained(spec, sizes, share)), 0.0, []
+    for model in graph_of(spec).averages:
+        size, zero = getattr(sizes, model.field), Zero.of(spec, model.field)
+        if size:
+            ranks = zero.ranks if zero.stage == 3 else 1
+            total += 4 * size.parameters / ranks
+            over = f" / {ranks} ranks" if ranks > 1 else ""
+            parts.append(f" + {count(size.parameters)} x 4 B of its moving average{over}")
+    return Need(need.total + total, need.words + "".join(parts))
+
+
+def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
+    """The models whose size is known, with this share of their activations where those of all are known."""
+    found = []
+    for model in graph_of(spec).trained:
+        size = getattr(sizes, model.field)
+        if size is not None:
+            activations = _activations(spec, model, size)
+            found.append(
+                Trained(
+                    size.parameters,
+                    Zero.of(spec, model.field),
+                    None if activations is None else share * activations,
+                    frozen=spec.model.adapter(model.field) is not None,
+                    gathers=model == POLICY
+                    and graph_of(spec).generates
+                    and spec.generator.shared_with_trainer,
+                )
+            )
+    return found if counted(found) else [replace(model, activations=None) for model in found]
+
+
+def counted(models: Sequence[Trained]) -> bool:
+    """Activations are worked out: the widths of all models are known."""
+    return bool(models) and all(model.activations is not None for model in models)
+
+
+def _activations(spec: Spec, model: Model, size: Size) -> float | None:
+    if size.shape is None:
+        return None
+    section, dtype = spec.trainer, spec.trained_dtype(model.field)
+    tokens = section.micro_batch(model.field)
+    run = Pass(tokens, BYTES[dtype], section.gradient_checkpointing, section.kernels != "torch")
+    own_head = model.head == "causal" and spec.model.adapter(model.field) is None
+    return backward_bytes(size.shape, run, head=own_head)
