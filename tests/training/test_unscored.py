@@ -100,7 +100,7 @@ def test_a_resumed_run_is_exact():
 
 def test_figures_of_the_rewards_are_the_steps():
     job = make("grpo", {0})
-    job.task._reward = SimpleNamespace(
+    job.task._metrics._reward = SimpleNamespace(
         take_metrics=lambda: {"reward_judge_mean": 0.25, "responses_dropped": 1}
     )
     job.steps(0, 1)

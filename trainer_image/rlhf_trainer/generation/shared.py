@@ -73,7 +73,6 @@ def generate_shared(
                 ends,
                 stops,
                 tokenizer.pad_token_id,
-                engine.device,
                 stop,
             )
             responses |= dict(zip(rows, batch, strict=True))
@@ -101,11 +100,10 @@ def _generate(
     ends: Sequence[int],
     stops: StopStrings,
     pad: int,
-    device: torch.device,
     stop: threading.Event,
 ) -> list[Sampled]:
     """One response to each prompt, with its end token; partial ones if `stop` was set."""
-    width = max(len(p.tokens) for p in prompts)
+    width, device = max(len(p.tokens) for p in prompts), model.device
     ids = torch.tensor([[pad] * (width - len(p.tokens)) + list(p.tokens) for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p.tokens)) + [1] * len(p.tokens) for p in prompts], device=device)
     config = GenerationConfig(

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from rlhf_api.graph import POLICY
 from rlhf_api.replay import EPISODES
@@ -21,8 +20,6 @@ from ..context import TrainerContext
 from ..generation.ahead import BLOB
 from ..generation.fleet import Fleet
 from ..graph.learner import Learner
-from ..maths.agreement import AGREEMENT, comparable
-from ..ops import output_fn
 from ..records import Columns
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from ..replay.samplers import EpisodeSampler
@@ -32,10 +29,10 @@ from .collector import EpisodeCollector
 from .evaluation import evaluate
 from .graph_task import GraphTask
 from .kl_control import adapt_kl_coefficient
+from .online_metrics import OnlineMetrics
 from .prompt_source import PromptSource
 from .remote import Remote
 from .responses import joined
-from .step_metrics import step_metrics
 from .updates import PretrainingText, Updates
 
 
@@ -60,9 +57,8 @@ class OnlineTask(GraphTask):
         """`held_out`: rows of each evaluation set; `fleet` is None where the trainer generates itself; `text`: mixed
         into the updates."""
         super().__init__(ctx, learner, remote)
-        self._spec, self._policy = ctx.spec, learner.models[POLICY]
-        self._fleet, self._judge, self._held_out = fleet, remote.judge, held_out
-        self._reward, self._text = remote.reward, text
+        self._spec, self._fleet, self._text = ctx.spec, fleet, text
+        self._judge, self._held_out = remote.judge, held_out
         self._texts = partial(texts, tokenizer=ctx.tokenizer, stop=ctx.spec.sampling.stop)
         self._sampling = EpisodeSampler(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts)
@@ -71,14 +67,14 @@ class OnlineTask(GraphTask):
             *(ctx, learner, fleet, self._executor, self._source),
             failures=lambda: remote.reward.failures if remote.reward else {},
         )
+        self._metrics = OnlineMetrics(ctx, learner.models[POLICY], self._collector, fleet, remote.reward)
         self._pending: Episode | None = None
-        self._continued = 0
 
     def collect(self, step: int) -> dict[str, float]:
         """The next episode, unless a snapshot brought one that was not trained on yet. `dynamic` collects while it
         trains. A stop while responses are awaited puts their prompts back, and raises Stopped on every rank."""
         if self._pending is not None:
-            return self._metrics(self._pending.columns, {})
+            return self._metrics.collected(self._pending.columns, {})
         if self._spec.replay.dynamic:
             return {}
         self._op_ctx.step = step
@@ -91,7 +87,7 @@ class OnlineTask(GraphTask):
             if self._collector.ahead is not None:
                 self._collector.ahead.put_back()
             raise
-        return self._metrics(self._pending.columns, timings)
+        return self._metrics.collected(self._pending.columns, timings)
 
     def train(self, step: int) -> dict[str, float]:
         self._op_ctx.step = step
@@ -114,7 +110,7 @@ class OnlineTask(GraphTask):
         self._buffer.add(episode, step + 1)
         metrics |= updates.metrics()
         adapt_kl_coefficient(self._op_ctx, episode.columns, metrics)
-        return {**metrics, **replay_metrics, **self._ages(episode.columns), **self._interrupted()}
+        return {**metrics, **replay_metrics, **self._metrics.trained(episode.columns)}
 
     def other_weights(self) -> str:
         """Names of generators whose served weights differ; see `PublishedWeights.changed`."""
@@ -171,22 +167,6 @@ class OnlineTask(GraphTask):
             issue = partial(self._source.issue, self._spec.data.prompts_per_step)
             ahead.publish(version, issue, collected=self._pending is not None)
 
-    def _ages(self, columns: Columns) -> dict[str, float]:
-        """Weight versions between the sampling of the step's own tokens and their training."""
-        ages = (self._collector.version - columns["versions"]).double()
-        found = {"staleness": float(ages.mean())}
-        if self._collector.ahead is not None:
-            found |= {"staleness_max": float(ages.max()), **self._collector.ahead.figures()}
-        return found
-
-    def _interrupted(self) -> dict[str, float]:
-        """Responses since the step before that new weights, or a generator that died, drained or was late, interrupted
-        and another request went on with; of generators, on rank 0."""
-        if self._fleet is None or not self._ctx.ranks.first:
-            return {}
-        before, self._continued = self._continued, self._fleet.continued
-        return {"responses_continued": float(self._continued - before)}
-
     def _train_as_they_come(self, step: int, updates: Updates) -> tuple[Episode, dict[str, float]]:
         """First pass over the step's responses, a minibatch at a time, while the generators continue."""
         self._ctx.report(activity="generating and training")
@@ -197,18 +177,11 @@ class OnlineTask(GraphTask):
             if part is None:
                 continue
             if not parts and not self._collector.stale:
-                agreement = self._agreement(part.columns)
+                agreement = self._metrics.agreement(part.columns)
             parts.append(part)
             updates.run(part.columns, whole=True)
         episode = joined(parts)
-        return episode, self._metrics(episode.columns, dict(seconds)) | agreement
-
-    def _agreement(self, columns: Columns) -> dict[str, float]:
-        """Agreement metrics on the first minibatch, before the policy moves."""
-        logprobs = self._policy.infer(columns.sequences, output_fn("logprobs", self._spec), columns.lengths)
-        compared = comparable(columns["versions"], self._collector.version, keep=False)
-        metrics = step_metrics(columns.with_tokens(logprobs=logprobs), compared)
-        return {name: metrics[name] for name in AGREEMENT if name in metrics}
+        return episode, self._metrics.collected(episode.columns, dict(seconds)) | agreement
 
     def _with_replay(self, episode: Episode, step: int) -> tuple[Columns, dict[str, float]]:
         """The step's own responses, then those that are trained on again, the same on every rank; and its metrics."""
@@ -223,25 +196,3 @@ class OnlineTask(GraphTask):
             "replay_share": len(picks) / (len(picks) + len(episode)),
             "replay_age": sum(episode.number - number for number, _ in picks) / len(picks),
         }
-
-    def _metrics(self, columns: Columns, timings: dict[str, float]) -> dict[str, float]:
-        rewards = self._reward.take_metrics() if self._reward else {}
-        if "responses_dropped" in rewards:
-            dropped = rewards["responses_dropped"]
-            rewards["responses_dropped_share"] = dropped / (dropped + len(columns))
-        return {
-            **step_metrics(columns, self._compared(columns)),
-            "tokens": int(columns.lengths.sum()),
-            "generate_seconds": 0.0,
-            "score_seconds": 0.0,
-            **timings,
-            **rewards,
-        }
-
-    def _compared(self, columns: Columns) -> Tensor | None:
-        """Tokens that the policy's weights before the step sampled; None where the log-probabilities are the sampler's
-        own."""
-        if self._collector.sampled or self._spec.replay.dynamic:
-            return None
-        keep = self._spec.rollout.in_flight == "keep"
-        return comparable(columns["versions"], self._collector.version, keep=keep)

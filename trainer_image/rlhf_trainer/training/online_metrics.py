@@ -1,0 +1,74 @@
+"""Metrics of a step on sampled responses, beside those of its updates."""
+
+from torch import Tensor
+
+from ..context import TrainerContext
+from ..generation.fleet import Fleet
+from ..maths.agreement import AGREEMENT, comparable
+from ..models.trained_model import TrainedModel
+from ..ops import output_fn
+from ..records import Columns
+from ..scoring.reward_client import RewardClient
+from .collector import EpisodeCollector
+from .step_metrics import step_metrics
+
+
+class OnlineMetrics:
+    """Reads them off the step's responses, and what was counted since the step before."""
+
+    def __init__(
+        self,
+        ctx: TrainerContext,
+        policy: TrainedModel,
+        collector: EpisodeCollector,
+        fleet: Fleet | None,
+        reward: RewardClient | None,
+    ) -> None:
+        """`fleet` is None where the trainer generates itself; `reward` is rank 0's alone."""
+        self._ctx, self._policy, self._collector = ctx, policy, collector
+        self._fleet, self._reward, self._continued = fleet, reward, 0
+
+    def collected(self, columns: Columns, timings: dict[str, float]) -> dict[str, float]:
+        """Of the step's responses before its updates, and of their rewards."""
+        rewards = self._reward.take_metrics() if self._reward else {}
+        if "responses_dropped" in rewards:
+            dropped = rewards["responses_dropped"]
+            rewards["responses_dropped_share"] = dropped / (dropped + len(columns))
+        return {
+            **step_metrics(columns, self._compared(columns)),
+            "tokens": int(columns.lengths.sum()),
+            "generate_seconds": 0.0,
+            "score_seconds": 0.0,
+            **timings,
+            **rewards,
+        }
+
+    def agreement(self, columns: Columns) -> dict[str, float]:
+        """Of generators and trainer, on a minibatch before the policy moves. A collective."""
+        logprobs = self._policy.infer(
+            columns.sequences, output_fn("logprobs", self._ctx.spec), columns.lengths
+        )
+        compared = comparable(columns["versions"], self._collector.version, keep=False)
+        metrics = step_metrics(columns.with_tokens(logprobs=logprobs), compared)
+        return {name: metrics[name] for name in AGREEMENT if name in metrics}
+
+    def trained(self, columns: Columns) -> dict[str, float]:
+        """Of what the step has trained on. `staleness`: weight versions between the sampling of its tokens and their
+        training. `responses_continued`, on rank 0 with generators: those that new weights, or a generator that died,
+        drained or was late, interrupted since the step before and another request went on with."""
+        ages = (self._collector.version - columns["versions"]).double()
+        found = {"staleness": float(ages.mean())}
+        if self._collector.ahead is not None:
+            found |= {"staleness_max": float(ages.max()), **self._collector.ahead.figures()}
+        if self._fleet is not None and self._ctx.ranks.first:
+            before, self._continued = self._continued, self._fleet.continued
+            found["responses_continued"] = float(self._continued - before)
+        return found
+
+    def _compared(self, columns: Columns) -> Tensor | None:
+        """Tokens that the policy's weights before the step sampled; None where the log-probabilities are the sampler's
+        own."""
+        if self._collector.sampled or self._ctx.spec.replay.dynamic:
+            return None
+        keep = self._ctx.spec.rollout.in_flight == "keep"
+        return comparable(columns["versions"], self._collector.version, keep=keep)
