@@ -90,7 +90,7 @@ from rlhf_api.resources import gpus_each, plan
 from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, command, roles_of
 from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.local.ports import place
 from rlhf_operator.restart_policy import ProcessState, decide
@@ -107,8 +107,7 @@ job = parse({
 })
 spec, role = job.spec, Role("teacher")
 made = Pinned.make("job", spec, Settings(trainer_image="trainer:1", token_key=b"k" * 32).defaults)
-pod = build_pod(made.config, role, 1, attempt=1, resume=False, config_name=made.name, uid="s",
-                defaults=made.defaults)
+pod = build_pod(made, NewPod(role, 1, attempt=1, resume=False), "s")
 config = RunConfig(job="job", spec=spec, workdir="/w")
 print(json.dumps({
     "roles": roles_of(spec),

@@ -19,7 +19,8 @@ from rlhf_operator.budget import Restarts, left
 from rlhf_operator.cluster.autoscale import needed
 from rlhf_operator.cluster.desired_reader import DesiredReader
 from rlhf_operator.cluster.gangs import GANGS
-from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pinned import Pinned
+from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.snapshot import Job
 from rlhf_operator.manifest_arguments import with_runtime_of
 from rlhf_operator.plan_table import plan_lines
@@ -56,10 +57,12 @@ def arithmetic(job: RLHFJob) -> Any:
 
 def pods(job: RLHFJob) -> Any:
     """Every pod, and the object of a gang scheduler."""
-    made, gang = config(job), GANGS[job.spec.scheduling.gang]
-    fixed = {"attempt": 1, "resume": False, "config_name": "c", "uid": "u", "defaults": TODAY}
+    gang = GANGS[job.spec.scheduling.gang]
+    made = Pinned("c", config(job), TODAY, {})
     every = [(role, i) for role in roles_of(job.spec) for i in range(replicas(job.spec, role))]
-    return [build_pod(made, role, i, **fixed) for role, i in every], gang.group(made)
+    return [build_pod(made, NewPod(role, i, 1, resume=False), "u") for role, i in every], gang.group(
+        made.config
+    )
 
 
 def processes(job: RLHFJob) -> Any:

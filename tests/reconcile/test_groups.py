@@ -15,7 +15,7 @@ from rlhf_operator.cluster.kueue import workload
 from rlhf_operator.cluster.names import RANK
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.placement import placed
-from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.pod_groups import membership, sort
 from rlhf_operator.cluster.snapshot import Pod, is_marked
 from rlhf_operator.cluster.usage import held
@@ -29,8 +29,7 @@ HOST_NETWORK = "spec.pods.template={spec: {hostNetwork: true}}"
 
 def pod(index: int, rank: int, *overrides: str):
     made = Pinned.make("job", job(*PAIRS, *overrides).spec, TODAY)
-    fixed = {"attempt": 1, "resume": False, "config_name": "c", "uid": "u", "defaults": TODAY}
-    return build_pod(made.config, G, index, rank=rank, **fixed)
+    return build_pod(made, NewPod(G, index, attempt=1, resume=False, rank=rank), "u")
 
 
 def container(body):
@@ -81,8 +80,7 @@ def test_the_first_pod_has_the_http_and_the_second_finds_it():
 
 def build_pod_of_one():
     made = Pinned.make("job", job().spec, TODAY)
-    fixed = {"attempt": 1, "resume": False, "config_name": "c", "uid": "u", "defaults": TODAY}
-    return build_pod(made.config, G, 0, **fixed)
+    return build_pod(made, NewPod(G, 0, attempt=1, resume=False), "u")
 
 
 def test_on_the_nodes_network_each_generator_has_a_port_to_meet_at():

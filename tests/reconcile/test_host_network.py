@@ -9,7 +9,7 @@ from tests.reconcile.world import TODAY, World
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.pod_groups import membership, sort
 from rlhf_operator.cluster.ports import HOST_PORTS
 from rlhf_operator.cluster.snapshot import Pod
@@ -20,9 +20,7 @@ ON_TWO_NODES = ("spec.trainer.replicas=2", "spec.generator.replicas=8")
 
 def pod(role: Role, index: int = 0, *overrides: str, uid: str = "job-uid"):
     made = Pinned.make("job", job(*ON_TWO_NODES, *overrides).spec, TODAY)
-    return build_pod(
-        made.config, role, index, attempt=1, resume=False, config_name="c", uid=uid, defaults=TODAY
-    )
+    return build_pod(made, NewPod(role, index, attempt=1, resume=False), uid)
 
 
 def ports(uid: str, *overrides: str) -> list[int]:

@@ -8,7 +8,7 @@ from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pod import NewPod, build_pod
 
 CLAIM = "spec.pods.volumes=[{name: models, mountPath: /models, claim: models}]"
 CACHE = "spec.pods.modelCache=/models/hub"
@@ -16,9 +16,7 @@ CACHE = "spec.pods.modelCache=/models/hub"
 
 def pod(role: Role, *overrides: str):
     made = Pinned.make("job", job(*overrides).spec, TODAY)
-    return build_pod(made.config, role, 0, attempt=1, resume=False, config_name="c", uid="u", defaults=TODAY)[
-        "spec"
-    ]
+    return build_pod(made, NewPod(role, 0, attempt=1, resume=False), "u")["spec"]
 
 
 def environment(container) -> dict[str, str]:

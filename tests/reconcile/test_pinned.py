@@ -14,7 +14,7 @@ from rlhf_operator.cluster.desired import active_config, wanted
 from rlhf_operator.cluster.observed import Observed
 from rlhf_operator.cluster.pinned import Pinned, UnreadableConfig, defaults_of_0_1
 from rlhf_operator.cluster.plan import plan
-from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.pod_process import RESUME_CONFIG, START_CONFIG
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job, Pod
@@ -128,16 +128,7 @@ def test_jobs_of_the_last_release_run_on():
     assert want.ignored is None
     assert want.pinned.defaults == then
     assert dict(want.pinned.config_map()["data"]).items() >= config_map["data"].items()
-    again = build_pod(
-        want.pinned.config,
-        Role.TRAINER,
-        0,
-        attempt=2,
-        resume=True,
-        config_name=want.pinned.name,
-        uid="t",
-        defaults=want.pinned.defaults,
-    )
+    again = build_pod(want.pinned, NewPod(Role.TRAINER, 0, attempt=2, resume=True), "t")
     before = next(pod for pod in pods if pod["metadata"]["name"] == "job-trainer-0")
     (new,), (old,) = again["spec"]["containers"], before["spec"]["containers"]
     assert (new["command"], new["image"]) == (old["command"], old["image"])
@@ -179,6 +170,6 @@ def test_what_all_roles_pods_were_told_outlives_the_operator_that_read_it(full):
             RESUME_CONFIG: made.config.model_dump_json(by_alias=True),
         }
     again = Pinned.read(json.loads(json.dumps(body)), NEWER)
-    names = {"attempt": 1, "resume": False, "config_name": made.name, "uid": "t", "defaults": TODAY}
     for role in Role:
-        assert build_pod(again.config, role, 0, **names) == build_pod(made.config, role, 0, **names)
+        new = NewPod(role, 0, attempt=1, resume=False)
+        assert build_pod(again, new, "t") == build_pod(made, new, "t")

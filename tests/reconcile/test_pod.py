@@ -12,7 +12,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig, roles_of
 from rlhf_operator.cluster.objects import companions, owned, token, token_secret
 from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.snapshot import Job
 
@@ -40,17 +40,7 @@ def pinned(*overrides: str) -> Pinned:
 
 
 def pod(role: Role, *overrides: str, index: int = 0, resume: bool = False):
-    made = pinned(*overrides)
-    return build_pod(
-        made.config,
-        role,
-        index,
-        attempt=1,
-        resume=resume,
-        config_name=made.name,
-        uid="1",
-        defaults=made.defaults,
-    )
+    return build_pod(pinned(*overrides), NewPod(role, index, attempt=1, resume=resume), "1")
 
 
 def owner() -> Job:

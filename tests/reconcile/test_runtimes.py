@@ -15,7 +15,7 @@ from rlhf_operator.cli import main
 from rlhf_operator.cluster.desired import RuntimeWait
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pod import NewPod, build_pod
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "runtimes" / "h100.yaml"
 NAMES = "spec.runtime={name: h100}"
@@ -32,8 +32,7 @@ def runtime(generation: int = 1, **spec: object) -> NamedRuntime:
 
 def image(spec, role: Role) -> dict:
     pinned = Pinned.make("job", spec, TODAY)
-    names = {"attempt": 1, "resume": False, "config_name": "c", "uid": "t", "defaults": TODAY}
-    return build_pod(pinned.config, role, 0, **names)["spec"]["containers"][0]["image"]
+    return build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), "t")["spec"]["containers"][0]["image"]
 
 
 LAYERS = ("runtime", "runtime.trainer", "job", "job.trainer")
@@ -74,9 +73,9 @@ def test_the_example_makes_every_pod_of_a_job_that_names_it():
     example = load_runtime(EXAMPLE)
     spec = with_runtime(job(NAMES, "spec.trainer.processesPerReplica=8").spec, example)
     pinned = Pinned.make("job", spec, TODAY)
-    names = {"attempt": 1, "resume": False, "config_name": "c", "uid": "t", "defaults": TODAY}
     trainer, generator = (
-        build_pod(pinned.config, role, 0, **names)["spec"] for role in (Role.TRAINER, Role.GENERATOR)
+        build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), "t")["spec"]
+        for role in (Role.TRAINER, Role.GENERATOR)
     )
     assert trainer["containers"][0]["resources"]["limits"] == {
         "memory": "1Ti",

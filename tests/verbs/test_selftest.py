@@ -5,9 +5,9 @@ from tests.support.rlhf import ROOT
 
 from rlhf_api.manifest import load
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
 from rlhf_api.status import CheckpointStatus, JobStatus, RoleStatus
-from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pinned import Pinned
+from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.selftest.derived import as_arguments, first_half, on_cluster
 from rlhf_operator.selftest.left import Left, heard, told
@@ -105,17 +105,8 @@ def test_its_name_fits_whatever_the_jobs_is():
 
 def trainer(*overrides: str) -> dict:
     """Its pod as an API server would have it."""
-    config = RunConfig(job="ppo", spec=load(PPO, overrides).spec, workdir="/workspace/runs/ppo")
-    made = build_pod(
-        config,
-        Role.TRAINER,
-        0,
-        attempt=1,
-        resume=False,
-        config_name="c",
-        uid="u",
-        defaults=Defaults(image="trainer:1"),
-    )
+    pinned = Pinned.make("ppo", load(PPO, overrides).spec, Defaults(image="trainer:1"))
+    made = build_pod(pinned, NewPod(Role.TRAINER, 0, attempt=1, resume=False), "u")
     made["metadata"]["namespace"] = "team"
     made["spec"]["nodeName"] = "node1"
     return made

@@ -14,10 +14,9 @@ from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase, RuntimeS
 
 from ..job_status import condition, is_true, job_status, new_breach, time_text, with_times
 from ..restart_policy import Finish, ProcessState
-from .consequences import NewPod
 from .names import RANK, role_labels, selector
 from .observed import Observed
-from .pod import MODEL_CACHE
+from .pod import MODEL_CACHE, NewPod
 from .pod_groups import lost
 from .snapshot import Pod
 from .usage import counted

@@ -13,20 +13,12 @@ from rlhf_api.status import ClusterStatus
 from ..budget import Restarts, one_more
 from ..job_status import time_text
 from ..restart_policy import Action, Finish, Kill, Start
+from .pod import NewPod
 from .pod_groups import PodGroups
 from .snapshot import Pod
 
 KILL_SECONDS = 5
 """Grace period, seconds, of a trainer whose peer has failed: it has nothing left to save."""
-
-
-@dataclass(frozen=True)
-class NewPod:
-    role: Role
-    index: int
-    attempt: int
-    resume: bool
-    rank: int = 0
 
 
 @dataclass(frozen=True)

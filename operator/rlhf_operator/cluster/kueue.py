@@ -5,8 +5,8 @@ an eviction, with its priority and its count of requeues, and made anew where th
 What an admission says of the pods is put on them by `placement`.
 """
 
-import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from rlhf_api.roles import Role
@@ -16,7 +16,7 @@ from rlhf_api.spec import Spec
 from .names import CONFIG, common_labels
 from .pinned import Pinned
 from .placement import topology_request
-from .pod import build_pod
+from .pod import NewPod, build_pod
 from .snapshot import Job
 
 Body = dict[str, Any]
@@ -58,17 +58,11 @@ def deactivated(workload: Mapping[str, Any] | None) -> bool:
 def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None) -> Body:
     """The Workload that Kueue admits: a pod set for each role, with its pods as they would be. `priority`: the
     WorkloadPriorityClass that the job names."""
-    config, counts = pinned.config, _wanted(pinned.config.spec)
-    template = functools.partial(
-        build_pod,
-        config,
-        index=0,
-        attempt=0,
-        resume=False,
-        config_name="",
-        uid=job.uid,
-        defaults=pinned.defaults,
-    )
+    spec, counts, nameless = pinned.config.spec, _wanted(pinned.config.spec), replace(pinned, name="")
+    pods = {
+        role: build_pod(nameless, NewPod(role, 0, attempt=0, resume=False), job.uid)
+        for role in roles_of(spec)
+    }
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta1",
         "kind": "Workload",
@@ -80,10 +74,7 @@ def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None
         "spec": {
             "queueName": job.queue,
             **(_priority(priority) if priority else {}),
-            "podSets": [
-                _pod_set(config.spec, role, counts[role.value], template(role))
-                for role in roles_of(config.spec)
-            ],
+            "podSets": [_pod_set(spec, role, counts[role.value], pod) for role, pod in pods.items()],
         },
     }
 

@@ -13,7 +13,7 @@ from rlhf_api.run import roles_of
 from .limits import ANY, Limits
 from .names import QUEUE
 from .pinned import Pinned
-from .pod import build_pod
+from .pod import NewPod, build_pod
 
 Body = Mapping[str, Any]
 
@@ -26,16 +26,7 @@ def check(limits: Limits | None, pinned: Pinned, queue: str | None) -> None:
         return
     found = list(_queue(limits, queue))
     for role in roles_of(pinned.config.spec):
-        body = build_pod(
-            pinned.config,
-            role,
-            0,
-            attempt=1,
-            resume=False,
-            config_name=pinned.name,
-            uid="",
-            defaults=pinned.defaults,
-        )
+        body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), uid="")
         found += _pod(limits, f"the {role.value}'s pod: spec", body["spec"], pinned.defaults.image)
     if found:
         raise InvalidJob(found)

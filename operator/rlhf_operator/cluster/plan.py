@@ -15,8 +15,9 @@ from ..job_status import observed as seen_at
 from ..restart_policy import Finish, ProcessState, decide, pause_left
 from . import autoscale, deadlines, windows
 from .conditions import Event, Look, describe
-from .consequences import Deletion, NewPod, carried_out, deletion
+from .consequences import Deletion, carried_out, deletion
 from .observed import Observed
+from .pod import NewPod
 from .pod_groups import PodGroups, evicted, hung, lost, membership, seen, sort
 from .usage import counted
 

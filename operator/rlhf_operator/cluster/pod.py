@@ -1,15 +1,17 @@
 """Builds a role's pod: the contract's commands and environment, in a pod that the `restricted` standard admits."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from rlhf_api.pods import PodSettings, combine
 from rlhf_api.roles import HEALTH, LIVE_FAILURES, LIVE_SECONDS, LIVE_TIMEOUT_SECONDS, Role, RoleSpec
-from rlhf_api.run import RunConfig, command, listens, pods_each
+from rlhf_api.run import command, listens, pods_each
 
 from .gangs import GANGS
 from .merge import merge
 from .names import ATTEMPT, INDEX, RANK, pod_name, role_labels, service_name, token_name
+from .pinned import Pinned
 from .pod_process import environment_of, ports, process_of, shares_node_network
 from .pod_volumes import WORKSPACE, mounts, volumes
 from .settings import Defaults
@@ -25,19 +27,20 @@ MODEL_CACHE = "models"
 """The init container that fills the model cache."""
 
 
-def build_pod(
-    config: RunConfig,
-    role: Role,
-    index: int,
-    *,
-    rank: int = 0,
-    attempt: int,
-    resume: bool,
-    config_name: str,
-    uid: str,
-    defaults: Defaults,
-) -> Body:
-    """The pod's body, without namespace and owner; `attempt`: of the trainer gang; `uid`: the job's."""
+@dataclass(frozen=True)
+class NewPod:
+    """A pod to be made, for an attempt of the trainer gang."""
+
+    role: Role
+    index: int
+    attempt: int
+    resume: bool
+    rank: int = 0
+
+
+def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
+    """The pod's body, without namespace and owner; `uid`: the job's."""
+    config, defaults, role, index, rank = pinned.config, pinned.defaults, new.role, new.index, new.rank
     section, name = config.role(role), pod_name(config.job, role, index, rank)
     pods = combine(config.spec.pods, section.pods)
     on_node = shares_node_network(pods)
@@ -48,7 +51,7 @@ def build_pod(
         "image": pods.image or defaults.image,
         **_pull(pods, defaults),
         "workingDir": WORKSPACE,
-        "env": environment_of(config, process, pods, token_name(config.job, uid), resume=resume),
+        "env": environment_of(config, process, pods, token_name(config.job, uid), resume=new.resume),
         "envFrom": [{"secretRef": {"name": secret}} for secret in pods.secrets],
         "resources": _resources(pods),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -59,7 +62,7 @@ def build_pod(
         },
         "volumeMounts": mounts(config, pods),
     }
-    labels = {**role_labels(config.job, role), INDEX: str(index), ATTEMPT: str(attempt)}
+    labels = {**role_labels(config.job, role), INDEX: str(index), ATTEMPT: str(new.attempt)}
     if pods_each(config.spec, role) > 1:
         labels[RANK] = str(rank)
     body: Body = {
@@ -97,7 +100,7 @@ def build_pod(
                     **(_probes(role, section) | _lifecycle(role) if listens(process) else {}),
                 }
             ],
-            "volumes": volumes(config, pods, config_name, defaults),
+            "volumes": volumes(config, pods, pinned.name, defaults),
             **_placement(pods),
         },
     }

@@ -8,12 +8,11 @@ from rlhf_api.run import pods_each
 from .api import Api, ApiError, Body
 from .cache import Cache
 from .conditions import Event
-from .consequences import NewPod
 from .names import pod_name
 from .objects import owned
 from .pinned import Pinned
 from .placement import placed
-from .pod import build_pod
+from .pod import NewPod, build_pod
 from .recorder import Recorder
 from .snapshot import Job, is_marked
 
@@ -28,17 +27,7 @@ class PodClient:
         self, job: Job, pinned: Pinned, new: NewPod, admitted: Body | None, flavors: dict[str, Body]
     ) -> None:
         """Creates the pod, placed by its job's Workload admission, if any. `flavors`: ResourceFlavors by name."""
-        body = build_pod(
-            pinned.config,
-            new.role,
-            new.index,
-            rank=new.rank,
-            attempt=new.attempt,
-            resume=new.resume,
-            config_name=pinned.name,
-            uid=job.uid,
-            defaults=pinned.defaults,
-        )
+        body = build_pod(pinned, new, job.uid)
         if admitted is not None:
             body = placed(body, new.role, admitted, flavors, size=pods_each(pinned.config.spec, new.role))
         try:
