@@ -26,10 +26,11 @@ from torch import distributed
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config
 
 from rlhf_api.activations import Pass, backward_bytes
-from rlhf_api.memory import Trained, Zero, trainer
+from rlhf_api.memory import Trained, trainer
 from rlhf_api.parameters import shape_of
 from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
+from rlhf_api.zero import Zero
 from rlhf_trainer.batches import ResponseLogprobs, response_values
 from rlhf_trainer.models.response_head import response_head
 from rlhf_trainer.models.trained_model import TrainedModel

@@ -10,11 +10,11 @@ from math import ceil
 from .algorithms import graph_of, settings_of
 from .base import ModelField
 from .graph import Dataset, Graph, Infer, Score, Train
-from .memory import BYTES
 from .problems import InvalidJob, Problem
 from .roles import ModelServerSpec, Role
 from .sizes import Found, Sizes
 from .spec import Spec
+from .zero import BYTES
 
 PHASES = ("generate", "score", "train", "broadcast")
 """Phases of a step, in order; `metrics.jsonl` has each as `<phase>_seconds`."""

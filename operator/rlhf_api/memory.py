@@ -6,17 +6,11 @@ The KV cache, and what CUDA and its libraries keep, come on top.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .base import DType, ModelField
-from .spec import Spec
+from .base import DType
+from .zero import BYTES, Zero, backward, kept, updating
 
-BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-_BUCKET = 500_000_000
-_GROUP = 1_000_000_000
 _LIVE = 1_000_000_000
-"""Defaults of DeepSpeed's `reduce_bucket_size`, `sub_group_size` and `stage3_max_live_parameters`, in elements."""
-
-Part = tuple[int, str]
-"""Bytes per parameter, and their name."""
+"""Default of DeepSpeed's `stage3_max_live_parameters`."""
 
 
 @dataclass(frozen=True)
@@ -25,55 +19,6 @@ class Need:
 
     total: float
     words: str
-
-
-@dataclass(frozen=True)
-class Zero:
-    """ZeRO stage, dtypes and offloading: how a trained model is partitioned over the trainer's ranks."""
-
-    dtype: DType
-    stage: int
-    ranks: int
-    optimizer_away: bool = False
-    """Master weights, moments and the optimizer's work are off the GPU."""
-    weights_away: bool = False
-    master: int = 4
-    moments: int = 8
-    work: int = 4
-    """Temporary buffers of torch's AdamW, bytes per parameter; those of DeepSpeed's own are negligible."""
-    bucket: int = _BUCKET
-    group: int = _GROUP
-
-    @classmethod
-    def of(cls, spec: Spec, field: ModelField) -> "Zero":
-        """ZeRO settings of the model in this field of `spec.model`, with the defaults that the trainer fills in."""
-        config, dtype = spec.trained_deepspeed(field), spec.trained_dtype(field)
-        zero, bf16, fp16 = config.zero_optimization, config.bf16, config.fp16
-        light = (bf16 and bf16.bf16_master_weights_and_grads) or (fp16 and fp16.fp16_master_weights_and_grads)
-        away = [o is not None and o.device != "none" for o in (zero.offload_optimizer, zero.offload_param)]
-        master = 2 if light else 4
-        return cls(
-            dtype=dtype,
-            # Mixed precision is stage 1 at least: the trainer makes it so.
-            stage=zero.stage if dtype == "float32" else max(1, zero.stage),
-            ranks=spec.trainer.ranks,
-            optimizer_away=away[0],
-            weights_away=away[1] and zero.stage == 3,
-            master=master,
-            moments=4 if bf16 and bf16.bf16_optimizer_states else 8,
-            work=0 if config.optimizer else master,
-            bucket=_BUCKET if zero.reduce_bucket_size is None else zero.reduce_bucket_size,
-            group=_GROUP if zero.sub_group_size is None else zero.sub_group_size,
-        )
-
-    @property
-    def weights(self) -> int:
-        return BYTES[self.dtype]
-
-    @property
-    def gradients(self) -> int:
-        """Bytes per gradient; bfloat16 gradients are accumulated in float32."""
-        return 2 if self.dtype == "float16" else 4
 
 
 @dataclass(frozen=True)
@@ -88,74 +33,6 @@ class Trained:
     """It has an adapter, whose gradients and states alone there are; those are not counted."""
     gathers: bool = False
     """Its whole weights are needed to generate with."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """Parts that every rank has in full, and parts that are partitioned over the ranks."""
-
-    whole: tuple[Part, ...] = ()
-    divided: tuple[Part, ...] = ()
-
-    def bytes(self, ranks: int) -> float:
-        return sum(b for b, _ in self.whole) + sum(b for b, _ in self.divided) / ranks
-
-    def words(self, ranks: int) -> str:
-        """`(2 weights + (4 master weights + 8 moments) / 8 ranks) B`."""
-        whole = self.whole if ranks > 1 else self.whole + self.divided
-        divided = self.divided if ranks > 1 else ()
-        terms = [f"{size} {name}" for size, name in whole]
-        parts = " + ".join(f"{size} {name}" for size, name in divided)
-        if not terms:
-            return f"({parts}) B / {ranks} ranks"
-        if parts:
-            terms.append(f"({parts}) / {ranks} ranks" if len(divided) > 1 else f"{parts} / {ranks} ranks")
-        return f"({' + '.join(terms)}) B"
-
-
-def kept(zero: Zero) -> Share:
-    """Permanent memory of each trained model."""
-    weights, gradients = (zero.weights, "weights"), (zero.gradients, "gradients")
-    states = () if zero.optimizer_away else ((zero.master, "master weights"), (zero.moments, "moments"))
-    if zero.stage == 0:
-        return Share(whole=(weights, (zero.moments, "moments")))
-    if zero.stage == 1 and zero.dtype == "bfloat16" and not zero.optimizer_away:
-        return Share(whole=(weights, gradients), divided=states)
-    if zero.stage < 3:
-        return Share(whole=(weights,), divided=states)
-    own = () if zero.weights_away else (weights,)
-    return Share(divided=own + (() if zero.optimizer_away else (gradients, *states)))
-
-
-def updating(zero: Zero) -> Share:
-    """Additional peak memory of the model that is being updated."""
-    gradients, copy = (zero.gradients, "gradients"), (4, "gradient copy")
-    work = ((zero.work, "AdamW work"),) if zero.work else ()
-    if zero.stage == 0:
-        return Share(whole=(gradients, *work))
-    if zero.stage == 3:
-        return Share() if zero.optimizer_away else Share(divided=(copy, *work))
-    if zero.dtype == "bfloat16":
-        if zero.optimizer_away:
-            return (
-                Share(whole=(gradients,), divided=(copy,)) if zero.stage == 1 else Share(divided=(gradients,))
-            )
-        if zero.stage == 1:
-            return Share(whole=((2, "bfloat16 gradients"),), divided=work)
-        return Share(divided=(gradients, *work))
-    backward = Share(whole=(gradients,)) if zero.stage == 1 else Share()
-    step = Share() if zero.optimizer_away else Share(divided=(gradients, copy, *work))
-    return max(backward, step, key=lambda share: share.bytes(zero.ranks))
-
-
-def backward(zero: Zero) -> Share:
-    """Memory besides activations of the model in its backward pass: gradients, and stage 3's gathered weights."""
-    if zero.stage == 3:
-        return Share()
-    if zero.dtype == "bfloat16" and zero.stage == 1 and not zero.optimizer_away:
-        return Share(whole=((2, "bfloat16 gradients"),))
-    gradients = ((zero.gradients, "gradients"),)
-    return Share(divided=gradients) if zero.stage == 2 else Share(whole=gradients)
 
 
 def trainer(models: Sequence[Trained]) -> Need:

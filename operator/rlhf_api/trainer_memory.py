@@ -6,9 +6,10 @@ from dataclasses import replace
 from .activations import Pass, backward_bytes
 from .algorithms import graph_of
 from .graph import POLICY, Model
-from .memory import BYTES, Need, Trained, Zero, count, trainer
+from .memory import Need, Trained, count, trainer
 from .sizes import Size, Sizes
 from .spec import Spec
+from .zero import BYTES, Zero
 
 
 def training(spec: Spec, sizes: Sizes, share: float = 1.0) -> Need:

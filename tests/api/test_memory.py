@@ -17,9 +17,10 @@ from tests.support.vllm_server import free_port
 
 from rlhf_api.activations import Pass, backward_bytes
 from rlhf_api.manifest import apply_override, parse
-from rlhf_api.memory import Trained, Zero, kept, trainer, updating
+from rlhf_api.memory import Trained, trainer
 from rlhf_api.parameters import Shape
 from rlhf_api.problems import InvalidJob
+from rlhf_api.zero import Zero, kept, updating
 from rlhf_operator.plan_table import plan_lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
