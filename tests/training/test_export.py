@@ -13,6 +13,7 @@ from tests.training.running import Job
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.graph import CRITIC
 from rlhf_api.manifest import load, parse
 from rlhf_api.run import RunConfig
 from rlhf_trainer.data.encode import end_tokens
@@ -59,6 +60,17 @@ def test_a_path_of_this_machine_is_no_base_model(tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert "base_model" not in card
     assert "| figure |" not in card, "a run without a step has none"
+
+
+@pytest.mark.parametrize(
+    ("given", "base"),
+    [("{policy: some/policy}", "some/policy"), ("{policy: some/policy, reward: some/reward}", "some/reward")],
+)
+def test_the_card_of_a_critic_names_the_model_that_it_started_from(given, base, tmp_path):
+    ctx = replace(Job("ppo", "", f"spec.model={given}").ctx, workdir=tmp_path)
+    write_card(ctx, CRITIC, tmp_path)
+    _, front, _ = (tmp_path / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(front)["base_model"] == base
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chat" / "grpo.yaml"
