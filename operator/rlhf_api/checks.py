@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pydantic.alias_generators import to_camel
 
 from . import (
+    architectures,
     deepspeed_checks,
     dynamic,
     evaluation,
@@ -178,7 +179,15 @@ def _environment(spec: Spec) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_algorithm, _policy, _reward, _sampling, trainer_checks.batches, trainer_checks.critic),
+    *(
+        _algorithm,
+        _policy,
+        architectures.problems,
+        _reward,
+        _sampling,
+        trainer_checks.batches,
+        trainer_checks.critic,
+    ),
     *(trainer_checks.sequence_parallel, _replay, rollout.problems, lora.problems),
     *(unread.problems, generator_checks.autoscale, generator_checks.pods_per_replica),
     *(_evaluation, _checkpoint),

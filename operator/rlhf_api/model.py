@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from .base import DType, Frozen, ModelField, PositiveFloat
+from .base import DType, Frozen, ImportPath, ModelField, PositiveFloat
 from .lora import Adapters, Lora
 
 
@@ -38,6 +38,8 @@ class Model(Frozen):
     tokenizer: str | None = None
     """Tokenizer; the policy's own unless given."""
     create: CreateModel | None = None
+    architectures: tuple[ImportPath, ...] = Field((), max_length=8)
+    """Classes of your own that Transformers lacks: `[my.model:MyModel, my.model:MyForCausalLM]` (docs/own-model.md)."""
     parameters: PositiveFloat | None = None
     """Number of parameters of the policy, such as 7.6e9; with it and `gpu.memoryGigabytes` memory is checked
     beforehand.

@@ -28,10 +28,11 @@ _CAUSAL = "models/auto/modeling_auto.py"
 
 def engine_problems(spec: Spec, role: Role, where: str, model: str) -> list[Problem]:
     """Problems of a role whose processes run vLLM: of its options, and of its model, which the field `where` names, if
-    it generates and the model is a local directory."""
+    it generates and the model is a local directory of a class that is not the job's own."""
     arguments: Mapping[str, JsonValue] = getattr(spec, role.value).engine_arguments
     found = list(_unknown_options(f"spec.{role.value}", arguments))
-    return found if role.row.work == "score" else [*found, *_unknown_architecture(where, Path(model))]
+    checked = role.row.work != "score" and not spec.model.architectures
+    return [*found, *_unknown_architecture(where, Path(model))] if checked else found
 
 
 def _unknown_options(section: str, arguments: Mapping[str, JsonValue]) -> Iterator[Problem]:

@@ -69,8 +69,8 @@ def health(job: RLHFJob) -> Any:
 
 
 def checkpoints(job: RLHFJob) -> Any:
-    """The store, its deadline, what stays, and where a run begins."""
-    found, committer, copied, archive = list[Any](), Made(), Made(), Made()
+    """The store, its deadline, what stays, and where a run begins; classes of models."""
+    found, committer, copied, archive, classes = list[Any](), Made(), Made(), Made(), Made()
     store = SimpleNamespace(check_writable=lambda: None, conditional=True, url="u")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.Committer, "take_over", committer)
@@ -94,9 +94,10 @@ def checkpoints(job: RLHFJob) -> Any:
         patch.setattr(trainer, "open_datasets", lambda _: ((), {}, None))
         patch.setattr(trainer, "take_over", Made())
         patch.setattr(trainer, "Archive", archive)
+        patch.setattr(trainer.architectures, "register", classes)
         patch.setattr(trainer.distributed, "barrier", lambda: None)
         trainer.work(config(job), SimpleNamespace(first=True, watch_for_stop=lambda _: None), None)
-    return found, [(given, named["patience"]) for given, named in archive.told]
+    return found, [(given, named["patience"]) for given, named in archive.told], classes.told
 
 
 def trackers(job: RLHFJob) -> Any:

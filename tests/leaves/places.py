@@ -202,6 +202,7 @@ VALUES: dict[str, list[Any]] = {
     r"(?i)microBatchTokens$": [64],
     r"gpu\.count$": [1],
     r"\.function$": ["c:d"],
+    r"architectures$": [["c:OwnModel"]],
     r"\.url$": ["http://h/q"],
     r"secretHeaders$": [{"Authorization": "KEY"}],
     r"optimizer\.type$": ["AdamW"],

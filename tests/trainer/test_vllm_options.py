@@ -8,7 +8,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.vllm_source import _options
-from rlhf_trainer.engines.vllm import refusal
+from rlhf_trainer.engines.vllm.refusal import refusals
 
 
 def test_every_option_of_the_parser_is_known():
@@ -24,9 +24,8 @@ def test_what_the_parser_refuses_is_the_fields(monkeypatch):
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
     with pytest.raises(SystemExit):
         parser.parse_args(["--max-num-seqs", "many"])
-    refusal.of_options(Role.REFERENCE)
     refused = (
         r"^spec\.reference\.engineArguments: vLLM refuses its options: argument --max-num-seqs: .*'many'$"
     )
-    with pytest.raises(InvalidJob, match=refused):
+    with pytest.raises(InvalidJob, match=refused), refusals(Role.REFERENCE, "another engine"):
         parser.parse_args(["--max-num-seqs", "many"])

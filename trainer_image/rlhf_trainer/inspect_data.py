@@ -22,6 +22,7 @@ from rlhf_api.spec import Data, Spec
 from .data.chat import check_template
 from .data.dataset import Dataset, open_datasets
 from .data.encode import Encoded, encode_prompt
+from .models import architectures
 from .models.loading import load_job_tokenizer
 from .ops.datasets import ENCODE
 
@@ -135,6 +136,7 @@ def main() -> int:
     spec = config.spec
     made = spec.model.create is None or Path(config.workdir, "initial").exists()
     try:
+        architectures.register(spec.model.architectures)
         tokenizer = load_job_tokenizer(config) if made else None
         if options.what == "show":
             if tokenizer is None:

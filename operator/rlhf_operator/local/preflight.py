@@ -136,6 +136,7 @@ def _functions(spec: Spec) -> Iterator[Problem]:
         for i, f in enumerate(spec.reward.functions)
         if f.function is not None
     ]
+    named += [(f"spec.model.architectures[{i}]", name) for i, name in enumerate(spec.model.architectures)]
     if ":" in spec.algorithm:
         named.append(("spec.algorithm", spec.algorithm))
     if spec.evaluation is not None and spec.evaluation.function is not None:

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -178,12 +179,27 @@ def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise ValueError(f"there is no directory {path!r}")
     try:
-        return kind.from_pretrained(path, **arguments)
+        return kind.from_pretrained(path, trust_remote_code=False, **arguments)
     except Exception as error:  # the libraries below raise almost any exception for invalid input
         _check_readable(path)
+        _check_known(path)
         where = "" if Path(path).is_dir() else ", which is no directory, from the hub"
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise ValueError(f"cannot load {path!r}{where}: {reason}") from error
+
+
+def _check_known(path: str) -> None:
+    """Raises ValueError for a model of a type that neither Transformers nor the job has: code beside it is not run."""
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(path)
+    except Exception:
+        return  # no configuration to tell
+    kind = config.get("model_type")
+    if kind is not None and kind not in CONFIG_MAPPING:
+        raise ValueError(
+            f"cannot load {path!r}: Transformers has no model type {kind!r}; name its classes in "
+            "spec.model.architectures (code that lies beside a model is not run)"
+        )
 
 
 def _check_readable(path: str) -> None:

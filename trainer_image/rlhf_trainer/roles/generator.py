@@ -21,6 +21,7 @@ from rlhf_api.vllm_source import engine_problems
 
 from ..comms import rdma
 from ..engines.vllm.launch import (
+    SHARED,
     check_head_size,
     cpu_options,
     engine_environment,
@@ -70,7 +71,7 @@ def arguments(
         "disable-uvicorn-access-log": True,
     }
     if memory is None:
-        check_head_size(model_source(config, "policy"), "`generator.sharedWithTrainer: true`")
+        check_head_size(model_source(config, "policy"), SHARED)
         check_cpu_workers(spec)
         given = spec.generator.engine_arguments.get("max-model-len")
         served = given if isinstance(given, int) else longest(spec)

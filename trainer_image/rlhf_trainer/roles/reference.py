@@ -14,6 +14,7 @@ from rlhf_api.run import ProcessEnv, RunConfig
 
 from ..comms.ranks import Message
 from ..engines.vllm.frozen import FrozenModel
+from ..models import architectures
 from ..models.inference import infer, served
 from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_device
 from ..ops import output_fn
@@ -52,6 +53,7 @@ def by_vllm(config: RunConfig, output: str) -> FrozenModel:
 
 def run(env: ProcessEnv) -> None:
     config = env.config
+    architectures.register(config.spec.model.architectures)
     nodes = resolve(config.spec).graph.prepare
     output = next(n.output for n in nodes if isinstance(n, Infer) and n.model == REFERENCE)
     engine = by_vllm(config, output) if config.spec.reference.engine == "vllm" else None

@@ -16,6 +16,7 @@ from rlhf_api.run import ProcessEnv, RunConfig
 from ..comms.ranks import Message
 from ..engines.vllm.frozen import FrozenModel
 from ..maths.rewards import scaled_scores
+from ..models import architectures
 from ..models.inference import served
 from ..models.load import positions_of
 from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_device
@@ -62,6 +63,7 @@ def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[
 
 def run(env: ProcessEnv) -> None:
     config, spec = env.config, env.config.spec
+    architectures.register(spec.model.architectures)
     tokenizer = load_job_tokenizer(config)
     engine: FrozenModel | None = None
     model: tuple[float, ModelScore] | None = None

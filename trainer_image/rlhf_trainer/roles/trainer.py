@@ -34,6 +34,7 @@ from ..context import Services, TrainerContext
 from ..data.chat import check_template
 from ..data.dataset import Dataset, open_datasets
 from ..garbage import full_collections_by_hand
+from ..models import architectures
 from ..process import on_sigterm, run_role
 from ..settings import listen_host
 from ..training.assembly import make_task, prepare_model
@@ -81,6 +82,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     # A node that shuts down sends it to its ranks only; all ranks learn of it and stop at the next safe point.
     on_sigterm(stop.set)
     ranks.watch_for_stop(stop)
+    architectures.register(spec.model.architectures)
     rows, held_out, text = open_datasets(spec)
     conversation = check_rows([rows, *held_out.values(), text]) if ranks.first else None
     if ranks.first:

@@ -24,9 +24,10 @@ from rlhf_api.vllm_source import engine_problems
 from ...comms.http import EventLoop
 from ...records import Sequences
 from ...settings import frozen_source
-from . import refusal, watchdog
-from .launch import engine_environment, frozen_options, on_cpu, option
+from . import watchdog
+from .launch import engine_environment, frozen_options, instead_of, on_cpu, option
 from .probes import ENGINE_DEAD, HUNG_SECONDS
+from .refusal import refusals
 
 TEMPERED = "rlhf_trainer.engines.vllm.extension.Tempered"
 
@@ -60,15 +61,15 @@ class FrozenModel:
     @classmethod
     def of(cls, config: RunConfig, role: Role, longest: int, temperature: float = 1.0) -> Self:
         """The frozen model of a role, for sequences of up to `longest` tokens. Sets vLLM's environment variables.
-        Raises InvalidJob for models that vLLM is known not to run, and for options that it refuses."""
+        Raises InvalidJob for models and options that vLLM does not run."""
         model = frozen_source(config, role)
         if problems := engine_problems(config.spec, role, model.where, model.path):
             raise InvalidJob(problems)
-        refusal.of_options(role)
         cpu = on_cpu()
         options = frozen_options(config, role, model, longest, cpu=cpu)
         os.environ.update(engine_environment(os.environ, cpu))
-        return cls(options, temperature)
+        with refusals(role, instead_of(role)):
+            return cls(options, temperature)
 
     def logprobs(self, sequences: Sequences) -> Tensor:
         """The log-probability of each response token, in nats: float32 [A]. Raises RuntimeError where vLLM's output

@@ -26,6 +26,8 @@ CPU_OPTIONS: dict[str, JsonValue] = {
 a seeded prompt crashes its engine: torch's CPU generators have no offset to rewind."""
 CPU_BATCH_TOKENS = 2048
 """Largest number of tokens per engine step on a CPU, unless a sequence may be longer."""
+SHARED = "`generator.sharedWithTrainer: true`"
+"""What generates where vLLM cannot."""
 SHAPE_KEYS = (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's attention on CPUs; it starts with any other one, and crashes at the first request."""
@@ -49,6 +51,11 @@ REFERENCE_ON_GPU: dict[str, JsonValue] = {UTILIZATION: 0.85, "max-num-batched-to
 which vLLM reserves no memory: 3 GB for 2,048 tokens and a vocabulary of 150,000."""
 
 
+def instead_of(role: Role) -> str:
+    """What runs a role's frozen model where vLLM cannot."""
+    return f"`{role.value}.engine: transformers`"
+
+
 def frozen_options(
     config: RunConfig, role: Role, model: ModelSource, longest: int, *, cpu: bool
 ) -> dict[str, JsonValue]:
@@ -62,7 +69,7 @@ def frozen_options(
         "tensor-parallel-size": section.tensor_parallel_size,
     }
     if cpu:
-        check_head_size(model, f"`{role.value}.engine: transformers`")
+        check_head_size(model, instead_of(role))
         options |= cpu_options(longest, section.tensor_parallel_size)
     elif role.row.work == "infer":
         options |= REFERENCE_ON_GPU

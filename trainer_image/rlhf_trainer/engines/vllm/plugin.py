@@ -1,8 +1,11 @@
 """Plugin entry point of this package in each of vLLM's processes."""
 
+import json
 import multiprocessing
 import os
 import signal
+from collections.abc import Mapping
+from pathlib import Path
 
 from ...parent import end_with_parent
 from .watchdog import quote_causes
@@ -13,9 +16,9 @@ BACKEND = "rlhf"
 def register() -> None:
     """Entry point of `vllm.general_plugins`: vLLM calls it in each of its processes, possibly more than once.
 
-    Registers the backend of `--weight-transfer-config '{"backend": "rlhf"}'`, and reports fatal errors to the host.
-    Ties the life of an engine to its server and of a worker to its engine, also under SIGKILL: an orphan would hold its
-    GPU.
+    Registers the backend of `--weight-transfer-config '{"backend": "rlhf"}'` and the job's own model classes, and
+    reports fatal errors to the host. Ties the life of an engine to its server and of a worker to its engine, also under
+    SIGKILL: an orphan would hold its GPU.
     """
     quote_causes()
     if (parent := multiprocessing.parent_process()) is not None:
@@ -28,3 +31,16 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "rlhf_trainer.engines.vllm.engine", "BroadcastEngine"
         )
+    if names := own_architectures(os.environ):
+        from ...models.architectures import register_served
+
+        register_served(names)
+
+
+def own_architectures(environ: Mapping[str, str]) -> list[str]:
+    """`spec.model.architectures` of the job, empty outside of one; read without the contract's models, whose import
+    would slow each start."""
+    file = environ.get("RLHF_RUN_CONFIG")
+    model = json.loads(Path(file).read_bytes())["spec"]["model"] if file else {}
+    names: list[str] = model.get("architectures", [])
+    return names

@@ -1,19 +1,35 @@
-"""Options that vLLM's own parser refuses, as a problem of the manifest's field."""
+"""What vLLM refuses before it loads anything, options or a model, as a problem of the role's section."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
+
+from pydantic import ValidationError
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 
+_LIST = "Supported architectures:"
+"""Begins a list of some hundred names in vLLM's message."""
 
-def of_options(role: Role) -> None:
-    """Makes vLLM's parsers raise InvalidJob, where they would print their usage and exit, and the role be started
-    again."""
+
+@contextmanager
+def refusals(role: Role, instead: str) -> Iterator[None]:
+    """Turns a refusal of vLLM's parsers or configuration within the block into an InvalidJob; by itself vLLM would
+    exit, and the role be started again. `instead`: what does without vLLM."""
     parsers: Any = importlib.import_module("vllm.utils.argparse_utils")
+    section = f"spec.{role.value}"
 
     def error(_parser: Any, message: str) -> NoReturn:
-        where = f"spec.{role.value}.engineArguments"
-        raise InvalidJob([Problem(where, f"vLLM refuses its options: {message}")])
+        raise InvalidJob([Problem(f"{section}.engineArguments", f"vLLM refuses its options: {message}")])
 
     parsers.FlexibleArgumentParser.error = error
+    try:
+        yield
+    except ValidationError as refused:
+        reasons = [each["msg"].removeprefix("Value error, ").partition(_LIST)[0] for each in refused.errors()]
+        message = (
+            f"vLLM refuses the model or its options: {' '.join(reasons).strip()} Use others, or {instead}"
+        )
+        raise InvalidJob([Problem(section, message)]) from refused

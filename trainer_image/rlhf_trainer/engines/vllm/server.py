@@ -17,8 +17,8 @@ from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_INVALID
 
 from ... import termination
-from . import refusal
-from .launch import on_cpu
+from .launch import SHARED, on_cpu
+from .refusal import refusals
 
 SERVER = "vllm.entrypoints.openai.api_server"
 IMPORTED = ("vllm.v1.engine.async_llm", "vllm.v1.engine.core")
@@ -46,9 +46,9 @@ def main() -> None:
     gc.enable()
     if on_cpu():
         fork_engine()
-    refusal.of_options(Role.GENERATOR)
     try:
-        runpy.run_module(SERVER, run_name="__main__")
+        with refusals(Role.GENERATOR, SHARED):
+            runpy.run_module(SERVER, run_name="__main__")
     except InvalidJob as error:
         termination.write(str(error))
         sys.exit(EXIT_INVALID)
