@@ -2,8 +2,13 @@
 
 import json
 import logging
+import os
+import signal
 import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +17,8 @@ from typing import Any
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tests.api.manifests import job
+from tests.support.models import tiny_model
+from tests.support.rlhf import succeed
 
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer.training import tracking
@@ -158,6 +165,73 @@ def events(file: Path) -> Any:
         (length,) = struct.unpack("<Q", data[:8])
         yield Event.FromString(data[12 : 12 + length])
         data = data[16 + length :]
+
+
+def die_once_told(point: str) -> None:
+    """SIGKILL as step 3 begins, once MLflow and trackio have the two evaluations and the two steps before."""
+    folder = Path(os.environ["TRACKIO_DIR"]).parent
+    if point != "step:2" or (folder / "died").exists():
+        return
+    from trackio.sqlite_storage import SQLiteStorage
+
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        files = folder.glob("mlflow/*/*/metrics/evaluation/held_out/loss")
+        lines = [len(file.read_text().splitlines()) for file in files]
+        told = [len(SQLiteStorage.get_logs("chats", run)) for run in SQLiteStorage.get_runs("chats")]
+        if (lines, told) == ([2], [4]):
+            break
+        time.sleep(0.05)
+    (folder / "died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_mlflow_and_trackio_are_told_each_step_once_by_a_trainer_that_was_killed(tmp_path, monkeypatch):
+    """Without a checkpoint it trains from the first step again, as the same run there. What is read back is what a
+    trainer leaves, which ends by os._exit."""
+    from mlflow import MlflowClient
+
+    tiny_model(tmp_path / "model", tie=False, seed=0)
+    rows = [json.dumps({"prompt": f"Say {i}", "answer": "No."}) + "\n" for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    store = (tmp_path / "mlflow").as_uri()
+    kinds = [{"kind": "mlflow", "settings": {"tracking_uri": store}}, {"kind": "trackio"}]
+    spec = {
+        "algorithm": "sft",
+        "steps": 4,
+        "model": {"dtype": "float32", "policy": str(tmp_path / "model")},
+        "data": {
+            "train": [str(tmp_path / "rows.jsonl")],
+            "promptsPerStep": 4,
+            "maxPromptLength": 64,
+            "maxAnswerLength": 64,
+        },
+        "evaluation": {"data": [str(tmp_path / "rows.jsonl")], "everySteps": 2},
+        "trackers": [{**kind, "project": "chats"} for kind in kinds],
+    }
+    head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "told"}}
+    (tmp_path / "job.yaml").write_text(json.dumps({**head, "spec": spec}))
+    fault = here("die_once_told")
+    files = {"TRACKIO_DIR": str(tmp_path / "trackio"), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    done = succeed(tmp_path / "job.yaml", tmp_path / "run", RLHF_FAULTS=fault, **files)
+    assert done.status["roles"]["trainer"]["restarts"] == 1
+
+    figures = {"loss": [1, 2, 3, 4], "evaluation/held_out/loss": [0, 2, 4]}
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient(store)
+    (there,) = client.search_runs([client.get_experiment_by_name("chats").experiment_id])
+    told = {name: client.get_metric_history(there.info.run_id, name) for name in figures}
+    assert {name: [point.step for point in points] for name, points in told.items()} == figures
+    assert [point.value for point in told["loss"]] == [step["loss"] for step in done.steps]
+    assert (there.info.run_name, there.info.status) == ("told", "FINISHED")
+    assert there.data.params["algorithm"] == "sft"
+
+    name_there = f"told-{(done.workdir / tracking.ID).read_text()[:8]}"
+    for name, steps in figures.items():
+        which = ["--project=chats", f"--run={name_there}", f"--metric={name}", "--json"]
+        ask = [sys.executable, "-m", "trackio.cli", "get", "metric", *which]
+        said = subprocess.run(ask, env=os.environ | files, capture_output=True, check=True)
+        assert [point["step"] for point in json.loads(said.stdout)["values"]] == steps
 
 
 def test_weights_and_biases_writes_what_its_sync_sends(tmp_path, monkeypatch):

@@ -82,7 +82,8 @@ class WandB:
 
 
 class MLflow:
-    """An MLflow run, found again by its tag `rlhf.run`. The server is MLFLOW_TRACKING_URI's or the settings'."""
+    """An MLflow run, found again by its tag `rlhf.run`. The server is MLFLOW_TRACKING_URI's or the settings'. The first
+    values of a step that is trained again stay."""
 
     def __init__(self, run: Run, **settings: Any) -> None:
         from mlflow import MlflowClient
@@ -91,8 +92,13 @@ class MLflow:
         experiment = self._client.get_experiment_by_name(run.project)
         within = experiment.experiment_id if experiment else self._client.create_experiment(run.project)
         found = self._client.search_runs([within], f"tags.`rlhf.run` = '{run.id}'", max_results=1)
+        self._last: Mapping[str, int] = {}
         if found:
             self._id = found[0].info.run_id
+            history = (
+                (name, self._client.get_metric_history(self._id, name)) for name in found[0].data.metrics
+            )
+            self._last = {name: max(point.step for point in points) for name, points in history}
             self._client.update_run(self._id, status="RUNNING")
             return
         made = self._client.create_run(within, run_name=run.job, tags={"rlhf.run": run.id})
@@ -103,28 +109,41 @@ class MLflow:
     def log(self, figures: Figures, step: int) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        self._client.log_batch(self._id, metrics=[Metric(n, v, now, step) for n, v in figures.items()])
+        now, new = int(time.time() * 1000), _later(figures, step, self._last)
+        self._client.log_batch(self._id, metrics=[Metric(n, v, now, step) for n, v in new.items()])
 
     def close(self, *, ok: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if ok else "FAILED")
 
 
 class Trackio:
-    """trackio: a local SQLite file, or the Space named in the settings."""
+    """trackio: a local SQLite file, which keeps the first values of a step that is trained again; or the Space named in
+    the settings, which keeps both."""
 
     def __init__(self, run: Run, **settings: Any) -> None:
+        # trackio skips values while another thread has this half imported: it asks whether each is a figure.
+        import matplotlib.figure  # noqa: F401
         import trackio
+        from trackio.sqlite_storage import SQLiteStorage
 
         name, config = f"{run.job}-{run.id[:8]}", dict(run.manifest)
         given = {"project": run.project, "name": name, "resume": "allow", "config": config, **settings}
+        lines = SQLiteStorage.get_logs(given["project"], given["name"])
+        self._last = {figure: line["step"] for line in lines for figure in line}
         self._run: Any = trackio.init(**given)
 
     def log(self, figures: Figures, step: int) -> None:
-        self._run.log(dict(figures), step=step)
+        if new := _later(figures, step, self._last):
+            self._run.log(new, step=step)
 
     def close(self, *, ok: bool) -> None:  # noqa: ARG002
         self._run.finish()
+
+
+def _later(figures: Figures, step: int, last: Mapping[str, int]) -> dict[str, float]:
+    """Those that the tracker has no value of, by each figure's last step there: a run that was killed may have logged a
+    step and not yet its evaluation."""
+    return {name: value for name, value in figures.items() if step > last.get(name, -1)}
 
 
 BUILT_IN: Mapping[str, type[Tracker]] = {
