@@ -14,7 +14,7 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def test_the_script_makes_the_shipped_files(tmp_path):
-    make_data.main(tmp_path)
+    make_data.write(tmp_path, make_data.data_sets())
     for name in ("sft", "prompts", "heldout"):
         assert (tmp_path / f"{name}.jsonl").read_bytes() == (EXAMPLE / f"{name}.jsonl").read_bytes()
 

@@ -13,19 +13,23 @@ fine-tuned on them knows what an answer looks like and is right half of the time
 import json
 import random
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 SEED = 20241123
 DIGITS, LENGTHS = "0123456789", (4, 5, 6)
 SFT, PROMPTS, HELDOUT = 6000, 1000, 100
 
+DataSets = dict[str, list[dict[str, str]]]
+"""The rows of each file, by its name."""
 
-def spaced(digits: list[str]) -> str:
+
+def spaced(digits: Iterable[str]) -> str:
     """Digits as words, each with the space before it, so that each is one token."""
     return "".join(f" {digit}" for digit in digits)
 
 
-def data_sets() -> dict[str, list[dict[str, str]]]:
+def data_sets() -> DataSets:
     """The rows of every file."""
     rng = random.Random(SEED)
     drawn: dict[str, list[str]] = {}
@@ -49,10 +53,10 @@ def data_sets() -> dict[str, list[dict[str, str]]]:
     }
 
 
-def main(directory: Path) -> None:
-    for name, rows in data_sets().items():
+def write(directory: Path, sets: DataSets) -> None:
+    for name, rows in sets.items():
         (directory / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, data_sets())
