@@ -62,9 +62,16 @@ class Sent:
         self.came: list[list[str]] = []
         self.looked: list[list[str]] = []
         self.servers: dict[str, Generator] = {}
+        self.failures, self.silent = 0, False
+        """So many times nobody takes them: silent, or with a reason."""
 
     def send(self, members, tensors, version, committing, base) -> SyncReport:
         self.came.append([name for part in (base and base.tensors, tensors) if part for name, _ in part()])
+        if self.failures:
+            self.failures -= 1
+            silent = frozenset(members if self.silent else ())
+            lost = dict.fromkeys(members, "why")
+            return SyncReport(version, len(self.members), "", (), lost, 0, 0.0, 1, silent=silent)
         committing()
         self.members.append([member.name for member in members])
         self.versions.append(version)
@@ -82,9 +89,19 @@ class World:
     """A fleet with its host: `announce` tells it who is there."""
 
     def __init__(
-        self, http: Background, ranks: Ranks = ALONE, *, staleness: int = 0, max_new_tokens: int = 256
+        self,
+        http: Background,
+        ranks: Ranks = ALONE,
+        *,
+        staleness: int = 0,
+        max_new_tokens: int = 256,
+        startup_seconds: int = 5,
     ) -> None:
-        more = {"rollout": {"maxStaleness": staleness}, "sampling": {"maxNewTokens": max_new_tokens}}
+        more = {
+            "rollout": {"maxStaleness": staleness},
+            "sampling": {"maxNewTokens": max_new_tokens},
+            "generator": {**CONFIG["spec"]["generator"], "startupTimeoutSeconds": startup_seconds},
+        }
         config = RunConfig.model_validate_json(json.dumps({**CONFIG, "spec": {**CONFIG["spec"], **more}}))
         self.control, self.sent = Control(1), Sent()
         services = (
@@ -119,6 +136,25 @@ def test_the_queue_is_told_and_ends_empty(world, http):
     assert world.control.status.queue is None
     assert [r.prompt for r in world.fleet.answer(PROMPTS).rollouts] == PROMPTS
     assert world.control.status.queue == 0
+
+
+def test_a_lone_generator_that_hangs_is_waited_for_and_one_that_refuses_is_not(world, http):
+    alone = Generator(http, "alone")
+    world.announce(alone)
+    world.sent.failures, world.sent.silent = 2 * REFUSALS, True
+    world.fleet.weights.publish(0)  # its host has replaced it by now
+    assert [member.name for member in world.fleet.weights.holders] == ["alone"]
+    world.sent.failures, world.sent.silent = REFUSALS, False
+    with pytest.raises(Unavailable, match="no generator took weight version 1: alone: why"):
+        world.fleet.weights.publish(1)
+
+
+def test_a_generator_that_goes_on_hanging_is_waited_for_as_long_as_for_a_start(http):
+    world, alone = World(http, startup_seconds=1), Generator(http, "alone")
+    world.announce(alone)
+    world.sent.failures, world.sent.silent = 10**9, True
+    with pytest.raises(Unavailable, match="no generator took weight version 0: alone: why"):
+        world.fleet.weights.publish(0)
 
 
 def test_who_drains_is_asked_nothing_more_and_who_comes_gets_weights_first(world, http):

@@ -1,8 +1,9 @@
 """The policy's weights on the generators: which holds which version, and how each gets the next."""
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -41,7 +42,8 @@ class PublishedWeights:
         """`sync` on rank 0 only; `committing` is called there before generators swap weights."""
         self._ctx, self._policy, self._sync, self._committing = ctx, policy, sync, committing
         self._members: list[Member] = []
-        self._failures: Counter[str] = Counter()  # to take the newest weights, by uid
+        self._refusals: Counter[str] = Counter()  # of the newest weights, by uid
+        self._deadline = 0.0  # for generators that do not answer
         self._holders: dict[str, Member] = {}
         self._version = self._current = -1
         self._figures = {"broadcast_bytes": 0.0, "generators_paused_seconds": 0.0}
@@ -51,10 +53,11 @@ class PublishedWeights:
         stop before the new weights; their requests are to be ended and begun again.
 
         Raises:
-            Unavailable: no generator took the weights within its start-up time.
+            Unavailable: no generator took the weights within its start-up time, or all refused them three times.
             Stopped: the run is to stop, on every rank.
         """
-        self._failures.clear()
+        self._refusals.clear()
+        self._deadline = time.monotonic() + self._ctx.spec.generator.startup_timeout_seconds
         while self._ctx.ranks.say(self._wait_for_members) != "stop":
             if self._sent(version):
                 self._version = self._current = version
@@ -133,11 +136,7 @@ class PublishedWeights:
         for target, reason in report.lost.items():
             log.warning("%s did not take weight version %d: %s", target.name, version, reason)
         if not report.holders:
-            # A generator that died is being replaced and may try again; one that lives may refuse three times.
-            self._failures.update(target.uid for target in report.lost)
-            if all(self._failures[member.uid] >= REFUSALS for member in members):
-                why = "; ".join(f"{target.name}: {reason}" for target, reason in report.lost.items())
-                raise Unavailable(f"no generator took weight version {version}: {why}")
+            self._give_up(report, members)
             return False
         self._figures["broadcast_bytes"] += report.bytes + report.base_bytes
         paused = self._figures["generators_paused_seconds"]
@@ -149,6 +148,15 @@ class PublishedWeights:
         self._holders = {member.uid: member for member in members if member.uid in held}
         self._tell(report)
         return True
+
+    def _give_up(self, report: SyncReport, members: Sequence[Member]) -> None:
+        """Of weights that no generator took. One that does not answer, dead or hung, is replaced by its host, which may
+        take as long as a start; one that answers may refuse three times. Raises Unavailable after that."""
+        self._refusals.update(target.uid for target in report.lost if target not in report.silent)
+        late = bool(report.silent) and time.monotonic() > self._deadline
+        if late or all(self._refusals[member.uid] >= REFUSALS for member in members):
+            why = "; ".join(f"{target.name}: {reason}" for target, reason in report.lost.items())
+            raise Unavailable(f"no generator took weight version {report.version}: {why}")
 
     def _announced(self, part: str) -> Iterator[tuple[str, Tensor]]:
         """A part of the policy, after telling the other ranks to gather it too."""

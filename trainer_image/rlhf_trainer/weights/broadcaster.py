@@ -32,9 +32,10 @@ STRIKES = 2  # its own failures after which a live server is left out
 @dataclass(frozen=True)
 class SyncReport:
     """Outcome of `WeightSync.send`: `holders` serve `version` now, their weights proven equal by `digest`; `lost` says
-    why each of the others does not. `bytes` of the version went to each holder, and `base_bytes` before them to those
-    that lacked the base; `seconds` and `attempts` for all of it, of which the last one took `wire_seconds` to send the
-    version and had each holder paused for `pause_seconds` at most."""
+    why each of the others does not, of which the `silent` ones answered nothing: dead, or hung. `bytes` of the version
+    went to each holder, and `base_bytes` before them to those that lacked the base; `seconds` and `attempts` for all of
+    it, of which the last one took `wire_seconds` to send the version and had each holder paused for `pause_seconds` at
+    most."""
 
     version: int
     epoch: int
@@ -47,6 +48,7 @@ class SyncReport:
     wire_seconds: float = 0.0
     pause_seconds: float = 0.0
     base_bytes: int = 0
+    silent: frozenset[Member] = frozenset()
 
 
 @dataclass
@@ -55,6 +57,7 @@ class _Attempt:
 
     left: list[Member]
     lost: dict[Member, str] = field(default_factory=dict)
+    silent: set[Member] = field(default_factory=set)
     strikes: Counter[Member] = field(default_factory=Counter)
 
     def drop(self, reasons: Mapping[Member, str]) -> None:
@@ -142,6 +145,7 @@ class WeightSync:
             wire_seconds=sent.seconds,
             pause_seconds=paused,
             base_bytes=base_bytes,
+            silent=frozenset(state.silent),
         )
 
     def changed(self, holders: Sequence[Member]) -> str:
@@ -232,6 +236,7 @@ class WeightSync:
         """Drops members that do not answer; if all do, those that have failed twice by themselves."""
         _, silent = self._servers.status(state.left, timeout=PROBE_S).settled()
         if silent:
+            state.silent.update(silent)
             reasons = failure.reasons if isinstance(failure, MembersFailed) else {}
             state.drop({target: reasons.get(target, why) for target, why in silent.items()})
         elif isinstance(failure, MembersFailed):
