@@ -27,8 +27,8 @@ def read(
 ) -> Any:
     """The document of a YAML file, merged over those in its `include` list, each over the ones before it.
 
-    Paths are relative to the file that names them. Objects are merged key by key; any other value, lists included, is
-    replaced by the later one. `${NAME:default}` is replaced in each file, by `variables`.
+    Paths are relative to the file that names them; see `merge`. `${NAME:default}` is replaced in each file, by
+    `variables`.
 
     Raises:
         InvalidJob: a file cannot be read, is not YAML, includes itself, or names an unset variable.
@@ -80,10 +80,10 @@ def _document(file: Path, variables: Mapping[str, str]) -> Any:
 
 
 def merge(base: Any, over: Any) -> Any:
-    """Objects key by key; any other value as the later one has it."""
+    """Objects key by key, of which a null takes one of `base` away (JSON Merge Patch, RFC 7396); any other value as the
+    later one has it."""
     if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
         return over
-    return {
-        **base,
-        **{key: merge(base[key], value) if key in base else value for key, value in over.items()},
-    }
+    taken = {key for key, value in over.items() if value is None and key in base}
+    left = {key: value for key, value in base.items() if key not in taken}
+    return left | {key: merge(left.get(key), value) for key, value in over.items() if key not in taken}

@@ -79,6 +79,17 @@ def test_a_file_stands_over_what_it_includes_and_the_later_over_the_earlier(tmp_
     assert read(job, {}) == {"a": {"x": 1, "w": 0, "y": 2, "z": 3}, "l": [3]}
 
 
+def test_a_null_takes_an_included_field_or_section_back(tmp_path: Path) -> None:
+    base = {**document(), "spec": {**document()["spec"], "seed": 7, "weights": {"everySteps": 1}}}
+    job = files(
+        tmp_path,
+        base=yaml.safe_dump(base),
+        job="include: [base.yaml]\nspec: {seed: null, weights: null, workspace: {claim: null}}\n",
+    )
+    assert read(job, {})["spec"].keys() - document()["spec"].keys() == {"workspace"}
+    assert load(job).spec.weights == load(files(tmp_path, job=yaml.safe_dump(document()))).spec.weights
+
+
 def test_includes_that_cannot_be_are_told_together(tmp_path: Path) -> None:
     job = files(tmp_path, job="include: [none.yaml, a.yaml, b.yaml]\n", a="include: [job.yaml]\n", b="- 1\n")
     with pytest.raises(InvalidJob) as caught:
