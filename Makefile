@@ -33,12 +33,12 @@ demo: install
 
 # Each part runs to its end, whatever became of those before; then all are reported together.
 # What the servers of the tests are made of is built before them, since no test's time limit has room for it, and beside
-# the linters and the tests that need nothing of it. The others go two at a time, the next one as soon as one ends; on a
-# cluster that they share, one after the other.
+# the linters and the tests that need nothing of it. The others go two at a time, the next one as soon as one ends, the
+# longest first; on a cluster that they share, one after the other.
 test: install
 	rm -rf $(RESULTS)
 	-$(MAKE) --keep-going --jobs=2 cluster-parts lint units modern-parts
-	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target e2e calm heavy runs
+	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target heavy runs calm e2e
 	@$(BIN)/python tools/results $(RESULTS) lint units e2e calm runs heavy
 
 RESULTS := $(VENV)/.results
