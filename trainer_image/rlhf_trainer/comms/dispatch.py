@@ -122,10 +122,10 @@ class Dispatch(Generic[Item, Result]):
         present = self._current()
         while self._waiting and (member := self._assignments.choose(self._waiting[0], present)) is not None:
             assigned = self._assignments.give(self._waiting.popleft(), member)
-            progress = partial(self._assignments.progress, assigned)
+            heard = partial(self._assignments.progress, assigned)
             item = self._items[assigned.place]
             self._observer.asked(item)
-            task = asyncio.ensure_future(self._client.ask(member, item, progress))
+            task = asyncio.ensure_future(self._client.ask(member, item, heard))
             task.add_done_callback(self._ended.put_nowait)
             self._asked[task] = assigned
         return bool(self._asked)
