@@ -87,13 +87,13 @@ def test_the_first_fatal_error_of_a_process_is_its_termination_message(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "end"))
     handlers = logging.getLogger("vllm").handlers
-    before = [*handlers]
+    before, handlers[:] = [*handlers], []  # a test that parses vLLM's options has its plugins loaded
     quote_causes()
     quote_causes()  # vLLM loads its plugins more than once
     try:
         for function in functions:
             function()
-        assert len(handlers) == len(before) + 1
+        assert len(handlers) == 1
     finally:
         handlers[:] = before
     left = (tmp_path / "end").read_text().splitlines(keepends=True) if message else []
