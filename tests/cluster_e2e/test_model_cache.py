@@ -48,7 +48,7 @@ def test_a_hubs_model_is_downloaded_by_one_job_and_found_by_the_next(jobs: Jobs,
         filling = "first-trainer-0 fills the model cache: `kubectl logs first-trainer-0 -c models`"
         eventually(lambda: filling in jobs.status("first").get("message", ""), "the job says so", START_S)
         eventually(lambda: f"{NAME} (spec.model.policy): " in said(jobs, "first"), "the pod says how far")
-        assert served.sent[WEIGHTS] == 1
+        eventually(lambda: served.sent[WEIGHTS] == 1, "the weights are asked for, once", START_S)
         served.release.set()
         assert jobs.until("first", "Succeeded", timeout=RUN_S)["progress"] == "1/1"
         assert f"{NAME} (spec.model.policy) is in {CACHE} now" in said(jobs, "first")
