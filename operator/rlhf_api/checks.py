@@ -179,15 +179,8 @@ def _environment(spec: Spec) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(
-        _algorithm,
-        _policy,
-        architectures.problems,
-        _reward,
-        _sampling,
-        trainer_checks.batches,
-        trainer_checks.critic,
-    ),
+    *(_algorithm, _policy, architectures.problems, _reward, _sampling),
+    *(trainer_checks.batches, trainer_checks.critic),
     *(trainer_checks.sequence_parallel, _replay, rollout.problems, lora.problems),
     *(unread.problems, generator_checks.autoscale, generator_checks.pods_per_replica),
     *(_evaluation, _checkpoint),

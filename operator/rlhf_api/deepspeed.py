@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 
+from .base import DType
+
 
 def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -119,6 +121,11 @@ class DeepSpeedConfig(_Section):
     wall_clock_breakdown: bool | None = None
     steps_per_print: int | None = Field(None, ge=1)
     comms_logger: dict[str, JsonValue] | None = None
+
+    def stage(self, dtype: DType) -> int:
+        """ZeRO's stage of a model of this dtype: 1 at least in mixed precision, to which the trainer raises it."""
+        given = self.zero_optimization.stage
+        return given if dtype == "float32" else max(1, given)
 
     def raw(self) -> dict[str, JsonValue]:
         """As DeepSpeed reads it: only what was set."""

@@ -48,7 +48,7 @@ def switched_off(spec: Spec) -> Iterator[Problem]:
     """Keys of a part that is off: of a later stage, of no device, of another precision."""
     for section in _sections(spec):
         config, zero, where = section.config, section.config.zero_optimization, f"spec.trainer.{section.name}"
-        stage = zero.stage if section.dtype == "float32" else max(1, zero.stage)  # as the trainer raises it
+        stage = config.stage(section.dtype)
         for key in _given(zero):
             later = key in _OF_STAGE_3 or key.startswith(_BEGIN_STAGE_3)
             least = 3 if later else 1 if key == "offload_optimizer" else 0

@@ -1,4 +1,4 @@
-"""What other systems call fields of a manifest: TRL, verl, OpenRLHF, DeepSpeed-Chat, ReaL, XTuner, DeepSpeed. For
+"""Names of a manifest's fields in other systems: TRL, verl, OpenRLHF, DeepSpeed-Chat, ReaL, XTuner, DeepSpeed. For
 messages about unknown fields alone: none of these names is accepted."""
 
 _NAMES = {

@@ -1,4 +1,4 @@
-"""What the installed vLLM serves, by its source: names of options and of models. Importing it would take seconds.
+"""Names of options and models of the installed vLLM, read from its source; importing it would take seconds.
 
 Empty where vLLM is not installed; then vLLM's own parser says it, in the role that starts it.
 """

@@ -41,8 +41,7 @@ class Zero:
         master = 2 if light else 4
         return cls(
             dtype=dtype,
-            # Mixed precision is stage 1 at least: the trainer makes it so.
-            stage=zero.stage if dtype == "float32" else max(1, zero.stage),
+            stage=config.stage(dtype),
             ranks=spec.trainer.ranks,
             optimizer_away=away[0],
             weights_away=away[1] and zero.stage == 3,

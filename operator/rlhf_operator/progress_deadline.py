@@ -1,6 +1,5 @@
 """Progress deadline of the trainer (`spec.trainer.progressDeadlineSeconds`): tells a hang from a long step; pure."""
 
-import signal
 from collections.abc import Sequence
 
 from rlhf_api.roles import Role
@@ -8,7 +7,7 @@ from rlhf_api.spec import Spec
 from rlhf_api.status import TrainerStatus
 
 from .job_status import STARTING
-from .restart_policy import Ended, ProcessState
+from .restart_policy import SIGTERMED, Ended, ProcessState
 
 _UNCOUNTED = (STARTING, "exporting")
 """Activities in which a library reads or writes whole models, for any time and without a sign."""
@@ -39,4 +38,4 @@ def hang(
         return None
     last = f", last seen {activity}" if activity else ""
     reason = f"made no progress for {limit} s{last} (spec.trainer.progressDeadlineSeconds)"
-    return Ended(due, 128 + signal.SIGTERM, reason)
+    return Ended(due, SIGTERMED, reason)

@@ -1,5 +1,6 @@
 """Start, kill and finish decisions for a job's processes, by restart budgets and failure rules; pure."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,6 +15,8 @@ from .exit_reasons import failure_type
 
 _FOR_GOOD = {EXIT_INVALID: "InvalidConfiguration", EXIT_UNHEALTHY: "HealthRule"}
 """Exit codes after which a restart would not help."""
+SIGTERMED = 128 + signal.SIGTERM
+"""Exit code of a process that SIGTERM has ended."""
 PEERS_SECONDS = 30.0
 """Longest time that trainer processes may outlast the first that succeeded, seconds."""
 

@@ -119,6 +119,13 @@ def succeed(
     return finished
 
 
+def better_by_grpo(example: Path, folder: Path, steps: int) -> Finished:
+    """An example's fine-tuning of `steps` steps, with its last checkpoint alone, then 20 steps of its GRPO."""
+    succeed(example / "sft.yaml", folder / "sft", f"spec.checkpoint.everySteps={steps}")
+    start = f"spec.model.policy={folder / 'sft' / 'policy'}"
+    return succeed(example / "grpo.yaml", folder / "grpo", start, "spec.steps=20")
+
+
 def processes(workdir: Path, name: str | None = None) -> list[psutil.Process]:
     """The live processes of a run, by the configuration file that each role is given; `name` is `<role>-<i>`."""
     found = []

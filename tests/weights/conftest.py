@@ -45,31 +45,30 @@ def starting_tied(folder) -> Iterator[Server]:
     server.stop()
 
 
-@pytest.fixture(scope="module")
-def untied(folder, starting_tied) -> Iterator[Server]:  # noqa: ARG001  they start side by side
-    server = vllm_server.launch(folder / "untied-0", folder / "untied.log", token=TOKEN, arguments=SPOILABLE)
+def serving(folder: Path, kind: str, *arguments: str) -> Iterator[Server]:
+    """A server of `<kind>-0`, ended in the end."""
+    server = vllm_server.launch(
+        folder / f"{kind}-0", folder / f"{kind}.log", token=TOKEN, arguments=arguments
+    )
     try:
         yield server.wait_ready()
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def untied(folder, starting_tied) -> Iterator[Server]:  # noqa: ARG001  they start side by side
+    yield from serving(folder, "untied", *SPOILABLE)
 
 
 @pytest.fixture(scope="module")
 def experts(folder) -> Iterator[Server]:
-    server = vllm_server.launch(folder / "experts-0", folder / "experts.log", token=TOKEN)
-    try:
-        yield server.wait_ready()
-    finally:
-        server.stop()
+    yield from serving(folder, "experts")
 
 
 @pytest.fixture(scope="module")
 def biased(folder) -> Iterator[Server]:
-    server = vllm_server.launch(folder / "biased-0", folder / "biased.log", token=TOKEN)
-    try:
-        yield server.wait_ready()
-    finally:
-        server.stop()
+    yield from serving(folder, "biased")
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
 from ..progress_deadline import hang
-from ..restart_policy import Ended, ProcessState
-from .pod_status import SIGTERMED, seconds
+from ..restart_policy import SIGTERMED, Ended, ProcessState
+from .pod_status import seconds
 from .snapshot import Pod
 
 LOST_SECONDS = 30.0
@@ -102,8 +102,9 @@ def hung(
     if cluster.progress_time is None or sight.counted_of(Role.TRAINER):
         return list(processes)
     end = hang(spec, processes, seconds(cluster.progress_time), now, activity)
-    trainers = [s for s in processes if s.role is Role.TRAINER and s.ended is None]
-    return [replace(s, ended=end) if end and s in trainers else s for s in processes]
+    if end is None:
+        return list(processes)
+    return [replace(s, ended=end) if s.role is Role.TRAINER and s.ended is None else s for s in processes]
 
 
 def lost(pod: Pod, now: float) -> bool:

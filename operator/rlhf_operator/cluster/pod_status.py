@@ -1,4 +1,4 @@
-"""What a pod's status says of its start and its end; pure."""
+"""Reads the start and the end of a pod from its status; pure."""
 
 import datetime
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from ..exit_reasons import exit_words, telling_line
 from ..redaction import redacted
-from ..restart_policy import Ended
+from ..restart_policy import SIGTERMED, Ended
 
 Body = Mapping[str, Any]
 
@@ -25,7 +25,6 @@ OVER = ("Failed", "Succeeded")
 """Phases of a pod that has ended."""
 _RACES = "OutOf"
 """Prefix of kubelets' reasons for a pod whose resources were taken by another, such as `OutOfcpu`."""
-SIGTERMED = 128 + 15
 
 
 def seconds(text: str) -> float:
@@ -55,7 +54,7 @@ def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Bo
         return Ended(at, code, said, disrupted, status.get("reason") or "", log)
     code = end.get("exitCode", SIGTERMED)
     how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
-    log = redacted(end.get("message") or "").rstrip()
+    log = _last_lines(end)
     telling = telling_line(log)
     why = f"{how}: {telling}" if telling else how
     return Ended(
@@ -67,6 +66,11 @@ def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Bo
         status.get("reason") or end.get("reason") or "",
         log,
     )
+
+
+def _last_lines(end: Body) -> str:
+    """The termination message of a container, without secrets."""
+    return redacted(end.get("message") or "").rstrip()
 
 
 def _told_to_end(meta: Body) -> float | None:
@@ -107,7 +111,7 @@ def _failed_init(status: Body) -> tuple[int, str, str] | None:
     for container in status.get("initContainerStatuses", ()):
         end = container.get("state", {}).get("terminated")
         if end and end.get("exitCode"):
-            log = redacted(end.get("message") or "").rstrip()
+            log = _last_lines(end)
             told = telling_line(log)
             said = f"init container {container['name']} {exit_words(end['exitCode'])}"
             return end["exitCode"], f"{said}: {told}" if told else said, log

@@ -91,9 +91,8 @@ class Reconciler:
         job = reopened(job, want.spec)
         trainer = await self._trainers.read(job, pods)
         workload, refusal = self._cache.workload(key), self._refused.get(key)
-        if refusal is not None and isinstance(
-            refusal.why, Finish
-        ):  # of the spec of then; a later one reopens the job
+        if refusal is not None and isinstance(refusal.why, Finish):
+            # Of the spec of then; a later one reopens the job.
             job = replace(job, generation=refusal.generation)
         seen = Observed(
             job,

@@ -169,7 +169,7 @@ class OnCluster:
         return "" if phase == ("Suspended" if watch.stopped else "Succeeded") else state(status)
 
     async def _standing(self, status: JobStatus | None, job: Body) -> str:
-        """What the job waits for, and the last warnings about it and its unready pods."""
+        """The job's state, and the last warnings about it and its unready pods."""
         words = [state(status)]
         for body in (job, *(pod for pod in self._pods if not _ready(pod))):
             with suppress(ApiError):

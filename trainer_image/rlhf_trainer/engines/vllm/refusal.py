@@ -24,6 +24,7 @@ def refusals(role: Role, instead: str) -> Iterator[None]:
     def error(_parser: Any, message: str) -> NoReturn:
         raise InvalidJob([Problem(f"{section}.engineArguments", f"vLLM refuses its options: {message}")])
 
+    before = parsers.FlexibleArgumentParser.error
     parsers.FlexibleArgumentParser.error = error
     try:
         yield
@@ -33,3 +34,5 @@ def refusals(role: Role, instead: str) -> Iterator[None]:
             f"vLLM refuses the model or its options: {' '.join(reasons).strip()} Use others, or {instead}"
         )
         raise InvalidJob([Problem(section, message)]) from refused
+    finally:
+        parsers.FlexibleArgumentParser.error = before

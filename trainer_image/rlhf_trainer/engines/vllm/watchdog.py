@@ -108,18 +108,20 @@ class _Causes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.funcName in FATAL:
-            error = record.exc_info[1] if record.exc_info else None
-            termination.write(fatal(record, self._oom_kills.words()), error=error)
+            termination.write(fatal(record, self._oom_kills.words()), error=_exception(record))
 
 
 def fatal(record: logging.LogRecord, oom: str) -> str:
     """A log record's exception, or else its message; `oom`: text for a worker ended by SIGKILL."""
-    error = record.exc_info[1] if record.exc_info else None
-    if error is not None:
+    if (error := _exception(record)) is not None:
         return f"{type(error).__name__}: {error}"
     killed = re.compile(rf"exit code: -{signal.SIGKILL:d}\b")
     unknown = re.compile("exit code: None")  # vLLM asks before the process has ended
     return unknown.sub(rf"\g<0>{oom}", killed.sub(f"SIGKILL{oom}", record.getMessage()))
+
+
+def _exception(record: logging.LogRecord) -> BaseException | None:
+    return record.exc_info[1] if record.exc_info else None
 
 
 def quote_causes() -> None:
