@@ -51,8 +51,8 @@ COPY constraints /requirements/constraints
 # Triton is 1 GB that the CPU build finds of no use and turns off.
 RUN cd /requirements && pip install --quiet -c "constraints/$ENGINE.txt" torch \
     && pip install --quiet -c "constraints/$ENGINE.txt" -r contract.txt -r trainer.txt -r "$ENGINE.txt" \
-    && pip uninstall --quiet --yes torchvision torchaudio torchcodec \
-    && if [ "$ENGINE" = cpu ]; then pip uninstall --quiet --yes triton; fi
+    && pip uninstall --quiet --yes torchaudio torchcodec \
+    && if [ "$ENGINE" = cpu ]; then pip uninstall --quiet --yes torchvision triton; fi
 # The sandbox of programs that score responses.
 RUN command -v bwrap >/dev/null || { apt-get update -qq \
     && apt-get install -qq -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*; }

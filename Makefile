@@ -14,15 +14,17 @@ python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
 install: $(STAMP)
 
-# torch first: with it in place nothing pulls another build of it. torchvision, torchaudio and torchcodec come
-# with vLLM in builds made for another torch; nothing here uses them and importing transformers would fail.
+# torch first: with it in place nothing pulls another build of it. torchvision, torchaudio and torchcodec come with vLLM,
+# most in builds made for another torch: nothing here uses them and importing transformers would fail. On a GPU vLLM
+# does not start without torchvision, whose build there is torch's.
+UNUSED := torchaudio torchcodec $(if $(filter cpu,$(ENGINE)),torchvision)
 $(STAMP): pyproject.toml $(PINS)
 	tools/system-packages $(python)
 	$(python) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints/common.txt pip
 	$(BIN)/pip install --quiet --constraint constraints/$(ENGINE).txt torch
 	$(BIN)/pip install --quiet --constraint constraints/$(ENGINE).txt --editable '.[operator,trainer,$(ENGINE),dev]'
-	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(BIN)/pip uninstall --quiet --yes $(UNUSED)
 	touch $@
 
 # The main job: a model made from scratch, fine-tuned, a reward model, PPO against it. Figures end up in runs/.

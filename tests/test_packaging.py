@@ -173,3 +173,16 @@ def test_an_engine_resolves_to_what_its_constraints_pin(engine, torch, tmp_path)
     found = {normalized(each["name"]): each["version"].partition("+")[0] for each in packages}
     del found["rlhf-operator"]
     assert found == {name: pinned.get(name, "not pinned") for name in found}
+
+
+@pytest.mark.parametrize(("engine", "stays"), [("cpu", False), ("gpu", True)])
+def test_torchvision_stays_where_vllm_needs_it(engine, stays, release):
+    """Of vLLM's builds only the one for GPUs does not start without it: its warm-up imports a model that has images."""
+    planned = done(
+        "make", "--dry-run", "--always-make", "--directory", ROOT, f"ENGINE={engine}", "install"
+    ).stdout
+    (taken,) = re.findall(r"pip uninstall .*--yes (.*)", planned)
+    assert {"torchaudio", "torchcodec"} <= set(taken.split())
+    assert ("torchvision" not in taken.split()) is stays
+    assert ("torchvision" not in release.NOT_IN_IMAGES[engine]) is stays
+    assert set(taken.split()) <= release.NOT_IN_IMAGES[engine]
