@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from rlhf_api.manifest import parse
@@ -95,12 +97,31 @@ def test_too_few_are_refused_before_anything_starts():
     gpus.check(spec(generator={"sharedWithTrainer": True}), ["0"])
 
 
-def test_what_the_user_hid_stays_hidden(tmp_path):
-    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
-        (tmp_path / name).touch()
-    assert gpus.present({}, tmp_path) == ["0", "2", "10"]
-    assert gpus.present({gpus.VISIBLE: "3,1"}, tmp_path) == ["3", "1"]
-    assert gpus.present({gpus.VISIBLE: ""}, tmp_path) == []
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """Writes the `nvidia-smi` of a machine, a script."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def write(script: str) -> None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        gpus.listed.cache_clear()
+
+    yield write
+    gpus.listed.cache_clear()
+
+
+def test_gpus_are_those_that_the_driver_lists(driver):
+    driver(f'[ "$*" = "{" ".join(gpus.LIST[1:])}" ] && printf "0\\n1\\n"')
+    assert gpus.present({}) == ["0", "1"]
+    driver("echo No devices were found; exit 6")
+    assert gpus.present({}) == []
+
+
+def test_what_the_user_hid_stays_hidden(driver):
+    driver("printf '0\\n1\\n2\\n3\\n'")
+    assert gpus.present({gpus.VISIBLE: "3,1"}) == ["3", "1"]
+    assert gpus.present({gpus.VISIBLE: ""}) == []
 
 
 def test_a_gpu_that_is_named_twice_is_shared_by_processes_that_nccl_takes_for_two_hosts():

@@ -4,9 +4,9 @@ NCCL refuses two members of a group on one GPU of one host. Processes that share
 names it more than once, therefore claim to be on different hosts, and their weights are sent by TCP.
 """
 
-import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import cache
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import gpus_each
@@ -17,15 +17,26 @@ from rlhf_api.spec import Spec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOST = "NCCL_HOSTID"
+LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+LIST_SECONDS = 60.0
 
 
-def present(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """This machine's GPUs, restricted to those visible by CUDA_VISIBLE_DEVICES."""
+def present(environ: Mapping[str, str]) -> list[str]:
+    """This machine's GPUs: what CUDA_VISIBLE_DEVICES names, else all that the driver lists. Files in /dev would not do: in
+    a container they keep the host's numbers, and under some hypervisors there are none."""
     if VISIBLE in environ:
         return [name for name in environ[VISIBLE].split(",") if name]
-    return sorted(
-        (m[1] for p in devices.glob("nvidia*") if (m := re.fullmatch(r"nvidia(\d+)", p.name))), key=int
-    )
+    return listed()
+
+
+@cache
+def listed() -> list[str]:
+    """Indexes of all GPUs that the driver finds; none without a driver."""
+    try:
+        listed = subprocess.run(LIST, capture_output=True, text=True, timeout=LIST_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listed.stdout.split()
 
 
 def check(spec: Spec, gpus: Sequence[str]) -> None:
