@@ -54,7 +54,7 @@ def main() -> None:
         engine = {"kv-cache-memory-bytes": 4 << 30, "gpu-memory-utilization": 0.3} if gpu else {}
         dtype = "bfloat16" if gpu else "float32"
         config = run_config(folder / "model", folder, dtype, 100, engine)
-        place = min(options.ranks, torch.cuda.device_count() - 1) if gpu else 0
+        place = str(min(options.ranks, torch.cuda.device_count() - 1) if gpu else 0)
         server = Server(options.logs or folder, "generator-0", place, config)
         try:
             server.launch().wait_ready()

@@ -127,7 +127,7 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
         extra = {"dtype": "float32", "enforce-eager": True, "distributed-executor-backend": "uni"}
         extra |= {"kv-cache-memory-bytes": 256 << 20}
     config = run_config(folder / "model", folder, extra["dtype"], options.answer, engine)
-    server = Server(options.logs or folder, "generator", 1, config)
+    server = Server(options.logs or folder, "generator", "1", config)
     arguments = {"model": str(folder / "model"), "max-model-len": LONGEST + options.answer}
     arguments |= {"generation-config": "vllm", "logprobs-mode": "processed_logprobs", **engine, **extra}
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0", "HF_HUB_OFFLINE": "1"}

@@ -92,9 +92,9 @@ def served_logprobs(http: Background, address: str) -> torch.Tensor:
 
 
 def run_config(
-    model: Path, workdir: Path, dtype: str, response_tokens: int, engine: dict[str, Any]
+    model: Path, workdir: Path, dtype: str, response_tokens: int, engine: dict[str, Any], parts: int = 1
 ) -> RunConfig:
-    """A job that serves `model`; only its generators are started."""
+    """A job that serves `model`, each generator on so many GPUs; only its generators are started."""
     spec = {
         "algorithm": "ppo",
         "steps": 1,
@@ -102,7 +102,7 @@ def run_config(
         "data": {"train": ["unused.jsonl"], "maxPromptLength": 128, "promptsPerStep": 64},
         "sampling": {"maxNewTokens": response_tokens},
         "reward": {"functions": [{"function": "unused:unused"}]},
-        "generator": {"engineArguments": engine},
+        "generator": {"engineArguments": engine, "tensorParallelSize": parts},
     }
     manifest = {
         "apiVersion": "rlhf.dev/v1alpha1",
@@ -115,7 +115,7 @@ def run_config(
 
 @dataclass
 class Server:
-    """A vLLM server in a process group of its own, on GPU `gpu`: the generator role of `config`, or `command`.
+    """A vLLM server in a process group of its own, on the GPUs `gpu`: the generator role of `config`, or `command`.
 
     NCCL refuses two members on one GPU, unless they seem to be on two hosts: one that is `apart` does, so it may share
     a GPU, and its weights come by sockets.
@@ -123,7 +123,7 @@ class Server:
 
     folder: Path
     name: str
-    gpu: int
+    gpu: str
     config: RunConfig | None = None
     command: list[str] = field(default_factory=list)
     token: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -144,7 +144,7 @@ class Server:
     def launch(self) -> "Server":
         self.port = self.port or free_port()
         command = [*self.command, "--port", str(self.port)]
-        variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": str(self.gpu), "RLHF_TOKEN": self.token}
+        variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": self.gpu, "RLHF_TOKEN": self.token}
         if self.apart:
             variables["NCCL_HOSTID"] = self.name
         if self.config is not None:

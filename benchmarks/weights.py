@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/weights.py --model qwen2.5-7b [--buckets 256 512 1024] [--kill] [--own] [--adapter 16]
 
 One trainer on the first GPU, with random weights; generators, as their role starts them, on the next ones. Where GPUs
-are too few, the last generators share those of the others: their wire is then TCP. On a machine without GPUs the same
+are too few, the last generators share those of the others: their wire is then TCP. `--tensor-parallel` gives each
+generator so many GPUs. On a machine without GPUs the same
 with gloo and `--model tiny`. Beside it, in the same run: a raw broadcast of the same bytes, and
 with `--own` vLLM's own NCCL engine in a second server on the second GPU. `--kill` ends a generator with SIGKILL in the
 middle of a broadcast. `--adapter` gives the model an adapter of that rank in the end, which travels alone. Prints one
@@ -189,6 +190,7 @@ def main() -> None:
     parser.add_argument("--buckets", type=int, nargs="+", default=[256, 512, 1024], metavar="MEGABYTES")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--generators", type=int, default=1, help="each on the next GPU after the trainer's")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of each generator")
     parser.add_argument("--load", type=int, default=256, help="answers under way in the rounds under load")
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--own", action="store_true", help="vLLM's own NCCL engine too")
@@ -211,16 +213,19 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
     save(model, folder / "model")
     tell({"what": "model made and saved, raw measured", "seconds": time.monotonic() - began})
     engine = {"kv-cache-memory-bytes": 20 << 30, "gpu-memory-utilization": 0.4} if gpu else {}
+    parts = options.tensor_parallel
     config = run_config(
-        folder / "model", folder, "bfloat16" if gpu else "float32", 1024 if gpu else 100, engine
+        folder / "model", folder, "bfloat16" if gpu else "float32", 1024 if gpu else 100, engine, parts
     )
     token = secrets.token_hex(8)
-    gpus = torch.cuda.device_count() if gpu else options.generators + 1
-    servers = [
-        Server(logs, f"generator-{i}", (i + 1) % gpus, config, token=token, apart=i + 1 >= gpus)
-        for i in range(options.generators)
-    ]
-    own = Server(logs, "own-engine", 1, command=own_command(folder / "model", engine))
+    gpus = torch.cuda.device_count() if gpu else options.generators * parts + 1
+    servers = []
+    for i in range(options.generators):
+        places = range(i * parts + 1, (i + 1) * parts + 1)
+        taken = ",".join(str(place % gpus) for place in places)
+        apart = places.stop > gpus
+        servers.append(Server(logs, f"generator-{i}", taken, config, token=token, apart=apart))
+    own = Server(logs, "own-engine", "1", command=own_command(folder / "model", engine))
     try:
         for server in servers:
             server.launch()

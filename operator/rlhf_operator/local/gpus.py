@@ -22,8 +22,8 @@ LIST_SECONDS = 60.0
 
 
 def present(environ: Mapping[str, str]) -> list[str]:
-    """This machine's GPUs: what CUDA_VISIBLE_DEVICES names, else all that the driver lists. Files in /dev would not do: in
-    a container they keep the host's numbers, and under some hypervisors there are none."""
+    """This machine's GPUs: what CUDA_VISIBLE_DEVICES names, else all that the driver lists. Files in /dev would not do:
+    in a container they keep the host's numbers, and under some hypervisors there are none."""
     if VISIBLE in environ:
         return [name for name in environ[VISIBLE].split(",") if name]
     return listed()
