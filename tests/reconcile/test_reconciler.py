@@ -75,8 +75,16 @@ class Story:
     def __init__(self) -> None:
         self.cache = Cache()
         self.server = Server(self.cache)
+        self.reconciler = self._reconciler()
+
+    def _reconciler(self) -> Reconciler:
         settings = Settings("image", b"k" * 48)
-        self.reconciler = Reconciler(settings, self.server, self.cache, Recorder(self.server), Telemetry())
+        return Reconciler(settings, self.server, self.cache, Recorder(self.server), Telemetry())
+
+    async def restart(self) -> None:
+        """Another process of the operator, which knows what is stored and nothing else."""
+        await self.reconciler.close()
+        self.reconciler = self._reconciler()
 
     def submit(self, uid: str, *overrides: str, generation: int = 1) -> None:
         """A later generation keeps the status."""
@@ -158,7 +166,8 @@ def no_pods(error: ApiError) -> Callable[[Body], None]:
     return refuse
 
 
-def test_an_attempt_that_was_refused_is_no_attempt():
+@pytest.mark.parametrize("meanwhile", ["nothing", "restart", "suspend"])
+def test_an_attempt_that_was_refused_is_no_attempt(meanwhile):
     async def told(story: Story) -> None:
         story.submit("first")
         story.server.refuse = no_pods(ApiError(403, "Forbidden", "exceeded quota"))
@@ -166,9 +175,19 @@ def test_an_attempt_that_was_refused_is_no_attempt():
             with pytest.raises(ApiError, match="exceeded quota"):
                 await story.look()
         assert story.reasons()["PodsScheduled"] == "PodsRefused"
+        if meanwhile == "restart":
+            await story.restart()
+        if meanwhile == "suspend":
+            story.submit("first", "spec.suspend=true", generation=2)
+            await story.look()
+            assert story.server.status["phase"] == "Suspended"
+            story.submit("first", generation=3)
         story.server.refuse = lambda _body: None
         await story.look()
         assert story.trainers() == [("1", "start.json")]
+        story.run()
+        await story.look()
+        assert "unmade" not in story.server.status["cluster"]
 
     tell(told)
 

@@ -76,7 +76,9 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     waits = observed.wanted.waits is not None
     suspend = spec.suspend or waits or observed.quota not in ("none", "left", "admitted")
     # Pods that the API server refused were never there, whatever the status says that it was about to make.
-    refused = observed.unmade == cluster.attempt and not sight.of(Role.TRAINER)
+    unmade = cluster.unmade if observed.unmade is None else observed.unmade
+    refused = unmade == cluster.attempt and not sight.of(Role.TRAINER)
+    cluster = cluster.model_copy(update={"unmade": cluster.attempt if refused else None})
     begun = before.phase in ("Provisioning", "Running") and cluster.attempt > 0 and not refused
     restarts = windows.read(before, cluster)
     waited = bool(cluster.counted)  # what was to go before a start has been seen and counted
@@ -108,8 +110,6 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     create, delete = made.create, made.delete
     if finish is not None:
         create, delete = [], [deletion(pod) for pod in sight.pods if pod.ended is None]
-        if refused:  # an attempt of which nothing was made is none
-            cluster = cluster.model_copy(update={"attempt": cluster.attempt - 1})
     leaving = [pod for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
     delete = [*map(deletion, evicted(sight)), *delete, *map(deletion, leaving)]
     generators = None

@@ -88,7 +88,8 @@ def reopened(job: Job, spec: Spec) -> Job:
     status = job.status
     if status is None or not refused(status) or status.observed_generation == job.generation:
         return job
-    begun = status.cluster is not None and status.cluster.attempt > 0
+    cluster = status.cluster
+    begun = cluster is not None and cluster.attempt > 0 and cluster.attempt != cluster.unmade
     changes = {
         "phase": "Suspended" if begun else "Pending",
         "message": "",
