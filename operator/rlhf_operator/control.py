@@ -7,6 +7,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from rlhf_api.problems import from_pydantic
+from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import HEALTH, LIVE_TIMEOUT_SECONDS
 from rlhf_api.run import (
     CONTROL_CHECKPOINT,
@@ -15,7 +16,6 @@ from rlhf_api.run import (
     CONTROL_STOP,
     Membership,
 )
-from rlhf_api.status import TrainerStatus
 
 _TIMEOUT_SECONDS = 1.5
 _MOST_BYTES = 256 << 10

@@ -3,44 +3,25 @@
 import datetime
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
 
+from rlhf_api.report import HealthStatus, TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_SUSPENDED, replicas, roles_of
 from rlhf_api.spec import Spec
-from rlhf_api.status import (
-    ENDED,
-    Condition,
-    FailureStatus,
-    HealthStatus,
-    JobStatus,
-    Phase,
-    RoleStatus,
-    TrainerStatus,
-)
+from rlhf_api.status import ENDED, Condition, FailureStatus, JobStatus, Phase, RoleStatus
 
-from .restart_policy import Ended, Finish, ProcessState
+from .condition import LONGEST, ConditionType, condition, with_times
+from .process_state import Ended, Finish, ProcessState
 
 STARTING = "starting"
 """The trainer's activity before its first step."""
-ConditionType = Literal[
-    "Complete",
-    "Failed",
-    "Healthy",
-    "PodsScheduled",
-    "Ready",
-    "RolesReady",
-    "SlowNetwork",
-    "SpecChanged",
-    "Stalled",
-    "Suspended",
-]
 _CONDITION_OF: dict[Phase, ConditionType] = {
     "Succeeded": "Complete",
     "Failed": "Failed",
     "Suspended": "Suspended",
 }
-_MESSAGE, _LONGEST = 1024, 2048
+_LONGEST = 2048
+"""Maximum length of a failure's reason and log, in characters."""
 _MEMBERS = 128
 _FORESEEABLE = 10 * 365 * 86400.0
 """Largest remaining time that a status holds, in seconds; a longer one is left out."""
@@ -72,7 +53,7 @@ def job_status(
     status = before.model_copy(
         update={
             "phase": phase,
-            "message": message[:_MESSAGE],
+            "message": message[:LONGEST],
             "start_time": before.start_time or stamp,
             "completion_time": stamp if phase in ENDED else None,
             "estimated_end": None,
@@ -92,29 +73,6 @@ def job_status(
     if phase == "Succeeded":  # the trainer may have ended before its last step was seen
         status = status.model_copy(update={"step": status.total_steps})
     return status.model_copy(update={"progress": f"{status.step}/{status.total_steps}"})
-
-
-_VOLATILE = {
-    *("activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"),
-    *("cost", "gpuHours", "usageTime"),
-}
-"""Fields that change within a step, and that no decision is made on."""
-_FIELDS = {field.alias for field in JobStatus.model_fields.values() if field.alias}
-_REFRESH_SECONDS = 30.0
-
-
-def worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
-    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once where anything but metrics of a
-    step under way has changed, else every 30 s. What another controller wrote beside it is no change."""
-    stored = {**before, "conditions": own_conditions(before)}
-    changed = {key for key in _FIELDS if stored.get(key) != now.get(key)}
-    return bool(changed - _VOLATILE) or bool(changed and age >= _REFRESH_SECONDS)
-
-
-def own_conditions(status: Mapping[str, Any]) -> list[Any] | None:
-    """A stored status's conditions of our types; other controllers may have theirs there."""
-    found = status.get("conditions")
-    return found and [each for each in found if each.get("type") in get_args(ConditionType)]
 
 
 def first_status(spec: Spec, before: JobStatus | None) -> JobStatus:
@@ -228,40 +186,7 @@ def _healthy(status: JobStatus, newest: HealthStatus, stamp: str) -> Condition:
     return condition("Healthy", "False", newest.reason, newest.message, stamp)
 
 
-def condition(kind: ConditionType, status: str, reason: str, message: str, stamp: str) -> Condition:
-    """A condition whose time is now."""
-    return Condition.model_validate(
-        {
-            "type": kind,
-            "status": status,
-            "reason": reason,
-            "message": message[:_MESSAGE],
-            "lastTransitionTime": stamp,
-        }
-    )
-
-
 def new_breach(newest: HealthStatus, before: HealthStatus | None) -> bool:
     """True if the breach is not the continuation of one that was reported already."""
     named = ("since", "reason", "action", "rollbacks")
     return before is None or any(getattr(before, name) != getattr(newest, name) for name in named)
-
-
-def is_true(status: JobStatus, kind: str) -> bool:
-    """True if the condition of this type has status True."""
-    return any(c.type == kind and c.status == "True" for c in status.conditions)
-
-
-def observed(status: JobStatus, generation: int) -> JobStatus:
-    """The status with a later generation as observed; nothing else changes."""
-    conditions = tuple(c.model_copy(update={"observed_generation": generation}) for c in status.conditions)
-    return status.model_copy(update={"observed_generation": generation, "conditions": conditions})
-
-
-def with_times(now: Sequence[Condition], before: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Each condition with the time of its last change of status."""
-    since = {(c.type, c.status): c.last_transition_time for c in before}
-    return tuple(
-        c.model_copy(update={"last_transition_time": since.get((c.type, c.status), c.last_transition_time)})
-        for c in now
-    )

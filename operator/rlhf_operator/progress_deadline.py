@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_api.status import TrainerStatus
 
 from .job_status import STARTING
-from .restart_policy import SIGTERMED, Ended, ProcessState
+from .process_state import SIGTERMED, Ended, ProcessState
 
 _UNCOUNTED = (STARTING, "exporting")
 """Activities in which a library reads or writes whole models, for any time and without a sign."""

@@ -1,103 +1,20 @@
 """Start, kill and finish decisions for a job's processes, by restart budgets and failure rules; pure."""
 
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from rlhf_api.roles import Role, RoleSpec
-from rlhf_api.run import EXIT_INVALID, EXIT_ROLLED_BACK, EXIT_SUSPENDED, EXIT_UNHEALTHY, process_name
+from rlhf_api.run import EXIT_INVALID, EXIT_ROLLED_BACK, EXIT_SUSPENDED, EXIT_UNHEALTHY
 from rlhf_api.spec import Spec
-from rlhf_api.status import Phase
 
 from .budget import Restarts, budget, left
-from .exit_reasons import failure_type
+from .process_state import Action, Ended, Finish, Kill, ProcessState, Start
 
 _FOR_GOOD = {EXIT_INVALID: "InvalidConfiguration", EXIT_UNHEALTHY: "HealthRule"}
 """Exit codes after which a restart would not help."""
-SIGTERMED = 128 + signal.SIGTERM
-"""Exit code of a process that SIGTERM has ended."""
 PEERS_SECONDS = 30.0
 """Longest time that trainer processes may outlast the first that succeeded, seconds."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The end of a process."""
-
-    at: float
-    code: int
-    """Exit code, 0 to 255; from 129 on, 128 plus a signal."""
-    reason: str
-    """Text of the exit code or signal, the termination message or the log's best line, and the log's place."""
-    disrupted: bool = False
-    """Not the process's fault: its node was drained, lost or preempted. Such ends use up no budget."""
-    cause: str = ""
-    """Kubernetes' reason, of the container or the pod, such as `OOMKilled`."""
-    log: str = ""
-    """Last lines of its log, where they are lost with the process."""
-
-    @property
-    def type(self) -> str:
-        """Failure type, such as `EngineDead`; empty if unknown."""
-        return failure_type(self.reason)
-
-
-@dataclass(frozen=True)
-class ProcessState:
-    """Present state of one process; times are seconds on one monotonic clock."""
-
-    role: Role
-    index: int
-    started: float | None = None
-    """Time of its start; None before the first one."""
-    ready: bool = False
-    """True once it has answered since its start."""
-    ended: Ended | None = None
-    rank: int = 0
-    """Rank in a multi-pod generator; rank 0 has the API."""
-
-    @property
-    def name(self) -> str:
-        return process_name(self.role, self.index, self.rank)
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start or restart processes of one role, all of each index."""
-
-    role: Role
-    indices: tuple[int, ...]
-    again: bool = False
-    disrupted: bool = False
-    """The last end was a disruption."""
-
-    @property
-    def counts(self) -> bool:
-        """True if it counts against the role's `backoffLimit`."""
-        return self.again and not self.disrupted
-
-
-@dataclass(frozen=True)
-class Kill:
-    """Kill a process that hangs or did not start in time."""
-
-    role: Role
-    index: int
-    why: str
-    rank: int = 0
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The job is over: stop everything."""
-
-    phase: Phase
-    reason: str
-    message: str
-
-
-Action = Start | Kill | Finish
 
 
 def decide(

@@ -93,7 +93,8 @@ from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.local.ports import place
-from rlhf_operator.restart_policy import ProcessState, decide
+from rlhf_operator.restart_policy import decide
+from rlhf_operator.process_state import ProcessState
 from rlhf_trainer.settings import frozen_source
 
 job = parse({

@@ -24,7 +24,7 @@ from rlhf_operator.cluster import logs
 from rlhf_operator.cluster import manager as module
 from rlhf_operator.cluster.api import Api, ApiError, Key
 from rlhf_operator.cluster.cache import Cache
-from rlhf_operator.cluster.conditions import Event
+from rlhf_operator.cluster.describe import Event
 from rlhf_operator.cluster.lease import NAME, LeaseLost
 from rlhf_operator.cluster.manager import Process
 from rlhf_operator.cluster.recorder import Recorder

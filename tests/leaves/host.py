@@ -11,9 +11,9 @@ from rlhf_api.duration import Batch, Machine, Work, of_step, predicted
 from rlhf_api.manifest import RLHFJob
 from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob
+from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, command, environment, replicas, roles_of
-from rlhf_api.status import TrainerStatus
 from rlhf_operator import plan_command
 from rlhf_operator.budget import Restarts, left
 from rlhf_operator.cluster.autoscale import needed
@@ -24,8 +24,9 @@ from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.snapshot import Job
 from rlhf_operator.manifest_arguments import with_runtime_of
 from rlhf_operator.plan_table import plan_lines
+from rlhf_operator.process_state import Ended, ProcessState
 from rlhf_operator.progress_deadline import hang
-from rlhf_operator.restart_policy import Ended, ProcessState, decide
+from rlhf_operator.restart_policy import decide
 
 HOUR, WINDOW = 3600.0, 2000.0
 

@@ -17,9 +17,9 @@ from tests.api.manifests import job
 from rlhf_api import oom
 from rlhf_api.oom import OomKills
 from rlhf_api.problems import InvalidJob
+from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig
-from rlhf_api.status import TrainerStatus
 from rlhf_operator.cli import main
 from rlhf_operator.exit_reasons import cause, exit_words, failure_type, telling_line
 from rlhf_operator.job_status import first_status, job_status
@@ -27,7 +27,7 @@ from rlhf_operator.local import reaper
 from rlhf_operator.local.metrics_server import check_port
 from rlhf_operator.local.ports import assign, place
 from rlhf_operator.local.preflight import check_files, of_a_cluster
-from rlhf_operator.restart_policy import Ended, Finish, ProcessState
+from rlhf_operator.process_state import Ended, Finish, ProcessState
 
 OOM = " for lack of memory (the kernel's count of out-of-memory kills rose by 1)"
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -10,7 +10,7 @@ from tests.reconcile.world import World, running
 
 from rlhf_operator.cluster.conditions import SILENT_SECONDS
 from rlhf_operator.cluster.desired import RuntimeWait
-from rlhf_operator.restart_policy import Finish
+from rlhf_operator.process_state import Finish
 
 SCRIPT = (Path(__file__).parents[2] / "docs" / "argocd-health.lua").read_text()
 LIBRARIES = ("string", "math", "io", "os", "debug", "coroutine")

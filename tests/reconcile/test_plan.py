@@ -5,10 +5,11 @@ import datetime
 import pytest
 from tests.reconcile.world import World, names, reasons, running
 
-from rlhf_api.status import HealthStatus, JobStatus, TrainerStatus
-from rlhf_operator.cluster.plan import SIDECAR_SECONDS, SUSPEND_SECONDS
+from rlhf_api.report import HealthStatus, TrainerStatus
+from rlhf_api.status import JobStatus
 from rlhf_operator.cluster.pod_groups import LOST_SECONDS
-from rlhf_operator.restart_policy import Finish
+from rlhf_operator.cluster.stopping import SIDECAR_SECONDS, SUSPEND_SECONDS
+from rlhf_operator.process_state import Finish
 
 TWO = "spec.trainer.replicas=2"
 

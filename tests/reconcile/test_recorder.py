@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_operator.cluster import recorder as module
 from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.conditions import Event
+from rlhf_operator.cluster.describe import Event
 from rlhf_operator.cluster.recorder import Recorder
 
 JOB = {

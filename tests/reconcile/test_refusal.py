@@ -3,10 +3,10 @@
 import pytest
 from tests.reconcile.world import World, names, reasons, running
 
-from rlhf_api.status import CheckpointStatus, TrainerStatus
+from rlhf_api.report import CheckpointStatus, TrainerStatus
 from rlhf_operator.cluster.refusal import by_server
-from rlhf_operator.job_status import observed
-from rlhf_operator.restart_policy import Finish
+from rlhf_operator.condition import observed
+from rlhf_operator.process_state import Finish
 
 SUSPENDED, WRONG = "spec.suspend=true", "spec.sampling={minNewTokens: 5, maxNewTokens: 4}"
 SAVED = CheckpointStatus(step=3, time="2026-01-01T00:00:00Z", uri="s3://bucket/prefix/3")

@@ -3,8 +3,8 @@
 import pytest
 from tests.reconcile.world import World, running
 
+from rlhf_operator.cluster.status_writer import worth_writing
 from rlhf_operator.cluster.usage import cost_per_hour
-from rlhf_operator.job_status import worth_writing
 
 GPUS = (
     "spec.trainer.processesPerReplica=4",

@@ -10,16 +10,18 @@ from typing import Any
 from tests.api.manifests import document
 
 from rlhf_api.problems import InvalidJob
+from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.runtime import NamedRuntime
-from rlhf_api.status import JobStatus, TrainerStatus
+from rlhf_api.status import JobStatus
 from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.desired import RuntimeWait, active_config, wanted
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, RANK, ROLE, pod_name
+from rlhf_operator.cluster.next_step import Plan
 from rlhf_operator.cluster.observed import Observed
 from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.plan import Plan, plan
+from rlhf_operator.cluster.plan import plan
 from rlhf_operator.cluster.refusal import leave_alone, refuse, reopened
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job, Pod

@@ -13,8 +13,8 @@ from tests.training.running import Job
 
 from rlhf_api.health import Health
 from rlhf_api.problems import InvalidJob
+from rlhf_api.report import HealthStatus
 from rlhf_api.run import EXIT_UNHEALTHY
-from rlhf_api.status import HealthStatus
 from rlhf_store.archive import Archive
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.process import RoleEnd

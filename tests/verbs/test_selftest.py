@@ -4,8 +4,9 @@ import pytest
 from tests.support.rlhf import ROOT
 
 from rlhf_api.manifest import load
+from rlhf_api.report import CheckpointStatus
 from rlhf_api.roles import Role
-from rlhf_api.status import CheckpointStatus, JobStatus, RoleStatus
+from rlhf_api.status import JobStatus, RoleStatus
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.settings import Defaults

@@ -39,7 +39,7 @@ class TrainerContext:
     """Set when the run is to end: by the host, or by SIGTERM to any rank's node; see `Ranks.watch_for_stop`."""
 
     def report(self, **changes: object) -> None:
-        """Updates the status that the host reads; see `rlhf_api.status.TrainerStatus`."""
+        """Updates the status that the host reads; see `rlhf_api.report.TrainerStatus`."""
         if self.services is not None:
             self.services.control.report(**changes)
 

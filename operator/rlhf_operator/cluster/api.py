@@ -4,9 +4,9 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -18,6 +18,7 @@ from kubernetes.aio.client.configuration import Configuration
 from .kinds import KINDS, body_path, group_path, object_path
 from .settings import FIELD_MANAGER
 
+T = TypeVar("T")
 Body = dict[str, Any]
 Key = tuple[str, str]
 """Namespace and name of a job."""
@@ -210,6 +211,15 @@ class Api:
             return answer
         said = answer or {"message": text[:200].decode(errors="replace")}
         raise _refusal(status, said, f"{method} {path}", response.headers.get("Retry-After"), kind)
+
+
+async def run_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Runs all calls concurrently, each to its end; then raises the first error."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 def _proxy(host: str) -> str | None:

@@ -7,12 +7,13 @@ else follows from the spec.
 import math
 from collections.abc import Sequence
 
+from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Autoscale, Role
 from rlhf_api.spec import Spec
-from rlhf_api.status import JobStatus, ScalingStatus, TrainerStatus
+from rlhf_api.status import JobStatus, ScalingStatus
 
-from ..restart_policy import ProcessState
-from .conditions import Event
+from ..process_state import ProcessState
+from .describe import Event
 
 UP_STEPS, DOWN_STEPS = 3, 8
 """Consecutive steps that must ask for more generators, or for fewer."""

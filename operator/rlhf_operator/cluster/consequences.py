@@ -12,7 +12,7 @@ from rlhf_api.status import ClusterStatus
 
 from ..budget import Restarts, one_more
 from ..job_status import time_text
-from ..restart_policy import Action, Finish, Kill, Start
+from ..process_state import Action, Finish, Kill, Start
 from .pod import NewPod
 from .pod_groups import PodGroups
 from .snapshot import Pod

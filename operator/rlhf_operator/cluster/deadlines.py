@@ -5,8 +5,8 @@ import datetime
 from rlhf_api.status import ClusterStatus, JobStatus
 
 from ..job_status import time_text
+from ..process_state import Finish
 from ..progress_deadline import shows_progress
-from ..restart_policy import Finish
 from .conditions import SILENT_SECONDS
 from .observed import Observed
 from .snapshot import Pod

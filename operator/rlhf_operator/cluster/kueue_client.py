@@ -2,16 +2,17 @@
 
 import datetime
 
-from ..job_status import is_true, time_text
+from ..condition import is_true
+from ..job_status import time_text
 from .api import Api, ApiError, Body, Key
 from .cache import Cache
-from .conditions import Event
+from .describe import Event
 from .desired import Desired
 from .kueue import released, report, workload
 from .names import PRIORITY
+from .next_step import Plan
 from .objects import owned
 from .placement import flavors
-from .plan import Plan
 from .recorder import Recorder
 from .snapshot import Job
 

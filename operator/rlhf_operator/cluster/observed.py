@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlhf_api.status import TrainerStatus
+from rlhf_api.report import TrainerStatus
 
-from ..restart_policy import Finish
+from ..process_state import Finish
 from .desired import Desired
 from .kueue import Quota
 from .snapshot import Job, Pod

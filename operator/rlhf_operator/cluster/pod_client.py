@@ -7,7 +7,7 @@ from rlhf_api.run import pods_each
 
 from .api import Api, ApiError, Body
 from .cache import Cache
-from .conditions import Event
+from .describe import Event
 from .names import pod_name
 from .objects import owned
 from .pinned import Pinned

@@ -8,8 +8,8 @@ from rlhf_api.run import EXIT_SUSPENDED, Member, Membership, places, pods_each, 
 from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
+from ..process_state import SIGTERMED, Ended, ProcessState
 from ..progress_deadline import hang
-from ..restart_policy import SIGTERMED, Ended, ProcessState
 from .pod_status import seconds
 from .snapshot import Pod
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..exit_reasons import exit_words, telling_line
+from ..process_state import SIGTERMED, Ended
 from ..redaction import redacted
-from ..restart_policy import SIGTERMED, Ended
 
 Body = Mapping[str, Any]
 

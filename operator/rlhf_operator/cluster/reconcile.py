@@ -1,40 +1,35 @@
 """Reconciles one job: observe, plan, write the status, act. Called repeatedly."""
 
-import asyncio
 import datetime
-import json
-import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
-from ..job_status import worth_writing
-from ..restart_policy import Finish
-from .api import Api, ApiError, Key
-from .cache import COMPANIONS, Cache
+from ..process_state import Finish
+from .api import Api, ApiError, Key, run_all
+from .cache import Cache
+from .companion_client import CompanionClient
 from .desired import Desired
 from .desired_reader import DesiredReader
 from .kueue import deactivated, quota
 from .kueue_client import KueueClient
 from .names import pod_name
-from .objects import companions, owned, token_secret
+from .next_step import POLL_SECONDS, Plan
 from .observed import Observed
-from .pinned import Pinned, UnreadableConfig
-from .plan import POLL_SECONDS, Plan, plan
+from .pinned import UnreadableConfig
+from .plan import plan
 from .pod_client import PodClient, owned_by
 from .recorder import Recorder
 from .refusal import Refusal, by_server, leave_alone, refuse, reopened
 from .settings import Settings
 from .snapshot import Job, Pod, is_marked
+from .status_writer import StatusWriter
 from .telemetry import Telemetry
 from .trainer_client import TrainerClient
-
-T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
 """Retry interval of a membership push that failed, seconds."""
@@ -48,15 +43,12 @@ class Reconciler:
     def __init__(
         self, settings: Settings, api: Api, cache: Cache, recorder: Recorder, telemetry: Telemetry
     ) -> None:
-        self._settings, self._api, self._cache = settings, api, cache
-        self._recorder, self._telemetry = recorder, telemetry
+        self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
         self._trainers = TrainerClient(*settings.token_keys)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
-        self._pods = PodClient(api, cache, recorder)
-        self._applied: dict[Key, tuple[int, list[tuple[str, Key, str]]]] = {}
-        """A digest of the configuration, and what was made for it."""
+        self._pods, self._companions = PodClient(api, cache, recorder), CompanionClient(settings, api, cache)
+        self._statuses = StatusWriter(api, cache, telemetry)
         self._refused: dict[Key, Refusal] = {}
-        self._written: dict[Key, float] = {}
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
@@ -109,8 +101,8 @@ class Reconciler:
         todo = plan(seen, now)
         if todo.again is None:  # it wants nothing: what is remembered would save no calls
             self._desired.forget(key)
-            self._applied.pop(key, None)
-        await _all(self._pods.replace(job, pod) for pod in bodies if not is_marked(pod, job.name))
+            self._companions.forget(key)
+        await run_all(self._pods.replace(job, pod) for pod in bodies if not is_marked(pod, job.name))
         told = await self._carry_out(key, job, want, pods, todo)
         if todo.again != POLL_SECONDS:
             return todo.again
@@ -128,21 +120,22 @@ class Reconciler:
             await self._trainers.stop(job, pods)
         version = job.body["metadata"]["resourceVersion"]
         if todo.status is not None:
-            version = await self._write(key, job, await self._with_checkpoint(job, pods, todo.status))
+            status = await self._with_checkpoint(job, pods, todo.status)
+            version = await self._statuses.write(key, job, status)
         # First: a member about to be deleted should get no more work.
         told = await self._trainers.tell(job, pods, todo.members)
         await self._delete_pods(job, todo)
         with self._refusing(key, job, todo):
             if todo.companions:
-                await self._apply_companions(key, job, want.pinned)
+                await self._companions.apply(key, job, want.pinned)
             if todo.create:
-                await self._create_token(job)
+                await self._companions.create_token(job)
             await self._kueue.line_up(key, job, want, todo)
             admitted = self._cache.workload(key) if todo.create and job.queue else None
             known = await self._kueue.flavors(job, admitted) if admitted else {}
             for first in (True, False):  # of a generator's pods, which are not made where that one is refused
                 wave = [pod for pod in todo.create if (pod.rank == 0) == first]
-                await _all(self._pods.create(job, want.pinned, pod, admitted, known) for pod in wave)
+                await run_all(self._pods.create(job, want.pinned, pod, admitted, known) for pod in wave)
         if todo.generators is not None:
             await self._api.scale("RLHFJob", job.namespace, job.name, todo.generators, version)
         for event in todo.events:
@@ -154,7 +147,7 @@ class Reconciler:
     async def _give_up(self, key: Key, job: Job, todo: Plan) -> float | None:
         """Only the actions that are possible without a valid spec."""
         if todo.status is not None:
-            await self._write(key, job, todo.status)
+            await self._statuses.write(key, job, todo.status)
         await self._delete_pods(job, todo)
         if todo.queue == "leave":
             await self._kueue.leave(key, job)
@@ -163,7 +156,7 @@ class Reconciler:
         return todo.again
 
     async def _delete_pods(self, job: Job, todo: Plan) -> None:
-        await _all(
+        await run_all(
             self._api.delete("Pod", job.namespace, pod.name, uid=pod.uid, grace=pod.grace)
             for pod in todo.delete
         )
@@ -177,49 +170,6 @@ class Reconciler:
             return status
         taken = cluster.model_copy(update={"checkpoint_requested": job.checkpoint})
         return status.model_copy(update={"cluster": taken})
-
-    async def _write(self, key: Key, job: Job, status: JobStatus) -> str:
-        """Applies the status where that is worth it; the job's resourceVersion then."""
-        version: str = job.body["metadata"]["resourceVersion"]
-        content = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
-        self._telemetry.job(key, content)
-        age = time.monotonic() - self._written.get(key, float("-inf"))
-        if not worth_writing(job.body.get("status") or {}, content, age):
-            return version
-        body = {
-            "apiVersion": job.body["apiVersion"],
-            "kind": job.body["kind"],
-            "metadata": {
-                "name": job.name,
-                "namespace": job.namespace,
-                "uid": job.uid,
-                # Refused where somebody wrote after we looked: this process may lead no longer.
-                "resourceVersion": version,
-            },
-            "status": content,
-        }
-        self._cache.put(stored := await self._api.apply_status(body))
-        self._written[key] = time.monotonic()
-        return str(stored["metadata"]["resourceVersion"])
-
-    async def _apply_companions(self, key: Key, job: Job, pinned: Pinned) -> None:
-        """Applies service, ConfigMap and so on, if they differ from the last ones or one is missing."""
-        known, content = self._applied.get(key), hash((pinned.name, *sorted(pinned.texts.items())))
-        if known is not None and known[0] == content and all(self._cache.has(*each) for each in known[1]):
-            return
-        bodies = companions(pinned, self._settings.own_namespace, self._settings.metrics_from)
-        made = await _all(self._api.apply(owned(body, job)) for body in bodies)
-        listed = [body for body in made if body["kind"] in COMPANIONS]
-        for body in listed:
-            self._cache.put(body)
-        self._applied[key] = content, [(body["kind"], key, body["metadata"]["name"]) for body in listed]
-
-    async def _create_token(self, job: Job) -> None:
-        try:
-            await self._api.create(owned(token_secret(self._settings.token_key, job), job))
-        except ApiError as error:
-            if error.status != 409:  # exists already, and never changes
-                raise
 
     @contextmanager
     def _refusing(self, key: Key, job: Job, todo: Plan) -> Iterator[None]:
@@ -239,16 +189,6 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         if (uid := self._uids.pop(key, None)) is not None:
             self._trainers.forget(uid)
-        self._telemetry.job(key, None)
-        self._desired.forget(key)
-        for kept in (self._applied, self._refused, self._written):
-            kept.pop(key, None)
-
-
-async def _all(calls: "Iterable[Coroutine[Any, Any, T]]") -> list[T]:
-    """Runs all calls concurrently, each to its end; then raises the first error."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
+        for each in (self._desired, self._companions, self._statuses):
+            each.forget(key)
+        self._refused.pop(key, None)

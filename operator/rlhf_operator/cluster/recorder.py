@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .api import Api, ApiError, Body
-from .conditions import Event
+from .describe import Event
 
 logger = logging.getLogger(__name__)
 

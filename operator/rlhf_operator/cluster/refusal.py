@@ -12,11 +12,13 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
 from rlhf_api.status import CORRECTABLE, ENDED, INVALID_POD, INVALID_SPEC, JobStatus
 
-from ..job_status import condition, observed, time_text, with_times
-from ..restart_policy import Finish
-from .conditions import LONGEST, Event, failed_for_good
+from ..condition import LONGEST, condition, observed, with_times
+from ..job_status import time_text
+from ..process_state import Finish
+from .conditions import failed_for_good
 from .consequences import deletion
-from .plan import POLL_SECONDS, Plan
+from .describe import Event
+from .next_step import POLL_SECONDS, Plan
 from .snapshot import Job, Pod
 from .usage import used
 

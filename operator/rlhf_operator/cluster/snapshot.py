@@ -10,8 +10,8 @@ from rlhf_api.problems import from_pydantic
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
-from ..job_status import own_conditions
-from ..restart_policy import Ended
+from ..condition import own_conditions
+from ..process_state import Ended
 from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, RANK, ROLE, pod_name
 from .pod_status import OVER, Body, ended, initializing, seconds, waiting_reason
 from .ports import PORT

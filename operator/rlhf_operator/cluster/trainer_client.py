@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import Membership
-from rlhf_api.status import TrainerStatus
 
 from ..control import ControlClient, Unreadable, WrongToken
 from .objects import token

@@ -23,8 +23,9 @@ from rlhf_api.status import JobStatus
 from ..budget import Restarts, one_more, totals
 from ..control import ControlClient
 from ..job_status import first_status, job_status
+from ..process_state import Action, Finish, Kill, Start
 from ..progress_deadline import hang
-from ..restart_policy import Action, Finish, Kill, Start, decide
+from ..restart_policy import decide
 from . import workdir
 from .liveness import end_the_hung
 from .metrics import Metrics

@@ -17,7 +17,7 @@ from rlhf_api.run import Process, RunConfig, command, environment, places
 from rlhf_api.spec import Spec
 
 from ..exit_reasons import cause, exit_words
-from ..restart_policy import Ended, ProcessState
+from ..process_state import Ended, ProcessState
 from . import gpus, reaper
 
 Command = Callable[[RunConfig, Process, str], list[str]]

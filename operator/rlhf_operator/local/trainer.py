@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
+from rlhf_api.report import CheckpointStatus, HealthStatus, TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership, listens
-from rlhf_api.status import CheckpointStatus, HealthStatus, TrainerStatus
 
 from ..control import ControlClient, Unreadable
 from ..job_status import new_breach

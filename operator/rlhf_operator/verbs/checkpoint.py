@@ -6,7 +6,8 @@ import sys
 
 from rich.text import Text
 
-from rlhf_api.status import CheckpointStatus, JobStatus
+from rlhf_api.report import CheckpointStatus
+from rlhf_api.status import JobStatus
 
 from ..cluster.names import CHECKPOINT
 from ..exits import Failure

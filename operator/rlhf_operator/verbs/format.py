@@ -3,7 +3,8 @@
 import datetime
 from collections.abc import Sequence
 
-from rlhf_api.status import CheckpointStatus, JobStatus
+from rlhf_api.report import CheckpointStatus
+from rlhf_api.status import JobStatus
 
 
 def span(seconds: float) -> str:

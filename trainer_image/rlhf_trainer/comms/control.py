@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
+from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import (
     CONTROL_CHECKPOINT,
@@ -18,7 +19,6 @@ from rlhf_api.run import (
     Member,
     Membership,
 )
-from rlhf_api.status import TrainerStatus
 
 from .. import progress
 

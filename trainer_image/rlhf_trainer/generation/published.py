@@ -9,9 +9,9 @@ from functools import partial
 
 from torch import Tensor
 
+from rlhf_api.report import MemberStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
-from rlhf_api.status import MemberStatus
 
 from ..comms.roster import Stopped, Unavailable
 from ..context import TrainerContext

@@ -13,9 +13,9 @@ import torch
 from torch import distributed
 
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.report import CheckpointStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
-from rlhf_api.status import CheckpointStatus
 from rlhf_store import copying
 from rlhf_store.archive import Archive, Snapshot
 from rlhf_store.committing import Committer

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any, Protocol, cast
 
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.report import CheckpointStatus
 from rlhf_api.run import EXIT_SUSPENDED
-from rlhf_api.status import CheckpointStatus
 from rlhf_store.manifest import DamagedSnapshot, Entry
 
 from .. import faults

@@ -8,8 +8,8 @@ from typing import Any
 
 from rlhf_api.health import Action
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.report import HealthStatus
 from rlhf_api.run import EXIT_ROLLED_BACK, EXIT_UNHEALTHY
-from rlhf_api.status import HealthStatus
 
 from .. import progress
 from ..checkpoint.saver import Saver

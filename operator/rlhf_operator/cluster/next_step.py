@@ -1,0 +1,55 @@
+"""The next step of a job: the status to write, and the actions that follow from it."""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlhf_api.run import Membership
+from rlhf_api.status import JobStatus
+
+from .consequences import Deletion, deletion
+from .describe import Event
+from .pod import NewPod
+from .pod_groups import PodGroups, lost
+
+POLL_SECONDS = 5.0
+"""Poll interval of a running job, seconds."""
+Queue = Literal["enter", "leave", "release", "report"]
+"""Request the job's quota from Kueue, return it, return it but stay in the queue, or report the admitted pods'
+state.
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The status to write first, then what follows from it. Each part may fail or be cut short: the next look at the
+    job sees what is missing."""
+
+    status: JobStatus | None
+    """None: unchanged."""
+    companions: bool = False
+    """Create the job's ConfigMap, service, policy and gang if missing."""
+    create: tuple[NewPod, ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    members: Membership = field(default_factory=Membership)
+    stop: bool = False
+    """Request a checkpoint and exit of the trainer."""
+    events: tuple[Event, ...] = ()
+    queue: Queue | None = None
+    generators: int | None = None
+    """Scale the job to this number."""
+    expire: bool = False
+    """Delete the job: its TTL has expired."""
+    again: float | None = POLL_SECONDS
+    """Seconds until the next reconcile, unless something happens before."""
+    due: float | None = None
+    """Seconds until a process that has ended may be started again; a look at the latest then."""
+
+
+def deletions(wanted: Sequence[Deletion], sight: PodGroups, now: datetime.datetime) -> tuple[Deletion, ...]:
+    """Deletions to start: of pods not being deleted yet, and of those that are given up."""
+    going = {pod.uid: pod.deletion_deadline for pod in sight.pods if pod.deletion_deadline is not None}
+    new = {each.uid: each for each in wanted if each.uid not in going}
+    given_up = [deletion(pod, 0) for pod in sight.pods if lost(pod, now.timestamp())]
+    return (*new.values(), *given_up)

@@ -1,0 +1,67 @@
+"""Writes a job's status where that is worth it, and only over the version that was looked at."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_api.status import JobStatus
+
+from ..condition import own_conditions
+from .api import Api, Key
+from .cache import Cache
+from .snapshot import Job
+from .telemetry import Telemetry
+
+_VOLATILE = {
+    *("activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"),
+    *("cost", "gpuHours", "usageTime"),
+}
+"""Fields that change within a step, and that no decision is made on."""
+_FIELDS = {field.alias for field in JobStatus.model_fields.values() if field.alias}
+_REFRESH_SECONDS = 30.0
+
+
+def worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
+    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once where anything but metrics of a
+    step under way has changed, else every 30 s. What another controller wrote beside it is no change."""
+    stored = {**before, "conditions": own_conditions(before)}
+    changed = {key for key in _FIELDS if stored.get(key) != now.get(key)}
+    return bool(changed - _VOLATILE) or bool(changed and age >= _REFRESH_SECONDS)
+
+
+class StatusWriter:
+    """Applies statuses, and shows them to telemetry."""
+
+    def __init__(self, api: Api, cache: Cache, telemetry: Telemetry) -> None:
+        self._api, self._cache, self._telemetry = api, cache, telemetry
+        self._written: dict[Key, float] = {}
+        """Time of the last write, on the monotonic clock."""
+
+    async def write(self, key: Key, job: Job, status: JobStatus) -> str:
+        """Applies the status where that is worth it; the job's resourceVersion then."""
+        version: str = job.body["metadata"]["resourceVersion"]
+        content = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
+        self._telemetry.job(key, content)
+        age = time.monotonic() - self._written.get(key, float("-inf"))
+        if not worth_writing(job.body.get("status") or {}, content, age):
+            return version
+        body = {
+            "apiVersion": job.body["apiVersion"],
+            "kind": job.body["kind"],
+            "metadata": {
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+                # Refused where somebody wrote after we looked: this process may lead no longer.
+                "resourceVersion": version,
+            },
+            "status": content,
+        }
+        self._cache.put(stored := await self._api.apply_status(body))
+        self._written[key] = time.monotonic()
+        return str(stored["metadata"]["resourceVersion"])
+
+    def forget(self, key: Key) -> None:
+        self._telemetry.job(key, None)
+        self._written.pop(key, None)

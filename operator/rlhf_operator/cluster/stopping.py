@@ -1,0 +1,142 @@
+"""Next step of a job that is suspended, or has ended: its pods go, and its quota is given back; pure."""
+
+import datetime
+from collections.abc import Sequence
+
+from rlhf_api.roles import Role
+from rlhf_api.status import ClusterStatus, JobStatus
+
+from ..condition import observed as seen_at
+from ..process_state import Finish, ProcessState
+from .conditions import Look
+from .consequences import deletion
+from .describe import describe
+from .next_step import POLL_SECONDS, Plan, Queue, deletions
+from .observed import Observed
+from .pod_groups import PodGroups, membership, sort
+from .usage import counted
+
+RUNTIME_SECONDS = 15.0
+"""Poll interval of a job that waits for its runtime, seconds."""
+SUSPEND_SECONDS = 600.0
+"""Deadline of a trainer's last checkpoint before its pods are deleted, seconds."""
+SIDECAR_SECONDS = 30.0
+"""Grace period of a pod's sidecars after the role's container has ended at the end of a job, seconds: time to ship
+logs.
+"""
+
+
+def suspend(
+    observed: Observed,
+    before: JobStatus,
+    cluster: ClusterStatus,
+    sight: PodGroups,
+    processes: Sequence[ProcessState],
+    now: datetime.datetime,
+) -> Plan:
+    """The trainer checkpoints and exits while the other roles still serve it; then every pod is deleted."""
+    since = cluster.suspend_requested or now.isoformat(timespec="seconds")
+    waited = (now - datetime.datetime.fromisoformat(since)).total_seconds()
+    trainers = [pod for pod in sight.current.values() if pod.role is Role.TRAINER]
+    first = next((pod for pod in trainers if pod.index == 0), None)
+    done = first is not None and first.ended is not None and first.ended.code == 0
+    saving = (
+        first is not None
+        and first.up
+        and any(pod.ended is None for pod in trainers)
+        and waited < SUSPEND_SECONDS
+    )
+    living = [pod for pod in sight.pods if pod.ended is None]
+    finish, waits = None, observed.wanted.waits is not None and not observed.wanted.spec.suspend
+    if done:
+        finish = Finish("Succeeded", "Completed", "")
+    elif not saving and not living:
+        by_user = observed.wanted.spec.suspend
+        why = ("Suspended", "") if by_user else _waiting(observed)
+        finish = Finish("Suspended", *why)
+    cluster = cluster.model_copy(
+        update={
+            "suspend_requested": None if finish else since,
+            # Of those that are still there when the job is resumed, none is counted again.
+            "counted": tuple(sorted({pod.uid for pod in sight.counted})),
+        }
+    )
+    found = Look(
+        observed=observed,
+        before=before,
+        processes=processes,
+        restarts={role: status.restarts for role, status in before.roles.items()},
+        cluster=cluster,
+        pods=sight.pods,
+        now=now,
+        finish=finish,
+        suspending=finish is None,
+    )
+    status, events = describe(found)
+    leaving = () if saving else sight.pods
+    queue = _queue(observed, idle=finish is not None and not living)
+    # The answer to our own write of the Workload is no news, and what follows from it is still to be done.
+    soon = not finish or sight.pods or queue is not None
+    return Plan(
+        status=status,
+        delete=deletions([deletion(pod) for pod in leaving], sight, now),
+        members=membership(sight),
+        stop=saving,
+        queue=queue,
+        events=events,
+        again=1.0 if soon else RUNTIME_SECONDS if waits else None,
+    )
+
+
+def _waiting(observed: Observed) -> tuple[str, str]:
+    if (waits := observed.wanted.waits) is not None:
+        return waits.reason, waits.message
+    if observed.deactivated:
+        return "Deactivated", f"Workload {observed.job.name} is deactivated (spec.active: false)"
+    return "WaitingForQuota", f"waits in queue {observed.job.queue}"
+
+
+def report_if_admitted(observed: Observed) -> Queue | None:
+    return "report" if observed.quota == "admitted" else None
+
+
+def _queue(observed: Observed, *, idle: bool) -> Queue | None:
+    """Quota is asked for once, and given back where none of the job's pods is left. An evicted job keeps its place's
+    history, and one that was deactivated stays so; one that outgrew its quota lines up anew."""
+    suspended, quota = observed.wanted.spec.suspend or observed.wanted.waits is not None, observed.quota
+    if quota in ("absent", "outdated") and not suspended:
+        return "enter"
+    if not idle or quota in ("none", "absent"):
+        return report_if_admitted(observed)
+    if (suspended or quota == "outgrown") and not observed.deactivated:
+        return "leave"
+    return "release" if quota == "evicted" else report_if_admitted(observed)
+
+
+def after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:
+    """Nothing is made again; what ended stays for its log until the job goes. GPUs count until their pods are over."""
+    spec = observed.wanted.spec
+    sight = sort(spec, before.cluster or ClusterStatus(), observed.pods)
+    holding = [pod for pod in sight.pods if not pod.over]
+    ending = [
+        deletion(pod)
+        for pod in holding
+        if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
+    ]
+    left = None
+    lifetime = spec.ttl_seconds_after_finished
+    if lifetime is not None and before.completion_time is not None:
+        ended = datetime.datetime.fromisoformat(before.completion_time)
+        left = (ended + datetime.timedelta(seconds=lifetime) - now).total_seconds()
+    expire = left is not None and left <= 0
+    return Plan(
+        status=seen_at(before, observed.job.generation).model_copy(
+            update=counted(before, sight.pods, spec, observed.prices, now)
+        ),
+        delete=deletions(ending, sight, now),
+        queue="leave"
+        if observed.quota not in ("none", "absent") and not holding
+        else report_if_admitted(observed),
+        expire=expire,
+        again=POLL_SECONDS if holding else left if not expire else None,
+    )
