@@ -5,8 +5,9 @@
 
 A control plane of its own for each measurement, whose nodes exist on paper, and one trainer that talks for all jobs.
 Bare: the same objects made by the same client, as many at a time as the operator has workers. Ratios within one
-run; seconds are this machine's. Prints a table, and each kind of API call for a job that runs. `--ended` adds jobs that
-have succeeded before.
+run; seconds are this machine's. Prints a table, and each kind of API call for a job that runs. The operator's own
+milliseconds of processor time a job are until all pods exist, and until the end. `--ended` adds jobs that have
+succeeded before; `--quiet` is for how long the jobs are followed after all their pods exist.
 """
 
 import argparse
@@ -43,10 +44,11 @@ from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.manager import WORKERS
 from rlhf_operator.cluster.objects import companions, owned, token_secret
 from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import build_pod
+from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.snapshot import Job
-from rlhf_operator.job_status import first_status, observed
+from rlhf_operator.condition import observed
+from rlhf_operator.job_status import first_status
 
 SETTINGS = Settings(trainer_image="trainer", token_key=TOKEN_KEY.encode())
 CREATED = ("Pod", "RLHFJob", "Secret")
@@ -54,8 +56,6 @@ CREATED = ("Pod", "RLHFJob", "Secret")
 ADDRESS = "127.7.0.9"
 """IP of every pod, and of the trainer that answers."""
 DEADLINE_SECONDS = 1200.0
-QUIET_SECONDS = 60.0
-"""Time for which jobs are followed after all their pods exist."""
 
 
 def manifest(number: int) -> dict[str, Any]:
@@ -70,9 +70,8 @@ def objects(job: Job) -> list[dict[str, Any]]:
         {key: job.body[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": job.name}}
     ).spec
     pinned = Pinned.make(job.name, spec, SETTINGS.defaults)
-    made = {"config_name": pinned.name, "uid": job.uid}
     pods = [
-        build_pod(pinned.config, role, index, attempt=1, resume=False, defaults=pinned.defaults, **made)
+        build_pod(pinned, NewPod(role, index, attempt=1, resume=False), job.uid)
         for role in roles_of(spec)
         for index in range(replicas(spec, role))
     ]
@@ -198,7 +197,13 @@ def cluster() -> Iterator[tuple[Path, str]]:
         del os.environ["KUBECONFIG"]
 
 
-def measure(folder: Path, count: int, ended: int) -> tuple[str, Counter[str]]:
+def own_milliseconds(running: Operator) -> float:
+    """CPU time of the operator's process alone."""
+    times = psutil.Process(running.process.pid).cpu_times()
+    return 1000 * (times.user + times.system)
+
+
+def measure(folder: Path, count: int, ended: int, quiet: float) -> tuple[str, Counter[str]]:
     """A line of the table, and the operator's API calls."""
     with cluster() as (_, namespace):
         bare, bare_work = asyncio.run(make_bare(asyncio.run(make_jobs(namespace, range(count)))))
@@ -207,16 +212,18 @@ def measure(folder: Path, count: int, ended: int) -> tuple[str, Counter[str]]:
         asyncio.run(make_jobs(namespace, range(count)))
         with operator(kubeconfig, folder / f"operator-{count}", namespace) as running:
             eventually(lambda: "leads as" in running.said(), "the operator leads")
-            began, worked = time.monotonic(), processor_seconds()
+            began, worked, own = time.monotonic(), processor_seconds(), own_milliseconds(running)
             asyncio.run(pods_exist(namespace, 4 * count))
             took, work = time.monotonic() - began, processor_seconds() - worked
-            time.sleep(QUIET_SECONDS)
+            starting = own_milliseconds(running) - own
+            time.sleep(quiet)
+            whole = own_milliseconds(running) - own
             seen, memory = metrics(running), peak_mib(running)
     calls = api_calls(seen)
     line = (
         f"| {count} | {ended} | {bare:.1f} | {took:.1f} | {took / bare:.2f} | {work / bare_work:.2f} | "
         f"{1000 * quantile(seen, 0.5):.0f} | {1000 * quantile(seen, 0.99):.0f} | "
-        f"{calls.total() / count:.1f} | {memory:.0f} |"
+        f"{calls.total() / count:.1f} | {starting / count:.1f} | {whole / count:.1f} | {memory:.0f} |"
     )
     return line, calls
 
@@ -225,15 +232,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--ended", type=int, default=0, help="jobs beside them that have succeeded before")
+    parser.add_argument("--quiet", type=float, default=60, help="seconds after all pods exist")
     options = parser.parse_args()
     print(
         "| jobs | ended | bare s | operator s | ratio | of processor seconds | reconcile p50 ms <= | p99 ms <= | "
-        "API calls per job | memory MiB |"
+        "API calls per job | own ms, start | own ms, whole | memory MiB |"
     )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as name:
         for count in options.jobs:
-            line, calls = measure(Path(name), count, options.ended)
+            line, calls = measure(Path(name), count, options.ended, options.quiet)
             print(line, flush=True)
             per_job = (f"{what} {number / count:.2f}" for what, number in calls.most_common())
             print(f"calls per job: {', '.join(per_job)}", file=sys.stderr, flush=True)
