@@ -9,6 +9,7 @@ resource definitions is disabled.
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -51,13 +52,14 @@ async def watch(api: Api, namespaces: Collection[str], kinds: Collection[str], s
         Exception: what has ended kopf.
     """
     here, registry, settings = asyncio.get_running_loop(), kopf.OperatorRegistry(), _settings()
+    crossing = _Crossing(here, see)
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_credentials(api), here))
 
     async def seen(event: kopf.RawEvent, **_: Any) -> None:
-        here.call_soon_threadsafe(see, dict(event["object"]), event["type"] == "DELETED")
+        crossing.put(dict(event["object"]), event["type"] == "DELETED")
 
     for kind in kinds:
         version, plural = KINDS[kind]
@@ -114,6 +116,29 @@ async def _credentials(api: Api) -> kopf.ConnectionInfo:
         private_key_path=configuration.key_file,
         proxy_url=configuration.proxy,
     )
+
+
+class _Crossing:
+    """Takes objects from kopf's thread to the loop of `see`, all that wait at once: waking the loop for each would
+    take as long as looking at it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, see: See) -> None:
+        self._loop, self._see = loop, see
+        self._waiting = deque[tuple[Body, bool]]()
+
+    def put(self, body: Body, deleted: bool) -> None:
+        """Called in kopf's thread alone: who finds others there has been preceded by one that woke the loop."""
+        self._waiting.append((body, deleted))
+        if len(self._waiting) == 1:
+            self._loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        try:
+            for _ in range(len(self._waiting)):
+                self._see(*self._waiting.popleft())
+        finally:
+            if self._waiting:
+                self._loop.call_soon(self._take)
 
 
 class _NoDiffs(kopf.MultiDiffBaseStorage):
