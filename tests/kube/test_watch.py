@@ -227,6 +227,17 @@ def test_the_operator_waits_for_its_custom_resource(monkeypatch, caplog):
     assert caplog.text.count("does not know RLHFJob") == 1
 
 
+def test_an_object_that_cannot_be_taken_holds_up_none_that_came_with_it():
+    async def main() -> None:
+        crossing = module._Crossing(asyncio.get_running_loop(), seen := ProcessState())
+        for name in ("first", "", "last"):
+            crossing.put({"kind": "Pod", "metadata": {"name": name} if name else {}}, False)
+        await seen.until("Pod", "last")
+        assert seen.told == [("Pod", "first", False), ("Pod", "last", False)]
+
+    asyncio.run(main())
+
+
 def test_what_was_deleted_unseen_is_noticed(talk, namespace):
     async def body(api: Api, _: ProcessState) -> None:
         cache = Cache()
