@@ -33,7 +33,7 @@ def oversized(node: Any, *location: int | str) -> Iterator[Problem]:
                 yield from _too_long(value, KEYS, "keys", at)
     elif isinstance(node, str):
         yield from _too_long(node, TEXT, "characters", location)
-    elif isinstance(node, Mapping):
+    elif isinstance(node, dict):
         yield from _too_long(node, KEYS, "keys", location)
         for key, value in node.items():
             yield from oversized(value, *location, key)

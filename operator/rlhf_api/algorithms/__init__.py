@@ -42,9 +42,16 @@ def settings_of(spec: Spec) -> Frozen:
     return section
 
 
+_last: tuple[Spec, Graph] | None = None
+
+
 def graph_of(spec: Spec) -> Graph:
-    """The dataflow graph of a job."""
-    return algorithm_of(spec).graph(spec, settings_of(spec))
+    """The dataflow graph of a job. The last one is remembered: a check of a spec, or a plan, asks a dozen times."""
+    global _last
+    found = _last
+    if found is None or found[0] is not spec:
+        _last = found = spec, algorithm_of(spec).graph(spec, settings_of(spec))
+    return found[1]
 
 
 __all__ = ["ALGORITHMS", "CUSTOM", "Algorithm", "algorithm_of", "graph_of", "settings_of"]
