@@ -142,12 +142,18 @@ async def make_bare(jobs: list[Job]) -> tuple[float, float]:
         return time.monotonic() - began, processor_seconds() - worked
 
 
-async def pods_exist(namespace: str, count: int) -> None:
-    """Asks as rarely and cheaply as can be: this machine's cores are what is shared."""
+async def pods_exist(namespace: str, count: int, running: Operator) -> None:
+    """Asks as rarely and cheaply as can be: this machine's cores are what is shared.
+
+    Raises:
+        SystemExit: the operator has ended, as it does where the API server does not answer its lease in time.
+    """
     async with asyncio.timeout(DEADLINE_SECONDS), await Api.connect() as api:
         core = CoreV1Api(ApiClient(api.configuration))
         async with core.api_client:
             while True:
+                if running.process.poll() is not None:
+                    raise SystemExit("the operator has ended:\n" + running.said()[-2000:])
                 page = await core.list_namespaced_pod(namespace, limit=1)
                 if len(page.items) + (page.metadata.remaining_item_count or 0) >= count:
                     return
@@ -213,7 +219,7 @@ def measure(folder: Path, count: int, ended: int, quiet: float) -> tuple[str, Co
         with operator(kubeconfig, folder / f"operator-{count}", namespace) as running:
             eventually(lambda: "leads as" in running.said(), "the operator leads")
             began, worked, own = time.monotonic(), processor_seconds(), own_milliseconds(running)
-            asyncio.run(pods_exist(namespace, 4 * count))
+            asyncio.run(pods_exist(namespace, 4 * count, running))
             took, work = time.monotonic() - began, processor_seconds() - worked
             starting = own_milliseconds(running) - own
             time.sleep(quiet)
