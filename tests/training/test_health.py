@@ -20,6 +20,7 @@ from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.process import RoleEnd
 from rlhf_trainer.training.health import Verdict, good, judge, restored, saved
 from rlhf_trainer.training.monitor import Monitor
+from rlhf_trainer.training.trackers import Run
 
 
 def health(*rules: dict, **fields: object) -> Health:
@@ -225,11 +226,23 @@ SMALL = (
 FALLS = "{metric: loss, below: 5.5, steps: 2, action: rollback}"
 
 
+class Named:
+    """A tracker that writes the name of its run, and after which step it begins."""
+
+    def __init__(self, run: Run) -> None:
+        with (run.folder / "named.txt").open("a") as out:
+            out.write(f"{run.name} {run.step}\n")
+
+    def log(self, *_told: object) -> None: ...
+
+    def close(self, *, ok: bool) -> None: ...
+
+
 @pytest.mark.slow
 def test_one_run_warns_goes_back_fails_pauses_and_diverges(tmp_path):
     workdir, manifest = tmp_path / "w", SENTIMENT / "sft.yaml"
     rules = f"spec.health={{maxRollbacks: 1, rules: [{FALLS}, {{metric: tokens, above: 0, action: warn}}]}}"
-    done = run(manifest, workdir, *SMALL, rules)
+    done = run(manifest, workdir, *SMALL, rules, f"spec.trackers=[{{kind: '{__name__}:Named'}}]")
     # Every step warns; the loss falls in time, and does so again after the rollback.
     assert "MetricAbove, warn: spec.health.rules[1]: tokens " in done.output
     assert "trainer-0 exited with code 80: spec.health.rules[0]: loss" in done.output
@@ -246,6 +259,10 @@ def test_one_run_warns_goes_back_fails_pauses_and_diverges(tmp_path):
     bad = [line["step"] for line in done.steps if line["loss"] < 5.5]
     assert bad == [len(done.steps)], "of the two steps that broke it the first was recorded"
     assert status["health"]["step"] == bad[0] + 1, "the second was neither recorded nor saved"
+
+    named = (workdir / "named.txt").read_text().splitlines()
+    assert named[0] == "sft 0"
+    assert named[1].startswith("sft-rollback-1 "), "trackers cannot take back the step that was undone"
 
     # Retention kept the good checkpoint before it, though only the newest is to stay.
     entries = Archive((workdir / "checkpoints").as_uri()).entries()

@@ -66,10 +66,10 @@ def tracked(folder: Path, *trackers: dict[str, Any]) -> tracking.Tracking:
     return tracking.Tracking("job", job(f"spec.trackers={json.dumps(trackers)}").spec, folder)
 
 
-def run(folder: Path, *trackers: dict[str, Any], first: int = 0, steps: int = 3) -> None:
+def run(folder: Path, *trackers: dict[str, Any], first: int = 0, steps: int = 3, rollbacks: int = 0) -> None:
     """A run that goes on after step `first`."""
     with tracked(folder, *trackers) as feeds:
-        metrics = Metrics(folder, first, feeds)
+        metrics = Metrics(folder, first, feeds, rollbacks=rollbacks)
         for step in range(first + 1, steps + 1):
             metrics.step({"step": step, **STEP})
         metrics.evaluation({"step": steps, "set": "sums", "mean": 0.75})
@@ -89,7 +89,7 @@ def test_one_of_your_own_gets_figures_in_order_settings_and_the_manifest(tmp_pat
     (told,) = Told.made
     finite = {name: value for name, value in STEP.items() if name != "loss"}
     assert told.lines == [*((step, finite) for step in (1, 2, 3)), (3, {"evaluation/sums/mean": 0.75})]
-    assert (told.colour, told.end, told.run.project, told.run.job) == ("red", True, "chats", "job")
+    assert (told.colour, told.end, told.run.project, told.run.name) == ("red", True, "chats", "job")
     assert told.run.manifest["algorithm"] == "ppo"
 
 
@@ -242,6 +242,15 @@ def test_mlflow_and_trackio_are_told_each_step_once_by_a_trainer_that_was_killed
         said = subprocess.run(ask, env=os.environ | files, capture_output=True, check=True)
         assert [point["step"] for point in json.loads(said.stdout)["values"]] == steps
 
+    # Back to step 2 by a health rule: the undone steps stay in the run before, and those that hold are in another.
+    monkeypatch.setenv("TRACKIO_DIR", files["TRACKIO_DIR"])
+    run(done.workdir, *spec["trackers"], first=2, steps=4, rollbacks=1)
+    back, before = client.search_runs([there.info.experiment_id], order_by=["attributes.start_time DESC"])
+    told = client.get_metric_history(back.info.run_id, "reward_mean")
+    assert (back.info.run_name, [point.step for point in told]) == ("job-rollback-1", [3, 4])
+    assert before.info.run_id == there.info.run_id
+    assert "reward_mean" not in before.data.metrics
+
 
 def test_weights_and_biases_writes_what_its_sync_sends(tmp_path, monkeypatch):
     from wandb.proto.wandb_internal_pb2 import Record
@@ -250,9 +259,11 @@ def test_weights_and_biases_writes_what_its_sync_sends(tmp_path, monkeypatch):
     # A busy machine takes a minute to import and start this client, all of which is in the time of the end here.
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 300.0)
     monkeypatch.setenv("WANDB_X_SERVICE_WAIT", "300")
-    run(tmp_path, {"kind": "wandb", "project": "chats", "settings": {"tags": ["a"]}})
-    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    records = [Record.FromString(data) for data in logged(file)]
+    wandb = {"kind": "wandb", "project": "chats", "settings": {"tags": ["a"]}}
+    run(tmp_path, wandb)
+    run(tmp_path, wandb, first=2, steps=4, rollbacks=1)
+    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    records, after = ([Record.FromString(data) for data in logged(file)] for file in files)
     lines = [
         {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
         for record in records
@@ -263,6 +274,10 @@ def test_weights_and_biases_writes_what_its_sync_sends(tmp_path, monkeypatch):
     (made,) = [r.run for r in records if r.WhichOneof("record_type") == "run"]
     assert (made.project, made.display_name, list(made.tags)) == ("chats", "job", ["a"])
     assert made.run_id == (tmp_path / tracking.ID).read_text()
+    (back,) = [r.run for r in after if r.WhichOneof("record_type") == "run"]
+    assert (back.run_id, back.display_name) == (f"{made.run_id}-rollback-1", "job-rollback-1")
+    rewards = [i.key or i.nested_key[0] for r in after for i in r.history.item].count("reward_mean")
+    assert rewards == 2, "of steps 3 and 4, which were trained again on other data"
 
 
 def logged(file: Path) -> Any:

@@ -84,7 +84,9 @@ def train(
     monitor = Monitor(ctx, saver, begins=task.begins)
     step = _restore(ctx, task, saver, monitor, earlier)
     task.reorder(monitor.rollbacks)
-    metrics = Metrics(ctx.workdir, step, tracking) if tracking is not None else None
+    metrics = None
+    if tracking is not None:
+        metrics = Metrics(ctx.workdir, step, tracking, rollbacks=monitor.rollbacks)
     ctx.report(step=step, activity="waiting for the other roles")
     task.publish(step)
     if step == 0:

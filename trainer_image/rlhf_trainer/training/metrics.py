@@ -20,10 +20,11 @@ STEPS, EVALUATIONS, PICTURE = "metrics.jsonl", "evaluation.jsonl", "reward.png"
 class Metrics:
     """`metrics.jsonl`, `evaluation.jsonl` and `reward.png` of a work directory, and the job's trackers."""
 
-    def __init__(self, workdir: Path, step: int, tracking: Tracking) -> None:
-        """Drops lines of steps after `step`, left by a run that went beyond its last snapshot."""
+    def __init__(self, workdir: Path, step: int, tracking: Tracking, *, rollbacks: int = 0) -> None:
+        """Drops lines of steps after `step`, left by a run that went beyond its last snapshot. `rollbacks` as in
+        `Tracking.begin`."""
         self._workdir, self._tracking = workdir, tracking
-        tracking.begin(step)
+        tracking.begin(step, rollbacks)
         self._steps, self._evaluations = workdir / STEPS, workdir / EVALUATIONS
         for file in (self._steps, self._evaluations):
             _keep(file, step)

@@ -14,8 +14,10 @@ class Run:
     """Description of the run for a tracker."""
 
     id: str
-    """Hexadecimal, unique to this run and the same after a resume."""
-    job: str
+    """Unique to this run, and the same after a resume; another one after a rollback or pause of `spec.health`, whose
+    undone steps keep their values under the one before."""
+    name: str
+    """The job's name, with the number of rollbacks if there were any."""
     project: str
     folder: Path
     """The work directory."""
@@ -63,7 +65,7 @@ class WandB:
         import wandb
 
         self._open.add(self)
-        named: dict[str, Any] = {"name": run.job, "id": run.id, "resume": "allow", "dir": str(run.folder)}
+        named: dict[str, Any] = {"name": run.name, "id": run.id, "resume": "allow", "dir": str(run.folder)}
         quiet = wandb.Settings(console="off", silent=True)  # the console log stays the job's
         given = {"project": run.project, "config": dict(run.manifest), "settings": quiet, **settings}
         self._run: Any = wandb.init(**{**named, **given})
@@ -101,7 +103,7 @@ class MLflow:
             self._last = {name: max(point.step for point in points) for name, points in history}
             self._client.update_run(self._id, status="RUNNING")
             return
-        made = self._client.create_run(within, run_name=run.job, tags={"rlhf.run": run.id})
+        made = self._client.create_run(within, run_name=run.name, tags={"rlhf.run": run.id})
         self._id = made.info.run_id
         for name, value in run.manifest.items():
             self._client.log_param(self._id, name, str(value)[:6000])
@@ -126,7 +128,7 @@ class Trackio:
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
-        name, config = f"{run.job}-{run.id[:8]}", dict(run.manifest)
+        name, config = f"{run.name}-{run.id[:8]}", dict(run.manifest)
         given = {"project": run.project, "name": name, "resume": "allow", "config": config, **settings}
         lines = SQLiteStorage.get_logs(given["project"], given["name"])
         self._last = {figure: line["step"] for line in lines for figure in line}

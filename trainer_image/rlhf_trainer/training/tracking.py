@@ -41,14 +41,17 @@ class Tracking:
         self._makers = _makers(spec)
         self._feeds: list[_Feed] = []
 
-    def begin(self, step: int) -> None:
-        """Creates the trackers; metrics of steps after `step` follow."""
+    def begin(self, step: int, rollbacks: int) -> None:
+        """Creates the trackers; metrics of steps after `step` follow. After each of the `rollbacks` of health rules they
+        are of a new run: W&B, MLflow and trackio cannot take back the undone steps, whose values are other ones."""
         if not self._makers:
             return
-        name, manifest = _run_id(self._folder), json.loads(self._spec.model_dump_json(by_alias=True))
+        after = f"-rollback-{rollbacks}" if rollbacks else ""
+        manifest = json.loads(self._spec.model_dump_json(by_alias=True))
         for wanted, make in zip(self._spec.trackers, self._makers, strict=True):
             project = wanted.project or PROJECT
-            run = Run(name, self._job, project, self._folder, step, manifest)
+            names = (_run_id(self._folder) + after, self._job + after)
+            run = Run(*names, project, self._folder, step, manifest)
             self._feeds.append(_Feed(wanted, make, run))
 
     def log(self, step: int, values: Mapping[str, Any], prefix: str = "") -> None:
