@@ -148,6 +148,15 @@ def _checkpoint(spec: Spec) -> Iterator[Problem]:
             "spec.checkpoint.keepBest",
             f"nothing says which are best: set spec.evaluation, or 0; got {spec.checkpoint.keep_best}",
         )
+    every, kept = spec.checkpoint.every_steps, spec.checkpoint.keep_every
+    if kept % every:
+        message = f"must be a multiple of everySteps, {every}: between there are no checkpoints to keep"
+        yield Problem("spec.checkpoint.keepEvery", f"{message}; got {kept}")
+    judged = spec.evaluation.every_steps if spec.evaluation else every
+    if spec.checkpoint.keep_best and every % judged and judged % every:
+        message = f"goes by evaluations in a checkpoint's step: make spec.evaluation.everySteps, {judged}, a multiple"
+        message = f"{message} of checkpoint.everySteps, {every}, or the other way round"
+        yield Problem("spec.checkpoint.keepBest", f"{message}; got {spec.checkpoint.keep_best}")
     origin = spec.checkpoint.start_from
     if origin is not None and origin.step >= spec.steps:
         message = f"must be below spec.steps ({spec.steps}), the steps of the whole run; got {origin.step}"
@@ -184,7 +193,13 @@ RULES: tuple[Rule, ...] = (
     *(trainer_checks.sequence_parallel, _replay, rollout.problems, lora.problems),
     *(unread.problems, generator_checks.autoscale, generator_checks.pods_per_replica),
     *(_evaluation, _checkpoint),
-    *(deepspeed_checks.precision, deepspeed_checks.unread, deepspeed_checks.switched_off, health.problems),
+    *(
+        deepspeed_checks.precision,
+        deepspeed_checks.optimizer,
+        deepspeed_checks.unread,
+        deepspeed_checks.switched_off,
+        health.problems,
+    ),
     *(generator_checks.engine_arguments, model_server_checks.problems, _trackers, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )

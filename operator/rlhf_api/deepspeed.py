@@ -3,11 +3,12 @@
 The keys are those of DeepSpeed 0.19.8; a test holds this file against the installed version.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 
-from .base import DType
+from .base import DType, ModelField
 
 
 def _whole(value: Any) -> Any:
@@ -132,6 +133,29 @@ class DeepSpeedConfig(_Section):
         return self.model_dump(exclude_none=True, exclude_unset=True)
 
 
+@dataclass(frozen=True)
+class Section:
+    """A DeepSpeed section of `spec.trainer`: its trained model's field of `spec.model`, and the job's own fields that
+    go with it, in `spec.trainer`, in the algorithm's section and in `spec.optimizer`."""
+
+    name: str
+    model: ModelField
+    dtype: str
+    tokens: str
+    minibatch: str
+    rate: str
+
+    def where(self, key: str) -> str:
+        return f"spec.trainer.{self.name}.{key}"
+
+
+SECTIONS = (
+    Section("deepspeed", "policy", "dtype", "microBatchTokens", "minibatchSize", "learningRate"),
+    Section(
+        *("criticDeepspeed", "critic", "criticDtype", "criticMicroBatchTokens"),
+        *("valueMinibatchSize", "criticLearningRate"),
+    ),
+)
 OWNED = {
     "train_batch_size": "spec.ppo.minibatchSize, or that of another algorithm, or spec.data.promptsPerStep",
     "train_micro_batch_size_per_gpu": "spec.trainer.microBatchTokens",

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from .algorithms import CUSTOM, algorithm_of, graph_of
-from .base import ModelField
+from .deepspeed import SECTIONS, Section
 from .duration import Batch
 from .problems import Problem, show
 from .spec import Spec
@@ -27,40 +27,19 @@ _PRECISION = {"bf16": "bfloat16", "fp16": "float16"}
 Path = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Section:
-    """A DeepSpeed section of `spec.trainer`, the trained model's field of `spec.model`, and our fields."""
-
-    name: str
-    model: ModelField
-    tokens: str
-    minibatch: str
-
-    @property
-    def path(self) -> Path:
-        return ("spec", "trainer", self.name)
-
-    def where(self, key: str) -> str:
-        return f"spec.trainer.{self.name}.{key}"
-
-
-_SECTIONS = (
-    _Section("deepspeed", "policy", "microBatchTokens", "minibatchSize"),
-    _Section("criticDeepspeed", "critic", "criticMicroBatchTokens", "valueMinibatchSize"),
-)
-
-
 def in_our_fields(document: Any, read: Callable[[Any], Spec | None]) -> tuple[Any, list[Problem]]:
     """The document with our fields in place of these keys; and, with the sums, where keys contradict each other or our
     fields that the document has. `read` makes a spec of as much of a document as it can; where it makes none, and in
     algorithms of one's own, whose minibatches are their own, batching keys stay."""
     given = {
-        section: config for section in _SECTIONS if isinstance(config := _at(document, section.path), Mapping)
+        section: config
+        for section in SECTIONS
+        if isinstance(config := _at(document, _path(section)), Mapping)
     }
     bare = document
     for section, config in given.items():
         kept = {key: value for key, value in config.items() if key not in KEYS}
-        bare = _with(bare, section.path, _without_auto(kept))
+        bare = _with(bare, _path(section), _without_auto(kept))
     spec = read(bare) if bare != document else None
     if spec is None:
         return document, []
@@ -69,7 +48,7 @@ def in_our_fields(document: Any, read: Callable[[Any], Spec | None]) -> tuple[An
         bare = _switched(bare, spec, section, config)
         keys = {key: config[key] for key in KEYS if config.get(key, AUTO) != AUTO}
         if algorithm_of(spec) is CUSTOM:
-            bare = _with(bare, section.path, {**_at(bare, section.path), **keys})
+            bare = _with(bare, _path(section), {**_at(bare, _path(section)), **keys})
             continue
         for found in _sums(spec, section, keys):
             if isinstance(found, Problem):
@@ -82,13 +61,13 @@ def in_our_fields(document: Any, read: Callable[[Any], Spec | None]) -> tuple[An
     return bare, problems
 
 
-def _switched(bare: Any, spec: Spec, section: _Section, config: Mapping[str, Any]) -> Any:
+def _switched(bare: Any, spec: Spec, section: Section, config: Mapping[str, Any]) -> Any:
     """The document with `enabled: auto` as the model's dtype has it; a precision that is off leaves nothing."""
     for kind, dtype in _PRECISION.items():
         if _at(config, (kind, "enabled")) == AUTO:
             on = spec.trained_dtype(section.model) == dtype
-            rest = _at(bare, (*section.path, kind)) or {}
-            bare = _with(bare, (*section.path, kind), {**rest, "enabled": True} if on else None)
+            rest = _at(bare, (*_path(section), kind)) or {}
+            bare = _with(bare, (*_path(section), kind), {**rest, "enabled": True} if on else None)
     return bare
 
 
@@ -102,7 +81,7 @@ class _Value:
     words: str
 
 
-def _sums(spec: Spec, section: _Section, keys: Mapping[str, Any]) -> Iterator[_Value | Problem]:
+def _sums(spec: Spec, section: Section, keys: Mapping[str, Any]) -> Iterator[_Value | Problem]:
     wrong = [key for key, value in keys.items() if type(value) is not int or value < 1]
     for key in wrong:
         message = f"must be a whole number from 1 on, or auto; got {show(keys[key])}"
@@ -139,6 +118,10 @@ def _sums(spec: Spec, section: _Section, keys: Mapping[str, Any]) -> Iterator[_V
         tokens = -(-sequences * int(batch.tokens) // spec.trainer.sequence_parallel_size)
         words = f"{sequences} sequences of up to {int(batch.tokens)} tokens are {tokens} tokens of a rank"
         yield _Value(MICRO if MICRO in keys else STEPS, ("spec", "trainer", section.tokens), tokens, words)
+
+
+def _path(section: Section) -> Path:
+    return ("spec", "trainer", section.name)
 
 
 def _at(node: Any, path: Path) -> Any:

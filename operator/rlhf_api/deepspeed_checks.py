@@ -1,60 +1,76 @@
-"""Rules of DeepSpeed's sections in `spec.trainer`: precision, keys without effect."""
+"""Rules of DeepSpeed's sections in `spec.trainer`: precision, the optimizer, keys without effect."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel, to_snake
 
-from .base import DType
-from .deepspeed import DeepSpeedConfig
+from .deepspeed import SECTIONS, DeepSpeedConfig, Section
 from .problems import Problem, show
 from .spec import Spec
 
+OPTIMIZERS = ("adam", "adamw")
+"""Types of DeepSpeed's optimizers whose state the trainer saves, in lower case."""
+
 
 def precision(spec: Spec) -> Iterator[Problem]:
-    for section in _sections(spec):
-        whose, dtype, config = section.whose, section.dtype, section.config
+    for section, config in _sections(spec):
+        dtype, field = spec.trained_dtype(section.model), f"spec.trainer.{section.dtype}"
         for key, wanted in (("bf16", "bfloat16"), ("fp16", "float16")):
-            given, where = getattr(config, key), f"spec.trainer.{section.name}.{key}.enabled"
+            given, where = getattr(config, key), section.where(f"{key}.enabled")
             if given is not None and given.enabled and dtype != wanted:
                 yield Problem(
                     where,
-                    f"the {whose} computes in {dtype}; set {section.dtype_field} to {wanted} or drop this; got true",
+                    f"the {section.model} computes in {dtype}; set {field} to {wanted} or drop this; got true",
                 )
             if given is not None and not given.enabled and dtype == wanted:
                 yield Problem(
                     where,
-                    f"the optimizer of a {dtype} model would have no float32 weights; set {section.dtype_field} to "
+                    f"the optimizer of a {dtype} model would have no float32 weights; set {field} to "
                     "float32, or drop this; got false",
                 )
 
 
 def unread(spec: Spec) -> Iterator[Problem]:
     """Keys that this trainer does not read."""
-    for section in _sections(spec):
-        config, where = section.config, f"spec.trainer.{section.name}"
+    for section, config in _sections(spec):
         for name, instead in (
             ("steps_per_print", "metrics.jsonl has every step"),
             ("activation_checkpointing", "the models here are not made with DeepSpeed's checkpoints"),
         ):
             if getattr(config, name) is not None:
-                yield Problem(f"{where}.{name}", f"has no effect ({instead}); remove it")
-        if config.optimizer is not None and "lr" in config.optimizer.params:
+                yield Problem(section.where(name), f"has no effect ({instead}); remove it")
+
+
+def optimizer(spec: Spec) -> Iterator[Problem]:
+    """AdamW alone, whose numbers stand in one place."""
+    for section, config in _sections(spec):
+        if config.optimizer is None:
+            continue
+        if (kind := config.optimizer.type).lower() not in OPTIMIZERS:
+            yield Problem(section.where("optimizer.type"), f"must be Adam or AdamW; got {show(kind)}")
+        params, own = config.optimizer.params, spec.optimizer.model_dump(mode="json", exclude_defaults=True)
+        if "lr" in params:
             message = f"is set by the job (spec.optimizer.{section.rate}); remove it"
-            yield Problem(f"{where}.optimizer.params.lr", message)
+            yield Problem(section.where("optimizer.params.lr"), message)
+        for key, name in (("betas", "betas"), ("eps", "epsilon"), ("weight_decay", "weight_decay")):
+            if name in own and params.get(key, "auto") not in ("auto", own[name]):
+                message = (
+                    f"spec.optimizer.{to_camel(name)} is {show(own[name])}; make them equal, or remove one"
+                )
+                yield Problem(section.where(f"optimizer.params.{key}"), f"{message}; got {show(params[key])}")
 
 
 def switched_off(spec: Spec) -> Iterator[Problem]:
     """Keys of a part that is off: of a later stage, of no device, of another precision."""
-    for section in _sections(spec):
-        config, zero, where = section.config, section.config.zero_optimization, f"spec.trainer.{section.name}"
-        stage = config.stage(section.dtype)
+    for section, config in _sections(spec):
+        zero, stage = config.zero_optimization, config.stage(spec.trained_dtype(section.model))
         for key in _given(zero):
             later = key in _OF_STAGE_3 or key.startswith(_BEGIN_STAGE_3)
             least = 3 if later else 1 if key == "offload_optimizer" else 0
             if stage < least and getattr(getattr(zero, key), "device", "") != "none":
                 message = f"acts from stage {least} on: set zero_optimization.stage, or remove this"
-                yield Problem(f"{where}.zero_optimization.{key}", f"{message}; got stage {zero.stage}")
+                yield Problem(section.where(f"zero_optimization.{key}"), f"{message}; got stage {zero.stage}")
         parts = (
             ("zero_optimization.offload_param", zero.offload_param, "device"),
             ("zero_optimization.offload_optimizer", zero.offload_optimizer, "device"),
@@ -68,7 +84,7 @@ def switched_off(spec: Spec) -> Iterator[Problem]:
                 message = (
                     f"has no effect: {switch} is {show(getattr(part, switch))}; set that, or remove this"
                 )
-                yield Problem(f"{where}.{name}.{key}", f"{message}; got {show(getattr(part, key))}")
+                yield Problem(section.where(f"{name}.{key}"), f"{message}; got {show(getattr(part, key))}")
 
 
 _OF_STAGE_3 = ("offload_param", "sub_group_size", "memory_efficient_linear", "log_trace_cache_warnings")
@@ -83,26 +99,9 @@ def _given(section: BaseModel) -> Iterator[str]:
             yield key
 
 
-@dataclass(frozen=True)
-class _Section:
-    """A DeepSpeed configuration as the manifest gives it, and the fields that go with it."""
-
-    name: str
-    whose: str
-    dtype_field: str
-    rate: str
-    dtype: DType
-    config: DeepSpeedConfig
-
-
-def _sections(spec: Spec) -> Iterator[_Section]:
-    trainer, dtype = spec.trainer, spec.trained_dtype
-    yield _Section(
-        *("deepspeed", "trainer", "spec.trainer.dtype", "learningRate"), dtype("policy"), trainer.deepspeed
-    )
-    if trainer.critic_deepspeed is not None:
-        yield _Section(
-            *("criticDeepspeed", "critic", "spec.trainer.criticDtype", "criticLearningRate"),
-            dtype("critic"),
-            trainer.critic_deepspeed,
-        )
+def _sections(spec: Spec) -> Iterator[tuple[Section, DeepSpeedConfig]]:
+    """Those that are given."""
+    for section in SECTIONS:
+        config: DeepSpeedConfig | None = getattr(spec.trainer, to_snake(section.name))
+        if config is not None:
+            yield section, config

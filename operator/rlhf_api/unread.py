@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from .algorithms import algorithm_of, graph_of, settings_of
-from .algorithms.base import PolicyGradient
+from .algorithms.base import PolicyGradient, is_one_update
+from .algorithms.ppo import PPO
 from .base import Frozen
 from .graph import CRITIC
 from .problems import Problem, show
@@ -35,7 +36,14 @@ class _Unread(NamedTuple):
 
 def problems(spec: Spec) -> Iterator[Problem]:
     """In the order of the parts."""
-    for unread in (*_roles(spec), *_critic(spec), *_settings(spec), *_responses(spec), *_scores(spec)):
+    for unread in (
+        *_roles(spec),
+        *_critic(spec),
+        *_settings(spec),
+        *_responses(spec),
+        *_scores(spec),
+        *_compared(spec),
+    ):
         keys = {type(unread.section).model_fields[name].alias or name for name in unread.fields}
         given = unread.section.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         for key in (key for key in given if key in keys):
@@ -129,7 +137,52 @@ def _responses(spec: Spec) -> Iterator[_Unread]:
 
 
 def _scores(spec: Spec) -> Iterator[_Unread]:
-    """The reward model's settings in a role that asks functions alone."""
-    if Role.REWARD in roles_of(spec) and spec.model.reward is None:
-        of, why = "a reward model", "spec.model.reward is not set"
-        yield _Unread("spec.reward", spec.reward, ["dtype", "model_weight"], of, why)
+    """The reward model and its settings in a role that asks functions alone."""
+    of = "a reward model"
+    if Role.REWARD not in roles_of(spec):
+        return
+    if spec.model.reward is None:
+        yield _Unread(
+            "spec.reward", spec.reward, ["dtype", "model_weight"], of, "spec.model.reward is not set"
+        )
+    elif spec.reward.model_weight == 0:
+        why = "spec.reward.modelWeight is 0"
+        yield _Unread("spec.reward", spec.reward, ["dtype"], of, why)
+        if not _starts_critic(spec, "reward"):
+            yield _Unread("spec.model", spec.model, ["reward"], of, why)
+
+
+def _compared(spec: Spec) -> Iterator[_Unread]:
+    """The limit of a difference that no step measures; 0 is none."""
+    if not graph_of(spec).generates or not spec.health.logprob_difference:
+        return
+    why = ""
+    if spec.sampling.cut:
+        why = "sampling.topP, topK or minNewTokens leave out what training does not replay"
+    elif spec.rollout.max_staleness and spec.rollout.proximal == "sampled":
+        why = "rollout.proximal is sampled"
+    if why:
+        of = "log-probabilities that are compared"
+        yield _Unread("spec.health", spec.health, ["logprob_difference"], of, why)
+
+
+def without_effect(spec: Spec) -> str:
+    """Settings of the algorithm that a step of this size cannot reach, and why; '' if none. Said and not refused: they
+    act again in larger steps."""
+    settings = settings_of(spec)
+    if not isinstance(settings, PolicyGradient):
+        return ""
+    idle = list[str]()
+    if is_one_update(spec, settings, settings.minibatch_size):
+        idle.append("stop_ratio")
+        ahead = spec.rollout.max_staleness > 0 and spec.rollout.proximal == "sampled"
+        if not (ahead or spec.replay.dynamic or spec.weights.every_steps > 1):
+            idle += ["clip_ratio", "clip_ratio_high", "dual_clip"]
+    if isinstance(settings, PPO) and settings.value_ema is None:
+        size = settings.value_minibatch_size or settings.minibatch_size
+        idle += ["clip_value"] if is_one_update(spec, settings, size) else []
+    given = settings.model_dump(exclude_defaults=True)
+    where = f"spec.{to_camel(algorithm_of(spec).name)}"
+    named = ", ".join(f"{where}.{to_camel(name)}" for name in sorted(idle) if name in given)
+    why = "a step is one update, of a model that has not moved from what it is compared with"
+    return f"without effect: {named}; {why}" if named else ""

@@ -19,6 +19,7 @@ from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig, command, replicas, roles_of
 from rlhf_api.status import JobStatus
+from rlhf_api.unread import without_effect
 
 from . import plan_command
 from .archive import open_store, replay
@@ -187,6 +188,8 @@ def _run(job: RLHFJob, options: argparse.Namespace, make: Command) -> int:
         shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
         if unheeded := of_a_cluster(job.spec):
             shown.event(f"without effect here, as on a cluster alone they act: {', '.join(unheeded)}")
+        if idle := without_effect(job.spec):
+            shown.event(idle)
         try:
             status = asyncio.run(host.run())
         finally:

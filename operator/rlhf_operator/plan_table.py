@@ -7,15 +7,17 @@ from rlhf_api.run import roles_of
 from rlhf_api.sizes import NOTHING, Found
 from rlhf_api.spec import Spec
 from rlhf_api.step_memory import StepMemory
+from rlhf_api.unread import without_effect
 
 _HEAD = ("role", "pods", "GPUs", "memory of one GPU")
 
 
 def plan_lines(spec: Spec, found: Found = NOTHING) -> list[str]:
     """A table, then settings that would make the plan more precise (no table if the job gives neither GPUs nor sizes);
-    and the memory of a step's responses, if large."""
+    the memory of a step's responses, if large; and settings that such a step cannot reach."""
     plans, responses = plan(spec, found), StepMemory.of(spec)
     last = [responses.line] if responses and responses.line else []
+    last += [idle] if (idle := without_effect(spec)) else []
     if not any(each.gpus or each.memory for each in plans.values()):
         return last
     rows = [(role.value, str(each.pods), str(each.gpus), each.memory or "-") for role, each in plans.items()]

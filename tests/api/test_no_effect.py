@@ -11,9 +11,12 @@ from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
 from rlhf_api.runtime import parse_runtime, with_runtime
+from rlhf_api.unread import without_effect
+from rlhf_operator.plan_table import plan_lines
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}")
 GRPO = ("spec.algorithm=grpo", "spec.ppo={}", "spec.grpo.minibatchSize=8", "spec.sampling.answersPerPrompt=2")
+UNUSED = ("spec.reward={modelWeight: 0, functions: [{function: 'a:b'}]}",)
 FREE = ("spec.ppo.klCoefficient=0",)
 SHARED = ("spec.generator.sharedWithTrainer=true",)
 REFUSED = [
@@ -223,6 +226,44 @@ REFUSED = [
         "spec.generator.tensorParallelSize",
         "remove it; got 2",
     ),
+    (
+        (*GRPO, *UNUSED),
+        "spec.model.reward",
+        "a reward model, and the job has none: spec.reward.modelWeight is 0",
+    ),
+    ((*UNUSED, "spec.reward.dtype=float32"), "spec.reward.dtype", "spec.reward.modelWeight is 0; remove it"),
+    ((*UNUSED, "spec.model.critic=c"), "spec.model.reward", "spec.reward.modelWeight is 0; remove it"),
+    (
+        ("spec.health.logprobDifference=0.1", "spec.sampling={topP: 0.9}"),
+        *("spec.health.logprobDifference", "has none: sampling.topP, topK or minNewTokens leave out what"),
+    ),
+    (
+        ("spec.health.logprobDifference=0.1", "spec.rollout={maxStaleness: 1, proximal: sampled}"),
+        *("spec.health.logprobDifference", "that are compared, and the job has none: rollout.proximal is"),
+    ),
+    (
+        ("spec.checkpoint={everySteps: 10, keepEvery: 15}",),
+        *("spec.checkpoint.keepEvery", "must be a multiple of everySteps, 10: between there are no"),
+    ),
+    (
+        ("spec.checkpoint.keepBest=2", "spec.evaluation={data: [a], function: 'a:b', everySteps: 7}"),
+        *(
+            "spec.checkpoint.keepBest",
+            "make spec.evaluation.everySteps, 7, a multiple of checkpoint.everySteps, 10",
+        ),
+    ),
+    (
+        (*SFT, "spec.algorithm=dpo", "spec.dpo={loss: ipo, labelSmoothing: 0.1}"),
+        *("spec.dpo.labelSmoothing", "is of loss sigmoid; remove it; got 0.1 with ipo"),
+    ),
+    (
+        ("spec.trainer.deepspeed.optimizer={type: Lion}",),
+        *("spec.trainer.deepspeed.optimizer.type", "must be Adam or AdamW; got 'Lion'"),
+    ),
+    (
+        ("spec.trainer.deepspeed.optimizer={type: Adam, params: {eps: 1e-6}}", "spec.optimizer.epsilon=1e-7"),
+        *("spec.trainer.deepspeed.optimizer.params.eps", "spec.optimizer.epsilon is 1e-07; make them equal"),
+    ),
 ]
 
 
@@ -231,6 +272,36 @@ def test_a_field_without_effect_is_refused(overrides, where, says) -> None:
     with pytest.raises(InvalidJob) as caught:
         job(*overrides)
     assert says in {problem.where: problem.message for problem in caught.value.problems}[where]
+
+
+ALL = "spec.ppo.clipRatioHigh, spec.ppo.clipValue, spec.ppo.dualClip, spec.ppo.stopRatio"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "idle"),
+    [
+        ((), ALL),
+        (("spec.ppo.epochs=2",), ""),
+        (("spec.ppo.minibatchSize=5",), ALL),  # what is left over joins the last
+        (("spec.ppo.minibatchSize=4",), ""),
+        (
+            ("spec.ppo.valueMinibatchSize=4",),
+            "spec.ppo.clipRatioHigh, spec.ppo.dualClip, spec.ppo.stopRatio",
+        ),
+        (("spec.ppo.valueEma=0.9",), "spec.ppo.clipRatioHigh, spec.ppo.dualClip, spec.ppo.stopRatio"),
+        (("spec.replay.maxReplayEpisode=2",), ""),
+        (("spec.weights.everySteps=2",), "spec.ppo.clipValue, spec.ppo.stopRatio"),
+        (("spec.rollout={maxStaleness: 1, proximal: sampled}",), "spec.ppo.clipValue, spec.ppo.stopRatio"),
+    ],
+)
+def test_what_a_step_of_one_update_cannot_reach_is_said(overrides, idle) -> None:
+    """It stays in the manifest, which may have larger steps at another time."""
+    bounds = "spec.ppo={minibatchSize: 8, clipRatioHigh: 0.3, dualClip: 3.0, stopRatio: 2.0, clipValue: 0.1}"
+    spec = job(bounds, *overrides).spec
+    said = without_effect(spec)
+    why = "a step is one update, of a model that has not moved from what it is compared with"
+    assert said == (f"without effect: {idle}; {why}" if idle else "")
+    assert plan_lines(spec) == ([said] if said else [])
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "a.b:c"])

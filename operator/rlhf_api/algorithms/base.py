@@ -148,14 +148,20 @@ GROUPED = {"sampling": {"answersPerPrompt": 8}}
 """What algorithms with `group_rules` usually set."""
 
 
+def is_one_update(spec: Spec, settings: PolicyGradient, minibatch: int) -> bool:
+    """True if a step trains once, on all of its responses at once: those that are left over join the last minibatch."""
+    responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    whole = responses <= minibatch if spec.replay.dynamic else responses < 2 * minibatch
+    return settings.epochs == 1 and whole and not spec.replay.window
+
+
 def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
     """First nodes of every algorithm that samples responses: responses, their log-probabilities under policy and
     reference if needed, and scores.
 
     If a step is one update, the old log-probabilities are not computed: they equal those of the update itself.
     """
-    responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
-    one_update = settings.epochs == 1 and settings.minibatch_size >= responses and not spec.replay.window
+    one_update = is_one_update(spec, settings, settings.minibatch_size)
     penalty = settings.kl_coefficient > 0
     nodes: list[Node] = [Generate(rounds=settings.dynamic_sampling)]
     weighted = spec.rollout.level != "none"

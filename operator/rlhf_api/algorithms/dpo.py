@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from ..base import Frozen, PositiveFloat
 from ..graph import POLICY, SEQUENCES, Dataset, Graph, Train
+from ..problems import Problem
 from .base import Algorithm, reference
 
 if TYPE_CHECKING:
@@ -41,4 +43,10 @@ def _graph(spec: Spec, _settings: DPO) -> Graph:
     )
 
 
-ALGORITHM = Algorithm(name="dpo", settings=DPO, graph=_graph)
+def _rules(_spec: Spec, where: str, settings: DPO) -> Iterator[Problem]:
+    if settings.label_smoothing and settings.loss != "sigmoid":
+        message = f"is of loss sigmoid; remove it; got {settings.label_smoothing:g} with {settings.loss}"
+        yield Problem(f"{where}.labelSmoothing", message)
+
+
+ALGORITHM = Algorithm(name="dpo", settings=DPO, graph=_graph, rules=_rules)

@@ -125,8 +125,20 @@ def _canary(spec: Spec) -> Overrides:
     """The canary as the only reward, untransformed."""
     return {
         "reward.functions": [{"function": CANARY}],
-        **({} if spec.model.reward is None else {"reward.modelWeight": 0.0}),
+        **_without_model(spec),
         "reward.bias": 0.0,
         "reward.scale": 1.0,
         "reward.clip": None,
     }
+
+
+def _without_model(spec: Spec) -> Overrides:
+    """The reward role without its model, which the manifest names on where the critic starts from it."""
+    if spec.model.reward is None:
+        return {}
+    own: Overrides = {"dtype": None, "engine": "transformers", "tensorParallelSize": 1, "engineArguments": {}}
+    starts_critic = CRITIC in graph_of(spec).trained and spec.model.critic is None
+    unused = (
+        {"reward.modelWeight": 0.0} if starts_critic else {"model.reward": None, "reward.modelWeight": 1.0}
+    )
+    return {**{f"reward.{key}": value for key, value in own.items()}, **unused}

@@ -4,37 +4,14 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-# Keys that the trainer sets itself; "auto", as in configurations written for other trainers, is accepted.
-RESERVED = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "managed_gradient_accumulation",
-    "gradient_clipping",
-    "scheduler",
-)
-
 
 def deepspeed_settings(
     user: Mapping[str, Any], adam: Mapping[str, Any], gradient_clip: float
 ) -> dict[str, Any]:
-    """Configuration for `deepspeed.initialize`; `user` is not modified.
-
-    Raises ValueError for keys that the trainer sets and for optimizers other than Adam.
-    """
+    """Configuration for `deepspeed.initialize`; `user`, a validated `DeepSpeedConfig.raw()`, is not
+    modified."""
     settings = copy.deepcopy(dict(user))
-    for key in RESERVED:
-        if settings.pop(key, "auto") != "auto":
-            raise ValueError(
-                f"deepspeed.{key} is decided by the trainer, got {user[key]!r}; remove it, and set learning "
-                "rate, clipping and batch sizes in the job's own fields"
-            )
     if "optimizer" in settings:
-        kind = settings["optimizer"].get("type", "")
-        if kind.lower() not in ("adam", "adamw"):
-            raise ValueError(
-                f"deepspeed.optimizer.type is {kind!r}; use Adam or AdamW, or leave the optimizer out"
-            )
         chosen = {k: v for k, v in settings["optimizer"].get("params", {}).items() if v != "auto"}
         settings["optimizer"]["params"] = {**adam, "betas": list(adam["betas"]), **chosen}
 

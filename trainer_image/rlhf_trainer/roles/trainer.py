@@ -16,6 +16,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.report import CheckpointStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
+from rlhf_api.unread import without_effect
 from rlhf_store import copying
 from rlhf_store.archive import Archive, Snapshot
 from rlhf_store.committing import Committer
@@ -87,6 +88,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     conversation = check_rows([rows, *held_out.values(), text]) if ranks.first else None
     if ranks.first:
         make_workdir(Path(config.workdir))
+        if idle := without_effect(spec):
+            log.warning("%s", idle)
     tracking = Tracking(config.job, spec, Path(config.workdir)) if ranks.first else None
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
     archive = Archive(config.store, patience=patience, known=config.resume, retrying=progress.sign)

@@ -42,8 +42,8 @@ class Tracking:
         self._feeds: list[_Feed] = []
 
     def begin(self, step: int, rollbacks: int) -> None:
-        """Creates the trackers; metrics of steps after `step` follow. After each of the `rollbacks` of health rules they
-        are of a new run: W&B, MLflow and trackio cannot take back the undone steps, whose values are other ones."""
+        """Creates the trackers; metrics of steps after `step` follow. After each of the `rollbacks` of health rules
+        they are of a new run: W&B, MLflow and trackio take no value back, and the undone steps have other ones."""
         if not self._makers:
             return
         after = f"-rollback-{rollbacks}" if rollbacks else ""
