@@ -1,7 +1,6 @@
 """Object store client: one clear error if it cannot be opened, retries afterwards."""
 
 import hashlib
-import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
-from obstore.store import LocalStore, ObjectStore, from_url
+from obstore.store import LocalStore
 
 from rlhf_api.problems import InvalidJob, Problem
 
-from .credentials import credentials
+from .connecting import connect, hint, refuses_twice
 from .failures import Conflict, Missing, StoreError, patiently, reason
 from .locked import locked
 
@@ -25,18 +24,8 @@ FIRST_PATIENCE = timedelta(seconds=5)
 """Deadline of retries to open a store: a mistyped name should be reported soon."""
 PATIENCE = timedelta(minutes=2)
 """Deadline of retries of reads and small writes: longer than a typical outage."""
-REQUEST_TIMEOUT = timedelta(minutes=2)
-"""Timeout of one request: the download of a whole segment, or the upload of a part."""
-RETRY_TIMEOUT = timedelta(seconds=10)
 PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
-HINTS = {
-    "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION, or AWS_SHARED_CREDENTIALS_FILE; for another "
-    "server than AWS also AWS_ENDPOINT_URL, and AWS_ALLOW_HTTP=true where that is http://",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-    "file": "its directory must be writable",
-}
 T = TypeVar("T")
 
 
@@ -80,8 +69,8 @@ class Store:
         """
         self.url, self.patience, self._known, self._retrying = url, patience, known, retrying
         try:
-            self._store = _connect(url, patience)
-            first = self._store if known else _connect(url, FIRST_PATIENCE)
+            self._store = connect(url, patience)
+            first = self._store if known else connect(url, FIRST_PATIENCE)
         except (BaseError, ValueError, OSError) as error:
             raise self._unusable(error) from error
         self._first_ask(lambda: next(iter(obstore.list(first, chunk_size=1)), None))
@@ -100,7 +89,7 @@ class Store:
         def check() -> bool:
             key = f"writable-{uuid.uuid4().hex}"
             obstore.put(self._store, key, b"", mode="create")
-            conditional = _refuses_twice(self._store, key)
+            conditional = refuses_twice(self._store, key)
             obstore.delete(self._store, key)
             return conditional
 
@@ -227,44 +216,9 @@ class Store:
         return _version(data, obstore.put(self._store, key, data)["e_tag"])
 
     def _unusable(self, error: BaseException) -> InvalidJob:
-        hint = HINTS.get(self.url.partition(":")[0], "")
-        message = f"cannot use {self.url}: {reason(error)}; {hint}"
+        message = f"cannot use {self.url}: {reason(error)}; {hint(self.url)}"
         return InvalidJob([Problem("spec.checkpoint.store", message)])
 
 
 def _version(data: bytes, tag: str | None) -> Version:
     return Version(data, tag or hashlib.sha256(data).hexdigest())
-
-
-def _refuses_twice(store: ObjectStore, key: str) -> bool:
-    """True if the store refuses to create an existing object, and to replace a version that does not exist."""
-    try:
-        obstore.put(store, key, b"", mode="create")
-        return False
-    except AlreadyExistsError:
-        pass
-    if isinstance(store, LocalStore):
-        return True
-    try:
-        obstore.put(store, key, b"", mode={"e_tag": '"another"'})
-        return False
-    except PreconditionError:
-        return True
-
-
-def _connect(url: str, patience: timedelta) -> ObjectStore:
-    if url.startswith("file://"):
-        return from_url(url, mkdir=True)
-    # Options given here override the environment.
-    allow_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
-    options: Any = {
-        "config": credentials(url, os.environ),
-        "retry_config": {
-            # Parts of a large object are retried one by one, everything else as a whole, by `patiently`.
-            "retry_timeout": min(patience, RETRY_TIMEOUT),
-            "max_retries": 10,
-        },
-        "client_options": {"timeout": min(patience, REQUEST_TIMEOUT), "allow_http": allow_http},
-    }
-    store: ObjectStore = from_url(url, **options)
-    return store

@@ -9,10 +9,11 @@ import torch
 from tests.checkpoint.conftest import ALONE, assert_is, tensors
 
 from rlhf_store.archive import Archive
+from rlhf_store.connecting import connect
 from rlhf_store.failures import StoreError
 from rlhf_store.manifest import DamagedSnapshot
 from rlhf_store.retention import Retention
-from rlhf_store.store import FIRST_PATIENCE, _connect
+from rlhf_store.store import FIRST_PATIENCE
 from rlhf_trainer.checkpoint import segments as module
 from rlhf_trainer.checkpoint.segments import copied
 
@@ -164,7 +165,7 @@ def test_an_outage_is_not_taken_for_damage(place, monkeypatch):
     place.trainer().save(1)
     archive = Archive(place.url, patience=FIRST_PATIENCE)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    monkeypatch.setattr(archive.store, "_store", _connect(place.url, FIRST_PATIENCE))
+    monkeypatch.setattr(archive.store, "_store", connect(place.url, FIRST_PATIENCE))
     with pytest.raises(StoreError, match=r"the checkpoint store fails: .*127\.0\.0\.1:1"):
         archive.entries()
 

@@ -59,9 +59,7 @@ def _kept(status: JobStatus | None, options: argparse.Namespace) -> list[Failure
     """The selected roles' last failures."""
     roles = status.roles.items() if status else ()
     found = [each.last_failure for role, each in roles if options.role in (role, "all") and each.last_failure]
-    return [
-        each for each in found if options.index is None or each.process.split("-")[1] == str(options.index)
-    ]
+    return [each for each in found if options.index is None or _place(each.process)[1] == options.index]
 
 
 async def _follow(session: Session, options: argparse.Namespace) -> None:
@@ -185,10 +183,16 @@ def _rank(pod: Body) -> int:
 def _emitter(process: str) -> Emit:
     prefix = f"{process} | "
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        role, index, *_ = process.split("-")
-        colour = _COLOURS[(list(Role).index(Role(role)) + int(index)) % len(_COLOURS)]
+        role, index = _place(process)
+        colour = _COLOURS[(list(Role).index(role) + index) % len(_COLOURS)]
         prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
     return lambda text: put(prefix + text, sys.stdout)
+
+
+def _place(process: str) -> tuple[Role, int]:
+    """Role and index of a process's name."""
+    role, index, *_ = process.split("-")
+    return Role(role), int(index)
 
 
 def _none(options: argparse.Namespace, standing: str) -> str:

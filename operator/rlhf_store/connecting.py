@@ -1,0 +1,63 @@
+"""Connects to an object store by its URL, and finds out what it can do."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, PreconditionError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from .credentials import credentials
+
+REQUEST_TIMEOUT = timedelta(minutes=2)
+"""Timeout of one request: the download of a whole segment, or the upload of a part."""
+RETRY_TIMEOUT = timedelta(seconds=10)
+HINTS = {
+    "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION, or AWS_SHARED_CREDENTIALS_FILE; for another "
+    "server than AWS also AWS_ENDPOINT_URL, and AWS_ALLOW_HTTP=true where that is http://",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "file": "its directory must be writable",
+}
+
+
+def connect(url: str, patience: timedelta) -> ObjectStore:
+    """The client of a store's URL, with credentials from the environment; `patience`: longest time of a request and of
+    its own retries. Raises obstore's errors, ValueError and OSError."""
+    if url.startswith("file://"):
+        return from_url(url, mkdir=True)
+    # Options given here override the environment.
+    allow_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
+    options: Any = {
+        "config": credentials(url, os.environ),
+        "retry_config": {
+            # Parts of a large object are retried one by one, everything else as a whole, by `patiently`.
+            "retry_timeout": min(patience, RETRY_TIMEOUT),
+            "max_retries": 10,
+        },
+        "client_options": {"timeout": min(patience, REQUEST_TIMEOUT), "allow_http": allow_http},
+    }
+    store: ObjectStore = from_url(url, **options)
+    return store
+
+
+def hint(url: str) -> str:
+    """What a store of this kind needs."""
+    return HINTS.get(url.partition(":")[0], "")
+
+
+def refuses_twice(store: ObjectStore, key: str) -> bool:
+    """True if the store refuses to create an existing object, and to replace a version that does not exist."""
+    try:
+        obstore.put(store, key, b"", mode="create")
+        return False
+    except AlreadyExistsError:
+        pass
+    if isinstance(store, LocalStore):
+        return True
+    try:
+        obstore.put(store, key, b"", mode={"e_tag": '"another"'})
+        return False
+    except PreconditionError:
+        return True
