@@ -318,9 +318,48 @@ def test_options_and_models_that_vllm_does_not_have_are_told_before_it_is_starte
         capsys, "validate", "job.yaml", reference
     )
     (here / "model").mkdir()
+    for file in ("model.safetensors", "tokenizer.json"):
+        (here / "model" / file).touch()
     for name, told in (("LlamaForCausalLM", False), ("LlamaForSequenceClassification", True)):
         (here / "model" / "config.json").write_text(json.dumps({"architectures": [name]}))
         refused = cli.main(["validate", "job.yaml", "model.policy=./model"]) == 2
         assert (refused, f"config.json names {name}, with which" in capsys.readouterr().err) == (told, told)
     (here / "model" / "config.json").write_text('{"architectures": ["Own"], "auto_map": {}}')
     assert cli.main(["validate", "job.yaml", "model.policy=./model"]) == 0
+
+
+def test_a_models_directory_lacks_what_is_named_before_anything_starts(here, capsys):
+    (here / "model").mkdir()
+    for file, holds, lacks in (
+        ("config.json", "{oops", "its config.json cannot be read: Expecting property name"),
+        ("config.json", "{}", "has no weights (*.safetensors, *.bin); got './model'"),
+        (
+            "model.safetensors",
+            "",
+            "has no tokenizer (tokenizer.json or the like); copy its files there, or set ",
+        ),
+    ):
+        (here / "model" / file).write_text(holds)
+        assert f"error: spec.model.policy: {lacks}" in said(
+            capsys, "validate", "job.yaml", "model.policy=./model"
+        )
+    assert cli.main(["validate", "job.yaml", "model.policy=./model", "model.tokenizer=owner/other"]) == 0
+
+
+def test_a_file_alone_is_no_list_of_files(capsys):
+    assert said(capsys, "validate", "job.yaml", "data.train=rows.jsonl") == (
+        "error: spec.data.train: must be a list, such as [rows.jsonl]; got 'rows.jsonl'\n"
+    )
+
+
+def test_bad_rows_are_told_beside_a_model_without_a_tokenizer(here, capfd):
+    (here / "model").mkdir()
+    (here / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (here / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": 3}\n')
+    assert cli.main(["data", "check", "job.yaml", "model.policy=./model"]) == 2
+    tokenizer, row = capfd.readouterr().err.splitlines()[-2:]
+    assert tokenizer.startswith(
+        "error: spec.model.policy: cannot load './model': Couldn't instantiate the backend"
+    )
+    assert "sentencepiece" in tokenizer, "and what that means"
+    assert row == "error: rows.jsonl:2: prompt: must be a valid string; got 3"

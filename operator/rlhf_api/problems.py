@@ -107,11 +107,15 @@ def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Prob
     if error["type"] == "string_pattern_mismatch":
         pattern = error.get("ctx", {}).get("pattern", "")
         return Problem(where, f"{PATTERNS.get(pattern, f'must match {pattern}')}; got {show(value)}")
-    # "Input should be ..." or "List should have ...", or one of our own sentences.
+    such = f", such as [{value}]" if error["type"] == "tuple_type" and isinstance(value, str) else ""
+    return Problem(where, f"{in_our_words(error)}{such}; got {show(value)}")
+
+
+def in_our_words(error: ErrorDetails) -> str:
+    """pydantic's "Input should be ..." or "List should have ...", or one of our own sentences."""
     message = re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
     message = re.sub(r" after validation, not \d+$", "", message)
-    message = message.replace("a valid array", "a list").replace("valid dictionary", "object")
-    return Problem(where, f"{message}; got {show(value)}")
+    return message.replace("a valid array", "a list").replace("valid dictionary", "object")
 
 
 def from_pydantic(

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from .graph import RowKind
-from .problems import InvalidJob, Problem, closest, show
+from .problems import InvalidJob, Problem, closest, in_our_words, show
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
@@ -213,11 +213,8 @@ def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row])
         )
         meant = "messages" if name == "prompt" and "messages" in others else closest(name, others)
         return Problem(f"{where}: {field}", f"is missing{found}" + (f"; rename {meant!r}" if meant else ""))
-    message = details["msg"].removeprefix("Value error, ")
-    return Problem(
-        f"{where}: {field}" if field else where,
-        f"{message}" + (f"; got {show(details['input'])}" if field else ""),
-    )
+    got = f"; got {show(details['input'])}" if field else ""
+    return Problem(f"{where}: {field}" if field else where, in_our_words(details) + got)
 
 
 def checked_row(row: Any, kind: RowKind, where: Callable[[], str]) -> Row:

@@ -268,7 +268,8 @@ def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/no", "runs/yes", "runs/tokenizer"):
         Path(folder).mkdir(parents=True)
-    Path("runs/yes/config.json").touch()
+    Path("runs/yes/config.json").write_text("{}")
+    Path("runs/yes/model.safetensors").touch()
     Path("runs/tokenizer/tokenizer_config.json").touch()
     Path("p.jsonl").write_text('{"prompt": "x"}\n{"promt": "x"}\n')
     Path("good.jsonl").write_text('{"prompt": "x"}\n')
@@ -307,6 +308,7 @@ def test_layers_that_a_model_does_not_have_are_named(tmp_path: Path) -> None:
     header = json.dumps(entries).encode()
     (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     (model / "config.json").write_text("{}")
+    (model / "tokenizer.json").touch()
     (tmp_path / "p.jsonl").write_text('{"prompt": "x"}\n')
     places = (
         f"spec.model.policy={model}",

@@ -72,7 +72,7 @@ def test_one_line_of_json_holds_a_list_too(tmp_path):
         ('[{"prompt": "a"}] []', "rows: is no JSON: Extra data"),
         ('[{"prompt": "a"}, 5]', r"rows\[1\]: a row must be an object; got 5"),
         ('[{"prompt": "a"}, {"prompt": "b"', "rows: is no JSON"),
-        ('{"prompt": "a"}\n\n{"prompt": 3}\n', "rows:3: prompt: Input should be a valid string; got 3"),
+        ('{"prompt": "a"}\n\n{"prompt": 3}\n', "rows:3: prompt: must be a valid string; got 3"),
         ("[ ]", "rows: has no rows"),
     ],
 )

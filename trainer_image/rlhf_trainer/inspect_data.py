@@ -39,9 +39,12 @@ def encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data
     return ENCODE[kind]([row], tokenizer, data)
 
 
-def check(spec: Spec, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[str]:
-    """Lines about each file: rows, share, sequence lengths. Raises InvalidJob, with all problems, after the last."""
-    problems = list[Problem]()
+def check(
+    spec: Spec, tokenizer: PreTrainedTokenizerBase | None, before: Sequence[Problem] = ()
+) -> Iterator[str]:
+    """Lines about each file: rows, share, sequence lengths. Raises InvalidJob, with all problems and those `before`,
+    after the last."""
+    problems = [*before]
     for field, kind, dataset in _named(spec):
         first = 0
         for i, file in enumerate(dataset.files):
@@ -127,6 +130,14 @@ def _lengths(what: str, found: Sequence[tuple[int, int]], longest: int) -> Itera
     yield f"  {what} tokens: shortest {whole[0]}, {steps}, longest {whole[-1]}; {cut} of {len(whole)} cut to {longest}"
 
 
+def _tokenizer(config: RunConfig) -> tuple[PreTrainedTokenizerBase | None, Sequence[Problem]]:
+    """The job's tokenizer, or why it cannot be loaded: rows can be read without it."""
+    try:
+        return load_job_tokenizer(config), ()
+    except InvalidJob as error:
+        return None, error.problems
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("check", "show"))
@@ -137,15 +148,17 @@ def main() -> int:
     made = spec.model.create is None or Path(config.workdir, "initial").exists()
     try:
         architectures.register(spec.model.architectures)
-        tokenizer = load_job_tokenizer(config) if made else None
+        tokenizer, problems = _tokenizer(config) if made else (None, ())
         if options.what == "show":
+            if problems:
+                raise InvalidJob(problems)
             if tokenizer is None:
                 message = f"is made when the job runs; there is none in {config.workdir} yet"
                 raise InvalidJob([Problem("spec.model.create.tokenizer", message)])
             lines = show(spec, tokenizer, options.row, colour=sys.stdout.isatty())
         else:
-            lines = check(spec, tokenizer)
-            if tokenizer is None:
+            lines = check(spec, tokenizer, problems)
+            if not made:
                 print("the tokenizer is made when the job runs: rows are checked, and not their lengths")
         for line in lines:
             print(line)

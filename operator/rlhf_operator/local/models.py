@@ -1,5 +1,6 @@
 """Checks of the models that a manifest names: directories, names of the hub, what vLLM serves, layers of adapters."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from rlhf_api.sizes import LOADED
 from rlhf_api.spec import Spec
 from rlhf_api.vllm_source import engine_problems
 
+_WEIGHTS = ("*.safetensors", "*.bin")
+_TOKENIZER = ("tokenizer*", "vocab*", "*.model", "tekken*")
+"""Files that Transformers reads weights, or tokenizers of any kind, from."""
 _HUB = "https://huggingface.co/"
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 
@@ -40,8 +44,9 @@ def layer_problems(spec: Spec) -> Iterator[Problem]:
 
 
 def _named(spec: Spec) -> Iterator[Problem]:
+    model = spec.model
     for field in (*LOADED, "tokenizer"):
-        name: str | None = getattr(spec.model, field)
+        name: str | None = getattr(model, field)
         if name is None or (not Path(name).exists() and not _looks_local(name) and _HUB_NAME.fullmatch(name)):
             continue
         wanted = "tokenizer_config.json" if field == "tokenizer" else "config.json"
@@ -52,6 +57,26 @@ def _named(spec: Spec) -> Iterator[Problem]:
             yield Problem(where, f"no such directory, and no hub name (`owner/name`){hint}; got {name!r}")
         elif not (Path(name) / wanted).is_file():
             yield Problem(where, f"must be in Hugging Face format, but has no {wanted}; got {name!r}")
+        elif field != "tokenizer" and (
+            lacks := _lacks(Path(name), alone=field == "policy" and not model.tokenizer)
+        ):
+            yield Problem(where, f"{lacks}; got {name!r}")
+
+
+def _lacks(directory: Path, *, alone: bool) -> str:
+    """What a model's directory lacks, or ''; `alone`: no other tokenizer is named than the one in it."""
+    try:
+        if not isinstance(json.loads((directory / "config.json").read_bytes()), dict):
+            return "its config.json is no object"
+    except (OSError, ValueError) as error:
+        return f"its config.json cannot be read: {error}"
+    if not any(found for kind in _WEIGHTS for found in directory.glob(kind)):
+        return f"has no weights ({', '.join(_WEIGHTS)})"
+    if alone and not any(found for kind in _TOKENIZER for found in directory.glob(kind)):
+        return (
+            "has no tokenizer (tokenizer.json or the like); copy its files there, or set spec.model.tokenizer"
+        )
+    return ""
 
 
 def _looks_local(name: str) -> bool:

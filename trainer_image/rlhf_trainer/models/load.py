@@ -184,7 +184,9 @@ def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
         _check_readable(path)
         _check_known(path)
         where = "" if Path(path).is_dir() else ", which is no directory, from the hub"
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        first, *rest = (str(error) or type(error).__name__).strip().splitlines()
+        # What such a line introduces is the reason.
+        reason = " ".join(" ".join([first, *rest]).split()) if first.rstrip().endswith(":") else first
         raise ValueError(f"cannot load {path!r}{where}: {reason}") from error
 
 
