@@ -8,7 +8,8 @@ from pydantic.alias_generators import to_camel
 
 from .algorithms import graph_of
 from .base import Frozen
-from .problems import Problem
+from .graph import Graph
+from .problems import Problem, show
 
 if TYPE_CHECKING:
     from .spec import Spec
@@ -86,10 +87,17 @@ def problems(spec: "Spec") -> Iterator[Problem]:
             f"for the policy's (rollout.proximal, replay.streamDataLoaderType or weights.everySteps); got "
             f"{rollout.level!r}",
         )
-    elif rollout.importance and not any("importance_weights" in node.writes for node in graph_of(spec).nodes):
-        message = f"the graph of {spec.algorithm} computes no importance_weights; got {rollout.importance!r}"
-        yield Problem("spec.rollout.importance", message)
     mask, cap = rollout.importance_mask, rollout.importance_cap
     if mask is not None and mask <= cap and "importance_cap" in rollout.model_fields_set:
         message = f"no weight comes so far with importanceMask {mask:g}; remove one of them; got {cap:g}"
         yield Problem("spec.rollout.importanceCap", message)
+
+
+def uncorrected(spec: "Spec", graph: Graph) -> Iterator[Problem]:
+    """Fields of the correction in a job whose own graph has none; those of this package compute it where it is set."""
+    if spec.rollout.level == "none" or any("importance_weights" in node.writes for node in graph.nodes):
+        return
+    given = spec.rollout.model_dump(by_alias=True, exclude_defaults=True)
+    for key in (key for key in given if key.startswith("importance")):
+        message = f"the graph of {spec.algorithm!r} computes no importance_weights; remove it; got {show(given[key])}"
+        yield Problem(f"spec.rollout.{key}", message)

@@ -4,6 +4,7 @@ import pytest
 from tests.api.manifests import job
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.problems import InvalidJob
 
 PLAIN = "spec.sampling.topK=-1"
@@ -87,3 +88,16 @@ def test_the_loss_is_corrected_where_the_graph_says_so(overrides, corrected, one
     (train,) = [node for node in graph.nodes if node.name == "train_policy"]
     assert ("importance_weights" in train.reads) == corrected
     assert any("importance_weights" in node.writes for node in graph.nodes) == corrected
+
+
+def test_a_correction_that_an_algorithm_of_ones_own_does_not_compute_is_refused():
+    own = ("spec.ppo={}", "spec.algorithm=examples.own_algorithm.best_of_n:ALGORITHM", PLAIN, AHEAD)
+    resolve(job(*own).spec)
+    with pytest.raises(InvalidJob) as caught:
+        resolve(job(*own, "spec.rollout.importance=token", "spec.rollout.importanceCap=3").spec)
+    first, second = map(str, caught.value.problems)
+    assert first.startswith(
+        "spec.rollout.importance: the graph of 'examples.own_algorithm.best_of_n:ALGORITHM' "
+    )
+    assert second.startswith("spec.rollout.importanceCap: the graph of")
+    assert second.endswith("computes no importance_weights; remove it; got 3.0")
