@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from tests.api.manifests import job
 from tests.leaves.places import REFUSED, leaves
 
 from rlhf_api.manifest import RLHFJob
+from rlhf_api.problems import InvalidJob
 from rlhf_operator import cli
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -82,6 +84,40 @@ def test_links_to_headings_lead_to_them(row):
     for page, heading in re.findall(r"\]\(([a-z-]+\.md)#([^)]+)\)", " ".join(row)):
         headings = re.findall(r"^#+ (.+)$", (DOCS / page).read_text(), flags=re.M)
         assert heading in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
+
+
+NO_FIELDS = {
+    *(
+        "set_replay_sample_fn",
+        "register_hf_family",
+        "from_llama",
+        "to_llama",
+        "initial_setup",
+        "scheduling_setup",
+        "ranking",
+    ),
+    *(
+        "model_path",
+        "torch_dtype",
+        "flash_mqat",
+        "stage3_gather_16bit_weights_on_model_save",
+        "train_batch_size",
+    ),
+    *("gradient_accumulation_steps", "actor_micro_bs", "ref_micro_bs", "critic_micro_bs"),
+}
+"""Functions, switches without a counterpart, keys that a section takes, and names that stand for several of ours."""
+
+
+@every_row
+def test_a_name_of_theirs_in_a_manifest_leads_to_our_field(row):
+    theirs, ours, _ = row
+    fields, _ = named(ours)
+    for name in re.findall(r"`(?:[a-z_]+\.)*([a-z]+_[a-z0-9_]+)`", theirs) if fields else ():
+        try:
+            job(f"spec.{name}=1")
+        except InvalidJob as error:
+            (said,) = (problem.message for problem in error.problems if problem.where == f"spec.{name}")
+            assert name in NO_FIELDS or fields[0].rpartition(".")[2] in said
 
 
 @pytest.mark.parametrize(

@@ -363,3 +363,27 @@ def test_bad_rows_are_told_beside_a_model_without_a_tokenizer(here, capfd):
     )
     assert "sentencepiece" in tokenizer, "and what that means"
     assert row == "error: rows.jsonl:2: prompt: must be a valid string; got 3"
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("trainer.deepspeed={bf16: {enable: true}}", "spec.trainer.deepspeed.bf16.enable"),
+        ("data={sources: [{path: rows.jsonl, weight: -1}]}", "spec.data.sources[0].weight"),
+    ],
+)
+def test_one_mistake_is_told_once(capsys, override, field):
+    (line,) = said(capsys, "validate", "job.yaml", override).splitlines()
+    assert line.startswith(f"error: {field}: ")
+
+
+def test_a_store_without_checkpoints_is_said_to_have_none(here, capsys):
+    for verb in ("ls", "verify"):
+        assert cli.main(["checkpoint", verb, str(here)]) == 0
+        assert capsys.readouterr().out == f"{here} holds no checkpoint\n"
+
+
+def test_roles_are_named_as_they_are_written(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["logs", "job", "--role", "trainr"])
+    assert re.search(r"choose from '?trainer'?, '?generator'?, ", capsys.readouterr().err)

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from .problems import Problem, choices, path
+from .fields import keys_at
+from .problems import Problem, choices, closest, path
 
 Location = tuple[int | str, ...]
 Rules = Callable[[Any], Iterable[Problem]]
@@ -24,12 +25,14 @@ def further(
     """Problems that the rules find in the rest of a document, and its model without the wrong fields; no problems and
     None if a missing value has no stand-in."""
     values: dict[Location, list[Any]] = {}
-    wrong = list[str]()
+    wrong, misspelled = list[str](), list[str]()
     for details in error.errors():
         at = _field(details["loc"])
         values.setdefault(at, []).extend([*choices(details), *_STAND_INS])
         if details["type"] != "extra_forbidden":
             wrong.append(path(at))
+        elif meant := closest(str(at[-1]), keys_at(model, at[:-1]), 0.8):
+            misspelled.append(path((*at[:-1], meant)))
     bare = _without(document, list(values))
     ways = {
         at: [made for made in (bare, *(_set(bare, at, value) for value in given)) if _fits(made, at, model)]
@@ -48,7 +51,8 @@ def further(
         first = first or job
         found.append(list(rules(job)))
     told = [p for p in (found[0] if found else []) if all(p in other for other in found)]
-    return [problem for problem in told if not _concerns(problem, wrong)], first
+    others = [problem for problem in told if problem.where not in misspelled]
+    return [problem for problem in others if not _concerns(problem, wrong)], first
 
 
 def _field(location: Location) -> Location:

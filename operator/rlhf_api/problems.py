@@ -125,7 +125,7 @@ def from_pydantic(
     path of the algorithm's settings."""
     found = error.errors()
     # pydantic takes a list to be too short where one of its items is wrong.
-    short = {d["loc"][:-1] for d in found if d["loc"] and isinstance(d["loc"][-1], int)}
+    short = {d["loc"][:i] for d in found for i, part in enumerate(d["loc"]) if isinstance(part, int)}
     problems = [
         _describe(d, model, section) for d in found if d["type"] != "too_short" or d["loc"] not in short
     ]

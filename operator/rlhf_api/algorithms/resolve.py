@@ -28,10 +28,10 @@ class Resolved:
 def resolve(spec: Spec) -> Resolved:
     """The graph and the settings of a job.
 
-    Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run, reads
-    other scores than `spec.reward.fineGrained` makes, trains on other minibatches than `dynamic` can or lacks the
-    correction that `spec.rollout` sets, or the graph has other roles and models than `spec.custom` says, by which the
-    job's processes were planned.
+    Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run,
+    reads other scores than `spec.reward.fineGrained` makes, trains on other minibatches than `dynamic` can or lacks
+    the correction that `spec.rollout` sets, or the graph has other roles and models than `spec.custom` says, by which
+    the job's processes were planned.
     """
     if algorithm_of(spec) is not CUSTOM:
         return Resolved(graph_of(spec), settings_of(spec))

@@ -29,7 +29,10 @@ def ls(options: argparse.Namespace) -> int:
 def verify(options: argparse.Namespace) -> int:
     """Reads every object; exit code 0 if all are intact."""
     found, damaged = archive(options.store), 0
-    for entry in found.entries():
+    entries = found.entries()
+    if not entries:
+        say(f"{options.store} holds no checkpoint", sys.stdout)
+    for entry in entries:
         try:
             snapshot = found.open(entry)
             sizes = [segment.size for segment in snapshot.verify()]

@@ -47,7 +47,10 @@ def add_verbs(commands: "Commands", program: str) -> None:
     logs = verb("logs", "print the logs of a job's pods")
     _add_name(logs)
     logs.add_argument(
-        "--role", choices=[*Role, "all"], default=Role.TRAINER.value, help="whose; the trainer's unless given"
+        "--role",
+        choices=[*(role.value for role in Role), "all"],
+        default=Role.TRAINER.value,
+        help="whose; the trainer's unless given",
     )
     logs.add_argument("--index", type=_count, metavar="N", help="only pod N of the role")
     which = logs.add_mutually_exclusive_group()
