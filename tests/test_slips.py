@@ -3,10 +3,14 @@
 import importlib.util
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.rlhf import heed_signals
 
 from rlhf_api.fields import places
 from rlhf_api.manifest import RLHFJob
@@ -387,3 +391,24 @@ def test_roles_are_named_as_they_are_written(capsys):
     with pytest.raises(SystemExit):
         cli.main(["logs", "job", "--role", "trainr"])
     assert re.search(r"choose from '?trainer'?, '?generator'?, ", capsys.readouterr().err)
+
+
+INTERRUPTED = """
+import os, signal, sys
+from rlhf_operator import entry
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "rlhf_operator.{module}":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+entry.{program}()
+"""
+
+
+@pytest.mark.parametrize(("program", "module"), [("rlhf", "cli"), ("kubectl_rlhf", "verbs.main")])
+def test_an_interrupt_while_modules_load_is_no_traceback(program, module):
+    code = INTERRUPTED.format(program=program, module=module)
+    done = subprocess.run(
+        [sys.executable, "-c", code], preexec_fn=heed_signals, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
