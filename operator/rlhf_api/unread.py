@@ -146,10 +146,7 @@ def _scores(spec: Spec) -> Iterator[_Unread]:
             "spec.reward", spec.reward, ["dtype", "model_weight"], of, "spec.model.reward is not set"
         )
     elif spec.reward.model_weight == 0:
-        why = "spec.reward.modelWeight is 0"
-        yield _Unread("spec.reward", spec.reward, ["dtype"], of, why)
-        if not _starts_critic(spec, "reward"):
-            yield _Unread("spec.model", spec.model, ["reward"], of, why)
+        yield _Unread("spec.reward", spec.reward, ["dtype"], of, "spec.reward.modelWeight is 0")
 
 
 def _compared(spec: Spec) -> Iterator[_Unread]:
@@ -166,12 +163,23 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
         yield _Unread("spec.health", spec.health, ["logprob_difference"], of, why)
 
 
-def without_effect(spec: Spec) -> str:
-    """Settings of the algorithm that a step of this size cannot reach, and why; '' if none. Said and not refused: they
-    act again in larger steps."""
+def without_effect(spec: Spec) -> list[str]:
+    """Lines about fields that act again with another number: those of larger steps in a step of one update, and a
+    reward model whose weight is 0. Said and not refused, as the number is what is changed from run to run."""
+    idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
+    why = "a step is one update, of a model that has not moved from what it is compared with"
+    lines = [f"without effect: {', '.join(idle)}; {why}"] if idle else []
+    scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
+    if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
+        lines.append("without effect: spec.model.reward; spec.reward.modelWeight is 0")
+    return lines
+
+
+def _unreached(spec: Spec) -> list[str]:
+    """Settings of the algorithm, by Python name, that bound how far a model moves from where the step began."""
     settings = settings_of(spec)
     if not isinstance(settings, PolicyGradient):
-        return ""
+        return []
     idle = list[str]()
     if is_one_update(spec, settings, settings.minibatch_size):
         idle.append("stop_ratio")
@@ -182,7 +190,4 @@ def without_effect(spec: Spec) -> str:
         size = settings.value_minibatch_size or settings.minibatch_size
         idle += ["clip_value"] if is_one_update(spec, settings, size) else []
     given = settings.model_dump(exclude_defaults=True)
-    where = f"spec.{to_camel(algorithm_of(spec).name)}"
-    named = ", ".join(f"{where}.{to_camel(name)}" for name in sorted(idle) if name in given)
-    why = "a step is one update, of a model that has not moved from what it is compared with"
-    return f"without effect: {named}; {why}" if named else ""
+    return [name for name in sorted(idle) if name in given]

@@ -188,8 +188,8 @@ def _run(job: RLHFJob, options: argparse.Namespace, make: Command) -> int:
         shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
         if unheeded := of_a_cluster(job.spec):
             shown.event(f"without effect here, as on a cluster alone they act: {', '.join(unheeded)}")
-        if idle := without_effect(job.spec):
-            shown.event(idle)
+        for line in without_effect(job.spec):
+            shown.event(line)
         try:
             status = asyncio.run(host.run())
         finally:

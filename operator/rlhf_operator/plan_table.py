@@ -17,7 +17,7 @@ def plan_lines(spec: Spec, found: Found = NOTHING) -> list[str]:
     the memory of a step's responses, if large; and settings that such a step cannot reach."""
     plans, responses = plan(spec, found), StepMemory.of(spec)
     last = [responses.line] if responses and responses.line else []
-    last += [idle] if (idle := without_effect(spec)) else []
+    last += without_effect(spec)
     if not any(each.gpus or each.memory for each in plans.values()):
         return last
     rows = [(role.value, str(each.pods), str(each.gpus), each.memory or "-") for role, each in plans.items()]

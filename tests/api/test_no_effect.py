@@ -226,13 +226,7 @@ REFUSED = [
         "spec.generator.tensorParallelSize",
         "remove it; got 2",
     ),
-    (
-        (*GRPO, *UNUSED),
-        "spec.model.reward",
-        "a reward model, and the job has none: spec.reward.modelWeight is 0",
-    ),
     ((*UNUSED, "spec.reward.dtype=float32"), "spec.reward.dtype", "spec.reward.modelWeight is 0; remove it"),
-    ((*UNUSED, "spec.model.critic=c"), "spec.model.reward", "spec.reward.modelWeight is 0; remove it"),
     (
         ("spec.health.logprobDifference=0.1", "spec.sampling={topP: 0.9}"),
         *("spec.health.logprobDifference", "has none: sampling.topP, topK or minNewTokens leave out what"),
@@ -300,8 +294,16 @@ def test_what_a_step_of_one_update_cannot_reach_is_said(overrides, idle) -> None
     spec = job(bounds, *overrides).spec
     said = without_effect(spec)
     why = "a step is one update, of a model that has not moved from what it is compared with"
-    assert said == (f"without effect: {idle}; {why}" if idle else "")
-    assert plan_lines(spec) == ([said] if said else [])
+    assert said == ([f"without effect: {idle}; {why}"] if idle else [])
+    assert plan_lines(spec) == said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "acts"), [((), True), (("spec.model.critic=c",), False), (GRPO, False)]
+)
+def test_a_reward_model_of_no_weight_is_said_unless_a_critic_starts_from_it(overrides, acts) -> None:
+    said = without_effect(job(*UNUSED, *overrides).spec)
+    assert said == ([] if acts else ["without effect: spec.model.reward; spec.reward.modelWeight is 0"])
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "a.b:c"])

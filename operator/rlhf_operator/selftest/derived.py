@@ -133,12 +133,8 @@ def _canary(spec: Spec) -> Overrides:
 
 
 def _without_model(spec: Spec) -> Overrides:
-    """The reward role without its model, which the manifest names on where the critic starts from it."""
+    """The reward role without its model, which the manifest names on: the run is known by its models."""
     if spec.model.reward is None:
         return {}
     own: Overrides = {"dtype": None, "engine": "transformers", "tensorParallelSize": 1, "engineArguments": {}}
-    starts_critic = CRITIC in graph_of(spec).trained and spec.model.critic is None
-    unused = (
-        {"reward.modelWeight": 0.0} if starts_critic else {"model.reward": None, "reward.modelWeight": 1.0}
-    )
-    return {**{f"reward.{key}": value for key, value in own.items()}, **unused}
+    return {f"reward.{key}": value for key, value in {**own, "modelWeight": 0.0}.items()}

@@ -88,8 +88,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     conversation = check_rows([rows, *held_out.values(), text]) if ranks.first else None
     if ranks.first:
         make_workdir(Path(config.workdir))
-        if idle := without_effect(spec):
-            log.warning("%s", idle)
+        for line in without_effect(spec):
+            log.warning("%s", line)
     tracking = Tracking(config.job, spec, Path(config.workdir)) if ranks.first else None
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
     archive = Archive(config.store, patience=patience, known=config.resume, retrying=progress.sign)
