@@ -22,6 +22,7 @@ from rlhf_operator.cluster.lease import LEASE_SECONDS
 from rlhf_operator.cluster.pod_groups import LOST_SECONDS
 from rlhf_operator.local.host import TICK_SECONDS
 from rlhf_operator.local.stopping import REMAIN_SECONDS
+from rlhf_operator.progress_deadline import TOLD_AT
 from rlhf_trainer.comms.dispatch import LISTENING_SECONDS, TRIES
 from rlhf_trainer.comms.ranks import GANG_TIMEOUT
 from rlhf_trainer.engines.vllm.probes import CHANGE_SECONDS, HUNG_SECONDS
@@ -40,6 +41,10 @@ ROWS: dict[str, list[float]] = {
     "any rank of the trainer hangs": [
         TRAINER.progress_deadline_seconds,
         TRAINER.progress_deadline_seconds * (1 + MOVES_ON),
+    ],
+    "meanwhile, its user is told": [
+        TRAINER.progress_deadline_seconds * TOLD_AT,
+        TRAINER.progress_deadline_seconds * (TOLD_AT + MOVES_ON),
     ],
     "the operator does not reach the trainer": [SILENT_SECONDS],
     "a rank hangs while models are loaded or exported": [GANG_TIMEOUT.total_seconds()],

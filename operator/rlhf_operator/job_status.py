@@ -15,6 +15,8 @@ from .process_state import Ended, Finish, ProcessState
 
 STARTING = "starting"
 """The trainer's activity before its first step."""
+NO_PROGRESS = "NoProgress"
+"""Reason of a job that is stalled by its trainer."""
 _CONDITION_OF: dict[Phase, ConditionType] = {
     "Succeeded": "Complete",
     "Failed": "Failed",
@@ -36,8 +38,10 @@ def job_status(
     before: JobStatus,
     now: datetime.datetime,
     finish: Finish | None = None,
+    stall: str | None = None,
 ) -> JobStatus:
-    """The new status. `before` is the last one: times and values that still hold are kept."""
+    """The new status. `before` is the last one: times and values that still hold are kept. `stall`: why the trainer
+    makes no progress, empty where it does; without it there is no such condition."""
     stamp = time_text(now)
     roles = {
         role: _role_status(spec, role, seen, restarts, over=finish is not None).model_copy(
@@ -48,6 +52,8 @@ def job_status(
     phase: Phase = finish.phase if finish else _phase(seen, trainer)
     message = finish.message if finish else _waiting_for(roles)
     conditions = [_roles_ready(roles, finish, stamp)]
+    if stall is not None:
+        conditions.append(stalled(stall, stamp))
     if finish is not None:
         conditions.append(condition(_CONDITION_OF[phase], "True", finish.reason, message, stamp))
     status = before.model_copy(
@@ -184,6 +190,13 @@ def _healthy(status: JobStatus, newest: HealthStatus, stamp: str) -> Condition:
     if status.step > newest.step:
         return condition("Healthy", "True", "RulesHold", "", stamp)
     return condition("Healthy", "False", newest.reason, newest.message, stamp)
+
+
+def stalled(why: str, stamp: str) -> Condition:
+    """Stalled by a trainer that makes no progress; see `progress_deadline.Silence`."""
+    if why:
+        return condition("Stalled", "True", NO_PROGRESS, why, stamp)
+    return condition("Stalled", "False", "NotStalled", "", stamp)
 
 
 def new_breach(newest: HealthStatus, before: HealthStatus | None) -> bool:

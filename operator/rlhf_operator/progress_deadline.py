@@ -1,16 +1,53 @@
 """Progress deadline of the trainer (`spec.trainer.progressDeadlineSeconds`): tells a hang from a long step; pure."""
 
+import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
-from .job_status import STARTING
+from .job_status import STARTING, time_text
 from .process_state import SIGTERMED, Ended, ProcessState
 
+TOLD_AT = 1 / 3
+"""Share of the deadline after which a trainer without progress is told of."""
+FIELD = "spec.trainer.progressDeadlineSeconds"
 _UNCOUNTED = (STARTING, "exporting")
 """Activities in which a library reads or writes whole models, for any time and without a sign."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Time since the last sign of progress of trainers that run; seconds, on the clock of their processes."""
+
+    since: float
+    limit: int
+    activity: str | None
+    """The last one reported; None where nothing was reported since their start."""
+
+    def told(self, now: float, clock: datetime.datetime) -> str:
+        """What a user is told while it lasts; empty at first, and where the trainer has not answered yet. `clock`: the
+        time of day at `now`."""
+        if self.activity is None or now < self.since + TOLD_AT * self.limit:
+            return ""
+        since, due = (
+            time_text(clock + datetime.timedelta(seconds=at - now))
+            for at in (self.since, self.since + self.limit)
+        )
+        return (
+            f"the trainer has made no progress since {since}, last seen {self.activity}; "
+            f"it is started again at {due} ({FIELD})"
+        )
+
+    def ended(self, now: float) -> Ended | None:
+        """The end due to the trainers; None before their deadline."""
+        due = self.since + self.limit
+        if now < due:
+            return None
+        last = f", last seen {self.activity}" if self.activity else ""
+        return Ended(due, SIGTERMED, f"made no progress for {self.limit} s{last} ({FIELD})")
 
 
 def shows_progress(report: TrainerStatus, count: int | None) -> bool:
@@ -21,21 +58,17 @@ def shows_progress(report: TrainerStatus, count: int | None) -> bool:
     return report.activity in _UNCOUNTED or report.progress_count is None or report.progress_count != count
 
 
-def hang(
-    spec: Spec, processes: Sequence[ProcessState], progressed: float, now: float, activity: str | None
-) -> Ended | None:
-    """The end due to trainers that have made no progress since `progressed`; None before their deadline. Those that
-    have reported nothing since their start have at least `startupTimeoutSeconds`. `activity`: the last one reported."""
-    trainers = [s for s in processes if s.role is Role.TRAINER and s.ended is None]
-    begun = [s.started for s in trainers if s.started is not None]
+def silence(
+    spec: Spec, processes: Sequence[ProcessState], progressed: float, activity: str | None
+) -> Silence | None:
+    """The present silence of the trainers, whose last report of progress came at `progressed`; None where none runs.
+    Those that have reported nothing since their start have at least `startupTimeoutSeconds`."""
+    begun = [
+        s.started for s in processes if s.role is Role.TRAINER and s.ended is None and s.started is not None
+    ]
     if not begun:
         return None
     limit, since = spec.trainer.progress_deadline_seconds, max(begun)
     if progressed <= since:
         limit = max(limit, spec.trainer.startup_timeout_seconds)
-    due = max(progressed, since) + limit
-    if now < due:
-        return None
-    last = f", last seen {activity}" if activity else ""
-    reason = f"made no progress for {limit} s{last} (spec.trainer.progressDeadlineSeconds)"
-    return Ended(due, SIGTERMED, reason)
+    return Silence(max(progressed, since), limit, activity)

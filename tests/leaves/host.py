@@ -25,7 +25,7 @@ from rlhf_operator.cluster.snapshot import Job
 from rlhf_operator.manifest_arguments import with_runtime_of
 from rlhf_operator.plan_table import plan_lines
 from rlhf_operator.process_state import Ended, ProcessState
-from rlhf_operator.progress_deadline import hang
+from rlhf_operator.progress_deadline import silence
 from rlhf_operator.restart_policy import decide
 
 HOUR, WINDOW = 3600.0, 2000.0
@@ -99,7 +99,7 @@ def restarts(job: RLHFJob) -> Any:
                 found.append(decide(job.spec, seen, {role: had}, now=HOUR))
                 found.append(left(job.spec, {role: had}, role, HOUR))
     trainer = ProcessState(Role.TRAINER, 0, started=0.0, ready=True)
-    return [*found, hang(job.spec, [trainer], 1.0, 1.0 + HOUR, "training")]
+    return [*found, silence(job.spec, [trainer], 1.0, "training")]
 
 
 def cluster(job: RLHFJob) -> Any:

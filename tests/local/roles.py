@@ -128,6 +128,10 @@ def train() -> None:
                 stop.set()
             while word == "hold" and not stop.is_set():
                 time.sleep(0.01)
+            if word == "stuck":  # goes on once it is told of, and hangs then
+                while '"NoProgress"' not in (workdir / "status.json").read_text():
+                    time.sleep(0.01)
+                state["progressCount"] += 1
             while word in ("deaf", "stuck"):
                 time.sleep(1)
             if word == "stopped":

@@ -211,6 +211,30 @@ def test_a_trainer_without_progress_is_started_again_and_counted_once(silent):
     assert f"trainer-0 {words}" in told
 
 
+def test_a_trainer_without_progress_is_told_of_once_after_a_third_of_its_deadline_and_taken_back():
+    world = counting(HOUR)
+    world.step(3600 / 10)
+    world.step(50)  # its count is known from here on
+    began = world.status.cluster.progress_time
+    for _ in range(23):
+        world.step(50)
+        assert stalled(world)[0] == "False"
+    since = datetime.datetime.fromisoformat(began)
+    due = stamp(since + datetime.timedelta(hours=1))
+    message = (
+        f"the trainer has made no progress since {began}, last seen training; "
+        f"it is started again at {due} (spec.trainer.progressDeadlineSeconds)"
+    )
+    for _ in range(3):
+        world.step(50)
+        assert stalled(world) == ("True", "NoProgress", message)
+    assert [text for reason, text in world.events if reason == "NoProgress"] == [message]
+    world.trainer = world.trainer.model_copy(update={"progress_count": 8})
+    world.step(50)
+    assert stalled(world) == ("False", "NotStalled", "")
+    assert world.status.restarts == 0
+
+
 def test_a_trainer_that_gets_on_is_left_alone_by_an_operator_that_was_started_again_too():
     world = running(HOUR)
     for count in range(8, 14):

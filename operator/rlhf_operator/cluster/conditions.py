@@ -8,7 +8,7 @@ from rlhf_api.roles import Role
 from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase
 
 from ..condition import condition
-from ..job_status import time_text
+from ..job_status import stalled, time_text
 from ..process_state import Finish, ProcessState
 from .observed import Observed
 from .pod import NewPod
@@ -38,6 +38,8 @@ class Look:
     """Pods that are about to be made."""
     suspending: bool = False
     """The trainer is requested to checkpoint and exit."""
+    stall: str = ""
+    """Why the trainer makes no progress; empty where it does."""
 
     @property
     def resumed(self) -> bool:
@@ -59,7 +61,7 @@ def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
         _suspended(look.finish, look.suspending, stamp),
         failed_for_good(look.finish.reason, look.finish.message, stamp)
         if look.finish and look.finish.phase == "Failed"
-        else _stalled(look.pods, observed.refused, silent_since, stamp, now),
+        else _stalled(look.pods, observed.refused, silent_since, look.stall, stamp, now),
         *([condition("SlowNetwork", "True", "NcclOverTcp", look.over_tcp, stamp)] if look.over_tcp else ()),
         *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
     ]
@@ -113,7 +115,12 @@ def failed_for_good(reason: str, message: str, stamp: str) -> Condition:
 
 
 def _stalled(
-    pods: Sequence[Pod], refused: Finish | str | None, silent_since: float | None, stamp: str, now: float
+    pods: Sequence[Pod],
+    refused: Finish | str | None,
+    silent_since: float | None,
+    stall: str,
+    stamp: str,
+    now: float,
 ) -> Condition:
     """Stalled, with kstatus semantics: the first reason why the job makes no progress."""
     if silent_since is not None and now >= silent_since + SILENT_SECONDS:
@@ -130,7 +137,7 @@ def _stalled(
     for pod in (pod for pod in living if pod.waiting_reason):
         reason = (pod.waiting_reason or "").partition(":")[0]
         return condition("Stalled", "True", reason, waiting_reason([pod], None), stamp)
-    return condition("Stalled", "False", "NotStalled", "", stamp)
+    return stalled(stall, stamp)
 
 
 def _suspended(finish: Finish | None, suspending: bool, stamp: str) -> Condition:

@@ -12,7 +12,7 @@ from rlhf_api.spec import Spec
 from rlhf_api.status import JobStatus, Phase, RuntimeStatus
 
 from ..condition import LONGEST, is_true, with_times
-from ..job_status import job_status, new_breach, time_text
+from ..job_status import NO_PROGRESS, job_status, new_breach, time_text
 from .conditions import Look, conditions, waiting_reason
 from .names import RANK, role_labels, selector
 from .observed import Observed
@@ -123,6 +123,8 @@ def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
         found.append(Event("Warning", "SpecChangeIgnored", ignored))
     if look.over_tcp and not is_true(before, "SlowNetwork"):
         found.append(Event("Warning", "NcclOverTcp", look.over_tcp))
+    if look.stall and not any(c.reason == NO_PROGRESS for c in before.conditions):
+        found.append(Event("Warning", NO_PROGRESS, look.stall))
     if waiting_reason:
         alike = _FIGURE.sub("", waiting_reason)
         found.append(Event("Warning", "PodsWaiting", waiting_reason, alike))

@@ -14,7 +14,7 @@ from .consequences import carried_out, deletion
 from .describe import describe
 from .next_step import POLL_SECONDS, Plan, deletions
 from .observed import Observed
-from .pod_groups import evicted, hung, membership, seen, sort
+from .pod_groups import evicted, hung, membership, seen, silent, sort
 from .stopping import after_the_end, report_if_admitted, suspend
 
 
@@ -41,7 +41,8 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     first = sight.current.get((Role.TRAINER, 0, 0))
     cluster = deadlines.with_progress(observed, first, cluster, now)
     activity = observed.trainer.activity if observed.trainer else None
-    processes = hung(spec, processes, sight, cluster, now.timestamp(), activity)
+    quiet = silent(spec, processes, sight, cluster, activity)
+    processes = hung(processes, quiet.ended(now.timestamp()) if quiet else None)
     finish = deadlines.ended(observed, before, cluster, now)
     if finish is None and stop:
         return suspend(observed, before, cluster, sight, processes, now)
@@ -80,6 +81,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         now=now,
         finish=finish,
         creating=create,
+        stall=quiet.told(now.timestamp(), now) if quiet else "",
     )
     status, events = describe(found)
     if generators is not None:

@@ -9,7 +9,7 @@ from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
 from ..process_state import SIGTERMED, Ended, ProcessState
-from ..progress_deadline import hang
+from ..progress_deadline import Silence, silence
 from .pod_status import seconds
 from .snapshot import Pod
 
@@ -90,18 +90,21 @@ def seen(
     return found
 
 
-def hung(
+def silent(
     spec: Spec,
     processes: Sequence[ProcessState],
     sight: PodGroups,
     cluster: ClusterStatus,
-    now: float,
     activity: str | None,
-) -> list[ProcessState]:
-    """The processes, trainers as ended if they hang; their pods are deleted as those of a gang that failed."""
+) -> Silence | None:
+    """The silence of the present attempt's trainers; None where none runs, or they are being replaced."""
     if cluster.progress_time is None or sight.counted_of(Role.TRAINER):
-        return list(processes)
-    end = hang(spec, processes, seconds(cluster.progress_time), now, activity)
+        return None
+    return silence(spec, processes, seconds(cluster.progress_time), activity)
+
+
+def hung(processes: Sequence[ProcessState], end: Ended | None) -> list[ProcessState]:
+    """The processes, trainers as ended if they hang; their pods are deleted as those of a gang that failed."""
     if end is None:
         return list(processes)
     return [replace(s, ended=end) if s.role is Role.TRAINER and s.ended is None else s for s in processes]

@@ -24,7 +24,7 @@ from ..budget import Restarts, one_more, totals
 from ..control import ControlClient
 from ..job_status import first_status, job_status
 from ..process_state import Action, Finish, Kill, Start
-from ..progress_deadline import hang
+from ..progress_deadline import Silence, silence
 from ..restart_policy import decide
 from . import workdir
 from .liveness import end_the_hung
@@ -123,12 +123,16 @@ class Host:
     def _decide(self, now: float) -> Sequence[Action]:
         """The restart policy's actions; a trainer that hangs is killed first, and is restarted when that has ended
         it."""
-        spec, report = self.config.spec, self.trainer.status
-        seen = [process.seen() for process in self.processes]
-        end = hang(spec, seen, self.trainer.progressed, now, report.activity if report else None)
+        seen, quiet = [process.seen() for process in self.processes], self._silence()
+        end = quiet.ended(now) if quiet else None
         if end is None:
-            return decide(spec, seen, self.restarts, now=now)
+            return decide(self.config.spec, seen, self.restarts, now=now)
         return [Kill(s.role, s.index, end.reason) for s in seen if s.role is Role.TRAINER and not s.ended]
+
+    def _silence(self) -> Silence | None:
+        """The trainer's present silence."""
+        seen, report = [process.seen() for process in self.processes], self.trainer.status
+        return silence(self.config.spec, seen, self.trainer.progressed, report.activity if report else None)
 
     async def _observe(self, control: ControlClient) -> None:
         for process in newly_ended(self.processes):
@@ -204,14 +208,18 @@ class Host:
             self.display.step(step)
 
     def _tell(self, finish: Finish | None = None) -> None:
+        now, quiet = datetime.datetime.now(datetime.UTC), None if finish else self._silence()
+        stall = quiet.told(time.monotonic(), now) if quiet else ""
+        self.trainer.tell_stall(stall)
         self.status = job_status(
             self.config.spec,
             [process.seen() for process in self.processes],
             totals(self.restarts),
             self.trainer.status,
             before=self.status,
-            now=datetime.datetime.now(datetime.UTC),
+            now=now,
             finish=finish,
+            stall=stall,
         )
         if finish or time.monotonic() >= self._written + STATUS_SECONDS:
             workdir.write(self.folder / workdir.STATUS, self.status)

@@ -29,6 +29,8 @@ class Trainer:
         self._told: tuple[str, Membership] | None = None
         self._unreadable = ""
         self._health: HealthStatus | None = None
+        self._stalled = False
+        """The user was told that it makes no progress."""
 
     @property
     def answers(self) -> bool:
@@ -37,7 +39,7 @@ class Trainer:
     async def read(self, control: ControlClient) -> None:
         """Polls its status; the last one is kept if it does not reply in time."""
         if not self.process.running:
-            self.status = None
+            self.status, self._stalled = None, False
         if not self.answers:
             return
         try:
@@ -50,6 +52,9 @@ class Trainer:
         if report is not None:
             if shows_progress(report, self.status.progress_count if self.status else None):
                 self.progressed = time.monotonic()
+                if self._stalled:
+                    self._display.event("the trainer makes progress again")
+                    self._stalled = False
             self.status = report
         if self.status and self.status.last_checkpoint not in (None, self._checkpoint):
             self._checkpoint = self.status.last_checkpoint
@@ -58,6 +63,12 @@ class Trainer:
             if new_breach(health, self._health):
                 self._display.event(f"{health.reason}, {health.action}: {health.message}")
             self._health = health
+
+    def tell_stall(self, stall: str) -> None:
+        """Shows why it makes no progress, once until it does again; empty where it does."""
+        if stall and not self._stalled:
+            self._display.event(stall)
+            self._stalled = True
 
     async def tell_members(self, control: ControlClient, processes: Sequence[Supervised]) -> None:
         """Pushes the membership, unless it is unchanged; a restarted trainer has none."""
