@@ -24,7 +24,6 @@ from rlhf_operator.local.host import TICK_SECONDS
 from rlhf_operator.local.stopping import REMAIN_SECONDS
 from rlhf_operator.progress_deadline import TOLD_AT
 from rlhf_trainer.comms.dispatch import LISTENING_SECONDS, TRIES
-from rlhf_trainer.comms.ranks import GANG_TIMEOUT
 from rlhf_trainer.engines.vllm.probes import CHANGE_SECONDS, HUNG_SECONDS
 from rlhf_trainer.engines.vllm.watchdog import LINGER_SECONDS, POLL_SECONDS
 from rlhf_trainer.model_cache import STALL_SECONDS
@@ -47,7 +46,6 @@ ROWS: dict[str, list[float]] = {
         TRAINER.progress_deadline_seconds * (TOLD_AT + MOVES_ON),
     ],
     "the operator does not reach the trainer": [SILENT_SECONDS],
-    "a rank hangs while models are loaded or exported": [GANG_TIMEOUT.total_seconds()],
     "a generator, reward or reference that has work ends": [LISTENING_SECONDS],
     "vLLM's engine, or a worker of it, ends": [POLL_SECONDS + LINGER_SECONDS],
     "a server hangs": [HUNG],

@@ -8,14 +8,12 @@ from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
-from .job_status import STARTING, time_text
+from .job_status import time_text
 from .process_state import SIGTERMED, Ended, ProcessState
 
 TOLD_AT = 1 / 3
 """Share of the deadline after which a trainer without progress is told of."""
 FIELD = "spec.trainer.progressDeadlineSeconds"
-_UNCOUNTED = (STARTING, "exporting")
-"""Activities in which a library reads or writes whole models, for any time and without a sign."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,9 @@ class Silence:
 
 
 def shows_progress(report: TrainerStatus, count: int | None) -> bool:
-    """True if a report just received shows progress since the one with this `progress_count`.
-
-    Any report does in activities without signs, and any of an earlier release, which counts none.
-    """
-    return report.activity in _UNCOUNTED or report.progress_count is None or report.progress_count != count
+    """True if a report just received shows progress since the one with this `progress_count`; any does that counts no
+    signs, as a trainer of an earlier release."""
+    return report.progress_count is None or report.progress_count != count
 
 
 def silence(

@@ -14,7 +14,8 @@ STEPS = 6  # two epochs
 
 
 def test_ranks_that_are_stopped_are_noticed_and_nothing_is_lost(tmp_path: Path):
-    """Rank 0, which then answers nobody, and later rank 1, for which rank 0 waits and answers on."""
+    """Rank 1 while models are loaded, for which rank 0 waits and answers on; rank 0, which answers nobody;
+    rank 1 in a step."""
     url = f"file://{tmp_path}/store"
     job = spec(tmp_path, tiny_model(tmp_path / "policy", tie=False, seed=1))
     job |= {"steps": STEPS, "checkpoint": {"everySteps": 1, "store": url}}
@@ -23,15 +24,15 @@ def test_ranks_that_are_stopped_are_noticed_and_nothing_is_lost(tmp_path: Path):
     head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "hangs"}}
     manifest.write_text(json.dumps({**head, "spec": job}))
 
-    finished = succeed(manifest, tmp_path / "run", RLHF_FAULTS="tests.support.faults:stop_each_rank_once")
+    finished = succeed(manifest, tmp_path / "run", RLHF_FAULTS="tests.support.faults:stop_each_rank")
 
     told = (
         r"trainer-0 made no progress for 15 s, last seen (.+) \(spec.trainer.progressDeadlineSeconds\); see"
     )
     # Rank 0 may have stopped before the host, which asks twice a second, heard what it was doing.
-    _, second = re.findall(told, finished.output)
-    assert second == "training", finished.output
-    assert finished.status["roles"]["trainer"]["restarts"] == 2
+    loading, _, training = re.findall(told, finished.output)
+    assert (loading, training) == ("starting", "training"), finished.output
+    assert finished.status["roles"]["trainer"]["restarts"] == 3
     assert [line["step"] for line in finished.steps] == list(range(1, STEPS + 1))
     store = Store(url, {})
     assert store.newest().step == STEPS

@@ -20,6 +20,8 @@ MOMENTS = {
 over to new weights by its engine."""
 PAUSE_SECONDS = 30.0
 """From SIGSTOP to SIGCONT."""
+HANG_SECONDS = 90
+"""Progress deadline of the trainer: above PAUSE_SECONDS, and below what a cell waits for a step."""
 OUTAGE_SECONDS = 10.0
 """Time for which the object store refuses connections, or its disk is full."""
 

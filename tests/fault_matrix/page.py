@@ -10,7 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.fault_matrix.cells import GPU, MOMENTS, OUTAGE_SECONDS, PAUSE_SECONDS, PODS, STALENESS, Cell, cells
+from tests.fault_matrix.cells import (
+    GPU,
+    HANG_SECONDS,
+    MOMENTS,
+    OUTAGE_SECONDS,
+    PAUSE_SECONDS,
+    PODS,
+    STALENESS,
+    Cell,
+    cells,
+)
 from tests.fault_matrix.nodes import GRACE_SECONDS, TOLERATED_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -21,8 +31,8 @@ INTRO = """# The fault matrix
 Faults on the real processes of one job after another, each at a named point of a step: `rlhf run` with two trainer
 ranks, two vLLM servers, a reward, a reference, and checkpoints of every step in an S3 server (SeaweedFS), all on one
 machine. The process that reaches the point waits there until the fault has been injected, so nothing depends on luck
-(`tests/fault_matrix`). The next fault comes when every role is ready again. A process that stays stopped is
-[noticed](detection.md) and ended.
+(`tests/fault_matrix`). The next fault comes when every role is ready again. A process that hangs is
+[noticed](detection.md) and ended, a trainer after {hang} s here.
 
 ```console
 $ make faults
@@ -85,7 +95,7 @@ def page(rows: Sequence[Row], kills: Sequence[Row] = ()) -> str:
     found: defaultdict[Cell, list[Row]] = defaultdict(list)
     for row in rows:
         found[Cell(row["mode"], row["victim"], row["fault"], row["moment"])].append(row)
-    parts = [INTRO.format(machine=_machine(), pause=PAUSE_SECONDS, outage=OUTAGE_SECONDS)]
+    parts = [INTRO.format(machine=_machine(), pause=PAUSE_SECONDS, outage=OUTAGE_SECONDS, hang=HANG_SECONDS)]
     for mode in STALENESS:
         of_mode = list(cells(mode))
         run = [cell for cell in of_mode if cell in found]

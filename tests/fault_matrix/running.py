@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.fault_matrix.account import Prompts, Tokens, newest, of_processes
-from tests.fault_matrix.cells import GPU, PAUSE_SECONDS, STALENESS, VICTIMS, Cell, Mode
+from tests.fault_matrix.cells import GPU, HANG_SECONDS, PAUSE_SECONDS, STALENESS, VICTIMS, Cell, Mode
 from tests.fault_matrix.inject import inject
 from tests.fault_matrix.meeting import READY_SECONDS, Meeting
 from tests.fault_matrix.responses import Responses
@@ -215,7 +215,11 @@ def _document(mode: Mode, folder: Path, policy: Path, store: Server, *, begun: b
     write_prompts(folder / "prompts.jsonl")
     spec = specification(mode, policy=str(policy), prompts=str(folder / "prompts.jsonl"))
     ranks = 1 if mode == GPU else 2
-    spec["trainer"] |= {"processesPerReplica": ranks, "deepspeed": {"zero_optimization": {"stage": 2}}}
+    spec["trainer"] |= {
+        "processesPerReplica": ranks,
+        "deepspeed": {"zero_optimization": {"stage": 2}},
+        "progressDeadlineSeconds": HANG_SECONDS,
+    }
     if (
         mode == GPU
     ):  # where many steps are made while a role starts: their responses are to be in the newest snapshot

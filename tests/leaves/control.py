@@ -96,7 +96,7 @@ def checkpoints(job: RLHFJob) -> Any:
         patch.setattr(trainer, "Archive", archive)
         patch.setattr(trainer.architectures, "register", classes)
         patch.setattr(trainer.distributed, "barrier", lambda: None)
-        trainer.work(config(job), SimpleNamespace(first=True, watch_for_stop=lambda _: None), None)
+        trainer.work(config(job), SimpleNamespace(first=True, watch_each_other=lambda _: None), None)
     return found, [(given, named["patience"]) for given, named in archive.told], classes.told
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
+from rlhf_trainer import progress
 from rlhf_trainer.batches import MicroBatch, response_values, sequence_scores
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
 from rlhf_trainer.models.inference import Forward, infer
@@ -116,6 +117,12 @@ def test_a_critic_takes_over_the_head_of_a_reward_model_and_loads_again(path, tm
 def test_a_policy_loads_in_the_type_asked_for(path):
     assert load_policy(path, torch.bfloat16).dtype == torch.bfloat16
     assert load_policy(path, torch.float32).dtype == torch.float32
+
+
+def test_each_parameter_that_is_made_and_filled_is_a_sign_of_progress(path):
+    before = progress.count()
+    parameters = len(list(load_policy(path, torch.float32).parameters()))
+    assert progress.count() - before >= 2 * parameters
 
 
 def test_a_tokenizer_without_padding_pads_with_its_end(tokenizer, tmp_path):

@@ -47,10 +47,13 @@ def kill_trainer_after_two_steps(point: str) -> None:
         os.kill(os.getpid(), 9)
 
 
-def stop_each_rank_once(point: str) -> None:
-    """Rank 0 stops in the first update of step 2, rank 1 in that of step 4, as by SIGSTOP: each once."""
+def stop_each_rank(point: str) -> None:
+    """Rank 1 stops before it loads its policy, rank 0 in the first update of step 2, rank 1 in that of step 4, as by
+    SIGSTOP: each once."""
     rank = os.environ["RANK"]
-    if point == {"0": "update:1.0", "1": "update:3.0"}[rank] and _first_time(f"stopped-{rank}"):
+    if point in {"0": ("update:1.0",), "1": ("load:policy", "update:3.0")}[rank] and _first_time(
+        f"stopped-{rank}-{point}"
+    ):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -53,7 +53,7 @@ def main(ranks: Ranks, http: Background) -> None:
         stop.set()
 
     threading.Thread(target=tell if ranks.first else stop_once_asked).start()
-    ranks.watch_for_stop(stop)
+    ranks.watch_each_other(stop)
     print(ended(lambda: list(world.fleet.stream(PROMPTS, 2))), flush=True)
 
 

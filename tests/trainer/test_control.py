@@ -1,8 +1,11 @@
 """The control API over real HTTP: who may ask, and what reaches the training loop."""
 
 import json
+import threading
 import urllib.error
 import urllib.request
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from tests.support.vllm_server import free_port
@@ -90,6 +93,32 @@ def test_the_status_counts_signs_of_progress_and_not_who_asks(served):
     progress.sign()
     control.report(activity="training")
     assert count() == before + 2
+
+
+def test_files_that_a_library_writes_are_signs_for_as_long_as_they_grow(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "GROWTH_SECONDS", 0.01)
+    looks, size = threading.Semaphore(0), progress._size
+
+    def look(folder: Path) -> tuple[int, int]:
+        looks.release()
+        return size(folder)
+
+    def signs() -> int:
+        """Their count once the thread has made three more looks: the second began after this call and is counted."""
+        while looks.acquire(blocking=False):
+            pass
+        assert all(looks.acquire(timeout=30) for _ in range(3))
+        return progress.count()
+
+    monkeypatch.setattr(progress, "_size", look)
+    counted = [progress.count()]
+    with progress.growing(tmp_path), (tmp_path / "model").open("wb", buffering=0) as file:
+        counted.append(signs())
+        for _ in range(2):
+            file.write(b"0" * 10000)
+            counted.append(signs())
+        counted.append(signs())
+    assert [b > a for a, b in pairwise(counted)] == [False, True, True, False]
 
 
 def test_members_reach_the_loop_but_for_those_that_leave(served):

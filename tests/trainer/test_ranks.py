@@ -58,6 +58,25 @@ try:
 except RankLost:
     print("lost")
 """
+GETS_ON = """
+import os, threading, time
+from rlhf_trainer import progress
+from rlhf_trainer.comms import ranks
+
+ranks.STOP_SECONDS = 0.05
+mine = ranks.Ranks.join(0)
+mine.watch_each_other(threading.Event())
+if mine.first:  # it waits for the other, which loads
+    while progress.count() < 3:
+        time.sleep(0.01)
+    print("heard", flush=True)
+else:
+    for done in range(1, 600):
+        progress.sign()
+        assert progress.count() == done, "it hears of its own signs alone"
+        time.sleep(0.1)
+os._exit(0)
+"""
 Start = Callable[[float, float], list[subprocess.Popen[str]]]
 
 
@@ -103,6 +122,12 @@ def test_rank_0_is_missed_when_it_dies_at_its_work(start):
     first, other = start(600.0, 600.0)
     first.kill()
     assert ends(other) == "lost"
+
+
+def test_rank_0_tells_of_what_another_rank_gets_done():
+    with two_ranks("-c", GETS_ON) as (first, other):
+        assert ends(first) == "heard"
+        assert other.poll() is None
 
 
 def test_rank_0_is_missed_when_it_dies_while_they_join():

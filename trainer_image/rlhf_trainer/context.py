@@ -36,7 +36,7 @@ class TrainerContext:
     tokenizer: PreTrainedTokenizerBase
     services: Services | None
     stop: threading.Event
-    """Set when the run is to end: by the host, or by SIGTERM to any rank's node; see `Ranks.watch_for_stop`."""
+    """Set when the run is to end: by the host, or by SIGTERM to any rank's node; see `Ranks.watch_each_other`."""
 
     def report(self, **changes: object) -> None:
         """Updates the status that the host reads; see `rlhf_api.report.TrainerStatus`."""

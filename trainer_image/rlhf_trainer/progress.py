@@ -5,9 +5,17 @@ deadline of its own; by other threads than the one that trains only for work tha
 """
 
 import itertools
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
 
+GROWTH_SECONDS = 5.0
+"""Time between two looks at files that a library writes."""
 _signs = itertools.count(1)
 _count = 0
+T = TypeVar("T")
 
 
 def sign() -> None:
@@ -19,3 +27,39 @@ def sign() -> None:
 def count() -> int:
     """Signs since the process began."""
     return _count
+
+
+def each(items: Iterable[T]) -> Iterator[T]:
+    """The items, each of them a sign."""
+    for item in items:
+        sign()
+        yield item
+
+
+@contextmanager
+def growing(folder: Path) -> Iterator[None]:
+    """Signs from a thread while the files below `folder` grow, for a library that writes there and tells nobody."""
+    over = threading.Event()
+
+    def watch() -> None:
+        size = _size(folder)
+        while not over.wait(GROWTH_SECONDS):
+            before, size = size, _size(folder)
+            if size != before:
+                sign()
+
+    threading.Thread(target=watch, name="growth", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _size(folder: Path) -> tuple[int, int]:
+    """Length of all files, and what they take on the disk: a file may be given its whole length first."""
+    length = blocks = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):  # renamed meanwhile
+            found = file.stat()
+            length, blocks = length + found.st_size, blocks + found.st_blocks
+    return length, blocks

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import progress
 from .wire import decode, encode
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ GANG_TIMEOUT = timedelta(hours=2)
 HEARTBEAT_SECONDS = 30.0
 """Interval of rank 0's heartbeats while others wait for it, seconds; well below `GANG_TIMEOUT`."""
 STOP_SECONDS = 1.0
-"""Interval at which ranks exchange stop requests, seconds; well below a host's grace period."""
+"""Interval at which ranks exchange stop requests and signs of progress, seconds; well below a host's grace period."""
 HEARTBEAT = -1
 """Sent instead of a message's size."""
 _DTYPES = {
@@ -119,29 +120,33 @@ class Ranks:
         """Process group of the ranks' background threads; None for one rank. A collective."""
         return dist.new_group(backend="gloo", timeout=GANG_TIMEOUT) if self.world > 1 else None
 
-    def watch_for_stop(self, stop: threading.Event) -> None:
-        """Starts a thread that sets `stop` on every rank soon after it was set on one; a collective.
+    def watch_each_other(self, stop: threading.Event) -> None:
+        """Starts a thread that sets `stop` on every rank soon after it was set on one, and gives a sign of progress on
+        rank 0, which the host asks, for those of the others: they may load a model for longer. A collective.
 
-        The ranks see it at different steps of the run, so they still have to agree on where to stop.
+        The ranks see the stop at different steps of the run, so they still have to agree on where to stop.
         """
         group = self.side_group()
         if group is None:
             return
 
         def watch() -> None:
-            asked = False
+            asked, count = False, progress.count()
             try:
                 while not asked:
                     time.sleep(STOP_SECONDS)
-                    flag = torch.tensor([int(stop.is_set())])
-                    dist.all_reduce(flag, dist.ReduceOp.MAX, group)
-                    asked = bool(flag)
+                    before, count = count, progress.count()
+                    flags = torch.tensor([stop.is_set(), count != before and not self.first]).int()
+                    dist.all_reduce(flags, dist.ReduceOp.MAX, group)
+                    asked = bool(flags[0])
+                    if self.first and flags[1]:
+                        progress.sign()
             except RuntimeError as error:  # at shutdown; else the main thread's next collective fails
                 log.debug("stops of other ranks are not heard of any more: %s", error)
             else:
                 stop.set()
 
-        threading.Thread(target=watch, name="stop-watch", daemon=True).start()
+        threading.Thread(target=watch, name="ranks-watch", daemon=True).start()
 
     def gather(
         self, arrays: Mapping[str, Tensor], beside: SideGroup | None = None

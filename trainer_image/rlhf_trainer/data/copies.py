@@ -18,6 +18,8 @@ from rlhf_store.failures import Missing
 from rlhf_store.locked import locked
 from rlhf_store.store import Store
 
+from .. import progress
+
 PARQUET = ".parquet"
 DAY = 86_400.0
 """Deadline for another process's copy, seconds. A stalled download fails much earlier; this is only a bound."""
@@ -63,7 +65,8 @@ def _copy(version: str, suffix: str, make: Callable[[Path], None]) -> Path:
     with locked(copy.with_suffix(".lock"), DAY):
         if not copy.exists():
             new = copy.with_suffix(".new")
-            make(new)
+            with progress.growing(folder):
+                make(new)
             new.replace(copy)
     return copy
 

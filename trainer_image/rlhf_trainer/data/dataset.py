@@ -16,6 +16,7 @@ from rlhf_api.rows import Row, with_system_prompt
 from rlhf_api.sources import Source, training_sources
 from rlhf_api.spec import Spec
 
+from .. import progress
 from .copies import PARQUET, local_file
 from .imported import ImportedRows
 from .stream import Mixture, RowStream
@@ -57,7 +58,7 @@ class Dataset(Rows):
         problems, conversation = list[Problem](), None
         for file, prompt in zip(self.files, self.system_prompts, strict=True):
             try:
-                for i, row in enumerate(file):
+                for i, row in enumerate(progress.each(file)):
                     if conversation is None and (prompt is not None or row.is_conversation):
                         conversation = file.where(i)
             except InvalidJob as error:

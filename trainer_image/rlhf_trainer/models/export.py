@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, distributed
 from transformers import PreTrainedTokenizerBase
 
+from .. import progress
 from .trained_model import TrainedModel
 
 
@@ -63,7 +64,8 @@ def _renamed_into_place(directory: Path) -> Iterator[Path]:
     part.chmod(0o755)
     new, old = part / "new", part / "old"
     try:
-        yield new
+        with progress.growing(part):
+            yield new
         share(new)
         if directory.exists():
             directory.rename(old)

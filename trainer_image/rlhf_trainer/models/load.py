@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.constants import HF_HUB_CACHE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -21,6 +23,8 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+
+from .. import progress
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -171,8 +175,14 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
 
 
 def _model(kind: Any, path: str, **arguments: Any) -> PreTrainedModel:
-    model: PreTrainedModel = _from_pretrained(kind, path, **arguments)
-    return model
+    """Each parameter that is made or filled, and what is downloaded, is a sign of progress."""
+    told = register_module_parameter_registration_hook(lambda *_: progress.sign())
+    try:
+        with progress.growing(Path(HF_HUB_CACHE, f"models--{path.replace('/', '--')}")):
+            model: PreTrainedModel = _from_pretrained(kind, path, **arguments)
+            return model
+    finally:
+        told.remove()
 
 
 def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:

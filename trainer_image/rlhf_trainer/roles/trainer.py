@@ -82,7 +82,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     spec, stop = config.spec, services.control.stop_requested if services else threading.Event()
     # A node that shuts down sends it to its ranks only; all ranks learn of it and stop at the next safe point.
     on_sigterm(stop.set)
-    ranks.watch_for_stop(stop)
+    ranks.watch_each_other(stop)
     architectures.register(spec.model.architectures)
     rows, held_out, text = open_datasets(spec)
     conversation = check_rows([rows, *held_out.values(), text]) if ranks.first else None

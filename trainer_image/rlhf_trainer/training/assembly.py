@@ -14,7 +14,7 @@ from rlhf_api.model import CreateModel
 from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
 
-from .. import faults
+from .. import faults, progress
 from ..comms.ranks import Ranks
 from ..context import TrainerContext
 from ..data.encode import end_tokens
@@ -44,7 +44,7 @@ def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTr
     """Loads the tokenizer; if the job creates its own model, rank 0 creates both first."""
     section, initial = config.spec.model.create, Path(config.workdir, "initial")
     if section is not None and ranks.first and not (config.resume and initial.exists()):
-        texts = (text for row in rows for text in row.texts)
+        texts = (text for row in progress.each(rows) for text in row.texts)
         shutil.rmtree(initial, ignore_errors=True)
         loading("spec.model.create", lambda: create(initial, section, texts, config.spec.seed))
     distributed.barrier()
@@ -94,6 +94,7 @@ def make_task(
 
 def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> TrainedModel:
     """A model of the graph, loaded and wrapped in DeepSpeed."""
+    faults.point(f"load:{used.field}")
     model = load_trained(config, used, ctx.tokenizer)
     lora = config.spec.model.adapter(used.field)
     if lora is None:
