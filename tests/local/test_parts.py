@@ -181,6 +181,7 @@ def test_the_type_of_a_failure_by_its_words(words: str, kind: str) -> None:
 
 
 LOST = "RankLost: another rank of the trainer has ended, see the log of its pod or process (gloo)"
+GLOO = "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:5525: Connection reset by peer."
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,8 @@ LOST = "RankLost: another rank of the trainer has ended, see the log of its pod 
         ("loss is nan", "", True, "loss is nan"),
         (LOST, "[rank1]: ValueError: bad\nx.RankLost: another\n", False, "[rank1]: ValueError: bad"),
         (LOST, "x.RankLost: another\nbye", False, LOST),  # the cause is in another pod's log
+        (LOST, f"ValueError: bad\nRuntimeError: {GLOO}\nx.RankLost: {GLOO}", False, "ValueError: bad"),
+        (LOST, f"RuntimeError: {GLOO}\nx.DistNetworkError: Broken pipe\nx.RankLost: {GLOO}", False, LOST),
         (LOST, "ValueError: an old one", True, ""),
     ],
 )
