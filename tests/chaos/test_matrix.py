@@ -59,6 +59,20 @@ def test_a_page_tells_what_kills_at_random_cost():
     text = page([], [kill | found, kill | {"after": None, "failed": "nothing within 180 s"}])
     assert "2 kills of the trainer and the generators" in text
     assert "| torchrun | 2 | 1 | 1 | 9.0 | 9.0 | 0 | 1 | 0 | 4 | 2 |" in text
+    assert "the other slowed" not in text
+    slow = kill | found | {"victim": "generator engine", "slow": True, "gone": 0}
+    _, text = page([], [kill | found, slow]).split("## One generator killed, the other slowed")
+    assert "is killed 1 times (seeds 3), after 1 of which the job went on" in text.replace("\n", " ")
+    assert "| generator engine | 1 | 1 | 0 | 9.0 | 9.0 | 0 | 1 | 0 | 4 | 0 |" in text
+
+
+def test_a_page_tells_what_losses_like_those_of_spot_instances_cost():
+    calm = {"spot": False, "seconds": 240.0, "samples": 960, "kills": 0, "lost": 0, "twice": 0, "old": 0}
+    spot = calm | {"spot": True, "seconds": 250.0, "samples": 900, "kills": 4}
+    text = page([], [], [row | {"load": 3.2} for row in (calm, spot, calm, spot)])
+    assert "| undisturbed | 2 | 480 | 0 | 1920 | 4.00 | 0 | 0 | 0 | 3, 3 |" in text
+    assert "| one killed every minute | 2 | 500 | 8 | 1800 | 3.60 | 0 | 0 | 0 | 3, 3 |" in text
+    assert "made 90% of the undisturbed samples/s" in text
 
 
 def test_a_response_goes_on_from_its_part_with_the_versions_that_sampled_it():

@@ -1,14 +1,18 @@
 """Runs the fault matrix on this machine and writes docs/faults.md; `make faults`.
 
     .venv/bin/python -m tests.fault_matrix [--minutes M] [--times N] [--only WORDS] [--results FILE] [--page]
-    .venv/bin/python -m tests.fault_matrix --kills N --seed S
+    .venv/bin/python -m tests.fault_matrix --kills N --seed S [--slow]
+    .venv/bin/python -m tests.fault_matrix --spot M
 
 Cells that the results have N times already are left out, so a matrix may be run in several sittings. With `--kills` one
-job that generates ahead is killed so often instead, at random.
+job that generates ahead is killed so often instead, at random; with `--slow` one generator alone, while the other is
+slowed. With `--spot` one of three generators is killed every minute for M minutes, in turns with M undisturbed ones.
 """
 
 import argparse
 import json
+import math
+import os
 import shutil
 import subprocess
 import sys
@@ -16,21 +20,27 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from tests.cluster.packages import Unavailable
 from tests.fault_matrix.cells import GPU, PODS, STALENESS, Cell, Mode, cells
-from tests.fault_matrix.kills import MODE, schedule
+from tests.fault_matrix.kills import KILLED, MODE, OF_GENERATOR_1, SPOT, schedule
 from tests.fault_matrix.page import PAGE, page
 from tests.fault_matrix.pods import OnPods, on_pods
 from tests.fault_matrix.running import NoStep, Running, note, running
 from tests.support.seaweed import Server
 
-RESULTS, KILLS = PAGE.with_suffix(".jsonl"), PAGE.with_name("kills.jsonl")
-STORE_MEGABYTES, ON_GPU_MEGABYTES, LEFT_MEGABYTES = 512, 8192, 192
+RESULTS, KILLS, SPELLS = (
+    PAGE.with_suffix(".jsonl"),
+    PAGE.with_name("kills.jsonl"),
+    PAGE.with_name("spot.jsonl"),
+)
+SPELL_MINUTES = 4.0
+"""Length of a turn of `--spot`."""
+STORE_MEGABYTES, LARGE_MEGABYTES, LEFT_MEGABYTES = 512, 8192, 192
 """Size of the object store's disk, and what has to be free of it for another cell: SeaweedFS keeps what was deleted. On
-a GPU a step with its checkpoint takes a fifth of a second."""
+a GPU a step with its checkpoint takes a fifth of a second; spells are long."""
 
 
 def main() -> None:
@@ -50,11 +60,15 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=0, help="kills at random of one job, in place of cells")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
+    parser.add_argument("--slow", action="store_true", help="kill one generator alone, the other is slowed")
+    parser.add_argument("--spot", type=float, default=0, help="minutes of spot-like loss of generators")
     options = parser.parse_args()
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.touch()
     if options.kills:
-        _kills(options.seed, options.kills)
+        _kills(options.seed, options.kills, slow=options.slow)
+    elif options.spot:
+        _spot(options.spot)
     elif not options.page:
         until = time.monotonic() + 60 * options.minutes
         for mode in STALENESS:
@@ -65,10 +79,11 @@ def main() -> None:
                 except Unavailable as reason:
                     print(f"{mode}: {reason}", flush=True)
                     break
-    rows, kills = (
-        [json.loads(line) for line in file.read_text().splitlines()] for file in (options.results, KILLS)
+    rows, kills, spells = (
+        [json.loads(line) for line in file.read_text().splitlines()]
+        for file in (options.results, KILLS, SPELLS)
     )
-    PAGE.write_text(page(rows, kills))
+    PAGE.write_text(page(rows, kills, spells))
 
 
 def _todo(mode: Mode, times: int, only: str, results: Path) -> list[Cell]:
@@ -107,15 +122,16 @@ def _sitting(mode: Mode, todo: Sequence[Cell], until: float, results: Path) -> b
     return bool(ran)
 
 
-def _kills(seed: int, kills: int) -> None:
+def _kills(seed: int, kills: int, *, slow: bool) -> None:
     """One job, until it was killed so often, or a kill stops it for good, which is noted."""
     with (
         tempfile.TemporaryDirectory(prefix="kills-") as name,
         _store(Path(name), STORE_MEGABYTES) as store,
         running(MODE, Path(name), store, begun=True) as job,
+        job.slowed() if slow else nullcontext(),
     ):
-        for number, kill in enumerate(schedule(seed, kills)):
-            told = {"seed": seed, "number": number, "after": kill.after}
+        for number, kill in enumerate(schedule(seed, kills, OF_GENERATOR_1 if slow else KILLED)):
+            told = {"seed": seed, "number": number, "after": kill.after, "slow": slow}
             try:
                 outcome = job.kill(kill.cell, kill.after)
             except (NoStep, LookupError) as error:
@@ -126,6 +142,22 @@ def _kills(seed: int, kills: int) -> None:
             print(kill, outcome, flush=True)
 
 
+def _spot(minutes: float) -> None:
+    """One job with three generators, in turns undisturbed and with one of them killed every minute."""
+    with (
+        tempfile.TemporaryDirectory(prefix="spot-") as name,
+        _store(Path(name), LARGE_MEGABYTES) as store,
+        running(MODE, Path(name), store, generators=len(SPOT)) as job,
+    ):
+        for turn in range(2 * math.ceil(minutes / SPELL_MINUTES)):
+            spot = turn % 2 == 1
+            found = job.spell(60 * min(minutes, SPELL_MINUTES), spot=spot)
+            row = {"spot": spot, **vars(found), "load": round(os.getloadavg()[0], 1)}
+            print(row, flush=True)
+            with SPELLS.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+
+
 @contextmanager
 def _job(mode: Mode, folder: Path) -> Iterator[tuple[Running | OnPods, Path]]:
     """The job of a mode, and a folder in the file system of its checkpoints."""
@@ -133,7 +165,7 @@ def _job(mode: Mode, folder: Path) -> Iterator[tuple[Running | OnPods, Path]]:
         with on_pods(folder) as job:
             yield job, folder
     else:
-        megabytes = ON_GPU_MEGABYTES if mode == GPU else STORE_MEGABYTES
+        megabytes = LARGE_MEGABYTES if mode == GPU else STORE_MEGABYTES
         with _store(folder, megabytes) as store, running(mode, folder, store) as local:
             yield local, store.data
 

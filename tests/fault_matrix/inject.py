@@ -6,35 +6,65 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-from tests.fault_matrix.cells import OUTAGE_SECONDS, PAUSE_SECONDS, STORE, VICTIMS, Cell
+from tests.fault_matrix.cells import OUTAGE_SECONDS, PAUSE_SECONDS, STORE, VICTIMS, Cell, Victim
 from tests.support.outage import Proxy
 from tests.support.rlhf import processes
 from tests.support.seaweed import Server
 
 FILL_BYTES = 1 << 20
+SLOW_SECONDS = (0.4, 0.1)
+"""Of a slowed process: stopped, and running, in turns."""
 
 
 def inject(cell: Cell, workdir: Path, store: Server, way: Proxy) -> threading.Thread | None:
     """The fault of a cell, at once; the thread that ends it, where it ends by itself."""
     if cell.victim == STORE:
         return _STORE_FAULTS[cell.fault](store, way)
-    return _PROCESS_FAULTS[cell.fault](find(workdir, cell.victim))
+    return _PROCESS_FAULTS[cell.fault](find(workdir, VICTIMS[cell.victim]))
 
 
-def find(workdir: Path, victim: str) -> psutil.Process:
+def find(workdir: Path, victim: Victim) -> psutil.Process:
     """The process of a victim. Raises LookupError where there is not exactly one."""
-    wanted = VICTIMS[victim]
-    # vLLM's engine has a title where its environment was: it is known as a descendant alone.
-    below = [child for p in processes(workdir, wanted.name) for child in [p, *_children(p)]]
-    found = [p for p in dict.fromkeys(below) if _is(p, wanted.part)]
+    found = [p for p in _below(workdir, victim.name) if _is(p, victim.part)]
     if len(found) != 1:
-        raise LookupError(f"{victim}: {len(found)} processes of {wanted.name} have {wanted.part!r}")
+        raise LookupError(f"{len(found)} processes of {victim.name} have {victim.part!r}")
     return found[0]
+
+
+@contextmanager
+def slowed(workdir: Path, name: str) -> Iterator[None]:
+    """The processes of `name` run for a share of the time alone, by SIGSTOP and SIGCONT, whoever of them starts
+    meanwhile; not the one that supervises them."""
+    over = threading.Event()
+
+    def take_turns() -> None:
+        stopped, running = SLOW_SECONDS
+        while not over.is_set():
+            found = [p for p in _below(workdir, name) if not _is(p, "reaper.py")]
+            for act, seconds in ((psutil.Process.suspend, stopped), (psutil.Process.resume, running)) * 10:
+                for process in found:
+                    with suppress(psutil.Error):
+                        act(process)
+                time.sleep(seconds)
+
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _below(workdir: Path, name: str) -> list[psutil.Process]:
+    # vLLM's engine has a title where its environment was: it is known as a descendant alone.
+    found = [child for p in processes(workdir, name) for child in [p, *_children(p)]]
+    return list(dict.fromkeys(found))
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

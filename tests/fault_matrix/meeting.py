@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.fault_matrix.hook import ARMED, GO, REACHED
 
-READY_SECONDS = 240.0
-"""Deadline of every role to be ready, and of a point to be reached."""
+READY_SECONDS = 480.0
+"""Deadline of every role to be ready, and of a point to be reached: that an engine hangs may be noticed after 300 s."""
 Wait = Callable[[Callable[[], bool], float], object]
 """Waits until something has happened, so many seconds at most, and raises after that."""
 

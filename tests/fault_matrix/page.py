@@ -21,6 +21,8 @@ from tests.fault_matrix.cells import (
     Cell,
     cells,
 )
+from tests.fault_matrix.inject import SLOW_SECONDS
+from tests.fault_matrix.kills import SPOT_SECONDS
 from tests.fault_matrix.nodes import GRACE_SECONDS, TOLERATED_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -71,6 +73,23 @@ At staleness 2, in bfloat16: one trainer rank, two vLLM engines and the referenc
 cores, vLLM 0.25.1, torch 2.11.0+cu130; 2026-11-24, four such jobs at once, each with other victims. A step takes 0.2 s
 there, and what starts takes most of its time for loading and for CUDA. At the end nothing held memory of the GPU.
 """
+SLOW = """
+## One generator killed, the other slowed
+
+`FAULTS='--kills 10 --seed 6 --slow' make faults`. The same job and account: one generator runs for a fifth of the time
+from the first step to the end, its processes stopped for {stopped:g} s and running for {running:g} s in turns; the
+other is killed {kills} times (seeds {seeds}), after {made} of which the job went on.
+
+"""
+SPOT = """
+## Generators lost like spot instances
+
+`FAULTS='--spot 8' make faults`. Of three generators, at staleness 2, one is killed every {every:g} s, with SIGKILL to
+its engine, whoever is still starting; in turns with as long a time undisturbed, in one job. All of it shares two cores:
+what starts takes them from those that work, which machines of their own would not.
+
+"""
+_SPELLS = ("", "turns", "seconds", "kills", "samples", "samples/s", "lost", "twice", "too old", "load")
 KILLED = """
 ## Killed at random
 
@@ -86,11 +105,12 @@ snapshot then.
 - **begun**: responses of which these snapshots had a part; **gone**: responses of these snapshots, begun or whole, that
   were not found again as they were; **too old**: tokens that were trained on beyond the bound.
 """
+_LEDGER = ("lost", "twice", "old")
 _COUNTED = {"lost": "lost", "twice": "twice", "old": "too old", "begun": "begun", "gone": "gone"}
 """Numbers of a kill that are summed up, with their columns."""
 
 
-def page(rows: Sequence[Row], kills: Sequence[Row] = ()) -> str:
+def page(rows: Sequence[Row], kills: Sequence[Row] = (), spells: Sequence[Row] = ()) -> str:
     """The whole page; a cell without a result says so."""
     found: defaultdict[Cell, list[Row]] = defaultdict(list)
     for row in rows:
@@ -115,11 +135,36 @@ def page(rows: Sequence[Row], kills: Sequence[Row] = ()) -> str:
         parts.append(f"\n{len(run)} of {len(of_mode)} cells were run.\n")
         for fault in dict.fromkeys(cell.fault for cell in of_mode):
             parts.append(_table(fault, [cell for cell in of_mode if cell.fault == fault], found))
-    return "".join(parts + [_killed(kills)] * bool(kills))
+    for head, slow in ((KILLED, False), (SLOW, True)):
+        if found_kills := [row for row in kills if row.get("slow", False) is slow]:
+            parts.append(_killed(head, found_kills))
+    return "".join(parts + [_lost(spells)] * bool(spells))
 
 
-def _killed(kills: Sequence[Row]) -> str:
-    """The section about kills at random, one line a victim."""
+def _lost(spells: Sequence[Row]) -> str:
+    """The section about spot-like loss, a line each for the turns with and without."""
+    lines, rates = [_line(_SPELLS), _line(["---"] * len(_SPELLS))], []
+    for name, killed in (("undisturbed", False), ("one killed every minute", True)):
+        own = [row for row in spells if row["spot"] is killed]
+        total = {key: sum(row[key] for row in own) for key in ("seconds", "kills", "samples", *_LEDGER)}
+        rates.append(total["samples"] / total["seconds"] if own else math.nan)
+        loads = [f"{row['load']:.0f}" for row in own]
+        lines.append(
+            _line(
+                [
+                    *(name, str(len(own)), f"{total['seconds']:.0f}", str(total["kills"])),
+                    *(str(total["samples"]), f"{rates[-1]:.2f}", *(str(total[key]) for key in _LEDGER)),
+                    ", ".join(loads),
+                ]
+            )
+        )
+    end = f"""With losses the job made {rates[1] / rates[0]:.0%} of the undisturbed samples/s. **load**: of the machine
+at the end of each turn, over one minute, by whatever ran on it."""
+    return "\n".join([SPOT.format(every=SPOT_SECONDS).rstrip("\n"), "", *lines, "", end]) + "\n"
+
+
+def _killed(head: str, kills: Sequence[Row]) -> str:
+    """A section about kills at random, one line a victim."""
     done = [row for row in kills if "seconds" in row]
     seeds = ", ".join(map(str, sorted({row["seed"] for row in kills})))
     columns = ("victim", "kills", "at any time", "no step", "p50 s", "longest s", *_COUNTED.values())
@@ -138,8 +183,9 @@ def _killed(kills: Sequence[Row]) -> str:
                 ]
             )
         )
-    head = KILLED.format(kills=len(kills), made=len(done), seeds=seeds)
-    return "\n".join([head, *lines]) + "\n"
+    stopped, running = SLOW_SECONDS
+    head = head.format(kills=len(kills), made=len(done), seeds=seeds, stopped=stopped, running=running)
+    return "\n".join([head.rstrip("\n"), "", *lines]) + "\n"
 
 
 def _table(fault: str, of_fault: Sequence[Cell], found: Mapping[Cell, Sequence[Row]]) -> str:

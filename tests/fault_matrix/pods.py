@@ -21,8 +21,9 @@ from tests.fault_matrix import hook, nodes
 from tests.fault_matrix import reward as reward_module
 from tests.fault_matrix.account import Prompts, Tokens, newest, sampled
 from tests.fault_matrix.cells import EVERY_NODE, NODE, PODS, Cell
+from tests.fault_matrix.manifest import PER_STEP, specification, write_prompts
 from tests.fault_matrix.meeting import READY_SECONDS, Meeting
-from tests.fault_matrix.running import PER_STEP, NoStep, Outcome, specification, write_prompts
+from tests.fault_matrix.running import NoStep, Outcome
 from tests.support.installed import SYSTEM, install, uninstall, volume
 from tests.support.kube import KubectlError, eventually, kubectl
 from tests.support.models import tiny_model

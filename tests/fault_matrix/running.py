@@ -8,16 +8,17 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from tests.fault_matrix.account import Prompts, Tokens, newest, of_processes
-from tests.fault_matrix.cells import GPU, HANG_SECONDS, PAUSE_SECONDS, STALENESS, VICTIMS, Cell, Mode
-from tests.fault_matrix.inject import inject
+from tests.fault_matrix.cells import GPU, PAUSE_SECONDS, STALENESS, VICTIMS, Cell, Mode
+from tests.fault_matrix.inject import find, inject, slowed
+from tests.fault_matrix.kills import SLOWED, SPOT, SPOT_SECONDS
+from tests.fault_matrix.manifest import PER_STEP, document
 from tests.fault_matrix.meeting import READY_SECONDS, Meeting
 from tests.fault_matrix.responses import Responses
 from tests.support import rlhf
@@ -25,7 +26,6 @@ from tests.support.models import tiny_model
 from tests.support.outage import Proxy, proxy
 from tests.support.seaweed import Server
 
-PROMPTS, PER_STEP = 4096, 8
 STEP_SECONDS = 180.0
 """Deadline of the step after a fault."""
 _CUT = re.compile(r"^\d\d:\d\d:\d\d |; see \S+")
@@ -53,6 +53,19 @@ class Outcome:
     begun: int = 0
     gone: int = 0
     old: int = 0
+
+
+@dataclass(frozen=True)
+class Spell:
+    """A time of the job with or without kills: its `seconds`, the `samples` that were trained on, and as of Outcome the
+    rest."""
+
+    seconds: float
+    samples: int
+    kills: int
+    lost: int
+    twice: int
+    old: int
 
 
 class Running:
@@ -94,6 +107,29 @@ class Running:
         outcome = self._strike(cell, after)
         self._quiet("trainer")
         return self._checked(outcome)
+
+    def spell(self, seconds: float, *, spot: bool) -> Spell:
+        """So many seconds from a step at which all are ready; with `spot`, one generator after another is killed, one
+        every SPOT_SECONDS, whoever is still starting; one that is not there has a minute more."""
+        before, kills = self._quiet(), 0
+        self._meeting.release()
+        began = time.monotonic()
+        while (left := began + seconds - time.monotonic()) > 0:
+            if spot:
+                with suppress(LookupError):
+                    find(self._workdir, SPOT[kills % len(SPOT)]).kill()
+                    kills += 1
+            self._wait_until(time.monotonic() + min(left, SPOT_SECONDS))
+        self._meeting.reach("trainer-0 step")
+        took, steps = time.monotonic() - began, newest(self._workdir) - before
+        found = self._checked(Outcome(took))
+        return Spell(round(took, 1), steps * PER_STEP, kills, found.lost, found.twice, found.old)
+
+    def slowed(self) -> AbstractContextManager[None]:
+        """SLOWED runs for a share of the time alone, from the first step at which all are ready."""
+        self._quiet()
+        self._meeting.release()
+        return slowed(self._workdir, SLOWED)
 
     def _strike(self, cell: Cell, after: float | None) -> Outcome:
         """The fault, and the step after it."""
@@ -173,6 +209,9 @@ class Running:
             or [member["ready"] for member in members] == [True] * roles["generator"]["desired"]
         )
 
+    def _wait_until(self, then: float) -> None:
+        self._wait_for(lambda: time.monotonic() >= then, SPOT_SECONDS + STEP_SECONDS)
+
     def _wait_for(self, happened: Callable[[], bool], seconds: float) -> str:
         """Waits, and resumes the job where it ends meanwhile; returns how it ended, if it did."""
         deadline, end = time.monotonic() + seconds, ""
@@ -189,7 +228,9 @@ class Running:
 
 
 @contextmanager
-def running(mode: Mode, folder: Path, store: Server, *, begun: bool = False) -> Iterator[Running]:
+def running(
+    mode: Mode, folder: Path, store: Server, *, begun: bool = False, generators: int = 2
+) -> Iterator[Running]:
     """The job in `folder`, its checkpoints in `store` behind a proxy; it is stopped afterwards. `begun`: its generators
     are slower than its trainer, so that snapshots hold responses that are only begun."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -197,7 +238,8 @@ def running(mode: Mode, folder: Path, store: Server, *, begun: bool = False) -> 
     port = int(store.address.endpoint.rsplit(":", 1)[1])
     with proxy(port) as way, patch.dict(os.environ, store.address.environment):
         manifest = folder / "job.yaml"
-        manifest.write_text(json.dumps(_document(mode, folder, policy, store, begun=begun)))
+        made = document(mode, folder, policy, store, begun=begun, generators=generators)
+        manifest.write_text(json.dumps(made))
         job = Running(mode, folder / "run", manifest, store, way)
         try:
             yield job
@@ -209,66 +251,3 @@ def note(cell: Cell, result: Mapping[str, object], file: Path) -> None:
     """Adds a line to the results."""
     with file.open("a") as out:
         out.write(json.dumps({**vars(cell), **result}) + "\n")
-
-
-def _document(mode: Mode, folder: Path, policy: Path, store: Server, *, begun: bool) -> dict[str, object]:
-    write_prompts(folder / "prompts.jsonl")
-    spec = specification(mode, policy=str(policy), prompts=str(folder / "prompts.jsonl"))
-    ranks = 1 if mode == GPU else 2
-    spec["trainer"] |= {
-        "processesPerReplica": ranks,
-        "deepspeed": {"zero_optimization": {"stage": 2}},
-        "progressDeadlineSeconds": HANG_SECONDS,
-    }
-    if (
-        mode == GPU
-    ):  # where many steps are made while a role starts: their responses are to be in the newest snapshot
-        spec["replay"]["maxReplayEpisode"] = 400
-        spec["model"]["dtype"] = "bfloat16"
-        spec["generator"]["engineArguments"] = {
-            "enforce-eager": True,
-            "gpu-memory-utilization": 0.02,
-            "kv-cache-memory-bytes": 200_000_000,
-        }
-    spec["checkpoint"] |= {"store": store.address.url(mode.replace(" ", "-")), "timeoutSeconds": 120}
-    if begun:
-        spec["sampling"] = {"maxNewTokens": 128, "answersPerPrompt": 2}
-        spec["generator"] |= {"concurrentRequests": 1}
-    head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "faults"}}
-    return {**head, "spec": spec}
-
-
-def write_prompts(file: Path) -> None:
-    rows = [json.dumps({"prompt": f"the {i}th thing is"}) for i in range(PROMPTS)]
-    file.write_text("\n".join(rows))
-
-
-def specification(mode: Mode, policy: str, prompts: str) -> dict[str, Any]:
-    """The job of every cell, its model and its data as a manifest names them."""
-    # A window of a second: each fault finds the budget as if it were the first.
-    again = {"backoffLimit": 100, "backoffWindowSeconds": 1}
-    return {
-        "algorithm": "ppo",
-        "steps": 100_000,
-        "seed": 5,
-        "model": {"policy": policy, "dtype": "float32"},
-        "data": {
-            "train": [prompts],
-            "maxPromptLength": 16,
-            "promptsPerStep": PER_STEP,
-        },
-        "sampling": {"maxNewTokens": 64},
-        "ppo": {"minibatchSize": 4},
-        "replay": {"maxReplayEpisode": 40, "samplesPerStep": 1},
-        "optimizer": {"learningRate": 1e-5},
-        "rollout": {"maxStaleness": STALENESS[mode]},
-        "trainer": {**again},
-        "generator": {**again, "replicas": 2, "timeoutSeconds": 60},
-        "reference": again,
-        "reward": {
-            **again,
-            "functions": [{"function": "tests.fault_matrix.reward:shorter", "concurrency": 1}],
-        },
-        "weights": {"bucketMegabytes": 1, "timeoutSeconds": 10.0},
-        "checkpoint": {"everySteps": 1},
-    }
