@@ -5,6 +5,7 @@ deadline of its own; by other threads than the one that trains only for work tha
 """
 
 import itertools
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -58,8 +59,9 @@ def growing(folder: Path) -> Iterator[None]:
 def _size(folder: Path) -> tuple[int, int]:
     """Length of all files, and what they take on the disk: a file may be given its whole length first."""
     length = blocks = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):  # renamed meanwhile
-            found = file.stat()
-            length, blocks = length + found.st_size, blocks + found.st_blocks
+    for place, _, names in os.walk(folder):  # which passes over a folder that is gone meanwhile
+        for name in names:
+            with suppress(OSError):
+                found = Path(place, name).stat()
+                length, blocks = length + found.st_size, blocks + found.st_blocks
     return length, blocks
