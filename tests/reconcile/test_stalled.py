@@ -192,9 +192,13 @@ def counting(*overrides: str) -> World:
 HOUR = "spec.trainer.progressDeadlineSeconds=3600"
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["answers", "silent"])
-def test_a_trainer_without_progress_is_started_again_and_counted_once(silent):
+@pytest.mark.parametrize(
+    ("activity", "silent"), [("training", False), ("training", True), ("starting", False)]
+)
+def test_a_trainer_without_progress_is_started_again_and_counted_once(activity, silent):
+    """In a step, and while it loads its models."""
     world = counting(HOUR, "spec.trainer.replicas=2")
+    world.trainer = world.trainer.model_copy(update={"activity": activity})
     seen = {"silent_since": world.now.timestamp()} if silent else {}
     if silent:
         unready(world)
@@ -207,7 +211,7 @@ def test_a_trainer_without_progress_is_started_again_and_counted_once(silent):
     assert world.attempts() == {"2"}
     assert world.status.restarts == 1
     told = [message for reason, message in world.events if reason == "PodFailed"]
-    words = "made no progress for 3600 s, last seen training (spec.trainer.progressDeadlineSeconds)"
+    words = f"made no progress for 3600 s, last seen {activity} (spec.trainer.progressDeadlineSeconds)"
     assert f"trainer-0 {words}" in told
 
 
