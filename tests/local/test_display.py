@@ -74,6 +74,10 @@ def test_the_panel_shows_a_run_at_a_glance() -> None:
                 "phase": "Running", "activity": "generating", "step": 3, "totalSteps": 40, "reward": 0.5, "kl": 0.01,
                 "tokensPerSecond": 1234.5, "weightVersion": 3,
                 "roles": {"generator": {"desired": 2, "ready": 1, "restarts": 1}},
+                "conditions": [{
+                    "type": "Stalled", "status": "True", "reason": "NoProgress", "lastTransitionTime": "",
+                    "message": "no progress, " * 10 + "started again at 2026-11-25T03:48:00Z",
+                }],
             }
         )
     )  # fmt: skip
@@ -84,6 +88,7 @@ def test_the_panel_shows_a_run_at_a_glance() -> None:
     for words in (
         "demo  Running  generating", "step 3/40", "reward 0.5  KL 0.01  tokens/s 1,234  weights 3",
         "last step 500 tokens/s  4.2 s (generate 1.8", "generator 1/2 (1 restarts)", "ended [by] SIGKILL",
+        "2026-11-25T03:48:00Z",
     ):  # fmt: skip
         assert words in out.getvalue()
 

@@ -67,8 +67,15 @@ def panel(job: str, status: JobStatus, step: Mapping[str, Any], events: Iterable
         f"step {status.step}/{status.total_steps}" + (f", {left} left" if left else ""),
     )
     took = [Text.assemble(("last step ", "dim"), timing(step))] if step else []
+    stalled = [
+        Text(c.message, style="yellow")
+        for c in status.conditions
+        if c.type == "Stalled" and c.status == "True"
+    ]
     log = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in events]
-    return Panel(Group(bar, _figures(status), *took, _roles(status), *log), title=title, title_align="left")
+    return Panel(
+        Group(bar, _figures(status), *took, _roles(status), *stalled, *log), title=title, title_align="left"
+    )
 
 
 def _figures(status: JobStatus) -> Table:
