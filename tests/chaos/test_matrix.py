@@ -70,8 +70,8 @@ def test_a_page_tells_what_losses_like_those_of_spot_instances_cost():
     calm = {"spot": False, "seconds": 240.0, "samples": 960, "kills": 0, "lost": 0, "twice": 0, "old": 0}
     spot = calm | {"spot": True, "seconds": 250.0, "samples": 900, "kills": 4}
     text = page([], [], [row | {"load": 3.2} for row in (calm, spot, calm, spot)])
-    assert "| undisturbed | 2 | 480 | 0 | 1920 | 4.00 | 0 | 0 | 0 | 3, 3 |" in text
-    assert "| one killed every minute | 2 | 500 | 8 | 1800 | 3.60 | 0 | 0 | 0 | 3, 3 |" in text
+    assert "| undisturbed | 480 | 0 | 1920 | 4.00 | 4.00, 4.00 | 0 | 0 | 0 | 3, 3 |" in text
+    assert "| one killed every minute | 500 | 8 | 1800 | 3.60 | 3.60, 3.60 | 0 | 0 | 0 | 3, 3 |" in text
     assert "made 90% of the undisturbed samples/s" in text
 
 

@@ -52,7 +52,8 @@ processes and of loading, which takes most of them on so few cores.
   the one by which each server proves new weights. Ahead of training, what is under way at the end of a cell counts too:
   it can be a few hundred either way.
 - SIGSTOP lasts {pause:g} s, an outage or a full disk of the store {outage:g} s. Connections are cut by the kernel,
-  which resets all that the process has. Out of memory: a limit of the address space below what the process has.
+  which resets all that the process has. Out of memory: a limit of the address space below what the process has;
+  Python may wait for ever there for a thread that could not begin, which the deadlines of a hang end.
 """
 ON_PODS = """
 The same job as pods of a real Kubernetes 1.20 with two nodes on this machine, each in namespaces of its own
@@ -89,7 +90,7 @@ its engine, whoever is still starting; in turns with as long a time undisturbed,
 what starts takes them from those that work, which machines of their own would not.
 
 """
-_SPELLS = ("", "turns", "seconds", "kills", "samples", "samples/s", "lost", "twice", "too old", "load")
+_SPELLS = ("", "seconds", "kills", "samples", "samples/s", "of each turn", "lost", "twice", "too old", "load")
 KILLED = """
 ## Killed at random
 
@@ -152,14 +153,15 @@ def _lost(spells: Sequence[Row]) -> str:
         lines.append(
             _line(
                 [
-                    *(name, str(len(own)), f"{total['seconds']:.0f}", str(total["kills"])),
-                    *(str(total["samples"]), f"{rates[-1]:.2f}", *(str(total[key]) for key in _LEDGER)),
-                    ", ".join(loads),
+                    *(name, f"{total['seconds']:.0f}", str(total["kills"]), str(total["samples"])),
+                    *(f"{rates[-1]:.2f}", ", ".join(f"{row['samples'] / row['seconds']:.2f}" for row in own)),
+                    *(*(str(total[key]) for key in _LEDGER), ", ".join(loads)),
                 ]
             )
         )
-    end = f"""With losses the job made {rates[1] / rates[0]:.0%} of the undisturbed samples/s. **load**: of the machine
-at the end of each turn, over one minute, by whatever ran on it."""
+    end = f"""With losses the job made {rates[1] / rates[0]:.0%} of the undisturbed samples/s; how far turns of one kind
+are apart says what that is worth. A sample is a prompt with its response. **load**: of the machine at the end of each
+turn, over one minute, by whatever ran on it."""
     return "\n".join([SPOT.format(every=SPOT_SECONDS).rstrip("\n"), "", *lines, "", end]) + "\n"
 
 
