@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokenizerBase
 
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.spec import Sampling
@@ -19,7 +19,8 @@ from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
 from ..models.trained_model import TrainedModel
 from ..records import Prompt, Rollout
-from .processors import AtStopStrings, Interrupted, Penalized, Recorder, warpers
+from .decoding import Decoded, Decoder
+from .processors import Penalized, warpers
 
 
 class Sampled(NamedTuple):
@@ -103,9 +104,10 @@ def _generate(
     stop: threading.Event,
 ) -> list[Sampled]:
     """One response to each prompt, with its end token; partial ones if `stop` was set."""
-    width, device = max(len(p.tokens) for p in prompts), model.device
-    ids = torch.tensor([[pad] * (width - len(p.tokens)) + list(p.tokens) for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p.tokens)) + [1] * len(p.tokens) for p in prompts], device=device)
+    unique = {tokens: i for i, tokens in enumerate(dict.fromkeys(p.tokens for p in prompts))}
+    width, device = max(map(len, unique)), model.device
+    ids = torch.tensor([[pad] * (width - len(tokens)) + list(tokens) for tokens in unique], device=device)
+    mask = torch.tensor([[0] * (width - len(tokens)) + [1] * len(tokens) for tokens in unique], device=device)
     config = GenerationConfig(
         do_sample=sampling.temperature > 0,
         temperature=1.0,
@@ -116,25 +118,26 @@ def _generate(
         eos_token_id=list(ends),
         pad_token_id=pad,
     )
-    recorder, stopped = Recorder(sampling.kept), AtStopStrings(stops, width, sampling.min_new_tokens)
-    penalty = [] if penalties == NO_PENALTIES else [Penalized(penalties, ids, mask)]
-    processors = LogitsProcessorList([*penalty, *warpers(sampling), recorder])
-    out = model.generate(
+    decoder = Decoder(
+        copies=torch.tensor([unique[p.tokens] for p in prompts], device=device),
+        ends=torch.tensor(ends, device=device),
+        stops=stops,
+        penalized=None if penalties == NO_PENALTIES else Penalized(penalties, ids, mask),
+        most=sampling.kept,
+        stop=stop,
+    )
+    found: Decoded = model.generate(
         ids,
         attention_mask=mask,
         generation_config=config,
-        logits_processor=processors,
-        stopping_criteria=StoppingCriteriaList([Interrupted(stop), stopped]),
+        logits_processor=LogitsProcessorList(warpers(sampling)),
+        custom_generate=decoder,
     )
-    tokens = out[:, width:].cpu()
-    logprobs, mask = recorder.found(out)
-    ended = torch.isin(tokens, torch.tensor(ends))
-    for row, length in stopped.lengths.items():
-        ended[row, length - 1] = True
-    lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1])
     return [
-        Sampled(t[:n], p[:n], *_packed_mask(m[:n]), finished=bool(e[n - 1]))
-        for t, p, m, e, n in zip(tokens, logprobs, mask, ended, lengths.tolist(), strict=True)
+        Sampled(tokens[:n], logprobs[:n], *_packed_mask(kept[:n]), finished)
+        for tokens, logprobs, kept, n, finished in zip(
+            *found[:3], found.lengths.tolist(), found.finished.tolist(), strict=True
+        )
     ]
 
 
