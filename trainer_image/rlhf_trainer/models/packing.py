@@ -1,7 +1,6 @@
 """Attention over packed sequences: all sequences of a micro-batch end to end in one row, without padding."""
 
 import inspect
-import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -92,12 +91,12 @@ def _within(
         )
         assert isinstance(out, Tensor)
         return out[None]
-    parts = []
-    for start, end in itertools.pairwise(starts.tolist()):
-        q, k, v = (x[:, :, start:end] for x in (query, key, value))
-        near: Tensor | None = None
-        if sliding_window is not None and end - start > sliding_window:
-            near = torch.ones(end - start, end - start, dtype=torch.bool).tril().triu(1 - sliding_window)
+    parts, lengths = [], starts.diff().tolist()
+    # Split, not sliced: the backward pass of a slice fills a gradient of the whole row, for each sequence.
+    for q, k, v in zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True):
+        length, near = q.shape[2], None
+        if sliding_window is not None and length > sliding_window:
+            near = torch.ones(length, length, dtype=torch.bool).tril().triu(1 - sliding_window)
         parts.append(
             scaled_dot_product_attention(
                 q, k, v, attn_mask=near, is_causal=near is None, scale=scaling, enable_gqa=grouped
