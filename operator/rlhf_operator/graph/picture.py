@@ -1,5 +1,6 @@
 """Renders a drawing as a PNG: boxes in layers, each writer's columns as tags below it, lines in the tags' colours."""
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ def write_png(drawing: Drawing, file: Path) -> None:
     figure.savefig(file, dpi=160, format="png")
 
 
+@cache  # the layout asks for each thousands of times
 def _text_width(text: str, size: float, *, bold: bool = False) -> float:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
