@@ -1,5 +1,6 @@
 """Property tests here draw the same examples every time, and no slow machine fails them; one S3 server serves all."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,14 @@ from tests.support.seaweed import Seaweed, Server, running
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+# What is imported stays, so that no garbage collection needs to look at it, as in a role: a trainer's loop asks for one
+# each step, and DeepSpeed for many.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -89,7 +89,7 @@ def checkpoints(job: RLHFJob) -> Any:
             "shared",
         ):
             patch.setattr(trainer, name, lambda *_, **__: None)
-        for name in ("Saver", "Tracking"):
+        for name in ("Saver", "Tracking", "full_collections_by_hand"):
             patch.setattr(trainer, name, lambda *_, **__: nullcontext())
         patch.setattr(trainer, "open_datasets", lambda _: ((), {}, None))
         patch.setattr(trainer, "take_over", Made())
