@@ -33,16 +33,17 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
-# Each part runs to its end, whatever became of those before; then all are reported together.
-# What the servers of the tests are made of is built before them, since no test's time limit has room for it, and beside
-# the linters and the tests that need nothing of it. The others go two at a time, the next one as soon as one ends, the
-# longest first; on a cluster that they share, one after the other.
+# Each part runs to its end, whatever became of those before; then all are reported together. A part waits for half of its
+# time, so there are two at once for each core, the next one as soon as one ends, the longest first; on a cluster that
+# they share, one after the other. What the servers of the tests are made of is built before those parts that start them,
+# since no test's time limit has room for it.
 test: install
 	rm -rf $(RESULTS)
-	-$(MAKE) --keep-going --jobs=2 cluster-parts lint units modern-parts
-	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,2) --output-sync=target heavy runs calm e2e
-	@$(BIN)/python tools/results $(RESULTS) lint units e2e calm runs heavy
+	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)
+	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
+PARTS   := heavy runs calm e2e units lint
+AT_ONCE := $(shell expr 2 \* $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
 # A pytest that dies writes nothing, whatever its exit status.
