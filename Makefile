@@ -16,14 +16,15 @@ install: $(STAMP)
 
 # torch first: with it in place nothing pulls another build of it. torchvision, torchaudio and torchcodec come with vLLM,
 # most in builds made for another torch: nothing here uses them and importing transformers would fail. On a GPU vLLM
-# does not start without torchvision, whose build there is torch's.
+# does not start without torchvision, whose build there is torch's. Compiling all of 29,000 modules would take most of
+# the time: those that are imported are compiled then.
 UNUSED := torchaudio torchcodec $(if $(filter cpu,$(ENGINE)),torchvision)
 $(STAMP): pyproject.toml $(PINS)
 	tools/system-packages $(python)
 	$(python) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints/common.txt pip
-	$(BIN)/pip install --quiet --constraint constraints/$(ENGINE).txt torch
-	$(BIN)/pip install --quiet --constraint constraints/$(ENGINE).txt --editable '.[operator,trainer,$(ENGINE),dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints/$(ENGINE).txt torch
+	$(BIN)/pip install --quiet --no-compile --constraint constraints/$(ENGINE).txt --editable '.[operator,trainer,$(ENGINE),dev]'
 	$(BIN)/pip uninstall --quiet --yes $(UNUSED)
 	touch $@
 
@@ -125,7 +126,7 @@ generated: install
 # The wheel with the operator's extra alone, in an environment of its own: it must do without this clone and torch.
 $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -name '*.py')
 	$(python) -m venv $@
-	$@/bin/pip install --quiet --constraint constraints/common.txt '.[operator]'
+	$@/bin/pip install --quiet --no-compile --constraint constraints/common.txt '.[operator]'
 	touch $@
 
 # Wheel, chart, constraints and bills of materials in dist/, and images where there is buildah; checked, not published.
