@@ -32,7 +32,7 @@ JOB = {
         "model": {"dtype": "float32", "policy": "model"},
         "data": {"train": ["rows.jsonl"], "maxPromptLength": 16, "promptsPerStep": 4},
         "sampling": {"maxNewTokens": 8},
-        "ppo": {"minibatchSize": 4},
+        "ppo": {"minibatchSize": 4, "klCoefficient": 0.0},  # without a reference: a process less
         "generator": {"sharedWithTrainer": True},
         "reward": {"functions": [{"function": "scores_of_this_test:fine"}]},
         "checkpoint": {"everySteps": 1},
@@ -161,12 +161,13 @@ def test_a_store_that_nobody_serves(folder, tmp_path):
 def test_a_reference_that_is_no_model(folder, tmp_path):
     """Without a configuration nothing is started; without weights the role that loads it says so."""
     (tmp_path / "empty").mkdir()
-    _, error = fail(folder, tmp_path / "none", f"spec.model.reference={tmp_path / 'empty'}")
+    given = ("spec.ppo.klCoefficient=0.1", f"spec.model.reference={tmp_path / 'empty'}")
+    _, error = fail(folder, tmp_path / "none", *given)
     assert error.startswith("error: spec.model.reference: must be in Hugging Face format")
     assert not (tmp_path / "none").exists()
     for file in (folder / "model").iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / "empty" / file.name).write_bytes(file.read_bytes())
-    _, error = fail(folder, tmp_path / "run", f"spec.model.reference={tmp_path / 'empty'}")
+    _, error = fail(folder, tmp_path / "run", *given)
     assert f"spec.model.reference: cannot load '{tmp_path / 'empty'}'" in error
     assert "safetensors" in error

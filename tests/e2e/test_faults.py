@@ -45,19 +45,6 @@ def test_a_generator_killed_as_an_adapter_comes_costs_nothing_but_a_detour(chain
         assert finished.steps[0][figure] == pytest.approx(ppo.steps[0][figure], abs=1e-5)
 
 
-def test_training_waits_for_a_reward_that_died(chain, tmp_path):
-    finished = succeed(
-        SENTIMENT / "ppo.yaml",
-        tmp_path / "run",
-        *chain.overrides,
-        *SMALL,
-        *("spec.generator.sharedWithTrainer=true", "spec.steps=3"),
-        RLHF_FAULTS="tests.support.faults:kill_reward_before_scoring",
-    )
-    assert finished.status["roles"]["reward"]["restarts"] == 1
-    assert len(finished.steps) == 3
-
-
 @pytest.fixture(scope="module")
 def undisturbed(chain, tmp_path_factory):
     """Four steps without a generator process, whose random numbers are all the trainer's own."""
@@ -67,22 +54,31 @@ def undisturbed(chain, tmp_path_factory):
     )
 
 
+@pytest.fixture(scope="module")
+def stricken(undisturbed, tmp_path_factory):
+    """The same, whose reward dies in step 2 and whose trainer does in step 3."""
+    return succeed(
+        SENTIMENT / "ppo.yaml",
+        tmp_path_factory.mktemp("stricken") / "run",
+        *undisturbed[0],
+        "spec.checkpoint.everySteps=1",
+        RLHF_FAULTS="tests.support.faults:kill_reward_then_trainer",
+    )
+
+
 def policy(finished):
     return (finished.workdir / "policy" / "model.safetensors").read_bytes()
 
 
-def test_a_trainer_that_dies_goes_on_from_its_checkpoint(undisturbed, tmp_path):
-    overrides, expected = undisturbed
-    finished = succeed(
-        SENTIMENT / "ppo.yaml",
-        tmp_path / "run",
-        *overrides,
-        "spec.checkpoint.everySteps=1",
-        RLHF_FAULTS="tests.support.faults:kill_trainer_after_two_steps",
-    )
-    assert finished.status["roles"]["trainer"]["restarts"] == 1
-    assert [line["step"] for line in finished.steps] == [1, 2, 3, 4]
-    assert policy(finished) == policy(expected), "the same parameters, bit for bit"
+def test_training_waits_for_a_reward_that_died(stricken):
+    assert stricken.status["roles"]["reward"]["restarts"] == 1
+    assert len(stricken.steps) == 4
+
+
+def test_a_trainer_that_dies_goes_on_from_its_checkpoint(undisturbed, stricken):
+    assert stricken.status["roles"]["trainer"]["restarts"] == 1
+    assert [line["step"] for line in stricken.steps] == [1, 2, 3, 4]
+    assert policy(stricken) == policy(undisturbed[1]), "the same parameters, bit for bit"
 
 
 def test_ctrl_c_leaves_nothing_behind_and_resumes(undisturbed, tmp_path):

@@ -47,6 +47,12 @@ def kill_trainer_after_two_steps(point: str) -> None:
         os.kill(os.getpid(), 9)
 
 
+def kill_reward_then_trainer(point: str) -> None:
+    """Both of the above, in one run."""
+    kill_reward_before_scoring(point)
+    kill_trainer_after_two_steps(point)
+
+
 def stop_each_rank(point: str) -> None:
     """Rank 1 stops before it loads its policy, rank 0 in the first update of step 2, rank 1 in that of step 4, as by
     SIGSTOP: each once."""
