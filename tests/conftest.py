@@ -1,14 +1,18 @@
 """Property tests here draw the same examples every time, and no slow machine fails them; one S3 server serves all."""
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 from tests.support.seaweed import Seaweed, Server, running
 
+from rlhf_api.run import SHARE_CORES
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+os.environ |= SHARE_CORES  # before torch is loaded, also where tests compute in a process of their own
 # What is imported stays, so that no garbage collection needs to look at it, as in a role: a trainer's loop asks for one
 # each step, and DeepSpeed for many.
 gc.disable()
@@ -17,6 +21,10 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # for Python's end, of which some libraries complain otherwise
 
 
 @pytest.fixture(scope="session")
