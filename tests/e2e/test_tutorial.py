@@ -3,20 +3,37 @@
 import importlib.util
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.cluster.packages import Unavailable
 from tests.support.chat_model import smollm2
 from tests.support.rlhf import ROOT, lines
 from tests.test_docs import blocks
+from transformers import AutoModelForCausalLM
+
+from rlhf_api.spec import Sampling
+from rlhf_operator.cli import main
+from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.generation.shared import generate_shared
+from rlhf_trainer.models.load import load_tokenizer
+from rlhf_trainer.records import Prompt
 
 PAGE = ROOT / "docs" / "tutorial.md"
+END, TURN = 0, 2
+"""`<|endoftext|>` and `<|im_end|>`, the tokenizer's and the chat template's."""
 SHORT = (
     *("spec.steps=1", "spec.evaluation=null", "spec.optimizer.warmupSteps=0", "spec.model.dtype=float32"),
-    *("spec.data.promptsPerStep=2", "spec.sampling.answersPerPrompt=2", "spec.grpo.minibatchSize=4"),
+    *("spec.data.promptsPerStep=2", "spec.sampling.answersPerPrompt=4", "spec.grpo.minibatchSize=8"),
+    f"spec.sampling.answerEndId={END}",
 )
 COMPARING = "spec.reward.functions=[{function: examples.chat.tasks:correct}]"
 """For where the package is not installed whose score the page trains on."""
@@ -30,10 +47,20 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except Unavailable as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("tutorial")
-    (folder / "runs").mkdir()
-    (folder / "runs" / "smollm2").symlink_to(model)
+    with_two_ends(model, folder / "runs" / "smollm2")
     (folder / "examples").symlink_to(ROOT / "examples")
     return folder
+
+
+def with_two_ends(model: Path, out: Path) -> None:
+    """The model with one embedding for both end tokens: wherever it would end a turn either comes, as often as the
+    other."""
+    shutil.copytree(model, out)
+    file = out / "model.safetensors"
+    weights = load_file(file)
+    embedding = weights["model.embed_tokens.weight"]  # of the head too
+    embedding[END] = embedding[TURN]
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def test_its_commands_do_what_it_says(here):
@@ -64,8 +91,43 @@ def test_its_commands_do_what_it_says(here):
 
     (step,) = lines(here / "runs" / "chat" / "metrics.jsonl")
     assert step["logprob_difference"] < 1e-4, "vLLM and the trainer compute the same model"
+    tells_ends(here)
     (snippet,) = blocks(PAGE, "python")
     answered = subprocess.run(
         [sys.executable, "-c", snippet], cwd=here, capture_output=True, text=True, check=True
     )
     assert answered.stdout.strip(), "the saved model has its chat template and answers"
+
+
+def tells_ends(here: Path) -> None:
+    """vLLM's responses in the run, and others that the trainer's own engine gives to the same prompts."""
+    file = here / "responses.jsonl"
+    assert main(["replay", "export", str(here / "runs" / "chat"), str(file)]) == 0
+    of_vllm = lines(file)
+    assert len(of_vllm) == 8
+    for row in of_vllm:
+        assert "<|" not in row["response"], "no reward is given for an end token's letters"
+    model = AutoModelForCausalLM.from_pretrained(here / "runs" / "smollm2", dtype=torch.float32)
+    prompts = [Prompt(f"0/{i}", tuple(row["prompt_tokens"]), {}) for i, row in enumerate(of_vllm)]
+    torch.manual_seed(1)
+    of_trainer = generate_shared(
+        *(
+            SimpleNamespace(gathered=lambda: nullcontext(model), micro_batch_tokens=4096),
+            Ranks(0, 1, torch.device("cpu")),
+            load_tokenizer(str(here / "runs" / "smollm2")),
+            prompts,
+        ),
+        *(
+            Sampling(temperature=0.8, maxNewTokens=16, answersPerPrompt=2, answerEndId=END),
+            0,
+            threading.Event(),
+        ),
+    )
+    for engine in (
+        [(row["response_tokens"], row["finished"]) for row in of_vllm],
+        [(list(rollout.tokens), rollout.finished) for rollout in of_trainer],
+    ):
+        assert {tokens[-1] for tokens, finished in engine if finished} == {END, TURN}
+        for tokens, finished in engine:
+            assert [token in (END, TURN) for token in tokens] == [False] * (len(tokens) - 1) + [finished]
+            assert finished or len(tokens) == 16
