@@ -23,10 +23,9 @@ def document(
         "deepspeed": {"zero_optimization": {"stage": 2}},
         "progressDeadlineSeconds": HANG_SECONDS,
     }
-    if (
-        mode == GPU
-    ):  # where many steps are made while a role starts: their responses are to be in the newest snapshot
-        spec["replay"]["maxReplayEpisode"] = 400
+    # Many steps may be made while a role hangs or starts: their responses are to be in the newest snapshot.
+    spec["replay"]["maxReplayEpisode"] = 400
+    if mode == GPU:
         spec["model"]["dtype"] = "bfloat16"
         spec["generator"]["engineArguments"] = {
             "enforce-eager": True,

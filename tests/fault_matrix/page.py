@@ -53,7 +53,8 @@ processes and of loading, which takes most of them on so few cores.
   it can be a few hundred either way.
 - SIGSTOP lasts {pause:g} s, an outage or a full disk of the store {outage:g} s. Connections are cut by the kernel,
   which resets all that the process has. Out of memory: a limit of the address space below what the process has;
-  Python may wait for ever there for a thread that could not begin, which the deadlines of a hang end.
+  Python may wait for ever there for a thread that could not begin, which the deadlines of a hang end. Where it says
+  **no step** there, the matrix waited for less than these; the same cells were run again.
 """
 ON_PODS = """
 The same job as pods of a real Kubernetes 1.20 with two nodes on this machine, each in namespaces of its own
