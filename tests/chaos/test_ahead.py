@@ -11,6 +11,7 @@ from tests.support import vllm_server
 from tests.support.roles import TOKEN, Job
 
 from rlhf_api.replay import EPISODES
+from rlhf_trainer.comms.http import Background
 from rlhf_trainer.generation.ahead import BLOB
 from rlhf_trainer.generation.ahead import decode as decode_works
 from rlhf_trainer.generation.work import Response
@@ -19,6 +20,8 @@ from rlhf_trainer.replay.table import decode as decode_episode
 
 pytestmark = pytest.mark.slow
 KILLS, STEPS, STALENESS, TOKENS = 12, 24, 2, 100
+PACED_LIVES = 4
+"""First lives of the trainer in which the generator is the slower one, however slow the machine makes the trainer."""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,13 @@ def generating(job: Job) -> Iterator[Job]:
         yield replace(job, generators=[server.address])
     finally:
         server.stop()
+
+
+def pace(job: Job, seconds: float) -> None:
+    """Each step of the generator's engine takes at least so long."""
+    with Background(TOKEN) as http:
+        asked = {"method": "pace", "args": [seconds]}
+        http.run(http.json("POST", f"{job.generators[0]}/collective_rpc", asked, timeout=60))
 
 
 def begun(store: Store) -> dict[tuple[str, int], Response]:
@@ -50,13 +60,16 @@ def test_kills_lose_nothing_and_train_on_nothing_twice_or_too_old(generating: Jo
         steps=STEPS,
         rollout={"maxStaleness": STALENESS},
         sampling={"maxNewTokens": TOKENS, "answersPerPrompt": 2},
-        # One request at a time: the generator is slower than the trainer, so that snapshots hold responses only begun.
+        # One request at a time, so that snapshots hold responses only begun.
         generator={"timeoutSeconds": 60, "concurrentRequests": 1},
         replay={"maxReplayEpisode": -1, "samplesPerStep": 1},
     )
     train = partial(generating.train, "ahead", overrides=store.overrides)
     kept: list[tuple[tuple[str, int], Response]] = []
+    pace(generating, 0.01)
     for number, when in enumerate(schedule(6, KILLS)):
+        if number == PACED_LIVES:
+            pace(generating, 0)
         assert train(resume=number > 0, environ=killed(when)) == [-9]
         if store.steps():
             kept += begun(store).items()

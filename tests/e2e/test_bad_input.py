@@ -159,7 +159,8 @@ def test_a_store_that_nobody_serves(folder, tmp_path):
 
 
 def test_a_reference_that_is_no_model(folder, tmp_path):
-    """Without a configuration nothing is started; without weights the role that loads it says so."""
+    """Without a configuration or weights nothing is started; of weights that cannot be read the role that loads them
+    says so."""
     (tmp_path / "empty").mkdir()
     given = ("spec.ppo.klCoefficient=0.1", f"spec.model.reference={tmp_path / 'empty'}")
     _, error = fail(folder, tmp_path / "none", *given)
@@ -168,6 +169,9 @@ def test_a_reference_that_is_no_model(folder, tmp_path):
     for file in (folder / "model").iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / "empty" / file.name).write_bytes(file.read_bytes())
+    _, error = fail(folder, tmp_path / "none", *given)
+    assert error.startswith("error: spec.model.reference: has no weights")
+    (tmp_path / "empty" / "model.safetensors").write_bytes(b"no weights")
     _, error = fail(folder, tmp_path / "run", *given)
     assert f"spec.model.reference: cannot load '{tmp_path / 'empty'}'" in error
-    assert "safetensors" in error
+    assert "header too large" in error

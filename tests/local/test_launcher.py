@@ -118,6 +118,7 @@ def test_a_run_from_start_to_end(run: Run) -> None:
     assert status["roles"]["generator"] == {"desired": 2, "ready": 0, "restarts": 0, "lastFailure": None}
     assert [(c["type"], c["status"], c["reason"]) for c in status["conditions"]] == [
         ("RolesReady", "False", "JobEnded"),
+        ("Stalled", "False", "NotStalled"),
         ("Complete", "True", "Completed"),
     ]
     assert status["startTime"] <= status["completionTime"]
