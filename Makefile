@@ -36,14 +36,15 @@ demo: install
 
 # Each part runs to its end, whatever became of those before; then all are reported together. A part waits for half of its
 # time, so there is one more at once than there are cores, the next one as soon as one ends, the longest first; on a
-# cluster that they share, one after the other. What the servers of the tests are made of is built before those parts that
-# start them, since no test's time limit has room for it.
+# cluster that they share, one after the other. What the servers of the tests are made of is built first, since no test's
+# time limit has room for it, beside parts that need nothing of it.
 test: install
 	rm -rf $(RESULTS)
-	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)
+	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target \
+	  cluster-parts modern-parts $(BIN)/helm $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
-PARTS   := runs heavy calm chaos e2e units lint
+PARTS   := heavy chaos runs calm e2e units lint
 AT_ONCE := $(shell expr 1 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml

@@ -69,10 +69,10 @@ def test_all_parts_pass(clone):
     assert make_test(clone) == (
         0,
         [
-            "runs passed 1 0 0",
             "heavy passed 1 0 0",
-            f"calm passed {CALM} 0 0",
             "chaos passed 1 0 0",
+            "runs passed 1 0 0",
+            f"calm passed {CALM} 0 0",
             "e2e passed 1 0 0",
             f"units passed {UNITS} 0 0",
             "lint passed 0 0 0",
@@ -89,10 +89,10 @@ def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
     assert make_test(clone) == (
         2,
         [
-            "runs passed 1 0 0",
             "heavy passed 1 0 0",
-            "calm FAILED 0 1 0",
             "chaos passed 1 0 0",
+            "runs passed 1 0 0",
+            "calm FAILED 0 1 0",
             "e2e FAILED 2 1 0",
             f"units FAILED {UNITS - 1} 1 1",
             "lint FAILED 0 1 0",
