@@ -26,6 +26,7 @@ from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.generation.work import Response, Work
 from rlhf_trainer.records import Prompt, Rollout
 
+PATIENCE_SECONDS = 60.0
 PROMPTS = [Prompt(f"0/{i}", (i, i + 1), {}) for i in range(12)]
 
 
@@ -102,7 +103,7 @@ def ask(
     http: Background, prompts: list[Prompt], members: list[Member], **more
 ) -> tuple[list[Rollout], list[Prompt], set[str]]:
     """Responses, prompts without, and the names of those who failed."""
-    outcome = start(http, prompts, members, **more).result(60)
+    outcome = start(http, prompts, members, **more).result(PATIENCE_SECONDS)
     return rollouts(outcome), [work.prompt for work in outcome.unanswered], set(outcome.failed)
 
 
@@ -193,16 +194,17 @@ def test_prompts_of_a_generator_that_is_gone_without_a_word_go_to_the_other(http
     """A lost node closes no connection; the host takes it out of the membership."""
     lost, staying = Generator(http, "lost"), Generator(http, "staying")
     lost.open.clear()
-    began = time.monotonic()
 
     def current() -> dict[str, Member]:
         gone = len(lost.asked) == 2
         return {s.member.uid: s.member for s in (lost, staying) if not (gone and s is lost)}
 
-    done, left, failed = ask(http, PROMPTS, [lost.member, staying.member], current=current)
+    # Well within the timeout of a prompt.
+    done, left, failed = ask(
+        http, PROMPTS, [lost.member, staying.member], current=current, silence=10 * PATIENCE_SECONDS
+    )
     assert (left, failed) == ([], {"lost"})
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
-    assert time.monotonic() - began < 5, "not after the timeout of a prompt"
 
 
 def test_prompts_of_a_server_that_ends_without_answering_go_to_the_other(http):

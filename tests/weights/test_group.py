@@ -15,6 +15,8 @@ from rlhf_trainer.weights.group import Group, TransferFailed, connect_store, hos
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
 TIMEOUT_S = 10.0
+LONG_S = 60.0
+"""A deadline that what comes at once does not wait for, on a busy machine either."""
 
 
 @pytest.fixture
@@ -91,17 +93,17 @@ def test_a_member_that_never_comes_is_noticed_at_the_deadline(store):
 
 @pytest.mark.parametrize("received", [0, 1], ids=["waiting for a table", "waiting for bytes"])
 def test_an_abort_frees_workers_at_once(store, threads, received):
-    trainer, (worker,) = form(store, threads, 1)
+    trainer, (worker,) = form(store, threads, 1, LONG_S)
     if received:
         trainer.tell("1/0", {"specs": [["w", "float32", [4]]]})
     receiving = threads.submit(stream.receive, worker, 1)
     began = time.monotonic()
     trainer.abort()
     with pytest.raises(TransferFailed):
-        receiving.result(TIMEOUT_S)
+        receiving.result(LONG_S)
     worker.abort()
     del worker, trainer
-    assert time.monotonic() - began < TIMEOUT_S / 2
+    assert time.monotonic() - began < LONG_S / 2
 
 
 def test_a_worker_that_does_not_receive_is_noticed_at_the_deadline(store, threads):
@@ -134,7 +136,7 @@ def test_tensors_are_exhausted_whatever_fails(store, threads):
 
 
 def test_waiting_gives_up_when_told_to(store, threads):
-    trainer, (worker,) = form(store, threads, 1)
+    trainer, (worker,) = form(store, threads, 1, LONG_S)
     refused = threading.Event()
     threads.submit(refused.set)
 
@@ -148,4 +150,4 @@ def test_waiting_gives_up_when_told_to(store, threads):
     trainer.abort()
     worker.abort()
     del trainer, worker
-    assert time.monotonic() - began < TIMEOUT_S / 2
+    assert time.monotonic() - began < LONG_S / 2

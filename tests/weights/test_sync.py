@@ -13,7 +13,7 @@ from tests.weights.support import TOKEN, Adapted, generator, serves, status, wei
 from rlhf_api.run import Member
 
 pytestmark = pytest.mark.slow
-TIMEOUT_S = 4.0  # of a step; what a hung member costs
+TIMEOUT_S = 8.0  # of a step; what a hung member costs
 PATIENCE_S = 30
 
 
