@@ -64,8 +64,11 @@ def test_a_long_outage_ends_in_a_reason_and_loses_nothing(
         thread = in_background(lambda: job.train(name, overrides=store.overrides, environ=through), codes)
         wait_for_cuts(store, 3)
         way.set(mode)
+        gone = time.monotonic()
         thread.join(100)
+        took = time.monotonic() - gone
     assert codes == [1]
+    assert took < 30
     assert "the checkpoint store fails" in job.end(name)
     kept = store.steps()
     assert kept

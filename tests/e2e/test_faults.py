@@ -1,4 +1,4 @@
-"""What must not stop a run: a generator dies as an adapter is sent, the reward dies, the trainer dies, Ctrl-C."""
+"""A run goes on after the death of a generator during a broadcast, of the reward, of the trainer, and after Ctrl-C."""
 
 import pytest
 from tests.support.rlhf import SENTIMENT, processes, stop_after_first_step, succeed
@@ -27,7 +27,7 @@ def test_a_generator_killed_as_an_adapter_comes_costs_nothing_but_a_detour(chain
     assert finished.status["roles"]["generator"]["restarts"] == 1
     assert [line["step"] for line in finished.steps] == [1, 2, 3, 4, 5]
     # The broadcast that lost a member took one deadline at most, and the job went on.
-    assert finished.steps[1]["broadcast_seconds"] < 2 * 30
+    assert finished.steps[1]["broadcast_seconds"] < 30 + 15
     trainer = finished.log("trainer-0")
     assert "generator-1 did not take weight version 2" in trainer
     # Every prompt was answered in every step, by the trained policy: what both sides compute is the same.

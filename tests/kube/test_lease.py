@@ -53,9 +53,9 @@ def test_the_first_leads_and_the_next_takes_over_when_it_lets_go(talk, namespace
         keeping.cancel()
         await first.release()
         assert not first.held()
-        holder = (await api.get("Lease", namespace, NAME))["spec"]["holderIdentity"]
-        assert holder in ("", second.identity), "not when the lease runs out"
+        let_go = time.monotonic()
         await waiting
+        assert time.monotonic() - let_go < LEASE / 2
         spec = (await api.get("Lease", namespace, NAME))["spec"]
         assert spec["holderIdentity"] == second.identity
         assert second.identity.startswith("second_")
@@ -72,7 +72,7 @@ def test_the_lease_of_a_dead_leader_runs_out_not_earlier(talk, namespace):
         await other.acquire()
         waited = time.monotonic() - died
         assert not dead.held()
-        assert waited >= LEASE
+        assert LEASE <= waited < 1.5 * LEASE
 
     talk(body)
 
@@ -145,10 +145,13 @@ def test_a_leader_that_gets_no_answer_gives_up_before_another_may_lead(
         keeping = asyncio.create_task(lease.keep())
         own_control_plane.signal_apiserver(signal.SIGSTOP)
         try:
+            cut = time.monotonic()
             with pytest.raises(LeaseLost, match="could not renew"):
                 await keeping
+            assert time.monotonic() - cut < LEASE
             assert not lease.held()
-            await lease.release()  # does not wait for an answer either: none comes
+            await lease.release()  # does not wait for an answer either
+            assert time.monotonic() - cut < LEASE + 2
         finally:
             own_control_plane.signal_apiserver(signal.SIGCONT)
 

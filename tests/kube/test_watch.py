@@ -25,8 +25,8 @@ KINDS = ["RLHFJob", "Pod"]
 LABELS = {"app.kubernetes.io/managed-by": "rlhf-operator", "rlhf.dev/job": "ppo"}
 
 
-class ProcessState:
-    """What a watch told, by kind and name."""
+class Reported:
+    """Records the objects that a watch reports, by kind and name."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str, bool]] = []
@@ -49,13 +49,13 @@ class ProcessState:
 @pytest.fixture
 def talk(
     control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[Api, ProcessState], Awaitable[None]]], None]:
+) -> Callable[[Callable[[Api, Reported], Awaitable[None]]], None]:
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
 
-    def run(body: Callable[[Api, ProcessState], Awaitable[None]]) -> None:
+    def run(body: Callable[[Api, Reported], Awaitable[None]]) -> None:
         async def main() -> None:
             async with asyncio.timeout(120), await Api.connect() as api:
-                await body(api, ProcessState())
+                await body(api, Reported())
 
         asyncio.run(main())
 
@@ -83,7 +83,7 @@ def pod(namespace: str, name: str, labels: dict[str, str]) -> dict:
 
 
 @asynccontextmanager
-async def watching(api: Api, namespace: str | None, seen: ProcessState) -> AsyncIterator[None]:
+async def watching(api: Api, namespace: str | None, seen: Reported) -> AsyncIterator[None]:
     """Sees changes in the body, at the end of which the watch ends, well within a pod's grace period of 30 s."""
     task = asyncio.create_task(watch(api, [namespace] if namespace else [], KINDS, seen))
     yield
@@ -95,7 +95,7 @@ async def watching(api: Api, namespace: str | None, seen: ProcessState) -> Async
 
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_all_there_is_and_what_happens_is_seen(talk, namespace, everywhere):
-    async def body(api: Api, seen: ProcessState) -> None:
+    async def body(api: Api, seen: Reported) -> None:
         made = await api.create(job(namespace, "there"))
         async with watching(api, None if everywhere else namespace, seen):
             await seen.until("RLHFJob", "there")
@@ -153,7 +153,7 @@ def account(control_plane: Cluster, namespace: str, tmp_path: Path) -> Callable[
 def test_list_and_watch_are_all_it_needs(talk, namespace, account, monkeypatch, caplog, scope):
     kubeconfig = account(scope)
 
-    async def body(admin: Api, seen: ProcessState) -> None:
+    async def body(admin: Api, seen: Reported) -> None:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         async with await Api.connect() as api:
             where = None if scope == "everywhere" else namespace
@@ -172,7 +172,7 @@ def test_list_and_watch_are_all_it_needs(talk, namespace, account, monkeypatch, 
 
 
 def test_an_api_server_that_was_gone_is_watched_again(talk, namespace, own_control_plane: ControlPlane):
-    async def body(api: Api, seen: ProcessState) -> None:
+    async def body(api: Api, seen: Reported) -> None:
         async with watching(api, namespace, seen):
             await api.create(job(namespace, "before"))
             await seen.until("RLHFJob", "before")
@@ -186,7 +186,7 @@ def test_an_api_server_that_was_gone_is_watched_again(talk, namespace, own_contr
 
 
 def test_a_kind_that_is_no_more_ends_the_watch(talk, namespace, kueue):
-    async def body(api: Api, seen: ProcessState) -> None:
+    async def body(api: Api, seen: Reported) -> None:
         task = asyncio.create_task(watch(api, [namespace], ["RLHFJob", "Workload"], seen))
         await api.create(workload(namespace))
         await seen.until("Workload", "queued")
@@ -227,7 +227,7 @@ def test_the_operator_waits_for_its_custom_resource(monkeypatch, caplog):
 
 def test_an_object_that_cannot_be_taken_holds_up_none_that_came_with_it():
     async def main() -> None:
-        crossing = module._Crossing(asyncio.get_running_loop(), seen := ProcessState())
+        crossing = module._Crossing(asyncio.get_running_loop(), seen := Reported())
         for name in ("first", "", "last"):
             crossing.put({"kind": "Pod", "metadata": {"name": name} if name else {}}, False)
         await seen.until("Pod", "last")
@@ -237,7 +237,7 @@ def test_an_object_that_cannot_be_taken_holds_up_none_that_came_with_it():
 
 
 def test_what_was_deleted_unseen_is_noticed(talk, namespace):
-    async def body(api: Api, _: ProcessState) -> None:
+    async def body(api: Api, _: Reported) -> None:
         cache = Cache()
         await api.create(job(namespace))
         for name in ("stays", "goes"):
@@ -257,7 +257,7 @@ def test_what_was_deleted_unseen_is_noticed(talk, namespace):
 
 
 def test_what_comes_while_a_sweep_lists_is_kept(talk, namespace):
-    async def body(api: Api, _: ProcessState) -> None:
+    async def body(api: Api, _: Reported) -> None:
         cache = Cache()
         listing = api.list
 
