@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.nn import Module, Parameter
 
 from .zero import deepspeed
@@ -16,7 +17,7 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
     AdamW with the arguments `adam`, unless the configuration names an optimizer."""
     groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
     away = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
-    fused = torch.cuda.is_available() and not away
+    fused = not (away and torch.cuda.is_available())  # offloaded, its tensors are on CPUs and the model on a GPU
     optimizer = None if "optimizer" in settings else torch.optim.AdamW(groups, **adam, fused=fused)
     with contextlib.redirect_stdout(sys.stderr):
         if settings["zero_optimization"].get("stage") == 3:
@@ -28,6 +29,8 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
             config=settings,
             dist_init_required=False,
         )
+    if distributed.get_world_size() == 1 and not engine.zero_optimization():
+        engine.enable_backward_allreduce = False  # it would copy the whole gradient to a buffer and back
     return engine
 
 
