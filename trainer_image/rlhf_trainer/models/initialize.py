@@ -17,7 +17,9 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
     AdamW with the arguments `adam`, unless the configuration names an optimizer."""
     groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
     away = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
-    fused = not (away and torch.cuda.is_available())  # offloaded, its tensors are on CPUs and the model on a GPU
+    fused = not (
+        away and torch.cuda.is_available()
+    )  # offloaded, its tensors are on CPUs and the model on a GPU
     optimizer = None if "optimizer" in settings else torch.optim.AdamW(groups, **adam, fused=fused)
     with contextlib.redirect_stdout(sys.stderr):
         if settings["zero_optimization"].get("stage") == 3:

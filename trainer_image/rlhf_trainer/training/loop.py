@@ -22,7 +22,7 @@ from ..comms.roster import Stopped
 from ..context import TrainerContext
 from .metrics import Metrics
 from .monitor import Monitor
-from .step_metrics import memory_peak
+from .step_metrics import gpu_memory
 from .tracking import Tracking
 
 log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ def _record(ctx: TrainerContext, metrics: Metrics | None, step: int, figures: di
     if metrics is None:
         return
     line = {"step": step, "episode": step, "weight_version": step, **figures, **_idle(ctx, figures)}
-    line |= memory_peak(ctx.ranks.device)
+    line |= gpu_memory(ctx.ranks.device)
     metrics.step(line)
     recent = [row["seconds"] for row in metrics.recent]
     ctx.report(

@@ -32,10 +32,13 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
     return found
 
 
-def memory_peak(device: torch.device) -> dict[str, float]:
-    """Peak GPU memory allocated by this rank since the last call, in 10^9 bytes; empty on a CPU."""
+def gpu_memory(device: torch.device) -> dict[str, float]:
+    """Of this rank's GPU since the last call: peak memory allocated, in 10^9 bytes, and how many allocations failed
+    until the allocator had given back what it keeps. Empty on a CPU."""
     if device.type != "cuda":
         return {}
     peak = torch.cuda.max_memory_allocated(device)
+    retries = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
     torch.cuda.reset_peak_memory_stats(device)
-    return {"memory_peak_gigabytes": peak / 1e9}
+    torch.cuda.reset_accumulated_memory_stats(device)
+    return {"memory_peak_gigabytes": peak / 1e9, "memory_retries": float(retries)}
