@@ -65,6 +65,13 @@ def test_an_answer_after_a_conversation_is_the_assistants_turn(answer):
     assert trained(found) == "Hello<|im_end|>", "earlier turns of the prompt are not trained on"
 
 
+@pytest.mark.parametrize("answer", ["d", "end", "im", "", " |> ", "<|im_end"])
+def test_an_answer_may_read_as_part_of_what_ends_it(answer):
+    turn = {"role": "assistant", "content": answer}
+    found = encoded(row(messages=[*messages("user: Hi"), turn, *messages("user: More?"), turn]))
+    assert trained(found) == f"{answer}<|im_end|>.{answer}<|im_end|>"
+
+
 def test_a_template_without_an_end_of_turn_gets_the_end_token():
     plain = byte_tokenizer()
     plain.chat_template = (
