@@ -161,7 +161,7 @@ def test_adaptive_coefficient_moves_by_a_fifth_over_its_horizon():
     assert coefficient == pytest.approx(math.exp(0.2), rel=1e-3)
 
 
-@given(st.floats(1e-4, 10), st.floats(-50, 50), st.floats(0.1, 20), st.integers(1, 1000))
+@given(st.floats(1e-4, 10), st.floats(-50, 50), st.floats(0.1, 20), st.integers(1, 10_000))
 def test_adaptive_coefficient_follows_the_error_and_stays_positive(coefficient, observed, target, n):
     after = adaptive_kl_coefficient(coefficient, observed, target, horizon=1000, n=n)
     assert after > 0

@@ -97,14 +97,15 @@ def token_rewards(
 def adaptive_kl_coefficient(
     coefficient: float, observed: float, target: float, horizon: float, n: int
 ) -> float:
-    """beta (1 + n / horizon * clip(observed / target - 1, -0.2, 0.2)): the coefficient of the next step.
+    """beta (1 + min(n / horizon, 1) clip(observed / target - 1, -0.2, 0.2)): the coefficient of the next step.
 
     `observed` and `target` are KL(p || q) of a whole response in nats, `n` the responses of this step, and
     `horizon` the number of responses over which a KL that is 20% or more off target changes beta by about 20%.
+    A step of more than a horizon counts as one: from five on beta would become negative, a reward for divergence.
     Raises ValueError unless target and horizon are positive.
     Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2, with its K_beta = n / horizon as in their code.
     """
     if target <= 0 or horizon <= 0:
         raise ValueError(f"target and horizon of the KL are positive, not {target} and {horizon}")
     error = min(max(observed / target - 1, -0.2), 0.2)
-    return coefficient * (1 + error * n / horizon)
+    return coefficient * (1 + error * min(n / horizon, 1))
