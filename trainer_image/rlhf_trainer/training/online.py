@@ -3,6 +3,7 @@ replay -> weights to the generators."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, cast
 
@@ -79,11 +80,13 @@ class OnlineTask(GraphTask):
             return {}
         self._op_ctx.step = step
         before, drawn = self._source.state(None), save_generators(self._ctx.ranks)
+        running = deepcopy(self._op_ctx.state)
         try:
             self._pending, timings = self._collector.episode(step + 1)
         except Stopped:
             self._source.restore(before, None)
             restore_generators(self._ctx.ranks, drawn)
+            self._op_ctx.state = running
             if self._collector.ahead is not None:
                 self._collector.ahead.put_back()
             raise
