@@ -10,7 +10,6 @@ from rlhf_api.chat_template import FIELD
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.rows import Message
 
-
 ANY = "\ue000"
 """Content of a message that no template has text of its own with: a private-use character."""
 
