@@ -10,15 +10,12 @@ from .step_metrics import step_metrics
 
 
 def adapt_kl_coefficient(ctx: OpContext, columns: Columns, metrics: dict[str, float]) -> None:
-    """Sets the coefficient of the next step, where the settings have a `kl_target`, and logs that of this one. It stays
-    while the critic alone is trained: the policy has not moved, whatever the coefficient.
+    """Sets the coefficient of the next step, where the settings have a `kl_target`, and logs that of this one.
 
     `columns`: the step's own responses; `metrics`: those of its updates, and where `kl_coefficient` is put.
     """
     settings = ctx.settings
     if not isinstance(settings, PolicyGradient) or settings.kl_target is None:
-        return
-    if ctx.step < getattr(settings, "critic_warmup_steps", 0):
         return
     logged = step_metrics(columns) | metrics
     if "kl_mean" not in logged:

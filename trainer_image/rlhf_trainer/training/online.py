@@ -112,7 +112,9 @@ class OnlineTask(GraphTask):
         self._source.trained(episode)
         self._buffer.add(episode, step + 1)
         metrics |= updates.metrics()
-        adapt_kl_coefficient(self._op_ctx, episode.columns, metrics)
+        # While the critic alone is trained the KL is 0, whatever the coefficient.
+        if any(node.model == POLICY and step >= node.from_step for node in self._graph.train):
+            adapt_kl_coefficient(self._op_ctx, episode.columns, metrics)
         return {**metrics, **replay_metrics, **self._metrics.trained(episode.columns)}
 
     def other_weights(self) -> str:
