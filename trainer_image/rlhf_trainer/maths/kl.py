@@ -44,9 +44,10 @@ def token_kl_k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: Estimator) -> Tensor:
     """KL(p || q) of each token by the estimator of that name, for a reward or, differentiable, for a loss.
 
-    As a value, in the reward, k1 and k3 are unbiased. As a loss, what counts is the gradient in log p, of which
-    the expectation under p is 0 for k1 (it constrains nothing), that of KL(p || q) for k2, and that of
-    KL(q || p) for k3, which GRPO's paper uses.
+    As a value k1 and k3 are unbiased. What counts is the gradient. As a loss, that in log p, whose expectation under p
+    is 0 for k1 (it constrains nothing), that of KL(p || q) for k2, and that of KL(q || p) for k3, which GRPO's paper
+    uses. As a reward, the estimate times that of log p, whose expectation is that of KL(p || q) for k1, and of
+    KL(p || q) - KL(q || p) for k3, which vanishes to first order where p is near q, as does k2's.
     Shapes: two float [A] in nats -> float [A] in nats, of the same dtype; p sampled the tokens. Raises ValueError
     for another estimator.
     Source: Schulman 2020, "Approximating KL Divergence"; k3 in the loss Shao et al. 2024 (arXiv:2402.03300), eq. 4.
