@@ -165,14 +165,28 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
 
 def without_effect(spec: Spec) -> list[str]:
     """Lines about fields that act again with another number: those of larger steps in a step of one update, and a
-    reward model whose weight is 0. Said and not refused, as the number is what is changed from run to run."""
+    reward model whose weight is 0. Said and not refused, as the number is what is changed from run to run. And about a
+    penalty that hardly acts."""
     idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
     why = "a step is one update, of a model that has not moved from what it is compared with"
     lines = [f"without effect: {', '.join(idle)}; {why}"] if idle else []
+    lines += _weak_penalty(spec)
     scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
     if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
         lines.append("without effect: spec.model.reward; spec.reward.modelWeight is 0")
     return lines
+
+
+def _weak_penalty(spec: Spec) -> list[str]:
+    """An estimator whose values are right and whose gradient, as a reward, is not."""
+    settings = settings_of(spec)
+    if not isinstance(settings, PolicyGradient) or settings.kl_coefficient == 0 or settings.kl_in == "loss":
+        return []
+    if settings.kl_estimator == "k1":
+        return []
+    where = f"spec.{to_camel(algorithm_of(spec).name)}"
+    line = f"hardly of effect: {where}.klCoefficient; as a reward, {settings.kl_estimator} has next to no gradient near"
+    return [f"{line} the reference: set {where}.klEstimator k1, or klIn loss"]
 
 
 def _unreached(spec: Spec) -> list[str]:

@@ -306,6 +306,19 @@ def test_a_reward_model_of_no_weight_is_said_unless_a_critic_starts_from_it(over
     assert said == ([] if acts else ["without effect: spec.model.reward; spec.reward.modelWeight is 0"])
 
 
+@pytest.mark.parametrize(
+    ("settings", "weak"), [("", ""), (", klIn: reward", "k3"), (", klIn: reward, klEstimator: k1", "")]
+)
+def test_an_estimator_that_holds_nothing_back_as_a_reward_is_said(settings, weak) -> None:
+    section = f"spec.grpo={{minibatchSize: 4, klCoefficient: 0.1{settings}}}"
+    said = without_effect(
+        job("spec.algorithm=grpo", "spec.ppo={}", "spec.sampling={answersPerPrompt: 2}", section).spec
+    )
+    assert [f"as a reward, {weak}" in line and "spec.grpo.klEstimator k1" in line for line in said] == [
+        True
+    ] * bool(weak)
+
+
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "a.b:c"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_defaults_that_are_written_out_are_harmless(algorithm, shared) -> None:

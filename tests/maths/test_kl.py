@@ -109,6 +109,37 @@ def test_expected_gradient_of_a_loss(policy, reference, estimator):
     torch.testing.assert_close(z.grad, exact.grad, atol=1e-10, rtol=1e-8)
 
 
+def in_reward(p: torch.Tensor, q: torch.Tensor, estimator: str) -> torch.Tensor:
+    """Expected gradient in the logits of p of a penalty that is part of the reward: by its log-derivative."""
+    z = p.log().requires_grad_()
+    logprobs = z.log_softmax(0)
+    (p * kl_estimate(logprobs.detach(), q.log(), estimator) * logprobs).sum().backward()
+    return z.grad
+
+
+def of_divergence(p: torch.Tensor, q: torch.Tensor, *, reverse: bool) -> torch.Tensor:
+    z = p.log().requires_grad_()
+    logprobs = z.log_softmax(0)
+    difference = logprobs - q.log()
+    (-(q * difference) if reverse else logprobs.exp() * difference).sum().backward()
+    return z.grad
+
+
+@given(logits, logits)
+def test_expected_gradients_of_a_reward(policy, reference):
+    p, q = (torch.tensor(found, dtype=torch.float64).softmax(0) for found in (policy, reference))
+    forward, reverse = of_divergence(p, q, reverse=False), of_divergence(p, q, reverse=True)
+    torch.testing.assert_close(in_reward(p, q, "k1"), forward, atol=1e-10, rtol=1e-8)
+    torch.testing.assert_close(in_reward(p, q, "k3"), forward - reverse, atol=1e-10, rtol=1e-8)
+
+
+def test_near_the_reference_k1_alone_holds_a_policy_back_by_its_reward():
+    q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    p = (q.log() + 1e-3 * torch.tensor([1.0, -1.0, 2.0, 0.0], dtype=torch.float64)).softmax(0)
+    k1, k2, k3 = (float(in_reward(p, q, estimator).norm()) for estimator in ("k1", "k2", "k3"))
+    assert max(k2, k3) < 2e-3 * k1
+
+
 batches = st.lists(
     st.tuples(real, st.lists(st.tuples(real, real, st.booleans()), min_size=1, max_size=6)),
     min_size=1,
@@ -161,7 +192,7 @@ def test_adaptive_coefficient_moves_by_a_fifth_over_its_horizon():
     assert coefficient == pytest.approx(math.exp(0.2), rel=1e-3)
 
 
-@given(st.floats(1e-4, 10), st.floats(-50, 50), st.floats(0.1, 20), st.integers(1, 1000))
+@given(st.floats(1e-4, 10), st.floats(-50, 50), st.floats(0.1, 20), st.integers(1, 10_000))
 def test_adaptive_coefficient_follows_the_error_and_stays_positive(coefficient, observed, target, n):
     after = adaptive_kl_coefficient(coefficient, observed, target, horizon=1000, n=n)
     assert after > 0

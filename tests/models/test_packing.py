@@ -9,6 +9,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForTokenClassification,
@@ -16,12 +18,14 @@ from transformers import (
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
 )
 
 from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
 from rlhf_trainer.models.efficiency import recompute
 from rlhf_trainer.models.inference import Forward, infer
-from rlhf_trainer.models.packing import PACKED
+from rlhf_trainer.models.packing import PACKED, can_pack
 from rlhf_trainer.models.response_head import install, response_head
 from rlhf_trainer.records import Sequences
 
@@ -133,6 +137,34 @@ def test_a_model_that_cannot_pack_runs_padded_and_is_refused_where_packing_was_a
     with pytest.raises(ValueError, match="Gemma2ForCausalLM"):
         Forward.choose(model, 40, 0, "packed")
     assert model.config._attn_implementation == "eager"
+
+
+def chunked() -> Llama4ForCausalLM:
+    own = {
+        "attention_chunk_size": 8,
+        "intermediate_size_mlp": 48,
+        "num_local_experts": 2,
+        "head_dim": 8,
+        "num_key_value_heads": 2,
+    }
+    return Llama4ForCausalLM(Llama4TextConfig(**{**SHAPE, **own}))
+
+
+def windowed() -> Qwen2MoeForCausalLM:
+    own = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2, "num_experts": 4}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**{**SHAPE, **own}, num_key_value_heads=2))
+
+
+@pytest.mark.parametrize("make", [chunked, windowed])
+def test_a_window_that_is_in_the_masks_alone_is_not_packed(make):
+    """It is longer than the sequences of the trial, and would be as wide as any sequence."""
+    torch.manual_seed(0)
+    model = make().eval()
+    long = Sequences.pack([([1, 2], [(7 * i) % 59 + 2 for i in range(40)])])
+    auto = Forward.choose(model, 200, 0, "packed" if can_pack(model) else "padded")
+    sizes = long.response_lengths
+    expected = infer(Forward(model, 200, 0), long, ResponseLogprobs(), sizes)
+    torch.testing.assert_close(infer(auto, long, ResponseLogprobs(), sizes), expected)
 
 
 def test_what_mixes_the_row_is_found_out():

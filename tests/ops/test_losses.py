@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ops.made import columns, context
+from tests.ops.made import LENGTHS, columns, context
 
 from rlhf_trainer.batches import MicroBatch, plan
 from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
@@ -198,10 +198,11 @@ def test_order_and_micro_batches_change_no_policy_loss(algorithm, own, order, bu
 )
 def test_value_loss_and_its_gradient(own):
     made, ctx = columns(), context("ppo", own)
-    mean, deviation = 0.0, 1.0
-    if ctx.settings.normalize_values:
-        mean, deviation = 0.5, 2.0
-        ctx.state["values"] = {"weight": 10.0, "mean": mean, "variance": deviation**2}
+    units = {"returns": (0.0, 1.0), "values": (0.0, 1.0)}  # mean and deviation
+    if ctx.settings.normalize_values:  # values were given in units of the moments before
+        units = {"returns": (0.5, 2.0), "values": (-1.0, 0.5)}
+        for key, (mean, deviation) in zip(("values", "values_before"), units.values(), strict=True):
+            ctx.state[key] = {"weight": 10.0, "mean": mean, "variance": deviation**2}
     clip, lengths = ctx.settings.clip_value, made.lengths.tolist()
     exact = (made["values"].double() * 1.5 + 0.3).requires_grad_()
     expected, at = torch.zeros(()).double(), 0
@@ -210,7 +211,7 @@ def test_value_loss_and_its_gradient(own):
             weight = (
                 1 / sum(lengths) if ctx.settings.loss_aggregation == "token" else 1 / (len(lengths) * length)
             )
-            goal, old = (float((made[n][t].double() - mean) / deviation) for n in ("returns", "values"))
+            goal, old = (float((made[n][t].double() - mean) / std) for n, (mean, std) in units.items())
             error = (exact[t] - goal) ** 2
             if clip:
                 error = torch.maximum(error, (exact[t].clamp(old - clip, old + clip) - goal) ** 2)
@@ -224,6 +225,27 @@ def test_value_loss_and_its_gradient(own):
         assert float(found) == pytest.approx(float(expected), rel=1e-5)
         torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
         assert named == {}
+
+
+def test_a_step_that_moves_the_moments_far_clips_no_value_before_the_critic_has_moved():
+    """With returns around 50 and a critic that says 0 as yet, every token has a gradient in the first update."""
+    ctx = context("ppo", "normalizeValues: true, klCoefficient: 0")
+    made = columns().with_tokens(values=torch.zeros(sum(LENGTHS)))
+    made = COMPUTE["gae"](made.with_tokens(token_rewards=50 + made["returns"]), ctx)
+    output = torch.zeros(sum(LENGTHS), requires_grad=True)
+    found, _ = summed("value", made, ctx, output, BUDGETS[0])
+    found.backward()
+    assert bool(output.grad.ne(0).all())
+
+
+def test_a_minibatch_that_the_mask_leaves_nothing_of_has_the_ratio_of_its_tokens():
+    """Not 0, which `stopRatio` would take for a policy that has moved far."""
+    made, ctx = columns(), context("grpo", "klCoefficient: 0, overlongFilter: true")
+    made = made.with_tokens(mask=torch.zeros(sum(LENGTHS), dtype=torch.bool))
+    found, named = summed("policy", made, ctx, moved(made), BUDGETS[0])
+    ratios = (moved(made)[:, 0] - made["logprobs"]).exp()
+    assert float(found) == 0
+    assert named["ratio_mean"] == pytest.approx(float(ratios.mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("own", ["beta: 0.4", "beta: 0.4, labelSmoothing: 0.2", "beta: 0.4, loss: ipo"])

@@ -65,6 +65,27 @@ def test_an_answer_after_a_conversation_is_the_assistants_turn(answer):
     assert trained(found) == "Hello<|im_end|>", "earlier turns of the prompt are not trained on"
 
 
+@pytest.mark.parametrize("prompt", ["Hi", messages("user: Hi")])
+def test_a_prompt_of_text_is_the_users_turn_before_a_message(prompt):
+    answered = row(prompt=prompt, answer=messages("assistant: Hello"))
+    pair = {"prompt": prompt, "chosen": messages("assistant: Yes"), "rejected": "No"}
+    (first, _), (yes, _), (no, _) = (
+        (TOKENIZER.decode(columns.sequences.row(i)), metrics)
+        for kind, found in (("responses", answered), ("pairs", checked_row(pair, "pairs", lambda: "row")))
+        for columns, metrics in [given_columns(kind, [found], TOKENIZER, Data())]
+        for i in range(len(columns))
+    )
+    asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert [first, yes, no] == [f"{asked}{said}<|im_end|>" for said in ("Hello", "Yes", "No")]
+
+
+@pytest.mark.parametrize("answer", ["d", "end", "im", "", " |> ", "<|im_end"])
+def test_an_answer_may_read_as_part_of_what_ends_it(answer):
+    turn = {"role": "assistant", "content": answer}
+    found = encoded(row(messages=[*messages("user: Hi"), turn, *messages("user: More?"), turn]))
+    assert trained(found) == f"{answer}<|im_end|>.{answer}<|im_end|>"
+
+
 def test_a_template_without_an_end_of_turn_gets_the_end_token():
     plain = byte_tokenizer()
     plain.chat_template = (

@@ -1,7 +1,11 @@
 """The moving average of a model's weights: by hand, swapped in and out bit for bit, and in a snapshot."""
 
+import json
+
+import pytest
 import torch
 from tests.replay.ppo_worker import engine
+from tests.support.ranks import two_ranks
 from transformers import LlamaForCausalLM
 
 from rlhf_trainer.models.average import MovingAverage
@@ -48,3 +52,15 @@ def test_a_snapshot_brings_it_back():
     with average.swapped():
         served = weights(model)
     assert all(torch.equal(served[name], kept[name]) for name in served)
+
+
+def test_divided_weights_are_swapped_whole():
+    """Under ZeRO-3 ranks keep whole copies of small parameters between forward passes: here of every one."""
+    stages = ("1", "3")
+    with two_ranks(
+        "-m", "tests.training.average_ranks", *stages, LOCAL_RANK="0", OMP_NUM_THREADS="1"
+    ) as ranks:
+        plain, divided = (json.loads(line) for line in ranks[0].communicate()[0].splitlines())
+    assert plain[0] != pytest.approx(plain[1], abs=0.01), "the average is not the model"
+    assert divided[0] == pytest.approx(plain[0], abs=1e-5)
+    assert divided[1] == pytest.approx(plain[1], abs=1e-5)

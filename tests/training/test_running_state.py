@@ -9,6 +9,7 @@ from tests.training.running import Job, resumed_is_whole
 from rlhf_api.rows import AnswerRow
 from rlhf_trainer.models.trained_model import TrainedModel
 
+WARMING_UP = "klCoefficient: 0.1, klTarget: 0.5, klHorizon: 200, criticWarmupSteps: 2"
 ADAPTIVE = "klTarget: 0.5, klHorizon: 200, minibatchSize: 16"
 
 
@@ -51,11 +52,15 @@ def test_the_coefficient_of_the_penalty_moves_towards_its_target(algorithm, wher
 
 def test_a_step_that_measures_no_kl_keeps_the_coefficient():
     """The critic's warm-up, where the policy has no update and its log-probabilities are nobody's input."""
-    job = Job(
-        "ppo",
-        "klCoefficient: 0.1, klTarget: 0.5, klHorizon: 200, klIn: loss, klEstimator: k3, criticWarmupSteps: 2",
-    ).steps(0, 4)
+    job = Job("ppo", f"{WARMING_UP}, klIn: loss, klEstimator: k3").steps(0, 4)
     assert ["kl_mean" in line for line in job.lines] == [False, False, True, True]
+    assert [line.get("kl_coefficient") for line in job.lines[:3]] == [None, None, 0.1]
+
+
+def test_a_policy_that_is_not_trained_yet_keeps_the_coefficient():
+    """Its KL is 0, however low the coefficient."""
+    job = Job("ppo", WARMING_UP).steps(0, 4)
+    assert [line["kl_mean"] for line in job.lines[:2]] == pytest.approx([0.0] * 2, abs=1e-6)
     assert [line.get("kl_coefficient") for line in job.lines[:3]] == [None, None, 0.1]
 
 

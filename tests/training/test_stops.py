@@ -1,5 +1,6 @@
 """A stop while others work on a step: as if the step had not begun, and nothing is lost or trained on twice."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,6 +110,27 @@ def test_a_stop_while_a_role_is_awaited_puts_the_prompts_back(role):
     cut, stopping = job.snapshot(2), False
     after = Job("rloo", settings).restore(cut).steps(2, 4)
     assert after.positions("trained") == list(range(32))
+
+
+def test_a_stop_while_the_reference_is_awaited_leaves_no_trace_in_running_moments():
+    """With dynamic sampling the reference is asked last: where the penalty is in the loss, the returns are there, and
+    counted, before it has answered."""
+    stopping = False
+
+    def refer(*given: Any) -> torch.Tensor:
+        if stopping:
+            while job.op_ctx.state == before["algorithm"]:
+                time.sleep(0.01)
+            raise Stopped("stopped while waiting for the reference")
+        return job.reference(*given)
+
+    settings = "klCoefficient: 0.1, klIn: loss, klEstimator: k3, normalizeValues: true, dynamicSampling: 1"
+    job = Job("ppo", settings, refer=refer)
+    job.steps(0, 2)
+    before, stopping = job.task.state(), True
+    with pytest.raises(Stopped):
+        job.task.collect(2)
+    assert job.task.state() == before
 
 
 def test_a_stop_while_the_reference_is_awaited_leaves_out_no_row_of_a_dataset():

@@ -10,6 +10,9 @@ from rlhf_api.chat_template import FIELD
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.rows import Message
 
+ANY = "\ue000"
+"""Content of a message that no template has text of its own with: a private-use character."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -67,8 +70,7 @@ def segments(
         rendered = render(tokenizer, messages)
         text = _after(done, rendered, messages)
         trained = message.role == "assistant"
-        _, known, ending = text.rpartition(message.content.strip()) if trained else ("", "", "")
-        found.append(Segment(text, trained, ending if known else text if trained else ""))
+        found.append(Segment(text, trained, _ending(tokenizer, messages, text) if trained else ""))
         done = rendered
     return found
 
@@ -102,6 +104,16 @@ def without_oldest(messages: Sequence[Message]) -> list[Message] | None:
     first = next((i for i, message in enumerate(messages) if message.role == "user"), len(messages))
     second = next((i for i in range(first + 1, len(messages)) if messages[i].role == "user"), None)
     return None if second is None else [*messages[:first], *messages[second:]]
+
+
+def _ending(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], text: str) -> str:
+    """What the template appends to the last message, rendered as `text`: what follows ANY in its place. The content
+    itself is not looked for, as it may be part of what follows: `end` before `<|im_end|>`. All of `text` where the
+    template appends another ending to ANY."""
+    *before, last = messages
+    rendered = render(tokenizer, [*before, last.model_copy(update={"content": ANY})])
+    _, known, ending = rendered.rpartition(ANY)
+    return ending if known and text.endswith(ending) else text
 
 
 def _after(done: str, rendered: str, messages: Sequence[Message]) -> str:

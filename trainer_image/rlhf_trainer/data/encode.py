@@ -1,7 +1,6 @@
 """Tokenization of dataset rows."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -40,15 +39,17 @@ def encode(
     """A prompt with a given response, tokenized as one text, each cut to its limit in tokens.
 
     A response ends with the end token, or as the chat template ends a turn; a response that was cut has no end token.
-    If the response is a conversation, only the assistant's turns are trained on, each with its end token.
+    If the response is a conversation, only the assistant's turns are trained on, each with its end token; a prompt of
+    text is the user's turn before it.
     """
+    if not isinstance(response, str):
+        prompt = turns(prompt, "user")
     asked, encoded = _prompt(tokenizer, prompt, max_prompt)
-    if isinstance(asked, str) and isinstance(response, str):
-        before, following = asked, [Segment(response, trained=True)]
+    if isinstance(asked, str):
+        before, following = asked, [Segment(str(response), trained=True)]
     else:
-        messages = _messages(asked, "user")
-        before = render(tokenizer, messages, for_response=True)
-        following = segments(tokenizer, messages, _messages(response, "assistant"))
+        before = render(tokenizer, asked, for_response=True)
+        following = segments(tokenizer, asked, turns(response, "assistant"))
     tokens, mask = list[int](), list[bool]()
     for i, segment in enumerate(following):
         found, trained = _segment(tokenizer, before, segment, last=i == len(following) - 1)
@@ -146,7 +147,8 @@ def _segment(
     return tokens, [True] * trained + [False] * behind
 
 
-def _messages(text: Text, role: str) -> Sequence[Message]:
+def turns(text: Text, role: str) -> list[Message]:
+    """A conversation; text as the one turn of this role."""
     return [Message(role=role, content=text)] if isinstance(text, str) else text
 
 

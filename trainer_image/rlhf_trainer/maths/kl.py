@@ -44,9 +44,10 @@ def token_kl_k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: Estimator) -> Tensor:
     """KL(p || q) of each token by the estimator of that name, for a reward or, differentiable, for a loss.
 
-    As a value, in the reward, k1 and k3 are unbiased. As a loss, what counts is the gradient in log p, of which
-    the expectation under p is 0 for k1 (it constrains nothing), that of KL(p || q) for k2, and that of
-    KL(q || p) for k3, which GRPO's paper uses.
+    As a value k1 and k3 are unbiased. What counts is the gradient. As a loss, that in log p, whose expectation under p
+    is 0 for k1 (it constrains nothing), that of KL(p || q) for k2, and that of KL(q || p) for k3, which GRPO's paper
+    uses. As a reward, the estimate times that of log p, whose expectation is that of KL(p || q) for k1, and of
+    KL(p || q) - KL(q || p) for k3, which vanishes to first order where p is near q, as does k2's.
     Shapes: two float [A] in nats -> float [A] in nats, of the same dtype; p sampled the tokens. Raises ValueError
     for another estimator.
     Source: Schulman 2020, "Approximating KL Divergence"; k3 in the loss Shao et al. 2024 (arXiv:2402.03300), eq. 4.
@@ -97,14 +98,15 @@ def token_rewards(
 def adaptive_kl_coefficient(
     coefficient: float, observed: float, target: float, horizon: float, n: int
 ) -> float:
-    """beta (1 + n / horizon * clip(observed / target - 1, -0.2, 0.2)): the coefficient of the next step.
+    """beta (1 + min(n / horizon, 1) clip(observed / target - 1, -0.2, 0.2)): the coefficient of the next step.
 
     `observed` and `target` are KL(p || q) of a whole response in nats, `n` the responses of this step, and
     `horizon` the number of responses over which a KL that is 20% or more off target changes beta by about 20%.
+    A step of more than a horizon counts as one: from five on beta would become negative, a reward for divergence.
     Raises ValueError unless target and horizon are positive.
     Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2, with its K_beta = n / horizon as in their code.
     """
     if target <= 0 or horizon <= 0:
         raise ValueError(f"target and horizon of the KL are positive, not {target} and {horizon}")
     error = min(max(observed / target - 1, -0.2), 0.2)
-    return coefficient * (1 + error * n / horizon)
+    return coefficient * (1 + error * min(n / horizon, 1))

@@ -28,7 +28,7 @@ class MovingAverage:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Swaps the average into the model; restores the model's own weights on exit, bit for bit."""
+        """Swaps the average into the model; restores the model's own weights on exit, bit for bit. A collective."""
         kept = {name: self._own(parameter).detach().clone() for name, parameter in self._parameters()}
         self._fill(self._average)
         try:
@@ -60,9 +60,21 @@ class MovingAverage:
             own.copy_(value)
 
     def _fill(self, values: dict[str, Tensor]) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), self._only_partitions():
             for name, parameter in self._parameters():
                 self._own(parameter).copy_(values[name])
+
+    @contextmanager
+    def _only_partitions(self) -> Iterator[None]:
+        """Under ZeRO-3, without the whole copies of small parameters that DeepSpeed keeps on every rank between forward
+        passes; they are gathered again on exit. A collective."""
+        if self._model.stage < 3:
+            yield
+            return
+        optimizer = self._model.deepspeed.optimizer
+        optimizer.checkpoint_event_prologue()
+        yield
+        optimizer.checkpoint_event_epilogue()
 
     def _own(self, parameter: Parameter) -> Tensor:
         """This rank's partition of a parameter."""

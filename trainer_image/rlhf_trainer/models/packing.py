@@ -110,10 +110,27 @@ AttentionMaskInterface.register(PACKED, sdpa_mask)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """True if the model supports custom attention functions and reads position ids."""
-    return bool(getattr(model, "_supports_attention_backend", False)) and not type(model).__name__.endswith(
-        "ForSequenceClassification"  # which pools at the last token before padding
+    """True if the model supports custom attention functions and reads position ids, and no window of its attention is
+    in its masks alone, which packed attention does not read."""
+    return (
+        bool(getattr(model, "_supports_attention_backend", False))
+        # which pools at the last token before padding
+        and not type(model).__name__.endswith("ForSequenceClassification")
+        and not _windows_in_masks(model)
     )
+
+
+def _windows_in_masks(model: PreTrainedModel) -> bool:
+    """True for attention in chunks, and for layers with a sliding window that they do not pass on to attention
+    functions, as Qwen2-MoE's and PhiMoE's."""
+    text = model.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ("sliding_attention",)
+    if "chunked_attention" in kinds:
+        return True
+    if not getattr(text, "sliding_window", None) or "sliding_attention" not in kinds:
+        return False
+    layers = {type(module) for module in model.modules() if type(module).__name__.endswith("Attention")}
+    return not any("sliding_window" in inspect.getsource(layer.forward) for layer in layers)
 
 
 def packs_exactly(forward: Callable[[MicroBatch], Tensor], dtype: torch.dtype, device: torch.device) -> bool:

@@ -94,15 +94,22 @@ def gae(columns: Columns, ctx: OpContext) -> Columns:
         columns["token_rewards"], values, columns.lengths, settings.gamma, settings.gae_lambda
     )
     if settings.normalize_values:
-        ctx.state["values"] = asdict(update_moments(value_moments(ctx), returns, mask=columns.mask))
+        before = value_moments(ctx)
+        ctx.state["values_before"] = asdict(before)
+        ctx.state["values"] = asdict(update_moments(before, returns, mask=columns.mask))
     if settings.whiten_advantages:
         advantages = whiten(advantages, mask=columns.mask)
     return columns.with_tokens(values=values, advantages=advantages, returns=returns)
 
 
 def value_moments(ctx: OpContext) -> Moments:
-    """Running moments of the returns, as of the critic's last training step."""
+    """Running moments of the returns, from `gae` on with those of the step."""
     return Moments(**ctx.state.get("values", {}))
+
+
+def moments_before(ctx: OpContext) -> Moments:
+    """Running moments before the last call of `gae`, in whose units the critic gave its values."""
+    return Moments(**ctx.state["values_before"]) if "values_before" in ctx.state else value_moments(ctx)
 
 
 def grpo(columns: Columns, _ctx: OpContext) -> Columns:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.graph import RowKind
 from rlhf_api.spec import Data
 
-from ..data.encode import Encoded, encode
+from ..data.encode import Encoded, encode, turns
 from ..records import Columns, Sequences
 
 Encode = Callable[[Sequence[Any], PreTrainedTokenizerBase, Data], list[Encoded]]
@@ -22,11 +22,13 @@ def encode_responses(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, da
 
 
 def encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
-    """Two sequences for each pair of a row: the chosen response, then the rejected one."""
+    """Two sequences for each pair of a row: the chosen response, then the rejected one. Where any of them is a message,
+    all are turns of a conversation: they differ in nothing but what was said."""
     lengths = data.max_prompt_length, data.max_answer_length
     return [
-        encode(tokenizer, row.prompt, response, *lengths)
+        encode(tokenizer, prompt, response, *lengths)
         for row in rows
+        for prompt in [turns(row.prompt, "user") if row.is_conversation else row.prompt]
         for pair in zip(row.pos_answers, row.neg_answers, strict=True)
         for response in pair
     ]

@@ -21,7 +21,7 @@ from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss
 from ..maths.ragged import sequence_sums
 from ..maths.values import normalize
 from ..records import Columns
-from .compute import kl_coefficient, value_moments
+from .compute import kl_coefficient, moments_before, value_moments
 from .context import OpContext
 
 Named = dict[str, Tensor]
@@ -103,13 +103,14 @@ def cispo(columns: Columns, ctx: OpContext) -> Loss:
 
 
 def value(columns: Columns, ctx: OpContext) -> Loss:
-    """Clipped squared error of the critic against the returns, in normalised units if values are normalised."""
+    """Clipped squared error of the critic against the returns. If values are normalised, in units of the new moments;
+    the clip is around what the critic said, in units of the moments that it was trained with until now."""
     settings = ctx.settings
     weights = _weights(columns, ctx)
     old_values, all_returns = columns["values"], columns["returns"]
     if settings.normalize_values:
-        moments = value_moments(ctx)
-        old_values, all_returns = normalize(old_values, moments), normalize(all_returns, moments)
+        old_values = normalize(old_values, moments_before(ctx))
+        all_returns = normalize(all_returns, value_moments(ctx))
 
     def loss(values: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         index, device = micro.response_index, values.device
@@ -141,9 +142,9 @@ def _surrogate(ctx: OpContext) -> PerToken:
 def _policy_gradient(columns: Columns, ctx: OpContext, ratios: Ratios, per_token: PerToken) -> Loss:
     settings = ctx.settings
     weights = _weights(columns, ctx)
-    shares = token_weights(
-        columns.lengths, "token", columns.mask
-    )  # weights of the metrics, whatever the loss's aggregation
+    # Weights of the metrics, whatever the loss's aggregation: over all tokens where the mask counts none.
+    counted = None if columns.mask is None or not bool(columns.mask.any()) else columns.mask
+    shares = token_weights(columns.lengths, "token", counted)
     low, high = _clip(ctx)
     penalised = settings.kl_in == "loss" and "reference_logprobs" in columns
     tokens = max(1, int(columns.lengths.sum()))

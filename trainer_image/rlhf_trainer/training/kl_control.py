@@ -18,7 +18,7 @@ def adapt_kl_coefficient(ctx: OpContext, columns: Columns, metrics: dict[str, fl
     if not isinstance(settings, PolicyGradient) or settings.kl_target is None:
         return
     logged = step_metrics(columns) | metrics
-    if "kl_mean" not in logged:  # while the critic alone is trained, nothing may have measured it
+    if "kl_mean" not in logged:
         return
     observed = logged["kl_mean"] * logged["answer_length_mean"]
     metrics["kl_coefficient"] = kl_coefficient(ctx)

@@ -43,12 +43,13 @@ class OfflineTask(GraphTask):
         stream and raises Stopped on every rank."""
         data = self._ctx.spec.data
         rows = [self._rows[row] for _, row in self._stream.take(data.prompts_per_step)]
-        self._op_ctx.step = step
+        self._op_ctx.step, running = step, deepcopy(self._op_ctx.state)
         columns, metrics = given_columns(self._source.rows, rows, self._ctx.tokenizer, data)
         try:
             self._batch = self._executor.run(columns)
         except Stopped:
             self._stream.position -= data.prompts_per_step
+            self._op_ctx.state = running
             raise
         return {"tokens": int(columns.sequences.lengths.sum()), **metrics}
 

@@ -3,6 +3,7 @@ replay -> weights to the generators."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, cast
 
@@ -79,11 +80,13 @@ class OnlineTask(GraphTask):
             return {}
         self._op_ctx.step = step
         before, drawn = self._source.state(None), save_generators(self._ctx.ranks)
+        running = deepcopy(self._op_ctx.state)
         try:
             self._pending, timings = self._collector.episode(step + 1)
         except Stopped:
             self._source.restore(before, None)
             restore_generators(self._ctx.ranks, drawn)
+            self._op_ctx.state = running
             if self._collector.ahead is not None:
                 self._collector.ahead.put_back()
             raise
@@ -109,7 +112,9 @@ class OnlineTask(GraphTask):
         self._source.trained(episode)
         self._buffer.add(episode, step + 1)
         metrics |= updates.metrics()
-        adapt_kl_coefficient(self._op_ctx, episode.columns, metrics)
+        # While the critic alone is trained the KL is 0, whatever the coefficient.
+        if any(node.model == POLICY and step >= node.from_step for node in self._graph.train):
+            adapt_kl_coefficient(self._op_ctx, episode.columns, metrics)
         return {**metrics, **replay_metrics, **self._metrics.trained(episode.columns)}
 
     def other_weights(self) -> str:
