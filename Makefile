@@ -14,6 +14,9 @@ python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
 install: $(STAMP)
 
+# Some environments forbid it, and then each process that imports torch, transformers and DeepSpeed compiles all of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 # torch first: with it in place nothing pulls another build of it. torchvision, torchaudio and torchcodec come with vLLM,
 # most in builds made for another torch: nothing here uses them and importing transformers would fail. On a GPU vLLM
 # does not start without torchvision, whose build there is torch's. Compiling all of 29,000 modules would take most of

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 LISTS = re.findall(r"^([A-Z0-9]+) := (tests/.*)", (ROOT / "Makefile").read_text(), flags=re.M)
 TESTS = {part.lower(): paths.split() for part, paths in LISTS} | {"heavy": ["tests/any-other"]}
 UNITS, CALM = (len(TESTS[part]) for part in ("units", "calm"))
-PASSES = "def test_it():\n    pass\n"
+PASSES = "import sys\ndef test_it():\n    assert not sys.dont_write_bytecode\n"
 FAILS = "import pytest\n@pytest.mark.skip\ndef test_later(): ...\ndef test_it():\n    assert False\n"
 DIES = "import os\ndef test_it():\n    os._exit(0)\n"
 LEAVES = (
@@ -58,6 +58,7 @@ def make_test(clone: Path) -> tuple[int, list[str]]:
     # As from a shell: where this test itself runs under `make`, that one's options are not meant.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTEST"))}
     kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take a while to load
+    kept["PYTHONDONTWRITEBYTECODE"] = "1"  # make takes it away
     done = subprocess.run(
         ["make", "test"], cwd=clone, env=kept, capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,6 +1,7 @@
 """examples/own_algorithm as a user runs it: it learns; and what is wrong with one's own algorithm is told."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 from tests.support.models import tiny_model
 from tests.support.rlhf import ROOT, run, succeed
 
+from rlhf_api.algorithms.resolve import resolve
+from rlhf_api.manifest import load
+from rlhf_api.problems import InvalidJob
 from rlhf_operator import cli
 
 MANIFEST = ROOT / "examples" / "own_algorithm" / "best_of_n.yaml"
@@ -69,13 +73,27 @@ def test_it_learns(folder, tmp_path):
     [
         ("spec.algorithm=absent.module:ALGORITHM", "spec.algorithm: no module 'absent' in "),
         (
-            "spec.algorithm=wrong_algorithms:NUMBER",
-            "spec.algorithm: 'wrong_algorithms:NUMBER' is a int, not a rlhf_api.algorithms.Algorithm",
-        ),
-        (
             "spec.algorithm=wrong_algorithms:UNWRITTEN",
             "spec.algorithm: the graph of 'wrong_algorithms:UNWRITTEN' cannot run: "
             "node 'train_policy' reads 'chosen', which no node before it writes",
+        ),
+    ],
+    ids=["by the host", "by the trainer"],
+)
+def test_a_wrong_one_is_refused(override, said, folder, tmp_path):
+    """The host imports nothing: it sees that the module is there. The trainer begins with all else."""
+    done = run(MANIFEST, tmp_path / "run", *overrides(folder), override, PYTHONPATH=paths(folder))
+    assert done.code in (1, 2)
+    assert said in done.output
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "spec.algorithm=wrong_algorithms:NUMBER",
+            "spec.algorithm: 'wrong_algorithms:NUMBER' is a int, not a rlhf_api.algorithms.Algorithm",
         ),
         (
             "spec.custom.scores=false",
@@ -90,15 +108,16 @@ def test_it_learns(folder, tmp_path):
             "spec.reward.fineGrained: the graph of 'examples.own_algorithm.best_of_n:ALGORITHM' reads scores of whole",
         ),
     ],
-    ids=["module", "type", "column", "declaration", "settings", "tokens"],
+    ids=["type", "declaration", "settings", "tokens"],
 )
-def test_what_is_refused(override, said, folder, tmp_path):
+def test_what_the_trainer_refuses(override, said, folder, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(folder)
     given = [o for o in overrides(folder) if "scores=false" not in override or "reward" not in o]
     without = ["spec.reward.functions=[]"] if "scores=false" in override else []
-    done = run(MANIFEST, tmp_path / "run", *given, *without, override, PYTHONPATH=paths(folder))
-    assert done.code in (1, 2)
-    assert said in done.output
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    valid = load(MANIFEST, [*given, *without, override])
+    with pytest.raises(InvalidJob, match=re.escape(said)):
+        resolve(valid.spec)
 
 
 def test_its_graph_is_drawn(capsys, monkeypatch):

@@ -1,16 +1,12 @@
 """The executor: calls of roles go on beside local nodes, rank 0's order is everybody's, and errors name the node."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 from tests.graph.specs import spec_of
-from tests.support.vllm_server import free_port
+from tests.support.forks import run_ranks
 
 from rlhf_api.algorithms import settings_of
 from rlhf_api.graph import POLICY, REFERENCE, SEQUENCES, Compute, Generate, Graph, Infer, Node, Score, Train
@@ -175,17 +171,7 @@ def test_a_column_of_another_size_is_refused():
 
 def test_two_ranks_do_what_rank_0_decides(tmp_path):
     """The worker's calls end in an order that only rank 0 sees."""
-    meeting = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc-per-node=2")
-    command = [sys.executable, "-m", "torch.distributed.run", *meeting, "-m", "tests.graph.executor_worker"]
-    done = subprocess.run(
-        [*command, str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_ranks(2, "tests.graph.executor_worker", str(tmp_path), folder=tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first["order"] == ["of_reference", "of_scores"], "though the graph has scores first"

@@ -1,6 +1,4 @@
-"""Runs under torchrun: the cases of `CASES` on this many ranks, with what came of it written by rank 0.
-
-    python -m torch.distributed.run --standalone --nproc-per-node N ranks.py OUT [STATES]
+"""Each of several ranks: the cases of `CASES`, with what came of it written by rank 0.   ranks.py OUT [STATES]
 
 Per case OUT/<case>.json (statistics and checks), .weights (after the last update), .state (before the last
 update), and OUT/<case>/ (the saved model). With STATES, an OUT of another number of ranks, the last update is

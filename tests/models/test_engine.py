@@ -1,9 +1,6 @@
 """Any ZeRO stage on one or two ranks trains as a plain loop does, and stops and goes on without a trace."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from tests.models import ranks
-from tests.support.vllm_server import free_port
+from tests.support.forks import run_ranks
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from rlhf_trainer.batches import MicroBatch
@@ -28,17 +25,8 @@ def runs(tmp_path_factory) -> dict[int, Path]:
     found: dict[int, Path] = {}
     for world in WORLDS:
         out = tmp_path_factory.mktemp(f"ranks{world}")
-        meeting = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-        command = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={world}"]
-        finished = subprocess.run(
-            [*command, ranks.__file__, str(out), *map(str, found.values())],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert finished.returncode == 0, finished.stderr[-4000:]
-        assert finished.stdout == ""  # standard output belongs to the roles
+        said = run_ranks(world, ranks.__name__, str(out), *map(str, found.values()), folder=out)
+        assert said == [""] * world  # standard output belongs to the roles
         found[world] = out
     return found
 

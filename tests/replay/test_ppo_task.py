@@ -1,37 +1,17 @@
 """PPO's steps with replay: what a checkpoint gives back is exact, and every prompt is trained on once an epoch."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.replay.ppo_worker import CASES, SPREAD, STEPS
-from tests.support.vllm_server import free_port
+from tests.support.forks import run_ranks
 
 
 def ran(folder: Path, world: int) -> list[dict[str, Any]]:
     """What each rank found."""
-    meeting = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), f"--nproc-per-node={world}")
-    finished = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            *meeting,
-            "-m",
-            "tests.replay.ppo_worker",
-            str(folder),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    run_ranks(world, "tests.replay.ppo_worker", str(folder), folder=folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 

@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import multiprocessing
-import os
 import threading
 import time
 import urllib.request
@@ -14,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tests.support.forks import ended, fork, torchrun
 from tests.support.vllm_server import free_port
 
 from rlhf_api.roles import Role
@@ -21,8 +20,6 @@ from rlhf_api.run import CONTROL_MEMBERS, HEALTH, Process, RunConfig, environmen
 
 TOKEN = "token-of-tests"
 READY_S = 120
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([f"rlhf_trainer.roles.{name}" for name in ("trainer", "reward", "reference")])
 
 
 @dataclass
@@ -69,19 +66,17 @@ class Job:
         """
         spec = {**self.spec, **(overrides or {})}
         file = self._config(spec, self.folder / name, resume=resume)
-        master, control = free_port(), free_port()
-        place = Process(Role.TRAINER, 0, control, "127.0.0.1", f"127.0.0.1:{master}")
-        gang, log = [], self.folder / f"{name}.log"
-        for rank in range(ranks):
-            torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-            where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master}
-            more = {key: str(value) for key, value in {**torchrun, **where}.items()}
+        control, log = free_port(), self.folder / f"{name}.log"
+        gang = []
+        for more in torchrun(ranks):
+            master = f"{more['MASTER_ADDR']}:{more['MASTER_PORT']}"
+            place = Process(Role.TRAINER, 0, control, "127.0.0.1", master)
             gang.append(start(place, file, log, **{**self.environ, **more, **(environ or {})}))
         over = threading.Event()
         teller = threading.Thread(target=self._tell, args=(control, over))
         teller.start()
         try:
-            return _ended(gang, timeout, log)
+            return ended(gang, timeout, log)
         finally:
             over.set()
             teller.join(10)
@@ -124,37 +119,14 @@ def start(place: Process, config_file: Path, log: Path, **environ: str) -> BaseP
     config = RunConfig.model_validate_json(config_file.read_bytes())
     end = str(log.with_suffix(".end"))
     variables = environment(config, place, config_file=str(config_file), termination_log=end)
-    process = _CONTEXT.Process(target=_run, args=(place.role.value, {**variables, **environ}, str(log)))
-    process.start()
-    return process
+    return fork(_run, place.role.value, log=log, **{**variables, **environ, "RLHF_TOKEN": TOKEN})
 
 
-def _run(role: str, environ: Mapping[str, str], log: str) -> None:
+def _run(role: str) -> None:
     """In the new process."""
-    os.environ.update(environ, RLHF_TOKEN=TOKEN)
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(out, stream)
-    import torch
-
-    torch.set_num_threads(1)
     from rlhf_trainer.process import run_role
 
     run_role(importlib.import_module(f"rlhf_trainer.roles.{role}").run)
-
-
-def _ended(gang: Sequence[BaseProcess], timeout: float, log: Path) -> list[int]:
-    deadline = time.monotonic() + timeout
-    try:
-        while any(rank.exitcode is None for rank in gang) and not any(rank.exitcode for rank in gang):
-            assert time.monotonic() < deadline, f"no end after {timeout:g} s: {log.read_text()[-3000:]}"
-            multiprocessing.connection.wait([r.sentinel for r in gang if r.exitcode is None], 1)
-    finally:
-        for rank in gang:
-            if rank.exitcode is None:
-                rank.kill()
-                rank.join(10)
-    return [rank.exitcode for rank in gang]
 
 
 def _wait_for(url: str, process: BaseProcess) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.forks import run_ranks
 from tests.support.kube import eventually
-from tests.support.ranks import two_ranks
 from tests.trainer.servers import Generator
 
 from rlhf_api.run import Membership, RunConfig
@@ -274,8 +274,8 @@ def test_a_request_to_stop_while_generating_cancels_what_is_under_way(world, htt
 @pytest.mark.slow
 def test_a_request_to_stop_reaches_every_rank(tmp_path):
     """While they wait for a generator, and for responses, where it is not rank 0 that hears of it."""
-    with two_ranks("-m", "tests.trainer.stopped_ranks", ASKED=str(tmp_path / "asked")) as ranks:
-        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    asked = str(tmp_path / "asked")
+    said = run_ranks(2, "tests.trainer.stopped_ranks", folder=tmp_path, ASKED=asked)
     waits = [
         "Stopped: stopped while waiting for the generators",
         "Stopped: stopped while the generators were at work",
