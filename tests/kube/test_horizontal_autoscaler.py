@@ -16,7 +16,7 @@ from tests.support.operator import Jobs, Operator, TalkingTrainer, operator, tal
 
 pytestmark = pytest.mark.usefixtures("crd")
 PATIENCE_S = 180
-"""The controller learns of a new kind every 30 s, and looks at each autoscaler every 15 s."""
+"""The controller learns of a new kind every 30 s."""
 AUTOSCALER = """
 apiVersion: autoscaling/v2beta2
 kind: HorizontalPodAutoscaler
