@@ -149,22 +149,38 @@ class OnPods:
 
     def _move(self, cell: Cell) -> None:
         """Deletes its pod until it is on the second node."""
+        if cell.victim == OPERATOR:
+            self._move_leader()
+            return
 
         def there() -> bool:
-            jobs = self._system if cell.victim == OPERATOR else self._jobs
             name, uid = self._victim(cell)
-            pod = jobs.get("pod", name)
+            pod = self._jobs.get("pod", name)
             if pod["spec"].get("nodeName") == self._place.second.name:
-                return all(c["ready"] for c in pod["status"].get("containerStatuses", [{"ready": False}]))
+                return _is_up(pod)
             if pod["spec"].get("nodeName") and uid not in deleted:
                 deleted.add(uid)
-                jobs.kubectl("delete", "pod", name, "--wait=false")
+                self._jobs.kubectl("delete", "pod", name, "--wait=false")
             return False
 
         deleted = set[str]()
         with suppress(KeyError):
             there()
         eventually(lambda: _or_false(there), f"{cell.victim} is on the second node", READY_SECONDS)
+
+    def _move_leader(self) -> None:
+        """Another operator goes to the second node, then the one that leads ends, on the first."""
+        first = nodes.leader(self._place.kubeconfig, SYSTEM)
+        for pod in self._operator_pods():
+            if pod["metadata"]["name"] != first:
+                self._system.kubectl("delete", "pod", pod["metadata"]["name"])
+
+        def others() -> list[bool]:
+            return [_is_up(pod) for pod in self._operator_pods() if pod["metadata"]["name"] != first]
+
+        eventually(lambda: others() == [True], "another operator is on the second node", READY_SECONDS)
+        nodes.cordon(self._place.kubeconfig, self._place.second.name)
+        self._system.kubectl("delete", "pod", first)
 
     def _gone(self, cell: Cell, there: dict[str, str]) -> bool:
         """Every victim was replaced, by pods of their names where they are a job's."""
@@ -264,6 +280,10 @@ def _together(faults: Sequence[Fault]) -> threading.Thread:
     """All at once; the thread that waits for their end."""
     threads = [thread for fault in faults if (thread := fault()) is not None]
     return later(0, lambda: [thread.join() for thread in threads])
+
+
+def _is_up(pod: dict[str, Any]) -> bool:
+    return all(status["ready"] for status in pod["status"].get("containerStatuses", [{"ready": False}]))
 
 
 def _or_false(happened: Callable[[], bool]) -> bool:
