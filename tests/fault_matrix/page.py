@@ -69,7 +69,8 @@ every step on the volume that all pods share. As root, `python -m tests.fault_ma
   after it the pod is given up. With the defaults, 300 s each, a trainer's node costs {more} s more, another {less} s.
 - **Drain**: `kubectl drain`, then `uncordon`. Of every node: there is nowhere to go until that.
 - **Connections cut**: what the operator that leads, or for the API server what all operators, send to the API server is
-  lost for {pause:g} s, longer than a lease. etcd and the API server, killed, are started again at once.
+  lost for {pause:g} s, longer than a lease; who stands by may see it renewed only after that, and waits 10 s more. etcd
+  and the API server, killed, are started again at once; the API server took 5 to 10 s for its start.
 - **All at once**: the API server stopped; the operator that leads killed; a generator's node lost.
 - **status s**: seconds from the fault until the job's status tells of a step of after it; **steps**: those that were
   made by then, for which nobody needs operator or API server. In the end the status is right, and pods that *what
