@@ -97,7 +97,7 @@ heavy: install
 
 # What dies and what follows, on real processes, in docs/faults.md; a part of it is in `make chaos`. As root, for hours:
 # FAULTS='--minutes 30 --only "on-policy SIGKILL"' runs some of it.
-faults: install
+faults: install $(BIN)/helm
 	$(BIN)/python -m tests.fault_matrix $(FAULTS)
 
 # A real Kubernetes with one node on this machine; then our images in it; then no trace of it.

@@ -53,6 +53,23 @@ def test_a_page_says_what_was_not_run():
     assert "reward generating, broadcasting, committing, checkpointing;" in text
 
 
+def test_a_page_tells_when_the_status_of_a_cluster_s_job_went_on():
+    cell = {
+        "mode": "on pods",
+        "victim": "API server",
+        "fault": "SIGSTOP",
+        "moment": "generating",
+        "events": [],
+    }
+    result = {"seconds": 0.5, "lost": 0, "twice": 0, "again": 7, "end": ""}
+    told = [
+        {**cell, **result, "told": seconds, "steps": 10 * i} for i, seconds in enumerate((41.0, 30.5, 33.0))
+    ]
+    text = page([*told, {**cell, **result, "victim": "etcd"}])
+    assert "| API server | generating | went on | 3 | 0.5 | 0.5 | 0 | 0 | 7 | 33.0 | 20 |" in text
+    assert "| etcd | generating | went on | 1 | 0.5 | 0.5 | 0 | 0 | 7 |  |  |" in text
+
+
 def test_a_page_tells_what_kills_at_random_cost():
     kill = {"seed": 3, "after": 1.5, "victim": "torchrun", "moment": ANY_TIME}
     found = {"seconds": 9.04, "lost": 0, "twice": 1, "old": 0, "begun": 4, "gone": 2}

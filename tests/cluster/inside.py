@@ -1,4 +1,5 @@
-"""The first process inside the cluster's namespaces: mounts, network, then every server. It ends when one of them does,
+"""The first process inside the cluster's namespaces: mounts, network, then every server. etcd and the API server are
+started again where a signal has ended them, as a kubelet does it with static pods; else it ends when one of them does,
 and the kernel ends everything with it.   python -m tests.cluster.inside STATE BINARIES FD_OF_THE_HOST'S_NETWORK [FIRST]
 
 With FIRST, the state of a cluster that is up, this is its second node, and the "host" is its first one.
@@ -18,6 +19,7 @@ from tests.cluster.node import Place
 
 _ETCD_PORT, _PEER_PORT = 2379, 2380
 _READY_S = 120
+_STARTED_AGAIN = ("etcd", "apiserver")
 # Settings of the whole machine that kubelet writes.
 _TUNABLES = (
     *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
@@ -37,10 +39,12 @@ def main(place: Place, binaries: Path, host: str) -> None:
     }.items():
         started[name] = _start(place, name, command)
     names = {process.pid: name for name, process in started.items()}
-    # Orphans of the containers end up here too, as with any first process.
-    while (ended := os.wait()[0]) not in names:
-        pass
-    sys.exit(f"{names[ended]} has ended; see {place.logs / names[ended]}.log")
+    while True:
+        ended, status = os.wait()
+        if (name := names.pop(ended, "")) in _STARTED_AGAIN and os.WIFSIGNALED(status):
+            names[_start(place, name, started[name].args).pid] = name
+        elif name:  # others are orphans of the containers, which end up here as with any first process
+            sys.exit(f"{name} has ended; see {place.logs / name}.log")
 
 
 def _control_plane(place: Place, binaries: Path) -> dict[str, subprocess.Popen]:

@@ -25,9 +25,10 @@ from pathlib import Path
 
 from tests.cluster.packages import Unavailable
 from tests.fault_matrix.cells import GPU, PODS, STALENESS, Cell, Mode, cells
+from tests.fault_matrix.deployment import on_pods
 from tests.fault_matrix.kills import KILLED, MODE, OF_GENERATOR_1, SPOT, schedule
 from tests.fault_matrix.page import PAGE, page
-from tests.fault_matrix.pods import OnPods, on_pods
+from tests.fault_matrix.pods import OnPods
 from tests.fault_matrix.running import NoStep, Running, note, running
 from tests.support.seaweed import Server
 

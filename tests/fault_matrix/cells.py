@@ -53,22 +53,32 @@ GPU: Mode = "on a GPU"
 """At staleness 2, models and vLLM's engines on one GPU, with one trainer rank."""
 PODS: Mode = "on pods"
 """On-policy, as pods of a cluster with two nodes."""
+API_SERVER, ETCD, OPERATOR = "API server", "etcd", "operator"
 POD_VICTIMS = {
     "trainer": "training",
     "generator": "generating",
     "reward": "scoring",
     "reference": "scoring",
-    "operator": "generating",
+    OPERATOR: "generating",
 }
 """Of them one pod, at one moment: the second generator, and the operator that leads."""
 POD_FAULTS = ("SIGKILL", "SIGTERM", "eviction", "node lost")
 NODE, EVERY_NODE = "node of a trainer and a generator", "every node"
+CONTROL_FAULTS = {
+    API_SERVER: ("SIGKILL", "SIGSTOP", "connections cut"),
+    ETCD: ("SIGKILL", "SIGSTOP"),
+    OPERATOR: ("SIGSTOP", "connections cut"),
+}
+"""What nobody of the job talks to, and what happens to it while generators generate."""
+AT_ONCE = "API server, operator, a generator's node"
+"""All three, of which the API server is only stopped."""
 STORE_FAULTS = ("connections cut", "SIGKILL", "SIGSTOP", "disk full")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One fault: `victim` is a key of VICTIMS or POD_VICTIMS, STORE, or nodes; `moment` one of MOMENTS."""
+    """One fault: `victim` is a key of VICTIMS, POD_VICTIMS or CONTROL_FAULTS, STORE, or nodes; `moment` one of
+    MOMENTS."""
 
     mode: Mode
     victim: str
@@ -94,6 +104,10 @@ def cells(mode: Mode) -> Iterator[Cell]:
                 yield Cell(mode, victim, fault, moment)
         for victim in (NODE, EVERY_NODE):
             yield Cell(mode, victim, "drain", "generating")
+        for victim, faults in CONTROL_FAULTS.items():
+            for fault in faults:
+                yield Cell(mode, victim, fault, "generating")
+        yield Cell(mode, AT_ONCE, "all at once", "generating")
         return
     victims = [victim for victim in VICTIMS if mode != GPU or victim != SECOND_RANK]
     for fault in PROCESS_FAULTS:

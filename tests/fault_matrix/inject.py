@@ -85,14 +85,15 @@ def _is(process: psutil.Process, part: str) -> bool:
         return False
 
 
-def _stop(process: psutil.Process | subprocess.Popen[bytes]) -> threading.Thread:
+def stop(process: psutil.Process | subprocess.Popen[bytes]) -> threading.Thread:
+    """SIGSTOP; the thread that lets it go on after PAUSE_SECONDS."""
     process.send_signal(signal.SIGSTOP)
 
     def go_on() -> None:
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             process.send_signal(signal.SIGCONT)
 
-    return _later(PAUSE_SECONDS, go_on)
+    return later(PAUSE_SECONDS, go_on)
 
 
 def _cut(process: psutil.Process) -> None:
@@ -117,13 +118,13 @@ def _starve(process: psutil.Process) -> None:
 
 def _refuse(_store: Server, way: Proxy) -> threading.Thread:
     way.set("refused")
-    return _later(OUTAGE_SECONDS, lambda: way.set("open"))
+    return later(OUTAGE_SECONDS, lambda: way.set("open"))
 
 
 def _restart(store: Server, _way: Proxy) -> threading.Thread:
     store.process.kill()
     store.process.wait(10)
-    return _later(0, store.start)
+    return later(0, store.start)
 
 
 def _fill(store: Server, _way: Proxy) -> threading.Thread:
@@ -134,10 +135,12 @@ def _fill(store: Server, _way: Proxy) -> threading.Thread:
             file.write(b"\0" * FILL_BYTES)
             file.flush()
     assert shutil.disk_usage(store.data).free < FILL_BYTES
-    return _later(OUTAGE_SECONDS, ballast.unlink)
+    return later(OUTAGE_SECONDS, ballast.unlink)
 
 
-def _later(seconds: float, act: Callable[[], object]) -> threading.Thread:
+def later(seconds: float, act: Callable[[], object]) -> threading.Thread:
+    """The thread that acts after so many seconds."""
+
     def wait() -> None:
         time.sleep(seconds)
         act()
@@ -150,13 +153,13 @@ def _later(seconds: float, act: Callable[[], object]) -> threading.Thread:
 _PROCESS_FAULTS: dict[str, Callable[[psutil.Process], threading.Thread | None]] = {
     "SIGKILL": lambda process: process.kill(),
     "SIGTERM": lambda process: process.terminate(),
-    "SIGSTOP": _stop,
+    "SIGSTOP": stop,
     "connections cut": _cut,
     "out of memory": _starve,
 }
 _STORE_FAULTS: dict[str, Callable[[Server, Proxy], threading.Thread]] = {
     "connections cut": _refuse,
     "SIGKILL": _restart,
-    "SIGSTOP": lambda store, _way: _stop(store.process),
+    "SIGSTOP": lambda store, _way: stop(store.process),
     "disk full": _fill,
 }

@@ -23,8 +23,6 @@ def document(
         "deepspeed": {"zero_optimization": {"stage": 2}},
         "progressDeadlineSeconds": HANG_SECONDS,
     }
-    # Many steps may be made while a role hangs or starts: their responses are to be in the newest snapshot.
-    spec["replay"]["maxReplayEpisode"] = 400
     if mode == GPU:
         spec["model"]["dtype"] = "bfloat16"
         spec["generator"]["engineArguments"] = {
@@ -61,7 +59,8 @@ def specification(mode: Mode, policy: str, prompts: str) -> dict[str, Any]:
         },
         "sampling": {"maxNewTokens": 64},
         "ppo": {"minibatchSize": 4},
-        "replay": {"maxReplayEpisode": 40, "samplesPerStep": 1},
+        # Many steps may be made while a role hangs or starts: their responses are to be in the newest snapshot.
+        "replay": {"maxReplayEpisode": 400, "samplesPerStep": 1},
         "optimizer": {"learningRate": 1e-5},
         "rollout": {"maxStaleness": STALENESS[mode]},
         "trainer": {**again},

@@ -27,6 +27,7 @@ from tests.fault_matrix.nodes import GRACE_SECONDS, TOLERATED_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 Row = Mapping[str, Any]
+ON_PODS_ALONE = ("status s", "steps")
 COLUMNS = ("victim", "when", "what happened", "times", "p50 s", "p95 s", "lost", "twice", "tokens again")
 INTRO = """# The fault matrix
 
@@ -67,6 +68,13 @@ every step on the volume that all pods share. As root, `python -m tests.fault_ma
   {tolerated} s more, which the job's `tolerations` say; a trainer's pod has a grace of {grace} s, by its template; 30 s
   after it the pod is given up. With the defaults, 300 s each, a trainer's node costs {more} s more, another {less} s.
 - **Drain**: `kubectl drain`, then `uncordon`. Of every node: there is nowhere to go until that.
+- **Connections cut**: what the operator that leads, or for the API server what all operators, send to the API server is
+  lost for {pause:g} s, longer than a lease; who stands by may see it renewed only after that, and waits 10 s more. etcd
+  and the API server, killed, are started again at once; the API server took 5 to 10 s for its start.
+- **All at once**: the API server stopped; the operator that leads killed; a generator's node lost.
+- **status s**: seconds from the fault until the job's status tells of a step of after it; **steps**: those that were
+  made by then, for which nobody needs operator or API server. In the end the status is right, and pods that *what
+  happened* does not name are those of before.
 - The operator that leads is the victim; training does not need it. Of a trainer, **s** is until the first step of its
   successor: told to end, it first makes the step that it is at, and a checkpoint.
 """
@@ -132,6 +140,7 @@ def page(rows: Sequence[Row], kills: Sequence[Row] = (), spells: Sequence[Row] =
                     grace=GRACE_SECONDS,
                     less=less,
                     more=less + 300 - GRACE_SECONDS,
+                    pause=PAUSE_SECONDS,
                 )
             )
         parts.append(f"\n{len(run)} of {len(of_mode)} cells were run.\n")
@@ -192,7 +201,8 @@ def _killed(head: str, kills: Sequence[Row]) -> str:
 
 
 def _table(fault: str, of_fault: Sequence[Cell], found: Mapping[Cell, Sequence[Row]]) -> str:
-    lines = [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
+    columns = (*COLUMNS, *(ON_PODS_ALONE if of_fault[0].mode == PODS else ()))
+    lines = [_line(columns), _line(["---"] * len(columns))]
     ran = [cell for cell in of_fault if cell in found]
     lines += [
         _line(_row(cell, found[cell])) for cell in sorted(ran, key=lambda c: list(MOMENTS).index(c.moment))
@@ -214,7 +224,7 @@ def _row(cell: Cell, rows: Sequence[Row]) -> list[str]:
     counted = Counter(map(happened, rows))
     words = "; ".join(f"{text} ({n})" if len(counted) > 1 else text for text, n in counted.items())
     if not done:
-        return [cell.victim, cell.moment, words, str(len(rows)), "", "", "", "", ""]
+        return [cell.victim, cell.moment, words, str(len(rows)), *[""] * (5 + len(_of_status(cell, [])))]
     seconds = sorted(row["seconds"] for row in done)
     again = sum(max(0, row["again"]) for row in done) / len(done)
     return [
@@ -222,7 +232,18 @@ def _row(cell: Cell, rows: Sequence[Row]) -> list[str]:
         *(f"{seconds[math.ceil(share * len(seconds)) - 1]:.1f}" for share in (0.5, 0.95)),
         *(str(sum(row[name] for row in done)) for name in ("lost", "twice")),
         f"{again:.0f}",
+        *_of_status(cell, [row for row in done if row.get("told")]),
     ]
+
+
+def _of_status(cell: Cell, told: Sequence[Row]) -> list[str]:
+    """Medians of ON_PODS_ALONE, empty where no row has them."""
+    if cell.mode != PODS:
+        return []
+    if not told:
+        return ["", ""]
+    middle = sorted(told, key=lambda row: row["told"])[(len(told) - 1) // 2]
+    return [f"{middle['told']:.1f}", str(middle["steps"])]
 
 
 def happened(row: Row) -> str:

@@ -1,39 +1,41 @@
 """The job of the matrix as pods of a real cluster with two nodes, and faults on it one after another."""
 
-import json
-import os
-import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from tests.cluster import images
-from tests.cluster.down import down
-from tests.cluster.down import running as is_up
+import psutil
 from tests.cluster.node import Place
-from tests.cluster.packages import cache
-from tests.cluster.up import join, up
-from tests.fault_matrix import hook, nodes
-from tests.fault_matrix import reward as reward_module
+from tests.fault_matrix import control_plane, nodes
 from tests.fault_matrix.account import Prompts, Tokens, newest, sampled
-from tests.fault_matrix.cells import EVERY_NODE, NODE, PODS, Cell
-from tests.fault_matrix.manifest import PER_STEP, specification, write_prompts
+from tests.fault_matrix.cells import API_SERVER, AT_ONCE, ETCD, EVERY_NODE, NODE, OPERATOR, PODS, Cell
+from tests.fault_matrix.inject import later, stop
+from tests.fault_matrix.manifest import PER_STEP
 from tests.fault_matrix.meeting import READY_SECONDS, Meeting
 from tests.fault_matrix.running import NoStep, Outcome
-from tests.support.installed import SYSTEM, install, uninstall, volume
+from tests.support.installed import SYSTEM
 from tests.support.kube import KubectlError, eventually, kubectl
-from tests.support.models import tiny_model
 from tests.support.operator import Jobs
 
-from rlhf_operator.cluster.pod import USER
-
-JOB, NAMESPACE, HOOK = "faults", "faults", "hook"
+JOB, NAMESPACE = "faults", "faults"
 STEP_SECONDS = 420.0
 """Deadline of the step after a fault."""
+_RIGHT_SECONDS = 45.0
+"""Deadline of the status to say what is so, while a step waits; less than the hook's."""
+_PARTS = (
+    Cell(PODS, API_SERVER, "SIGSTOP", "generating"),
+    Cell(PODS, OPERATOR, "SIGKILL", "generating"),
+    Cell(PODS, "generator", "node lost", "generating"),
+)
+"""Of AT_ONCE."""
+Fault = Callable[[], threading.Thread | None]
+"""Injects it; returns the thread that ends it, where it ends by itself."""
 _POD = {"generator": f"{JOB}-generator-1"}
 """The victim, where it is not the first pod of its role."""
 
@@ -53,11 +55,13 @@ class OnPods:
         """One cell, from a step at which every role is ready to the next such step.
 
         Raises:
-            NoStep: the job did not reach the moment, or made no step within STEP_SECONDS after it.
+            NoStep: the job did not reach the moment, or made no step within STEP_SECONDS after it; or its status did
+                not tell of one, or is wrong in the end.
         """
         self._quiet()
         self._meeting.release()
         self._place_for(cell)
+        self._renew_operators()
         before = self._quiet()
         self._prompts = self._prompts or Prompts(f"file://{self._workdir / 'checkpoints'}", PER_STEP)
         generated, there = self._tokens.generated(), self._pods()
@@ -74,10 +78,13 @@ class OnPods:
             step = newest(self._workdir)
         self._wait_for(lambda: newest(self._workdir) > step, STEP_SECONDS)
         seconds = time.monotonic() - began
+        self._wait_for(lambda: self._jobs.status(JOB)["step"] > step, STEP_SECONDS)
+        told, steps = time.monotonic() - began, newest(self._workdir) - step
         if over is not None:
             over.join(STEP_SECONDS)
         self._wait_for(lambda: self._gone(cell, there), STEP_SECONDS)
         after = self._quiet()
+        self._wait_for(lambda: self._is_right(after), _RIGHT_SECONDS)
         again = self._tokens.generated() - generated - self._tokens.trained(before, after)
         lost, twice = self._prompts.check()
         events = [
@@ -86,24 +93,38 @@ class OnPods:
             if there.get(name) != uid
         ]
         self._meeting.release()
-        return Outcome(round(seconds, 2), lost, twice, again, events)
+        found = Outcome(round(seconds, 2), lost, twice, again, events)
+        return replace(found, told=round(told, 2), steps=steps)
 
-    def _fault(self, cell: Cell) -> Callable[[], threading.Thread | None]:
-        """Injects it; returns the thread that ends it, where it ends by itself."""
+    def _fault(self, cell: Cell) -> Fault:
+        """The fault, with its victim."""
+        if cell.victim == AT_ONCE:
+            return partial(_together, [self._fault(each) for each in _PARTS])
         if cell.fault == "node lost":
             return partial(nodes.lose, self._place.second)
         if cell.fault == "drain":
             node = self._place if cell.victim == EVERY_NODE else self._place.second
             return partial(nodes.drain, self._place.kubeconfig, node.name)
+        if cell.victim in (API_SERVER, ETCD):
+            if cell.fault == "connections cut":
+                return partial(control_plane.cut, self._place, self._addresses())
+            return _signal(control_plane.server(self._place, cell.victim), cell.fault)
         name, uid = self._victim(cell)
+        if cell.fault == "connections cut":
+            return partial(control_plane.cut, self._place, self._addresses(name))
         if cell.fault == "eviction":
-            namespace = SYSTEM if cell.victim == "operator" else NAMESPACE
+            namespace = SYSTEM if cell.victim == OPERATOR else NAMESPACE
             return partial(nodes.evict, self._place.kubeconfig, namespace, name)
-        return partial(os.kill, nodes.first_process(uid), signal.Signals[cell.fault])
+        return _signal(psutil.Process(nodes.first_process(uid)), cell.fault)
+
+    def _addresses(self, *names: str) -> list[str]:
+        """Of these operators, or of all."""
+        pods = [self._system.get("pod", name) for name in names] or self._operator_pods()
+        return [pod["status"]["podIP"] for pod in pods]
 
     def _victim(self, cell: Cell) -> tuple[str, str]:
         """Name and uid of the pod."""
-        if cell.victim == "operator":
+        if cell.victim == OPERATOR:
             name = nodes.leader(self._place.kubeconfig, SYSTEM)
             return name, self._system.get("pod", name)["metadata"]["uid"]
         name = _POD.get(cell.victim, f"{JOB}-{cell.victim}-0")
@@ -111,7 +132,7 @@ class OnPods:
 
     def _place_for(self, cell: Cell) -> None:
         """Where a node is to go, its victims are put on it, alone; all else is on the first one."""
-        if cell.fault == "node lost" or cell.victim == NODE:
+        if cell.fault == "node lost" or cell.victim in (NODE, AT_ONCE):
             nodes.cordon(self._place.kubeconfig, self._place.name)
             for name in _victims(cell):
                 self._move(Cell(PODS, name, cell.fault, cell.moment))
@@ -120,18 +141,26 @@ class OnPods:
                 return
         nodes.cordon(self._place.kubeconfig, self._place.second.name)
 
+    def _renew_operators(self) -> None:
+        """Each fault finds operators that never ended: the kubelet waits longer before each start of the same pod."""
+        for pod in self._operator_pods():
+            if any(status["restartCount"] for status in pod["status"].get("containerStatuses", ())):
+                self._system.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
+
     def _move(self, cell: Cell) -> None:
         """Deletes its pod until it is on the second node."""
+        if cell.victim == OPERATOR:
+            self._move_leader()
+            return
 
         def there() -> bool:
-            jobs = self._system if cell.victim == "operator" else self._jobs
             name, uid = self._victim(cell)
-            pod = jobs.get("pod", name)
+            pod = self._jobs.get("pod", name)
             if pod["spec"].get("nodeName") == self._place.second.name:
-                return all(c["ready"] for c in pod["status"].get("containerStatuses", [{"ready": False}]))
+                return _is_up(pod)
             if pod["spec"].get("nodeName") and uid not in deleted:
                 deleted.add(uid)
-                jobs.kubectl("delete", "pod", name, "--wait=false")
+                self._jobs.kubectl("delete", "pod", name, "--wait=false")
             return False
 
         deleted = set[str]()
@@ -139,9 +168,23 @@ class OnPods:
             there()
         eventually(lambda: _or_false(there), f"{cell.victim} is on the second node", READY_SECONDS)
 
+    def _move_leader(self) -> None:
+        """Another operator goes to the second node, then the one that leads ends, on the first."""
+        first = nodes.leader(self._place.kubeconfig, SYSTEM)
+        for pod in self._operator_pods():
+            if pod["metadata"]["name"] != first:
+                self._system.kubectl("delete", "pod", pod["metadata"]["name"])
+
+        def others() -> list[bool]:
+            return [_is_up(pod) for pod in self._operator_pods() if pod["metadata"]["name"] != first]
+
+        eventually(lambda: others() == [True], "another operator is on the second node", READY_SECONDS)
+        nodes.cordon(self._place.kubeconfig, self._place.second.name)
+        self._system.kubectl("delete", "pod", first)
+
     def _gone(self, cell: Cell, there: dict[str, str]) -> bool:
         """Every victim was replaced, by pods of their names where they are a job's."""
-        if cell.victim == "operator":
+        if cell.victim == OPERATOR:
             return len(self._operators()) == 2 and self._operators() != {
                 name: uid for name, uid in there.items() if name.startswith("operator")
             }
@@ -154,15 +197,19 @@ class OnPods:
 
     def _operators(self) -> dict[str, str]:
         """Ready ones, as `operator-0` and so on, by age; with the number of restarts of their containers."""
-        found = sorted(self._system.get("pods")["items"], key=lambda p: p["metadata"]["creationTimestamp"])
         marks = [
             f"{pod['metadata']['uid']}/{status['restartCount']}"
-            for pod in found
-            if pod["metadata"]["name"].startswith("rlhf-")
+            for pod in self._operator_pods()
             for status in pod["status"].get("containerStatuses", ())
-            if status["ready"] and "deletionTimestamp" not in pod["metadata"]
+            if status["ready"]
         ]
         return {f"operator-{i}": mark for i, mark in enumerate(sorted(marks))}
+
+    def _operator_pods(self) -> list[dict[str, Any]]:
+        """Those that are not being deleted, by age."""
+        found = sorted(self._system.get("pods")["items"], key=lambda p: p["metadata"]["creationTimestamp"])
+        metadata = [(pod, pod["metadata"]) for pod in found]
+        return [p for p, m in metadata if m["name"].startswith("rlhf-") and "deletionTimestamp" not in m]
 
     def _counters(self) -> dict[Hashable, int]:
         """Of each generator's pod that answers, by the API server's proxy."""
@@ -196,6 +243,12 @@ class OnPods:
             and [member["ready"] for member in members] == [True] * status["roles"]["generator"]["desired"]
         )
 
+    def _is_right(self, step: int) -> bool:
+        """The status says what is so, at a step that waits."""
+        status = self._jobs.status(JOB)
+        stalled = [c for c in status["conditions"] if c["type"] == "Stalled" and c["status"] == "True"]
+        return status["step"] == step and status["phase"] == "Running" and not stalled
+
     def _wait_for(self, happened: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not _or_false(happened):
@@ -207,8 +260,30 @@ class OnPods:
 
 def _victims(cell: Cell) -> tuple[str, ...]:
     """Those whose pods a cell takes away."""
-    of_node = {NODE: ("trainer", "generator"), EVERY_NODE: ("trainer", "generator", "reward", "reference")}
-    return of_node.get(cell.victim, (cell.victim,))
+    others = {
+        NODE: ("trainer", "generator"),
+        EVERY_NODE: ("trainer", "generator", "reward", "reference"),
+        API_SERVER: (),
+        ETCD: (),
+        AT_ONCE: ("generator",),
+    }
+    return others.get(cell.victim, (cell.victim,))
+
+
+def _signal(process: psutil.Process, name: str) -> Fault:
+    if name == "SIGSTOP":
+        return partial(stop, process)
+    return partial(process.send_signal, signal.Signals[name])
+
+
+def _together(faults: Sequence[Fault]) -> threading.Thread:
+    """All at once; the thread that waits for their end."""
+    threads = [thread for fault in faults if (thread := fault()) is not None]
+    return later(0, lambda: [thread.join() for thread in threads])
+
+
+def _is_up(pod: dict[str, Any]) -> bool:
+    return all(status["ready"] for status in pod["status"].get("containerStatuses", [{"ready": False}]))
 
 
 def _or_false(happened: Callable[[], bool]) -> bool:
@@ -216,73 +291,3 @@ def _or_false(happened: Callable[[], bool]) -> bool:
         return happened()
     except (KubectlError, KeyError):  # not yet
         return False
-
-
-@contextmanager
-def on_pods(folder: Path) -> Iterator[OnPods]:
-    """The job on a cluster of its own, with the workspace in `folder`; taken down afterwards."""
-    place = Place(cache() / "faults")
-    images.build()
-    started = not is_up(place)
-    up(place)
-    try:
-        images.load(place)
-        images.load(join(place) if not is_up(place.second) else place.second)
-        job = _begin(place, folder)
-        try:
-            yield job
-        finally:
-            if not started:
-                uninstall(place.kubeconfig, NAMESPACE)
-    finally:
-        if started:
-            down(place)
-
-
-def _begin(place: Place, workspace: Path) -> OnPods:
-    """Installs the chart and submits the job."""
-    for module in (hook, reward_module):
-        file = Path(module.__file__)
-        target = workspace / "tests" / "fault_matrix" / file.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, target)
-    (workspace / "meeting").mkdir()
-    tiny_model(workspace / "policy", tie=False, seed=1)
-    write_prompts(workspace / "prompts.jsonl")
-    for path in (workspace, *workspace.rglob("*")):
-        shutil.chown(path, USER, USER)
-    workspace.chmod(0o755)
-    jobs = Jobs(place.kubeconfig, NAMESPACE)
-    kubectl(place.kubeconfig, "create", "namespace", NAMESPACE)
-    nodes.cordon(place.kubeconfig, place.second.name)
-    for each in volume(workspace):
-        jobs.kubectl("apply", "-f", "-", input=json.dumps(each))
-    install(place.kubeconfig)
-    # A manifest's own environment has no names that begin with RLHF_.
-    point = f"{hook.wait_at_point.__module__}:{hook.wait_at_point.__name__}"
-    settings = [f"--from-literal=RLHF_FAULTS={point}", f"--from-literal={hook.FOLDER}=/workspace/meeting"]
-    jobs.kubectl("create", "secret", "generic", HOOK, *settings)
-    jobs.apply(_document())
-    jobs.until(JOB, "Running", timeout=2 * READY_SECONDS)
-    return OnPods(place, workspace)
-
-
-def _document() -> dict[str, object]:
-    spec = specification(PODS, policy="policy", prompts="prompts.jsonl")
-    spec["environment"] = {"OMP_NUM_THREADS": "1"}  # five roles share two cores
-    spec["pods"] = {
-        "secrets": [HOOK],
-        "tolerations": [
-            {
-                "key": f"node.kubernetes.io/{state}",
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": nodes.TOLERATED_SECONDS,
-            }
-            for state in ("not-ready", "unreachable")
-        ],
-    }
-    grace = {"terminationGracePeriodSeconds": nodes.GRACE_SECONDS}
-    spec["trainer"] |= {"pods": {"template": {"spec": grace}}}
-    head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": JOB}}
-    return {**head, "spec": spec}

@@ -42,7 +42,8 @@ class Outcome:
     generated and not trained on; `events`: lines of `rlhf run` since then; `end`: how the job itself ended, if it did,
     after which it was resumed. `begun`: responses of which the newest snapshot before the fault had a part; `gone`:
     responses, begun or whole, that such a snapshot had, and that are not what was trained on nor in the newest one
-    after it; `old`: tokens that were trained on beyond the bound."""
+    after it; `old`: tokens that were trained on beyond the bound. `told`: seconds from the fault until the status of a
+    cluster's job has a step of after it, and `steps`: those that were made by then."""
 
     seconds: float
     lost: int = 0
@@ -53,6 +54,8 @@ class Outcome:
     begun: int = 0
     gone: int = 0
     old: int = 0
+    told: float = 0.0
+    steps: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The API server is gone, refuses or cuts its watches: the operator catches up, and no pod is made twice."""
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from tests.support.fake_nodes import FakeNodes
 from tests.support.kube import eventually
 from tests.support.operator import Jobs, TalkingTrainer, operator, talking_trainer
 from tests.support.proxy import Proxy, proxied
+
+from rlhf_operator.cluster.__main__ import EXIT_FAILED
 
 OUTAGE_SECONDS = 30
 
@@ -94,3 +97,21 @@ def test_an_api_server_that_is_gone_for_half_a_minute(
             after = jobs.pods()
             assert {name: uid for name, uid in after.items() if name in before} == before
             assert len(after) == 2 * len(PODS)
+
+
+def test_an_api_server_that_answers_nobody(own_control_plane: ControlPlane, jobs, trainer, tmp_path):
+    """The operator ends before its lease does; the one that is started after it goes on with the same pods."""
+    with operator(jobs.kubeconfig, tmp_path / "first", jobs.namespace) as first:
+        jobs.apply(named("held"))
+        jobs.until("held", "Running")
+        before = jobs.pods()
+        own_control_plane.signal_apiserver(signal.SIGSTOP)
+        try:
+            assert first.process.wait(60) == EXIT_FAILED
+        finally:
+            own_control_plane.signal_apiserver(signal.SIGCONT)
+    own_control_plane.wait_ready()
+    trainer.status["step"] = 31
+    with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace):
+        eventually(lambda: jobs.status("held")["step"] == 31, "the job is looked after", 90)
+    assert jobs.pods() == before

@@ -1,0 +1,98 @@
+"""The job of the matrix on a cluster of its own, with two nodes."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster import images
+from tests.cluster.down import down
+from tests.cluster.down import running as is_up
+from tests.cluster.node import Place
+from tests.cluster.packages import cache
+from tests.cluster.up import join, up
+from tests.fault_matrix import hook, nodes
+from tests.fault_matrix import reward as reward_module
+from tests.fault_matrix.cells import PODS
+from tests.fault_matrix.manifest import specification, write_prompts
+from tests.fault_matrix.meeting import READY_SECONDS
+from tests.fault_matrix.pods import JOB, NAMESPACE, OnPods
+from tests.support.installed import install, uninstall, volume
+from tests.support.kube import kubectl
+from tests.support.models import tiny_model
+from tests.support.operator import Jobs
+
+from rlhf_operator.cluster.pod import USER
+
+_HOOK = "hook"
+
+
+@contextmanager
+def on_pods(folder: Path) -> Iterator[OnPods]:
+    """The job on a cluster of its own, with the workspace in `folder`; taken down afterwards."""
+    place = Place(cache() / "faults")
+    images.build()
+    started = not is_up(place)
+    up(place)
+    try:
+        images.load(place)
+        images.load(join(place) if not is_up(place.second) else place.second)
+        job = _begin(place, folder)
+        try:
+            yield job
+        finally:
+            if not started:
+                uninstall(place.kubeconfig, NAMESPACE)
+    finally:
+        if started:
+            down(place)
+
+
+def _begin(place: Place, workspace: Path) -> OnPods:
+    """Installs the chart and submits the job."""
+    for module in (hook, reward_module):
+        file = Path(module.__file__)
+        target = workspace / "tests" / "fault_matrix" / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    (workspace / "meeting").mkdir()
+    tiny_model(workspace / "policy", tie=False, seed=1)
+    write_prompts(workspace / "prompts.jsonl")
+    for path in (workspace, *workspace.rglob("*")):
+        shutil.chown(path, USER, USER)
+    workspace.chmod(0o755)
+    jobs = Jobs(place.kubeconfig, NAMESPACE)
+    kubectl(place.kubeconfig, "create", "namespace", NAMESPACE)
+    nodes.cordon(place.kubeconfig, place.second.name)
+    for each in volume(workspace):
+        jobs.kubectl("apply", "-f", "-", input=json.dumps(each))
+    install(place.kubeconfig)
+    # A manifest's own environment has no names that begin with RLHF_.
+    point = f"{hook.wait_at_point.__module__}:{hook.wait_at_point.__name__}"
+    settings = [f"--from-literal=RLHF_FAULTS={point}", f"--from-literal={hook.FOLDER}=/workspace/meeting"]
+    jobs.kubectl("create", "secret", "generic", _HOOK, *settings)
+    jobs.apply(_document())
+    jobs.until(JOB, "Running", timeout=2 * READY_SECONDS)
+    return OnPods(place, workspace)
+
+
+def _document() -> dict[str, object]:
+    spec = specification(PODS, policy="policy", prompts="prompts.jsonl")
+    spec["environment"] = {"OMP_NUM_THREADS": "1"}  # five roles share two cores
+    spec["pods"] = {
+        "secrets": [_HOOK],
+        "tolerations": [
+            {
+                "key": f"node.kubernetes.io/{state}",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": nodes.TOLERATED_SECONDS,
+            }
+            for state in ("not-ready", "unreachable")
+        ],
+    }
+    grace = {"terminationGracePeriodSeconds": nodes.GRACE_SECONDS}
+    spec["trainer"] |= {"pods": {"template": {"spec": grace}}}
+    head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": JOB}}
+    return {**head, "spec": spec}
