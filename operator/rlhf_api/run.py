@@ -197,6 +197,8 @@ class ProcessEnv:
     rank: int = 0
     master: str = ""
     """Rendezvous of a multi-pod generator."""
+    run: str = ""
+    """Identity of the run, the same for all of its attempts and for no other: the job's uid on a cluster."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "ProcessEnv":
@@ -211,4 +213,5 @@ class ProcessEnv:
             termination_log=environ["RLHF_TERMINATION_LOG"],
             rank=int(environ.get("RLHF_RANK", "0")),
             master=environ.get("RLHF_MASTER", ""),
+            run=environ.get("RLHF_RUN", ""),
         )

@@ -53,18 +53,19 @@ class Committer:
         reached: Callable[[str], None] = lambda _point: None,
         *,
         resume: bool = True,
+        run: str = "",
     ) -> "Committer":
         """Fences all earlier trainers, which can commit no more, and deletes their unfinished objects.
 
-        `resume`: continues the run, with its count of rollbacks. `reached` is called with the name of each point
-        between two writes.
+        `resume`: continues the run, with its count of rollbacks; `run`: its identity. `reached` is called with the name
+        of each point between two writes.
 
         Raises:
             InvalidJob: other trainers keep taking over.
         """
         for _ in range(_TRIES):
             root, version = archive.read_root()
-            changed = {"epoch": root.epoch + 1, "owner": uuid.uuid4().hex}
+            changed = {"epoch": root.epoch + 1, "owner": uuid.uuid4().hex, "run": run}
             root = root.model_copy(update=changed if resume else {**changed, "rollbacks": 0})
             try:
                 version = archive.store.swap(ROOT, encode_root(root), version)

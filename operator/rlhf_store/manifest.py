@@ -92,6 +92,8 @@ class Root(Report):
     epoch: Count = 0
     owner: str = ""
     """Random name of the trainer with this epoch, so that no two trainers ever write the same root."""
+    run: str = ""
+    """Identity of that trainer's run, where its host gives one."""
     rollbacks: Count = 0
     """Number of rollbacks to a good snapshot."""
     cuts: tuple[Entry, ...] = ()

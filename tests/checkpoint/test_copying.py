@@ -75,3 +75,20 @@ def test_what_cannot_be_copied(place: Place, tmp_path):
     with pytest.raises(InvalidJob, match=r"startFrom\.store: there is no directory"):
         begin(own, missing.as_uri())
     assert not missing.exists()
+
+
+def test_a_run_goes_on_from_what_its_own_attempt_left_and_no_other_does(place: Place):
+    def start(run: str) -> Committer:
+        spec = job("spec.steps=9", f"spec.checkpoint.store={place.url}").spec
+        return take_over(Archive(place.url), RunConfig(job="mine", spec=spec, workdir="/tmp"), run)
+
+    start("uid-1")
+    place.trainer().save(3)  # of another run, or of a release that wrote no identity
+    for run in ("uid-1", ""):
+        with pytest.raises(InvalidJob, match=r"checkpoints of an earlier run, up to step 3"):
+            start(run)
+    start_over = Committer.take_over(Archive(place.url), MANY, run="uid-1")
+    assert start_over.epoch == start("uid-1").epoch - 1, "nobody knew of the attempt that has left them"
+    assert [cut.step for cut in start("uid-1").cuts] == [3]
+    with pytest.raises(InvalidJob, match=r"checkpoints of an earlier run, up to step 3"):
+        start("uid-2")

@@ -10,6 +10,7 @@ from tests.leaves.parts import Made, context, instead
 
 from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.manifest import RLHFJob
+from rlhf_store.manifest import Root
 from rlhf_trainer.roles import trainer
 from rlhf_trainer.training import loop, monitor, tracking
 from rlhf_trainer.training.health import good, judge
@@ -76,7 +77,7 @@ def checkpoints(job: RLHFJob) -> Any:
         patch.setattr(trainer.Committer, "take_over", committer)
         patch.setattr(trainer.copying, "find", copied)
         patch.setattr(trainer.copying, "copy", lambda *_: SimpleNamespace(step=1))
-        trainer.take_over(SimpleNamespace(store=store, entries=list), config(job))
+        trainer.take_over(SimpleNamespace(store=store, read_root=lambda: (Root(), None)), config(job))
         found += [(given[1], named["resume"]) for given, named in committer.told]
         found += [given for given, _ in copied.told]
         for name in (

@@ -100,6 +100,11 @@ def test_pods_carry_no_credentials():
     assert token(b"k" * 32, owner()) not in json.dumps(body)
 
 
+def test_trainers_know_their_job_by_its_uid_and_so_their_own_checkpoints():
+    assert env(pod(Role.TRAINER))["RLHF_RUN"] == "1"
+    assert "RLHF_RUN" not in env(pod(Role.GENERATOR))
+
+
 def test_trainers_meet_at_the_first_ones_name():
     commands = [
         " ".join(role_container(pod(Role.TRAINER, "spec.trainer.replicas=2", index=i))["command"])

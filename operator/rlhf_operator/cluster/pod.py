@@ -10,7 +10,7 @@ from rlhf_api.run import command, listens, pods_each
 
 from .gangs import GANGS
 from .merge import merge
-from .names import ATTEMPT, INDEX, RANK, pod_name, role_labels, service_name, token_name
+from .names import ATTEMPT, INDEX, RANK, pod_name, role_labels, service_name
 from .pinned import Pinned
 from .pod_process import environment_of, ports, process_of, shares_node_network
 from .pod_volumes import WORKSPACE, mounts, volumes
@@ -51,7 +51,7 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
         "image": pods.image or defaults.image,
         **_pull(pods, defaults),
         "workingDir": WORKSPACE,
-        "env": environment_of(config, process, pods, token_name(config.job, uid), resume=new.resume),
+        "env": environment_of(config, process, pods, uid, resume=new.resume),
         "envFrom": [{"secretRef": {"name": secret}} for secret in pods.secrets],
         "resources": _resources(pods),
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -7,7 +7,7 @@ from rlhf_api.pods import PodSettings, amount
 from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, environment, listens, pods_each
 
-from .names import pod_name, service_name
+from .names import pod_name, service_name, token_name
 from .pod_volumes import CONFIG_DIRECTORY, WORKSPACE
 from .ports import MASTER_PORT, PORT, group_port, http_port, master_port
 
@@ -54,9 +54,9 @@ def ports(config: RunConfig, process: Process, on_node: bool) -> list[Body]:
 
 
 def environment_of(
-    config: RunConfig, process: Process, pods: PodSettings, token_secret: str, *, resume: bool
+    config: RunConfig, process: Process, pods: PodSettings, uid: str, *, resume: bool
 ) -> list[Body]:
-    """The contract's variables, with the pod's own address and the job's token by reference."""
+    """The contract's variables, with the pod's own address and the job's token by reference; `uid`: the job's."""
     file = RESUME_CONFIG if resume and process.role is Role.TRAINER else START_CONFIG
     variables = environment(
         config,
@@ -73,6 +73,7 @@ def environment_of(
         **hub,
         **_threads(pods),
         **variables,
+        **({"RLHF_RUN": uid} if process.role is Role.TRAINER else {}),
     }
     del fixed["RLHF_HOST"]
     return [
@@ -81,7 +82,7 @@ def environment_of(
         *({"name": name, "value": value} for name, value in fixed.items()),
         {
             "name": "RLHF_TOKEN",
-            "valueFrom": {"secretKeyRef": {"name": token_secret, "key": "token"}},
+            "valueFrom": {"secretKeyRef": {"name": token_name(config.job, uid), "key": "token"}},
         },
     ]
 

@@ -59,7 +59,7 @@ def run(env: ProcessEnv) -> int:
         check_network(env, services)
     try:
         with raise_if_rank_lost():
-            return work(env.config, ranks, services)
+            return work(env.config, ranks, services, env.run)
     except Stopped as error:
         log.warning("%s", error)  # nothing is lost: the newest snapshot holds all training so far
         return EXIT_SUSPENDED
@@ -77,7 +77,7 @@ def check_network(env: ProcessEnv, services: Services | None) -> None:
             services.control.report(over_tcp=why)
 
 
-def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
+def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = "") -> int:
     """One rank's whole run."""
     spec, stop = config.spec, services.control.stop_requested if services else threading.Event()
     # A node that shuts down sends it to its ranks only; all ranks learn of it and stop at the next safe point.
@@ -93,7 +93,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     tracking = Tracking(config.job, spec, Path(config.workdir)) if ranks.first else None
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
     archive = Archive(config.store, patience=patience, known=config.resume, retrying=progress.sign)
-    committer = take_over(archive, config) if ranks.first else None
+    committer = take_over(archive, config, run) if ranks.first else None
     tokenizer = prepare_model(config, ranks, rows)
     if conversation is not None:
         check_template(tokenizer, conversation)
@@ -111,10 +111,12 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None) -> int:
     return code
 
 
-def take_over(archive: Archive, config: RunConfig) -> Committer:
+def take_over(archive: Archive, config: RunConfig, run: str = "") -> Committer:
     """Takes over the store: from now on this trainer alone may add snapshots; see `Committer.take_over`.
 
-    Raises InvalidJob if the store cannot be written, or holds another run's snapshots though this one is to start anew.
+    A store that an earlier attempt of this same `run` has left is gone on from, whatever the configuration says: an
+    operator may have died before it knew of that attempt. Raises InvalidJob if the store cannot be written, or holds
+    another run's snapshots though this one is to start anew.
     """
     store, wanted = archive.store, config.spec.checkpoint
     store.check_writable()
@@ -123,14 +125,16 @@ def take_over(archive: Archive, config: RunConfig) -> Committer:
             "%s has no conditional writes: of two trainers that write there at once one may go unnoticed",
             store.url,
         )
-    if not config.resume and (earlier := archive.entries()):
+    root, _ = archive.read_root()
+    resume = config.resume or (run != "" and run == root.run)
+    if not resume and (earlier := root.cuts):
         message = (
             f"{store.url} holds the checkpoints of an earlier run, up to step {earlier[-1].step}; "
             "go on from them with --resume or `spec.checkpoint.resume: true`, or name another place"
         )
         raise InvalidJob([Problem("spec.checkpoint.store", message)])
     kept = Retention(last=wanted.keep_last, every=wanted.keep_every, best=wanted.keep_best)
-    committer = Committer.take_over(archive, kept, reached=faults.point, resume=config.resume)
+    committer = Committer.take_over(archive, kept, reached=faults.point, resume=resume, run=run)
     if not committer.cuts and wanted.start_from is not None:
         origin = wanted.start_from
         copied = copying.copy(copying.find(origin), store, committer)
