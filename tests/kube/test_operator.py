@@ -105,7 +105,7 @@ def test_the_shipped_example_gets_its_pods_and_its_columns(running, trainer):
 def test_what_belongs_to_a_job_goes_with_it(running):
     kinds = "pods,services,configmaps,secrets,networkpolicies"
     label = ("-l", "rlhf.dev/job=ppo")
-    assert len(running.get(kinds, *label)["items"]) == 8
+    assert len(running.get(kinds, *label)["items"]) == 7
     running.kubectl("delete", "rlhfjob", "ppo")
     eventually(lambda: not running.get(kinds, *label)["items"], "nothing is left")
 

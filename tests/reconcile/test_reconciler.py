@@ -231,7 +231,7 @@ def test_a_job_made_again_under_its_name_inherits_nothing():
         story.server.applied.clear()
         await story.look()
         assert story.server.status["phase"] == "Provisioning"
-        assert {"ConfigMap", "NetworkPolicy", "Service"} <= {*story.server.applied}
+        assert {"ConfigMap", "NetworkPolicy"} <= {*story.server.applied}
 
     tell(told)
 
