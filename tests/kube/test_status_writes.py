@@ -21,7 +21,8 @@ def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
         async with hands(namespace) as old, hands(namespace) as new:
             await old.api.create(job(namespace))
             await old.look("ppo")
-            await old.see()
+            await old.bind("ppo-trainer-0")
+            await old.look("ppo")
             # The next leader sees that the trainer is gone, and makes another.
             await new.api.delete("Pod", namespace, "ppo-trainer-0", grace=0)
             for _ in range(2):

@@ -101,7 +101,8 @@ class Story:
         container = {"name": "role", "started": True, "state": {"running": {"startedAt": since}}}
         ready = {"conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [container]}
         for pod in self.cache.pods(KEY):
-            self.cache.put(self.server.stored({**pod, "status": {"phase": "Running", **ready}}))
+            spec = {**pod["spec"], "nodeName": "node-1"}
+            self.cache.put(self.server.stored({**pod, "spec": spec, "status": {"phase": "Running", **ready}}))
 
     def reasons(self) -> dict[str, str]:
         return {c["type"]: c["reason"] for c in self.server.status["conditions"]}

@@ -136,7 +136,7 @@ INVALID = Finish("Failed", "InvalidPod", 'Pod "job-trainer-0" is invalid: spec.d
 def test_a_pod_that_can_never_be_made_is_no_attempt_and_the_corrected_job_starts_anew():
     world = World(("spec.activeDeadlineSeconds=60",))
     world.carry_out(world.look(), only=lambda what: what == "status")
-    world.step(refused=INVALID, unmade=1)
+    world.step(refused=INVALID)
     assert (world.status.phase, reasons(world)["Failed"]) == ("Failed", "InvalidPod")
     for _ in range(3):  # as long as nothing is corrected
         assert names(world.step(3600)) == ([], [])

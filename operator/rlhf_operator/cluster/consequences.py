@@ -51,11 +51,11 @@ def carried_out(
     now: datetime.datetime,
     *,
     waited: bool,
-    refused: bool,
+    unmade: bool,
 ) -> Consequences:
     """Each action's part, in order: a start whose name is taken waits until the pod has gone, any other makes pods.
-    `waited`: what had to go before these starts was counted at an earlier look; `refused`: the API server made none
-    of the pods of the attempt that the status tells of."""
+    `waited`: what had to go before these starts was counted at an earlier look; `unmade`: nothing ever ran of the
+    attempt that the status tells of, and no trainer pod is there."""
     made = Consequences(restarts, cluster)
     for action in actions:
         if isinstance(action, Finish):
@@ -73,9 +73,10 @@ def carried_out(
         if occupied:
             made.counted |= {pod.uid for pod in occupied}
             continue
-        if action.role is Role.TRAINER and not refused:
-            attempt = {"attempt": made.cluster.attempt + 1, "progress_time": time_text(now)}
-            made.cluster = made.cluster.model_copy(update=attempt)
+        if action.role is Role.TRAINER and not unmade:
+            attempt = made.cluster.attempt + 1
+            new = {"attempt": attempt, "unmade": attempt, "progress_time": time_text(now)}
+            made.cluster = made.cluster.model_copy(update=new)
         resume = made.cluster.attempt > 1 or spec.checkpoint.resume
         made.create += [
             NewPod(action.role, index, made.cluster.attempt, resume, rank)
@@ -84,6 +85,13 @@ def carried_out(
             if (action.role, index, rank) not in sight.current
         ]
     return made
+
+
+def once_made(cluster: ClusterStatus, sight: PodGroups) -> ClusterStatus:
+    """Says so once a trainer pod of the present attempt has a node: from then on it may train and leave checkpoints."""
+    trainers = [pod for pod in sight.of(Role.TRAINER) if pod.attempt == cluster.attempt]
+    ran = any(pod.node or pod.ended for pod in trainers)
+    return cluster.model_copy(update={"unmade": None}) if ran else cluster
 
 
 def deletion(pod: Pod, grace: int | None = None) -> Deletion:

@@ -49,6 +49,8 @@ class Reconciler:
         self._pods, self._companions = PodClient(api, cache, recorder), CompanionClient(settings, api, cache)
         self._statuses = StatusWriter(api, cache, telemetry)
         self._refused: dict[Key, Refusal] = {}
+        self._made: dict[Key, int] = {}
+        """Newest attempt of each trainers' gang that this process has made a pod of."""
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
@@ -93,7 +95,7 @@ class Reconciler:
             trainer,
             self._trainers.silent_since(job),
             refusal.why if refusal else None,
-            refusal.unmade if refusal else None,
+            self._made.get(key),
             quota(job, want.spec, workload, want.pinned.name),
             deactivated(workload),
             self._settings.gpu_prices,
@@ -173,18 +175,22 @@ class Reconciler:
 
     @contextmanager
     def _refusing(self, key: Key, job: Job, todo: Plan) -> Iterator[None]:
-        """Keeps a refusal of the job's objects by the API server for the next look, and for no other."""
+        """Keeps a refusal of the job's objects by the API server for the next look, and for no other; and which attempt
+        has pods now."""
         self._refused.pop(key, None)
         try:
             yield
         except ApiError as error:
-            there = {pod["metadata"]["name"] for pod in self._cache.pods(key) if owned_by(pod, job)}
-            gang = [new for new in todo.create if new.role is Role.TRAINER]
-            some = any(pod_name(job.name, new.role, new.index) in there for new in gang)
-            unmade = gang[0].attempt if gang and not some else None
             why = by_server(error.status, error.kind, f"{error.reason}: {error.message}")
-            self._refused[key] = Refusal(job.generation, why, unmade)
+            self._refused[key] = Refusal(job.generation, why)
             raise
+        finally:
+            gang = {
+                pod_name(job.name, p.role, p.index): p.attempt for p in todo.create if p.role is Role.TRAINER
+            }
+            for pod in self._cache.pods(key) if gang else ():
+                if owned_by(pod, job) and (attempt := gang.get(pod["metadata"]["name"])) is not None:
+                    self._made[key] = attempt
 
     def _forget(self, key: Key) -> None:
         if (uid := self._uids.pop(key, None)) is not None:
@@ -192,3 +198,4 @@ class Reconciler:
         for each in (self._desired, self._companions, self._statuses):
             each.forget(key)
         self._refused.pop(key, None)
+        self._made.pop(key, None)

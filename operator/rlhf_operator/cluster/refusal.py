@@ -34,8 +34,6 @@ class Refusal:
     generation: int
     """Of the spec that they were made of."""
     why: Finish | str
-    unmade: int | None = None
-    """Attempt of the trainers' gang of which it left no pod."""
 
 
 def by_server(status: int, kind: str, message: str) -> Finish | str:
