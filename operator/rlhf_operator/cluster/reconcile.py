@@ -28,6 +28,7 @@ from .refusal import Refusal, by_server, leave_alone, refuse, reopened
 from .settings import Settings
 from .snapshot import Job, Pod, is_marked
 from .status_writer import StatusWriter
+from .stopping import deleted
 from .telemetry import Telemetry
 from .trainer_client import TrainerClient
 
@@ -64,8 +65,8 @@ class Reconciler:
             ApiError: an action failed; the next call continues from there.
         """
         body = self._cache.job(key)
-        if body is None or "deletionTimestamp" in body["metadata"]:
-            self._forget(key)  # what it owns, the API server deletes
+        if body is None:
+            self._forget(key)  # what it owned, the API server deletes
             return None
         job = Job.of(body)
         if self._uids.setdefault(key, job.uid) != job.uid:
@@ -74,6 +75,9 @@ class Reconciler:
         bodies = [pod for pod in self._cache.pods(key) if owned_by(pod, job)]
         pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
         now = datetime.datetime.now(datetime.UTC)
+        if "deletionTimestamp" in body["metadata"]:
+            self._forget(key)
+            return await self._give_up(key, job, deleted(body["metadata"], pods))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
         try:
