@@ -435,6 +435,26 @@ def test_of_a_later_attempt_that_was_never_made_the_number_is_kept_and_it_resume
     assert again.status.restarts == 1
 
 
+@pytest.mark.parametrize("alone", ["waits", "fails"])
+def test_of_a_gang_that_was_never_whole_nothing_is_resumed(alone):
+    """A quota has no room for the second trainer: the first, without which none trains, has left no checkpoint."""
+    world, made = World(("spec.trainer.replicas=2",)), []
+    for _ in range(12):
+        todo = world.step(5, refused="exceeded quota")
+        made += [(new.attempt, new.resume) for new in todo.create if new.role == "trainer"]
+        world.pods.pop("job-trainer-1", None)
+        if alone == "fails" and world.runs("job-trainer-0"):
+            world.end("job-trainer-0", 1)
+        world.kubelet()
+    assert len(made) > 4
+    assert set(made) == {(1, False)}
+    world.settle()
+    assert world.attempts() == {"1"}
+    del world.pods["job-trainer-1"]
+    world.settle()
+    assert world.attempts() == {"2"}
+
+
 def test_a_trainer_taken_away_while_another_pod_is_refused_is_a_new_attempt_that_resumes():
     """A quota has no room for the second generator; the refusal says nothing of trainers that were made long ago."""
     world = running("spec.generator.replicas=2")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhf_api.roles import Role
-from rlhf_api.run import pods_each
+from rlhf_api.run import pods_each, replicas
 from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
@@ -87,11 +87,13 @@ def carried_out(
     return made
 
 
-def once_made(cluster: ClusterStatus, sight: PodGroups) -> ClusterStatus:
-    """Says so once a trainer pod of the present attempt has a node: from then on it may train and leave checkpoints."""
+def once_made(spec: Spec, cluster: ClusterStatus, sight: PodGroups) -> ClusterStatus:
+    """Says so once every trainer pod of the present attempt has a node: from then on they may train and leave
+    checkpoints, which none does without the others."""
     trainers = [pod for pod in sight.of(Role.TRAINER) if pod.attempt == cluster.attempt]
-    ran = any(pod.node or pod.ended for pod in trainers)
-    return cluster.model_copy(update={"unmade": None}) if ran else cluster
+    ran = {pod.index for pod in trainers if pod.node or pod.ended}
+    whole = ran >= {*range(replicas(spec, Role.TRAINER))}
+    return cluster.model_copy(update={"unmade": None}) if whole else cluster
 
 
 def deletion(pod: Pod, grace: int | None = None) -> Deletion:

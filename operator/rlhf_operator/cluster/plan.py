@@ -28,7 +28,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     sight = sort(spec, cluster, observed.pods)
     waits = observed.wanted.waits is not None
     stop = spec.suspend or waits or observed.quota not in ("none", "left", "admitted")
-    cluster = once_made(cluster, sight)
+    cluster = once_made(spec, cluster, sight)
     # Whatever the status says that it was about to make: pods were refused, an operator died before, or they waited.
     unmade = cluster.unmade == cluster.attempt and not sight.of(Role.TRAINER)
     there_once = cluster.attempt > 0 and (not unmade or cluster.attempt == observed.made)
