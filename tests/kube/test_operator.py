@@ -267,6 +267,16 @@ def test_a_job_whose_pods_can_never_be_made_goes_on_once_it_is_corrected(jobs):
     assert jobs.status("ppo")["cluster"]["attempt"] == 1
 
 
+def test_a_job_one_of_whose_pods_can_never_be_read_keeps_no_other(jobs):
+    """A number where the API server wants text is another answer than a value that it does not know."""
+    template = {"spec": {"nodeSelector": {"gpus": 8}}}
+    jobs.apply(ppo(generator={**PPO["spec"].get("generator", {}), "pods": {"template": template}}))
+    status = jobs.until("ppo", "Failed")
+    assert jobs.reason("ppo", "Failed") == "InvalidPod"
+    assert 'NodeSelector: ReadString: expects " or n, but found 8' in status["message"]
+    jobs.until_pods(0)
+
+
 def test_nothing_secret_is_told(running, trainer, served):
     eventually(lambda: trainer.members, "the trainer was talked to")
     told = served.said() + running.kubectl("get", "rlhfjobs,pods,configmaps,events", "-o", "yaml")

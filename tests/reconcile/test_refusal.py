@@ -196,6 +196,13 @@ def test_pods_whose_configuration_is_lost_do_not_go_on_behind_a_refused_spec():
     [
         (422, "Pod", 'Pod "a" is invalid: spec.volumes[4].name: Duplicate value: "x"', True),
         (
+            400,
+            "Pod",
+            'BadRequest: Pod in version "v1" cannot be handled as a Pod: v1.Pod.Spec: decode slice: expect [ or n',
+            True,
+        ),
+        (400, "Pod", "a proxy's own: bad request", False),
+        (
             422,
             "Pod",
             "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: not now",
