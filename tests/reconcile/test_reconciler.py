@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.api.manifests import document
 
+from rlhf_api.report import TrainerStatus
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.cache import Cache
@@ -189,6 +190,33 @@ def test_an_attempt_that_was_refused_is_no_attempt(meanwhile):
         story.run()
         await story.look()
         assert "unmade" not in story.server.status["cluster"]
+
+    tell(told)
+
+
+def test_a_job_that_trains_is_not_ended_by_a_pod_that_is_suddenly_invalid(monkeypatch):
+    """Of the same configuration as those that run: somebody's webhook makes it invalid, and may soon be mended."""
+
+    async def told(story: Story) -> None:
+        async def report(*_: Any) -> TrainerStatus:
+            return TrainerStatus(activity="training", step=3, total_steps=4)
+
+        monkeypatch.setattr(story.reconciler._trainers, "read", report)
+        story.submit("first", "spec.generator.replicas=2")
+        await story.look()
+        story.run()
+        await story.look()
+        assert story.server.status["phase"] == "Running"
+        (generator,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-generator-1")
+        story.cache.drop(generator)
+        story.server.refuse = no_pods(ApiError(422, "Invalid", "env[3]: Duplicate value", kind="Pod"))
+        for _ in range(3):
+            with pytest.raises(ApiError, match="Duplicate"):
+                await story.look()
+        assert (story.server.status["phase"], story.reasons()["Stalled"]) == ("Running", "PodsRefused")
+        story.server.refuse = lambda _body: None
+        await story.look()
+        assert story.server.made[-1]["metadata"]["name"] == "job-generator-1"
 
     tell(told)
 

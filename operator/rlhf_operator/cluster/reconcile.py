@@ -1,30 +1,27 @@
 """Reconciles one job: observe, plan, write the status, act. Called repeatedly."""
 
 import datetime
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from rlhf_api.problems import InvalidJob
-from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
 from ..process_state import Finish
-from .api import Api, ApiError, Key, run_all
+from .api import Api, Key, run_all
 from .cache import Cache
 from .companion_client import CompanionClient
 from .desired import Desired
 from .desired_reader import DesiredReader
 from .kueue import deactivated, quota
 from .kueue_client import KueueClient
-from .names import pod_name
 from .next_step import POLL_SECONDS, Plan
 from .observed import Observed
+from .outcomes import Outcomes
 from .pinned import UnreadableConfig
 from .plan import plan
 from .pod_client import PodClient, owned_by
 from .recorder import Recorder
-from .refusal import Refusal, by_server, leave_alone, refuse, reopened
+from .refusal import leave_alone, refuse, reopened
 from .settings import Settings
 from .snapshot import Job, Pod, is_marked
 from .status_writer import StatusWriter
@@ -48,10 +45,7 @@ class Reconciler:
         self._trainers = TrainerClient(*settings.token_keys)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
         self._pods, self._companions = PodClient(api, cache, recorder), CompanionClient(settings, api, cache)
-        self._statuses = StatusWriter(api, cache, telemetry)
-        self._refused: dict[Key, Refusal] = {}
-        self._made: dict[Key, int] = {}
-        """Newest attempt of each trainers' gang that this process has made a pod of."""
+        self._statuses, self._outcomes = StatusWriter(api, cache, telemetry), Outcomes(cache)
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
@@ -88,7 +82,7 @@ class Reconciler:
             return await self._give_up(key, job, refuse(job, error, pods, now))
         job = reopened(job, want.spec)
         trainer = await self._trainers.read(job, pods)
-        workload, refusal = self._cache.workload(key), self._refused.get(key)
+        workload, refusal = self._cache.workload(key), self._outcomes.refusal(key)
         if refusal is not None and isinstance(refusal.why, Finish):
             # Of the spec of then; a later one reopens the job.
             job = replace(job, generation=refusal.generation)
@@ -99,7 +93,7 @@ class Reconciler:
             trainer,
             self._trainers.silent_since(job),
             refusal.why if refusal else None,
-            self._made.get(key),
+            self._outcomes.made(key),
             quota(job, want.spec, workload, want.pinned.name),
             deactivated(workload),
             self._settings.gpu_prices,
@@ -131,7 +125,7 @@ class Reconciler:
         # First: a member about to be deleted should get no more work.
         told = await self._trainers.tell(job, pods, todo.members)
         await self._delete_pods(job, todo)
-        with self._refusing(key, job, todo):
+        with self._outcomes.noted(key, job, todo):
             if todo.companions:
                 await self._companions.apply(key, job, want.pinned)
             if todo.create:
@@ -177,29 +171,8 @@ class Reconciler:
         taken = cluster.model_copy(update={"checkpoint_requested": job.checkpoint})
         return status.model_copy(update={"cluster": taken})
 
-    @contextmanager
-    def _refusing(self, key: Key, job: Job, todo: Plan) -> Iterator[None]:
-        """Keeps a refusal of the job's objects by the API server for the next look, and for no other; and which attempt
-        has pods now."""
-        self._refused.pop(key, None)
-        try:
-            yield
-        except ApiError as error:
-            why = by_server(error.status, error.kind, f"{error.reason}: {error.message}")
-            self._refused[key] = Refusal(job.generation, why)
-            raise
-        finally:
-            gang = {
-                pod_name(job.name, p.role, p.index): p.attempt for p in todo.create if p.role is Role.TRAINER
-            }
-            for pod in self._cache.pods(key) if gang else ():
-                if owned_by(pod, job) and (attempt := gang.get(pod["metadata"]["name"])) is not None:
-                    self._made[key] = attempt
-
     def _forget(self, key: Key) -> None:
         if (uid := self._uids.pop(key, None)) is not None:
             self._trainers.forget(uid)
-        for each in (self._desired, self._companions, self._statuses):
+        for each in (self._desired, self._companions, self._statuses, self._outcomes):
             each.forget(key)
-        self._refused.pop(key, None)
-        self._made.pop(key, None)

@@ -38,12 +38,13 @@ class Refusal:
     why: Finish | str
 
 
-def by_server(status: int, kind: str, message: str) -> Finish | str:
+def by_server(status: int, kind: str, message: str, *, trains: bool = False) -> Finish | str:
     """A refusal of one of the job's objects by the API server: the end of the job where it is a pod that can never be
     taken. A policy or a webhook may be another one tomorrow, and says the same with the same code; other objects are
-    refused for what they are now, such as a Workload that was admitted a moment ago."""
+    refused for what they are now, such as a Workload that was admitted a moment ago. Nor is a job that `trains` ended:
+    pods of its configuration were taken, and what has changed since is not the job."""
     invalid = status == 422 or (status == 400 and _NO_POD in message)
-    if invalid and kind == "Pod" and not _DENIED.search(message):
+    if invalid and kind == "Pod" and not trains and not _DENIED.search(message):
         said = f"the API server takes no pod like this; see spec.pods and its template: {message}"
         return Finish("Failed", INVALID_POD, said)
     return f"pods are not made: {status or 'no answer'} {message}"
