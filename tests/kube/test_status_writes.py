@@ -47,6 +47,29 @@ def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
     asyncio.run(body())
 
 
+def test_a_checkpoint_request_of_any_length_fits_into_the_status(
+    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no status could be written any more, and no pod of the job be replaced."""
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+
+    async def accepted(*_: object) -> bool:
+        return True
+
+    async def body() -> None:
+        async with hands(namespace) as operator:
+            made = job(namespace)
+            made["metadata"]["annotations"] = {"rlhf.dev/checkpoint": "now " * 10_000}
+            await operator.api.create(made)
+            monkeypatch.setattr(operator.reconciler._trainers, "checkpoint", accepted)
+            for _ in range(2):
+                await operator.look("ppo")
+            status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
+            assert status["cluster"]["checkpointRequested"].startswith("now now ")
+
+    asyncio.run(body())
+
+
 def test_an_autoscaler_does_not_undo_a_kubectl_scale_that_it_has_not_seen(
     control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
