@@ -102,7 +102,8 @@ class ClusterStatus(Report):
     attempt: int = 0
     """Starts of the trainer gang, also a label of its pods."""
     unmade: int | None = None
-    """Attempt of which the API server has refused every trainer pod: to be made yet, under the same number."""
+    """Attempt whose trainer pods were not all seen on their nodes: it has trained nothing, and where none is left it is
+    made again under the same number."""
     config: str | None = None
     """Name of the ConfigMap with the configuration of the running pods."""
     counted: tuple[str, ...] = ()

@@ -38,6 +38,13 @@ class Hands:
         await self.see()
         await self.act(name)
 
+    async def bind(self, name: str) -> None:
+        """Puts a pod on a node, as a scheduler does."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/binding"
+        target = {"apiVersion": "v1", "kind": "Node", "name": "of-paper"}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        await self.api._call("create", "POST", "Binding", path, body=body)
+
     async def names(self, kind: str) -> set[str]:
         found = self.api.list(kind, self.namespace, labels="rlhf.dev/job")
         return {body["metadata"]["name"] async for body in found}

@@ -35,7 +35,8 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
 def test_what_somebody_deletes_is_made_again(namespace, kind):
     async def body() -> None:
         async with hands(namespace) as operator:
-            await operator.api.create(job(namespace))
+            wanted = job(namespace)
+            await operator.api.create(wanted | {"spec": wanted["spec"] | {"trainer": {"replicas": 2}}})
             await operator.look("ppo")
             (name,) = await operator.names(kind)
             before = {other: await operator.names(other) for other in (*COMPANIONS, "Pod")}

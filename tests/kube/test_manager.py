@@ -483,6 +483,26 @@ def test_who_loses_the_lease_ends_and_changes_nothing_more(talk, namespace, cont
     talk(body)
 
 
+def test_who_finds_the_lease_run_out_ends_though_it_is_renewed_just_then(talk, namespace):
+    """A process that was frozen with a renewal under way: its worker wakes first. It would lead on without workers, and
+    its liveness probe would find nothing wrong."""
+
+    async def body() -> None:
+        async with operator(namespace) as (made, running):
+            await leads(made)
+            answers = iter([False])
+            held = made.process._lease.held
+            made.process._lease.held = lambda: next(answers, True) and held()
+            await made.api.create(job(namespace))
+            with pytest.raises(ExceptionGroup) as ended:
+                async with asyncio.timeout(60):
+                    await asyncio.shield(running)
+            assert isinstance(ended.value.exceptions[0], LeaseLost)
+            assert not made.looks
+
+    talk(body)
+
+
 def test_events_are_counted_not_repeated(talk, namespace):
     async def body() -> None:
         async with await Api.connect() as api:

@@ -105,7 +105,7 @@ def test_the_shipped_example_gets_its_pods_and_its_columns(running, trainer):
 def test_what_belongs_to_a_job_goes_with_it(running):
     kinds = "pods,services,configmaps,secrets,networkpolicies"
     label = ("-l", "rlhf.dev/job=ppo")
-    assert len(running.get(kinds, *label)["items"]) == 8
+    assert len(running.get(kinds, *label)["items"]) == 7
     running.kubectl("delete", "rlhfjob", "ppo")
     eventually(lambda: not running.get(kinds, *label)["items"], "nothing is left")
 
@@ -265,6 +265,16 @@ def test_a_job_whose_pods_can_never_be_made_goes_on_once_it_is_corrected(jobs):
     jobs.kubectl("replace", "-f", "-", input=yaml.safe_dump(PPO))
     jobs.until_pods(4)
     assert jobs.status("ppo")["cluster"]["attempt"] == 1
+
+
+def test_a_job_one_of_whose_pods_can_never_be_read_keeps_no_other(jobs):
+    """A number where the API server wants text is another answer than a value that it does not know."""
+    template = {"spec": {"nodeSelector": {"gpus": 8}}}
+    jobs.apply(ppo(generator={**PPO["spec"].get("generator", {}), "pods": {"template": template}}))
+    status = jobs.until("ppo", "Failed")
+    assert jobs.reason("ppo", "Failed") == "InvalidPod"
+    assert 'NodeSelector: ReadString: expects " or n, but found 8' in status["message"]
+    jobs.until_pods(0)
 
 
 def test_nothing_secret_is_told(running, trainer, served):

@@ -21,7 +21,8 @@ def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
         async with hands(namespace) as old, hands(namespace) as new:
             await old.api.create(job(namespace))
             await old.look("ppo")
-            await old.see()
+            await old.bind("ppo-trainer-0")
+            await old.look("ppo")
             # The next leader sees that the trainer is gone, and makes another.
             await new.api.delete("Pod", namespace, "ppo-trainer-0", grace=0)
             for _ in range(2):
@@ -42,6 +43,29 @@ def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
             assert (await new.api.get("Pod", namespace, "ppo-trainer-0"))["metadata"]["uid"] == trainer[
                 "metadata"
             ]["uid"]
+
+    asyncio.run(body())
+
+
+def test_a_checkpoint_request_of_any_length_fits_into_the_status(
+    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no status could be written any more, and no pod of the job be replaced."""
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+
+    async def accepted(*_: object) -> bool:
+        return True
+
+    async def body() -> None:
+        async with hands(namespace) as operator:
+            made = job(namespace)
+            made["metadata"]["annotations"] = {"rlhf.dev/checkpoint": "now " * 10_000}
+            await operator.api.create(made)
+            monkeypatch.setattr(operator.reconciler._trainers, "checkpoint", accepted)
+            for _ in range(2):
+                await operator.look("ppo")
+            status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
+            assert status["cluster"]["checkpointRequested"].startswith("now now ")
 
     asyncio.run(body())
 

@@ -413,11 +413,46 @@ def test_pods_that_the_server_refuses_are_told_of_and_not_counted_as_taken_away(
     world = World()
     todo = world.look()
     world.carry_out(todo, only=lambda what: what == "status")
-    again = world.look(refused="pods are refused: exceeded quota", unmade=1)
+    again = world.look(refused="pods are refused: exceeded quota")
     assert {new.attempt for new in again.create} == {1}
     assert not any(new.resume for new in again.create)
     assert "exceeded quota" in again.status.message
     assert {c.type: c.reason for c in again.status.conditions}["PodsScheduled"] == "PodsRefused"
+
+
+def test_of_a_later_attempt_that_was_never_made_the_number_is_kept_and_it_resumes():
+    world = running()
+    world.end("job-trainer-0", 1)
+    for _ in range(9):
+        todo = world.look()
+        if any(new.role == "trainer" for new in todo.create):
+            break
+        world.step()
+        world.kubelet()
+    world.carry_out(todo, only=lambda what: what == "status")
+    again = world.look()
+    assert {(new.attempt, new.resume) for new in again.create if new.role == "trainer"} == {(2, True)}
+    assert again.status.restarts == 1
+
+
+@pytest.mark.parametrize("alone", ["waits", "fails"])
+def test_of_a_gang_that_was_never_whole_nothing_is_resumed(alone):
+    """A quota has no room for the second trainer: the first, without which none trains, has left no checkpoint."""
+    world, made = World(("spec.trainer.replicas=2",)), []
+    for _ in range(12):
+        todo = world.step(5, refused="exceeded quota")
+        made += [(new.attempt, new.resume) for new in todo.create if new.role == "trainer"]
+        world.pods.pop("job-trainer-1", None)
+        if alone == "fails" and world.runs("job-trainer-0"):
+            world.end("job-trainer-0", 1)
+        world.kubelet()
+    assert len(made) > 4
+    assert set(made) == {(1, False)}
+    world.settle()
+    assert world.attempts() == {"1"}
+    del world.pods["job-trainer-1"]
+    world.settle()
+    assert world.attempts() == {"2"}
 
 
 def test_a_trainer_taken_away_while_another_pod_is_refused_is_a_new_attempt_that_resumes():

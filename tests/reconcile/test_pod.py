@@ -9,7 +9,7 @@ from tests.api.manifests import document, job
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig, roles_of
+from rlhf_api.run import RunConfig, places, roles_of
 from rlhf_operator.cluster.objects import companions, owned, token, token_secret
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import NewPod, build_pod
@@ -39,8 +39,8 @@ def pinned(*overrides: str) -> Pinned:
     return Pinned.make("job", job(*overrides).spec, SETTINGS.defaults)
 
 
-def pod(role: Role, *overrides: str, index: int = 0, resume: bool = False):
-    return build_pod(pinned(*overrides), NewPod(role, index, attempt=1, resume=resume), "1")
+def pod(role: Role, *overrides: str, index: int = 0, resume: bool = False, rank: int = 0):
+    return build_pod(pinned(*overrides), NewPod(role, index, 1, resume, rank), "1")
 
 
 def owner() -> Job:
@@ -115,6 +115,31 @@ def test_trainers_meet_at_the_first_ones_name():
         in commands[0]
     )
     assert "--node-rank 1 --master-addr job-trainer-0.job-rlhf --master-port 29500" in commands[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "has_names"),
+    [
+        ((), False),
+        (("spec.generator.replicas=2", "spec.reward.replicas=2"), False),
+        (("spec.trainer.replicas=2",), True),
+        (("spec.generator.tensorParallelSize=2", "spec.generator.podsPerReplica=2"), True),
+    ],
+    ids=["one of each", "servers", "trainers", "a generator of two pods"],
+)
+def test_names_are_made_for_jobs_whose_pods_look_each_other_up(overrides, has_names):
+    """Whatever the environment and the commands of a job without the Service tell, it is none of its names."""
+    made = pinned(*overrides)
+    kinds = [body["kind"] for body in companions(made, "ns")]
+    assert ("Service" in kinds) is has_names
+    spec = made.config.spec
+    pods = [
+        pod(role, *overrides, index=index, rank=rank)
+        for role in roles_of(spec)
+        for index, rank in places(spec, role)
+    ]
+    said = [json.dumps([each["command"], each["env"]]) for each in map(role_container, pods)]
+    assert any(".job-rlhf" in text for text in said) is has_names
 
 
 def test_the_token_of_a_job_is_not_that_of_its_predecessor():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.api.manifests import document
 
+from rlhf_api.report import TrainerStatus
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.cache import Cache
@@ -101,7 +102,8 @@ class Story:
         container = {"name": "role", "started": True, "state": {"running": {"startedAt": since}}}
         ready = {"conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [container]}
         for pod in self.cache.pods(KEY):
-            self.cache.put(self.server.stored({**pod, "status": {"phase": "Running", **ready}}))
+            spec = {**pod["spec"], "nodeName": "node-1"}
+            self.cache.put(self.server.stored({**pod, "spec": spec, "status": {"phase": "Running", **ready}}))
 
     def reasons(self) -> dict[str, str]:
         return {c["type"]: c["reason"] for c in self.server.status["conditions"]}
@@ -192,6 +194,33 @@ def test_an_attempt_that_was_refused_is_no_attempt(meanwhile):
     tell(told)
 
 
+def test_a_job_that_trains_is_not_ended_by_a_pod_that_is_suddenly_invalid(monkeypatch):
+    """Of the same configuration as those that run: somebody's webhook makes it invalid, and may soon be mended."""
+
+    async def told(story: Story) -> None:
+        async def report(*_: Any) -> TrainerStatus:
+            return TrainerStatus(activity="training", step=3, total_steps=4)
+
+        monkeypatch.setattr(story.reconciler._trainers, "read", report)
+        story.submit("first", "spec.generator.replicas=2")
+        await story.look()
+        story.run()
+        await story.look()
+        assert story.server.status["phase"] == "Running"
+        (generator,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-generator-1")
+        story.cache.drop(generator)
+        story.server.refuse = no_pods(ApiError(422, "Invalid", "env[3]: Duplicate value", kind="Pod"))
+        for _ in range(3):
+            with pytest.raises(ApiError, match="Duplicate"):
+                await story.look()
+        assert (story.server.status["phase"], story.reasons()["Stalled"]) == ("Running", "PodsRefused")
+        story.server.refuse = lambda _body: None
+        await story.look()
+        assert story.server.made[-1]["metadata"]["name"] == "job-generator-1"
+
+    tell(told)
+
+
 def test_a_refusal_for_good_is_of_the_spec_that_was_refused():
     """Somebody corrects the spec between the refusal and the look that ends the job for it."""
 
@@ -231,7 +260,7 @@ def test_a_job_made_again_under_its_name_inherits_nothing():
         story.server.applied.clear()
         await story.look()
         assert story.server.status["phase"] == "Provisioning"
-        assert {"ConfigMap", "NetworkPolicy", "Service"} <= {*story.server.applied}
+        assert {"ConfigMap", "NetworkPolicy"} <= {*story.server.applied}
 
     tell(told)
 

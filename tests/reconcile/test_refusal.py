@@ -136,7 +136,7 @@ INVALID = Finish("Failed", "InvalidPod", 'Pod "job-trainer-0" is invalid: spec.d
 def test_a_pod_that_can_never_be_made_is_no_attempt_and_the_corrected_job_starts_anew():
     world = World(("spec.activeDeadlineSeconds=60",))
     world.carry_out(world.look(), only=lambda what: what == "status")
-    world.step(refused=INVALID, unmade=1)
+    world.step(refused=INVALID)
     assert (world.status.phase, reasons(world)["Failed"]) == ("Failed", "InvalidPod")
     for _ in range(3):  # as long as nothing is corrected
         assert names(world.step(3600)) == ([], [])
@@ -195,6 +195,13 @@ def test_pods_whose_configuration_is_lost_do_not_go_on_behind_a_refused_spec():
     ("status", "kind", "message", "for_good"),
     [
         (422, "Pod", 'Pod "a" is invalid: spec.volumes[4].name: Duplicate value: "x"', True),
+        (
+            400,
+            "Pod",
+            'BadRequest: Pod in version "v1" cannot be handled as a Pod: v1.Pod.Spec: decode slice: expect [ or n',
+            True,
+        ),
+        (400, "Pod", "a proxy's own: bad request", False),
         (
             422,
             "Pod",

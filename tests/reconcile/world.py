@@ -52,6 +52,8 @@ class World:
     trainer: TrainerStatus | None = None
     events: list[tuple[str, str]] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
+    remembered: int | None = None
+    """Attempt that the operator knows to have made; None once it has died."""
     expired: bool = False
     defaults: Defaults = TODAY
     limits: Limits | None = None
@@ -80,7 +82,10 @@ class World:
             want = wanted(job, running, self.defaults, self.limits, self.runtime)
         except InvalidJob as error:
             return refuse(job, error, pods, self.now)
-        todo = plan(Observed(reopened(job, want.spec), want, pods, self.trainer, **seen), self.now)
+        todo = plan(
+            Observed(reopened(job, want.spec), want, pods, self.trainer, made=self.remembered, **seen),
+            self.now,
+        )
         self.want = want
         if todo.companions:
             self.configs[want.pinned.name] = want.pinned
@@ -100,6 +105,7 @@ class World:
             if name not in self.pods and only("create"):
                 self.pods[name] = new_pod(new.role, new.index, new.attempt, self.now, new.rank)
                 self.made.append(name)
+                self.remembered = new.attempt if new.role is T else self.remembered
                 self.images.append((name, self.want.pinned.defaults.image))
         self.events += [(event.reason, event.message) for event in todo.events]
         self.expired |= todo.expire

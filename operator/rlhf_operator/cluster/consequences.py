@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhf_api.roles import Role
-from rlhf_api.run import pods_each
+from rlhf_api.run import pods_each, replicas
 from rlhf_api.spec import Spec
 from rlhf_api.status import ClusterStatus
 
@@ -51,11 +51,11 @@ def carried_out(
     now: datetime.datetime,
     *,
     waited: bool,
-    refused: bool,
+    unmade: bool,
 ) -> Consequences:
     """Each action's part, in order: a start whose name is taken waits until the pod has gone, any other makes pods.
-    `waited`: what had to go before these starts was counted at an earlier look; `refused`: the API server made none
-    of the pods of the attempt that the status tells of."""
+    `waited`: what had to go before these starts was counted at an earlier look; `unmade`: nothing ever ran of the
+    attempt that the status tells of, and no trainer pod is there."""
     made = Consequences(restarts, cluster)
     for action in actions:
         if isinstance(action, Finish):
@@ -73,9 +73,10 @@ def carried_out(
         if occupied:
             made.counted |= {pod.uid for pod in occupied}
             continue
-        if action.role is Role.TRAINER and not refused:
-            attempt = {"attempt": made.cluster.attempt + 1, "progress_time": time_text(now)}
-            made.cluster = made.cluster.model_copy(update=attempt)
+        if action.role is Role.TRAINER and not unmade:
+            attempt = made.cluster.attempt + 1
+            new = {"attempt": attempt, "unmade": attempt, "progress_time": time_text(now)}
+            made.cluster = made.cluster.model_copy(update=new)
         resume = made.cluster.attempt > 1 or spec.checkpoint.resume
         made.create += [
             NewPod(action.role, index, made.cluster.attempt, resume, rank)
@@ -84,6 +85,15 @@ def carried_out(
             if (action.role, index, rank) not in sight.current
         ]
     return made
+
+
+def once_made(spec: Spec, cluster: ClusterStatus, sight: PodGroups) -> ClusterStatus:
+    """Says so once every trainer pod of the present attempt has a node: from then on they may train and leave
+    checkpoints, which none does without the others."""
+    trainers = [pod for pod in sight.of(Role.TRAINER) if pod.attempt == cluster.attempt]
+    ran = {pod.index for pod in trainers if pod.node or pod.ended}
+    whole = ran >= {*range(replicas(spec, Role.TRAINER))}
+    return cluster.model_copy(update={"unmade": None}) if whole else cluster
 
 
 def deletion(pod: Pod, grace: int | None = None) -> Deletion:

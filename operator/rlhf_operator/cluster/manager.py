@@ -12,7 +12,7 @@ from . import resync
 from .api import Api, ApiError, Body, Key
 from .background_loop import BackgroundLoop
 from .cache import Cache
-from .lease import Lease
+from .lease import Lease, LeaseLost
 from .logs import about
 from .pod_status import OVER
 from .queue import Queue
@@ -185,8 +185,10 @@ class Process:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
-            if self._stopping.is_set() or not self._lease.held():
-                return  # a process that was frozen may resume here before it notices that its lease is lost
+            if self._stopping.is_set():
+                return
+            if not self._lease.held():  # a process that was frozen may resume here before it notices
+                raise LeaseLost("the lease had run out before a reconcile")
             self._telemetry.queue_depth(len(self._queue))
             self._busy[key] = started = time.monotonic()
             try:

@@ -5,6 +5,10 @@ import hmac
 from collections.abc import Sequence
 from typing import Any
 
+from rlhf_api.roles import Role
+from rlhf_api.run import pods_each, replicas
+from rlhf_api.spec import Spec
+
 from .gangs import GANGS
 from .names import OPERATOR, common_labels, service_name, token_name
 from .pinned import Pinned
@@ -35,10 +39,16 @@ def companions(pinned: Pinned, operator_namespace: str, metrics_from: Sequence[B
     group = GANGS[config.spec.scheduling.gang].group(config)
     return [
         pinned.config_map(),
-        _service(config.job),
+        *([_service(config.job)] if _meets(config.spec) else []),
         _policy(config.job, operator_namespace, metrics_from),
         *([group] if group else []),
     ]
+
+
+def _meets(spec: Spec) -> bool:
+    """True if pods look each other up by name: further pods of the trainer or of a generator find the first one so. All
+    else is told addresses, and a pod's own name the kubelet writes into its /etc/hosts."""
+    return replicas(spec, Role.TRAINER) > 1 or pods_each(spec, Role.GENERATOR) > 1
 
 
 def _service(job: str) -> Body:

@@ -24,8 +24,8 @@ class Observed:
     """Time since when the trainer has been silent, in seconds since the epoch."""
     refused: Finish | str | None = None
     """The API server's refusal of the pods that were to be created last."""
-    unmade: int | None = None
-    """Attempt of the trainers' gang of which that refusal left no pod."""
+    made: int | None = None
+    """Newest attempt of the trainers' gang of which this operator has made a pod."""
     quota: Quota = "none"
     deactivated: bool = False
     """Its Workload is not to be admitted, by an administrator's word."""

@@ -10,7 +10,7 @@ from ..job_status import first_status
 from ..restart_policy import decide, pause_left
 from . import autoscale, deadlines, windows
 from .conditions import Look
-from .consequences import carried_out, deletion
+from .consequences import carried_out, deletion, once_made
 from .describe import describe
 from .next_step import POLL_SECONDS, Plan, deletions
 from .observed import Observed
@@ -28,11 +28,11 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     sight = sort(spec, cluster, observed.pods)
     waits = observed.wanted.waits is not None
     stop = spec.suspend or waits or observed.quota not in ("none", "left", "admitted")
-    # Pods that the API server refused were never there, whatever the status says that it was about to make.
-    unmade = cluster.unmade if observed.unmade is None else observed.unmade
-    refused = unmade == cluster.attempt and not sight.of(Role.TRAINER)
-    cluster = cluster.model_copy(update={"unmade": cluster.attempt if refused else None})
-    begun = before.phase in ("Provisioning", "Running") and cluster.attempt > 0 and not refused
+    cluster = once_made(spec, cluster, sight)
+    # Whatever the status says that it was about to make: pods were refused, an operator died before, or they waited.
+    unmade = cluster.unmade == cluster.attempt and not sight.of(Role.TRAINER)
+    there_once = cluster.attempt > 0 and (not unmade or cluster.attempt == observed.made)
+    begun = before.phase in ("Provisioning", "Running") and there_once
     restarts = windows.read(before, cluster)
     waited = bool(cluster.counted)  # what was to go before a start has been seen and counted
     last = 0.0 if waited else restarts.get(Role.TRAINER, Restarts()).last
@@ -54,7 +54,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     )
     cluster = cluster.model_copy(update={"suspend_requested": None, "config": observed.wanted.pinned.name})
 
-    made = carried_out(actions, spec, sight, cluster, restarts, now, waited=waited, refused=refused)
+    made = carried_out(actions, spec, sight, cluster, restarts, now, waited=waited, unmade=unmade)
     finish = made.finish
     there = {pod.uid for pod in sight.pods}
     counted = {*cluster.counted, *made.counted}

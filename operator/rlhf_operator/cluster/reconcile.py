@@ -1,33 +1,31 @@
 """Reconciles one job: observe, plan, write the status, act. Called repeatedly."""
 
 import datetime
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from rlhf_api.problems import InvalidJob
-from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
 from ..process_state import Finish
-from .api import Api, ApiError, Key, run_all
+from .api import Api, Key, run_all
 from .cache import Cache
 from .companion_client import CompanionClient
 from .desired import Desired
 from .desired_reader import DesiredReader
 from .kueue import deactivated, quota
 from .kueue_client import KueueClient
-from .names import pod_name
 from .next_step import POLL_SECONDS, Plan
 from .observed import Observed
+from .outcomes import Outcomes
 from .pinned import UnreadableConfig
 from .plan import plan
 from .pod_client import PodClient, owned_by
 from .recorder import Recorder
-from .refusal import Refusal, by_server, leave_alone, refuse, reopened
+from .refusal import leave_alone, refuse, reopened
 from .settings import Settings
 from .snapshot import Job, Pod, is_marked
 from .status_writer import StatusWriter
+from .stopping import deleted
 from .telemetry import Telemetry
 from .trainer_client import TrainerClient
 
@@ -47,8 +45,7 @@ class Reconciler:
         self._trainers = TrainerClient(*settings.token_keys)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
         self._pods, self._companions = PodClient(api, cache, recorder), CompanionClient(settings, api, cache)
-        self._statuses = StatusWriter(api, cache, telemetry)
-        self._refused: dict[Key, Refusal] = {}
+        self._statuses, self._outcomes = StatusWriter(api, cache, telemetry), Outcomes(cache)
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
@@ -62,8 +59,8 @@ class Reconciler:
             ApiError: an action failed; the next call continues from there.
         """
         body = self._cache.job(key)
-        if body is None or "deletionTimestamp" in body["metadata"]:
-            self._forget(key)  # what it owns, the API server deletes
+        if body is None:
+            self._forget(key)  # what it owned, the API server deletes
             return None
         job = Job.of(body)
         if self._uids.setdefault(key, job.uid) != job.uid:
@@ -72,6 +69,9 @@ class Reconciler:
         bodies = [pod for pod in self._cache.pods(key) if owned_by(pod, job)]
         pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
         now = datetime.datetime.now(datetime.UTC)
+        if "deletionTimestamp" in body["metadata"]:
+            self._forget(key)
+            return await self._give_up(key, job, deleted(body["metadata"], pods))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
         try:
@@ -82,7 +82,7 @@ class Reconciler:
             return await self._give_up(key, job, refuse(job, error, pods, now))
         job = reopened(job, want.spec)
         trainer = await self._trainers.read(job, pods)
-        workload, refusal = self._cache.workload(key), self._refused.get(key)
+        workload, refusal = self._cache.workload(key), self._outcomes.refusal(key)
         if refusal is not None and isinstance(refusal.why, Finish):
             # Of the spec of then; a later one reopens the job.
             job = replace(job, generation=refusal.generation)
@@ -93,7 +93,7 @@ class Reconciler:
             trainer,
             self._trainers.silent_since(job),
             refusal.why if refusal else None,
-            refusal.unmade if refusal else None,
+            self._outcomes.made(key),
             quota(job, want.spec, workload, want.pinned.name),
             deactivated(workload),
             self._settings.gpu_prices,
@@ -125,7 +125,7 @@ class Reconciler:
         # First: a member about to be deleted should get no more work.
         told = await self._trainers.tell(job, pods, todo.members)
         await self._delete_pods(job, todo)
-        with self._refusing(key, job, todo):
+        with self._outcomes.noted(key, job, todo):
             if todo.companions:
                 await self._companions.apply(key, job, want.pinned)
             if todo.create:
@@ -171,24 +171,8 @@ class Reconciler:
         taken = cluster.model_copy(update={"checkpoint_requested": job.checkpoint})
         return status.model_copy(update={"cluster": taken})
 
-    @contextmanager
-    def _refusing(self, key: Key, job: Job, todo: Plan) -> Iterator[None]:
-        """Keeps a refusal of the job's objects by the API server for the next look, and for no other."""
-        self._refused.pop(key, None)
-        try:
-            yield
-        except ApiError as error:
-            there = {pod["metadata"]["name"] for pod in self._cache.pods(key) if owned_by(pod, job)}
-            gang = [new for new in todo.create if new.role is Role.TRAINER]
-            some = any(pod_name(job.name, new.role, new.index) in there for new in gang)
-            unmade = gang[0].attempt if gang and not some else None
-            why = by_server(error.status, error.kind, f"{error.reason}: {error.message}")
-            self._refused[key] = Refusal(job.generation, why, unmade)
-            raise
-
     def _forget(self, key: Key) -> None:
         if (uid := self._uids.pop(key, None)) is not None:
             self._trainers.forget(uid)
-        for each in (self._desired, self._companions, self._statuses):
+        for each in (self._desired, self._companions, self._statuses, self._outcomes):
             each.forget(key)
-        self._refused.pop(key, None)

@@ -25,6 +25,8 @@ from .usage import used
 _DENIED = re.compile(r"denied (the )?request")
 """In what admission says: `admission webhook "x" denied the request: ...`, `ValidatingAdmissionPolicy 'x' with binding
 'y' denied request: ...`."""
+_NO_POD = "cannot be handled as a Pod"
+"""In what the API server says of a body that it cannot read: a field of the template has a value of another type."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,15 @@ class Refusal:
     generation: int
     """Of the spec that they were made of."""
     why: Finish | str
-    unmade: int | None = None
-    """Attempt of the trainers' gang of which it left no pod."""
 
 
-def by_server(status: int, kind: str, message: str) -> Finish | str:
+def by_server(status: int, kind: str, message: str, *, trains: bool = False) -> Finish | str:
     """A refusal of one of the job's objects by the API server: the end of the job where it is a pod that can never be
     taken. A policy or a webhook may be another one tomorrow, and says the same with the same code; other objects are
-    refused for what they are now, such as a Workload that was admitted a moment ago."""
-    if status == 422 and kind == "Pod" and not _DENIED.search(message):
+    refused for what they are now, such as a Workload that was admitted a moment ago. Nor is a job that `trains` ended:
+    pods of its configuration were taken, and what has changed since is not the job."""
+    invalid = status == 422 or (status == 400 and _NO_POD in message)
+    if invalid and kind == "Pod" and not trains and not _DENIED.search(message):
         said = f"the API server takes no pod like this; see spec.pods and its template: {message}"
         return Finish("Failed", INVALID_POD, said)
     return f"pods are not made: {status or 'no answer'} {message}"

@@ -16,6 +16,9 @@ from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, RANK, ROLE, pod_name
 from .pod_status import OVER, Body, ended, initializing, seconds, waiting_reason
 from .ports import PORT
 
+_REQUEST = 256
+"""Longest part of a checkpoint request that tells it from others, in characters; an annotation may have 256 KiB."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -29,7 +32,7 @@ class Job:
     queue: str | None
     """The job's Kueue queue."""
     checkpoint: str | None
-    """Newest checkpoint request."""
+    """Newest checkpoint request, as much of it as a status keeps."""
     status: JobStatus | None
     unreadable: str | None = None
     """Validation errors of a status written by another release, which must not be overwritten."""
@@ -38,6 +41,7 @@ class Job:
     def of(cls, body: Body) -> "Job":
         meta = body["metadata"]
         status, unreadable = _status(body.get("status"))
+        asked = meta.get("annotations", {}).get(CHECKPOINT)
         return cls(
             body=body,
             name=meta["name"],
@@ -45,7 +49,7 @@ class Job:
             uid=meta["uid"],
             generation=meta.get("generation", 1),
             queue=meta.get("labels", {}).get(QUEUE),
-            checkpoint=meta.get("annotations", {}).get(CHECKPOINT),
+            checkpoint=asked and asked[:_REQUEST],
             status=status,
             unreadable=unreadable,
         )

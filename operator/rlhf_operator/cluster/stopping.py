@@ -1,7 +1,8 @@
 """Next step of a job that is suspended, or has ended: its pods go, and its quota is given back; pure."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rlhf_api.roles import Role
 from rlhf_api.status import ClusterStatus, JobStatus
@@ -14,6 +15,7 @@ from .describe import describe
 from .next_step import POLL_SECONDS, Plan, Queue, deletions
 from .observed import Observed
 from .pod_groups import PodGroups, membership, sort
+from .snapshot import Pod
 from .usage import counted
 
 RUNTIME_SECONDS = 15.0
@@ -24,6 +26,9 @@ SIDECAR_SECONDS = 30.0
 """Grace period of a pod's sidecars after the role's container has ended at the end of a job, seconds: time to ship
 logs.
 """
+
+ORPHANS = "orphan"
+"""Finalizer of an object that is deleted without what it owns, as by `kubectl delete --cascade=orphan`."""
 
 
 def suspend(
@@ -111,6 +116,20 @@ def _queue(observed: Observed, *, idle: bool) -> Queue | None:
     if (suspended or quota == "outgrown") and not observed.deactivated:
         return "leave"
     return "release" if quota == "evicted" else report_if_admitted(observed)
+
+
+def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod]) -> Plan:
+    """A job that was deleted and is still there: somebody's finalizer holds it, perhaps for ever, and until it is gone
+    the API server leaves what it owns. Its pods go now, as they would with it, unless they are to be left."""
+    if ORPHANS in metadata.get("finalizers", ()):
+        return Plan(status=None, again=None)
+    living = [pod for pod in pods if not pod.over]
+    return Plan(
+        status=None,
+        delete=tuple(deletion(pod) for pod in living if pod.deletion_deadline is None),
+        queue=None if living else "leave",
+        again=POLL_SECONDS if living else None,
+    )
 
 
 def after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:

@@ -1,0 +1,56 @@
+"""What became of the objects that the last look at a job was to make."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rlhf_api.roles import Role
+
+from .api import ApiError, Key
+from .cache import Cache
+from .names import pod_name
+from .next_step import Plan
+from .pod_client import owned_by
+from .refusal import Refusal, by_server
+from .snapshot import Job
+
+
+class Outcomes:
+    """Remembered by one operator; the next learns it from the status, or by trying."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._refused: dict[Key, Refusal] = {}
+        self._made: dict[Key, int] = {}
+
+    def refusal(self, key: Key) -> Refusal | None:
+        """The API server's refusal of what was to be made last."""
+        return self._refused.get(key)
+
+    def made(self, key: Key) -> int | None:
+        """Newest attempt of the trainers' gang of which this operator has made a pod."""
+        return self._made.get(key)
+
+    def forget(self, key: Key) -> None:
+        self._refused.pop(key, None)
+        self._made.pop(key, None)
+
+    @contextmanager
+    def noted(self, key: Key, job: Job, todo: Plan) -> Iterator[None]:
+        """Notes for the next look, and for no other, what the API server refuses; and which attempt has pods now."""
+        self._refused.pop(key, None)
+        try:
+            yield
+        except ApiError as error:
+            said, trains = (
+                f"{error.reason}: {error.message}",
+                bool(job.status and job.status.phase == "Running"),
+            )
+            why = by_server(error.status, error.kind, said, trains=trains)
+            self._refused[key] = Refusal(job.generation, why)
+            raise
+        finally:
+            trainers = [new for new in todo.create if new.role is Role.TRAINER]
+            gang = {pod_name(job.name, new.role, new.index): new.attempt for new in trainers}
+            for pod in self._cache.pods(key) if gang else ():
+                if owned_by(pod, job) and (attempt := gang.get(pod["metadata"]["name"])) is not None:
+                    self._made[key] = attempt
