@@ -167,6 +167,14 @@ def test_a_window_that_is_in_the_masks_alone_is_not_packed(make):
     torch.testing.assert_close(infer(auto, long, ResponseLogprobs(), sizes), expected)
 
 
+def test_a_window_as_wide_as_all_positions_is_none():
+    """As that of Phi-3.5-MoE."""
+    model = windowed()
+    assert not can_pack(model)
+    model.config.sliding_window = model.config.max_position_embeddings
+    assert can_pack(model)
+
+
 def test_what_mixes_the_row_is_found_out():
     model = llama()
     layer = model.model.layers[0].mlp

@@ -121,13 +121,14 @@ def can_pack(model: PreTrainedModel) -> bool:
 
 
 def _windows_in_masks(model: PreTrainedModel) -> bool:
-    """True for attention in chunks, and for layers with a sliding window that they do not pass on to attention
-    functions, as Qwen2-MoE's and PhiMoE's."""
+    """True for attention in chunks, and for layers with a sliding window, narrower than all positions, that they do not
+    pass on to attention functions, as Qwen2-MoE's and PhiMoE's."""
     text = model.config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ("sliding_attention",)
     if "chunked_attention" in kinds:
         return True
-    if not getattr(text, "sliding_window", None) or "sliding_attention" not in kinds:
+    window, positions = (getattr(text, name, None) for name in ("sliding_window", "max_position_embeddings"))
+    if not window or "sliding_attention" not in kinds or (positions and window >= positions):
         return False
     layers = {type(module) for module in model.modules() if type(module).__name__.endswith("Attention")}
     return not any("sliding_window" in inspect.getsource(layer.forward) for layer in layers)
