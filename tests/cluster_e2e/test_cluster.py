@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from tests.cluster import images
 from tests.cluster.down import down
 from tests.cluster.node import Place
 from tests.cluster.up import up
+from tests.fault_matrix.cells import API_SERVER, ETCD
+from tests.fault_matrix.control_plane import server
 from tests.support.cluster import Cluster, existing
 from tests.support.kube import eventually, get, kubectl
 
@@ -131,6 +134,26 @@ except obstore.exceptions.AlreadyExistsError:
     print(obstore.get(store, "a").bytes().to_bytes().decode())
 """
     assert output(cluster, namespace, pod("put", images.TRAINER, "python3", "-c", code)).strip() == "first"
+
+
+@pytest.mark.parametrize("victim", [API_SERVER, ETCD])
+def test_a_control_plane_s_server_that_is_killed_is_started_again(
+    cluster: Cluster, namespace: str, victim: str
+) -> None:
+    if existing() is not None:
+        pytest.skip("kills a server of a cluster on this machine: unset KUBECONFIG and RLHF_TEST_KUBECONFIG")
+    place = Place(cluster.kubeconfig.parents[1])
+    killed = server(place, victim)
+    killed.kill()
+
+    def another() -> bool:
+        with suppress(LookupError):
+            return server(place, victim) != killed
+        return False
+
+    eventually(another, f"another {victim}", READY_S)
+    # Reads come from etcd.
+    eventually(lambda: get(cluster.kubeconfig, "namespace", namespace), f"what {victim} held", READY_S)
 
 
 def test_a_cluster_leaves_no_trace_on_the_machine(cluster: Cluster, tmp_path: Path) -> None:
