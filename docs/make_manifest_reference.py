@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.algorithms.base import PolicyGradient
+from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.deepspeed import DeepSpeedConfig
 from rlhf_api.pods import PodSettings
 from rlhf_api.spec import Spec

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from .algorithms import ALGORITHMS
-from .algorithms.base import PolicyGradient
+from .algorithms.policy_gradient import PolicyGradient
 from .checks import RELAY
 from .model import Model
 from .roles import Trainer

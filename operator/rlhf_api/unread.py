@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from .algorithms import algorithm_of, graph_of, settings_of
-from .algorithms.base import PolicyGradient, is_one_update
+from .algorithms.policy_gradient import PolicyGradient, is_one_update
 from .algorithms.ppo import PPO
 from .base import Frozen
 from .graph import CRITIC

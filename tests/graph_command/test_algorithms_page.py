@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.algorithms.base import PolicyGradient
+from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.base import Frozen
 from rlhf_api.spec import Optimizer
 

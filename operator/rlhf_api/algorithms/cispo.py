@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..base import PositiveFloat
 from ..problems import Problem
-from .base import GROUPED, Algorithm, PolicyGradient, group_rules, grouped
+from .base import Algorithm
+from .nodes import grouped
+from .policy_gradient import GROUPED, PolicyGradient, group_rules
 
 if TYPE_CHECKING:
     from ..spec import Spec

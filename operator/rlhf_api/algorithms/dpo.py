@@ -10,7 +10,8 @@ from pydantic import Field
 from ..base import Frozen, PositiveFloat
 from ..graph import POLICY, SEQUENCES, Dataset, Graph, Train
 from ..problems import Problem
-from .base import Algorithm, reference
+from .base import Algorithm
+from .nodes import reference
 
 if TYPE_CHECKING:
     from ..spec import Spec

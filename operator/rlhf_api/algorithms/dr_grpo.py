@@ -2,7 +2,9 @@
 
 from typing import Literal
 
-from .base import GROUPED, Algorithm, PolicyGradient, group_rules, grouped
+from .base import Algorithm
+from .nodes import grouped
+from .policy_gradient import GROUPED, PolicyGradient, group_rules
 
 
 class DrGRPO(PolicyGradient):

@@ -10,7 +10,9 @@ from pydantic import Field
 from ..base import Fraction, NonNegativeFloat, Positive
 from ..graph import CRITIC, SEQUENCES, Compute, Graph, Infer, Train
 from ..problems import Problem
-from .base import Algorithm, PolicyGradient, experience, policy_gradient_rules, rewarded, train_policy
+from .base import Algorithm
+from .nodes import experience, rewarded, train_policy
+from .policy_gradient import PolicyGradient, policy_gradient_rules
 
 if TYPE_CHECKING:
     from ..spec import Spec

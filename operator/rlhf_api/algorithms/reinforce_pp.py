@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING
 from ..base import Fraction, NonNegativeFloat
 from ..graph import Compute, Graph
 from ..problems import Problem
-from .base import (
-    Algorithm,
-    PolicyGradient,
-    experience,
-    group_rules,
-    policy_gradient_rules,
-    rewarded,
-    train_policy,
-)
+from .base import Algorithm
+from .nodes import experience, rewarded, train_policy
+from .policy_gradient import PolicyGradient, group_rules, policy_gradient_rules
 
 if TYPE_CHECKING:
     from ..spec import Spec

@@ -1,7 +1,9 @@
 """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740)."""
 
 from ..base import NonNegativeFloat
-from .base import GROUPED, Algorithm, PolicyGradient, group_rules, grouped
+from .base import Algorithm
+from .nodes import grouped
+from .policy_gradient import GROUPED, PolicyGradient, group_rules
 
 
 class RLOO(PolicyGradient):

@@ -1,6 +1,6 @@
 """Adaptive KL coefficient: after each step it moves towards the divergence that the job aims at."""
 
-from rlhf_api.algorithms.base import PolicyGradient
+from rlhf_api.algorithms.policy_gradient import PolicyGradient
 
 from ..maths.kl import adaptive_kl_coefficient
 from ..ops import OpContext

@@ -1,0 +1,119 @@
+"""Graph nodes that algorithms with sampled responses share: the experience, the reference, the policy's training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..graph import POLICY, REFERENCE, SEQUENCES, Compute, Generate, Graph, Infer, Node, Score, Train
+from .policy_gradient import PolicyGradient, is_one_update
+
+if TYPE_CHECKING:
+    from ..spec import Spec
+
+
+def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
+    """First nodes of every algorithm that samples responses: responses, their log-probabilities under policy and
+    reference if needed, and scores.
+
+    If a step is one update, the old log-probabilities are not computed: they equal those of the update itself.
+    """
+    one_update = is_one_update(spec, settings, settings.minibatch_size)
+    penalty = settings.kl_coefficient > 0
+    nodes: list[Node] = [Generate(rounds=settings.dynamic_sampling)]
+    weighted = spec.rollout.level != "none"
+    if not one_update or weighted or (penalty and settings.kl_in == "reward"):
+        nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
+    if weighted:
+        nodes.append(
+            Compute(
+                name="importance",
+                function="importance_weights",
+                reads=("logprobs", "sampled_logprobs"),
+                writes=("importance_weights",),
+            )
+        )
+    if penalty:
+        nodes.append(reference(spec, settings.reference_ema))
+    if spec.reward.fine_grained:
+        nodes.append(Score(writes=("token_scores",), per_token=True))
+        nodes.append(
+            Compute(name="scores", function="sum_scores", reads=("token_scores",), writes=("scores",))
+        )
+    else:
+        nodes.append(Score())
+    if settings.overlong_filter:
+        nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
+    return tuple(nodes)
+
+
+def reference(spec: Spec, average: float | None = None, output: str = "logprobs") -> Infer:
+    """The reference's log-probabilities: of the policy's moving average, if there is one; of the policy with its
+    adapter disabled, if it has one and no other reference is named; else of the reference role."""
+    lora = spec.model.lora
+    base = average is None and lora is not None and lora.policy is not None and spec.model.reference is None
+    return Infer(
+        name="reference_logprobs",
+        model=POLICY if base or average is not None else REFERENCE,
+        output=output,
+        average=average,
+        base=base,
+        writes=("reference_logprobs",),
+    )
+
+
+def rewarded(settings: PolicyGradient) -> tuple[str, ...]:
+    """Columns that the rewards are computed from."""
+    in_reward = settings.kl_coefficient > 0 and settings.kl_in == "reward"
+    return ("scores", *(("logprobs", "reference_logprobs") if in_reward else ()))
+
+
+def train_policy(
+    begin: tuple[Node, ...], settings: PolicyGradient, loss: str = "policy", from_step: int = 0
+) -> Train:
+    """The policy's training node: reads the old log-probabilities and the mask if `begin` writes them, and the
+    reference if the KL penalty is part of the loss."""
+    in_loss = settings.kl_coefficient > 0 and settings.kl_in == "loss"
+    written = {column for node in begin for column in node.writes}
+    reads = (
+        SEQUENCES,
+        "sampled_logprobs",
+        *(column for column in ("logprobs", "mask", "importance_weights") if column in written),
+        "advantages",
+        *(("reference_logprobs",) if in_loss else ()),
+    )
+    return Train(
+        name="train_policy",
+        model=POLICY,
+        loss=loss,
+        output="logprobs_and_entropy_bonus" if settings.entropy_coefficient else "logprobs_and_entropy",
+        reads=reads,
+        minibatch_size=settings.minibatch_size,
+        balance_tokens=settings.balance_tokens,
+        epochs=settings.epochs,
+        from_step=from_step,
+        stop_ratio=settings.stop_ratio,
+    )
+
+
+def grouped(function: str, loss: str = "policy") -> Callable[[Spec, PolicyGradient], Graph]:
+    """Graph of the algorithms without a critic and with one advantage per response: its reward compared with the
+    group's."""
+
+    def graph(spec: Spec, settings: PolicyGradient) -> Graph:
+        rewards = Compute(
+            name="rewards",
+            function="response_rewards",
+            reads=rewarded(settings),
+            writes=("response_rewards",),
+        )
+        advantages = Compute(
+            name="advantages",
+            function=function,
+            reads=("response_rewards", "position"),
+            writes=("advantages",),
+        )
+        begin = experience(spec, settings)
+        return Graph((*begin, rewards, advantages, train_policy(begin, settings, loss)))
+
+    return graph

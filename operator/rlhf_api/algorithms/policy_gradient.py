@@ -1,0 +1,134 @@
+"""Settings and rules that all algorithms with sampled responses share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from ..base import Frozen, NonNegativeFloat, Positive, PositiveFloat
+from ..problems import Problem
+
+if TYPE_CHECKING:
+    from ..spec import Spec
+
+
+class PolicyGradient(Frozen):
+    """Settings shared by all algorithms that sample responses; DAPO's parts combine with any of them."""
+
+    epochs: Positive = 1
+    """Passes over each step's responses."""
+    minibatch_size: Positive = 64
+    """Responses of one optimizer update, over all ranks."""
+    balance_tokens: bool = False
+    """The updates of a step have equally many response tokens, so each counts the same under lossAggregation token; in
+    place of random responses."""
+    clip_ratio: PositiveFloat = 0.2
+    """The importance ratio is clipped to 1 - clipRatio ... 1 + clipRatio."""
+    clip_ratio_high: PositiveFloat | None = None
+    """Upper clip, 1 + clipRatioHigh, where it differs (DAPO's clip-higher: 0.28)."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bound of the loss of negative advantages, as a multiple of the advantage (dual-clip PPO: 3); above 1."""
+    loss_aggregation: Literal["token", "sequence", "constant"] = "token"
+    """Mean over all response tokens; mean over responses of their mean; or sum over tokens divided by responses x
+    sampling.maxNewTokens."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Entropy bonus per nat of entropy of the policy's next-token distribution."""
+    stop_ratio: float | None = Field(None, gt=1)
+    """A step's remaining updates of the policy are skipped once the mean importance ratio of a minibatch is above this,
+    or below its inverse."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """KL penalty per nat of divergence from the reference; 0: the job has no reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Estimator of the divergence of each token."""
+    kl_in: Literal["reward", "loss"] = "reward"
+    """The KL penalty is part of the token rewards, or of the loss."""
+    kl_target: PositiveFloat | None = None
+    """Adaptive KL: klCoefficient adapts so that the divergence approaches klTarget nats per response."""
+    kl_horizon: Positive = 10000
+    """Number of responses over which klCoefficient adapts to klTarget."""
+    reference_ema: float | None = Field(None, ge=0, lt=1)
+    """The reference is not a role but the moving average of the policy, with this decay per step."""
+    overlong_filter: bool = False
+    """Excludes responses cut off by the length limit from the loss (DAPO's overlong filter)."""
+    overlong_buffer: int = Field(0, ge=0)
+    """Number of tokens before sampling.maxNewTokens over which overlongPenalty rises from 0; 0: no penalty."""
+    overlong_penalty: NonNegativeFloat = 1.0
+    """Penalty on the score of a response of full length, linearly less within overlongBuffer."""
+    dynamic_sampling: int = Field(0, ge=0)
+    """Dynamic sampling: maximum number of rounds of fresh prompts that replace groups whose responses all have the same
+    score; 0: such groups stay."""
+
+
+def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
+    """Rules shared by all algorithms that sample responses."""
+    responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    if settings.minibatch_size > responses:
+        yield Problem(
+            f"{where}.minibatchSize",
+            f"a step has {responses} answers (data.promptsPerStep x sampling.answersPerPrompt); "
+            f"use at most that; got {settings.minibatch_size}",
+        )
+    yield from _balanced(spec, where, settings, responses)
+    high = settings.clip_ratio_high
+    if high is not None and high < settings.clip_ratio < 1:  # from 1 on there is no lower bound
+        yield Problem(
+            f"{where}.clipRatioHigh", f"must be at least clipRatio ({settings.clip_ratio:g}); got {high:g}"
+        )
+    if settings.kl_coefficient and settings.kl_in == "loss" and settings.kl_estimator == "k1":
+        yield Problem(
+            f"{where}.klEstimator",
+            "as a loss, k1 has an expected gradient of 0 and holds nothing back; use k2 or k3, or klIn reward; "
+            "got 'k1'",
+        )
+    limit = spec.sampling.max_new_tokens
+    if settings.overlong_buffer > limit:
+        yield Problem(
+            f"{where}.overlongBuffer",
+            f"must be at most sampling.maxNewTokens ({limit}); got {settings.overlong_buffer}",
+        )
+    if settings.dynamic_sampling and spec.sampling.answers_per_prompt < 2:
+        yield Problem(
+            f"{where}.dynamicSampling",
+            "compares the responses to a prompt: set sampling.answersPerPrompt to at least 2; got 1",
+        )
+
+
+def _balanced(spec: Spec, where: str, settings: PolicyGradient, responses: int) -> Iterator[Problem]:
+    if not settings.balance_tokens or spec.replay.window:
+        return
+    sizes = (
+        settings.minibatch_size,
+        getattr(settings, "value_minibatch_size", None) or settings.minibatch_size,
+    )
+    if all(responses < 2 * size for size in sizes):
+        message = f"a step is one update of {responses} responses; use a minibatchSize of at most {responses // 2}, "
+        yield Problem(f"{where}.balanceTokens", f"{message}or remove this; got true")
+    elif spec.replay.dynamic and settings.epochs == 1:
+        yield Problem(
+            f"{where}.balanceTokens",
+            "replay.streamDataLoaderType dynamic trains on responses as they come, and there is no further epoch; use "
+            "fixed, or remove this; got true",
+        )
+
+
+def group_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
+    """Rules of algorithms whose baseline is the other responses to the same prompt."""
+    yield from policy_gradient_rules(spec, where, settings)
+    if spec.sampling.answers_per_prompt < 2:
+        yield Problem(
+            "spec.sampling.answersPerPrompt",
+            f"{spec.algorithm} compares the responses to a prompt; use at least 2 (8 is usual); got 1",
+        )
+
+
+GROUPED = {"sampling": {"answersPerPrompt": 8}}
+"""What algorithms with `group_rules` usually set."""
+
+
+def is_one_update(spec: Spec, settings: PolicyGradient, minibatch: int) -> bool:
+    """True if a step trains once, on all of its responses at once: those that are left over join the last minibatch."""
+    responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    whole = responses <= minibatch if spec.replay.dynamic else responses < 2 * minibatch
+    return settings.epochs == 1 and whole and not spec.replay.window
