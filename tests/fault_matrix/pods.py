@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 from tests.cluster.node import Place
@@ -18,6 +17,7 @@ from tests.fault_matrix.cells import API_SERVER, AT_ONCE, ETCD, EVERY_NODE, NODE
 from tests.fault_matrix.inject import later, stop
 from tests.fault_matrix.manifest import PER_STEP
 from tests.fault_matrix.meeting import READY_SECONDS, Meeting
+from tests.fault_matrix.operators import Operators, is_up
 from tests.fault_matrix.running import NoStep, Outcome
 from tests.support.installed import SYSTEM
 from tests.support.kube import KubectlError, eventually, kubectl
@@ -45,7 +45,7 @@ class OnPods:
 
     def __init__(self, place: Place, workspace: Path) -> None:
         self._place, self._jobs = place, Jobs(place.kubeconfig, NAMESPACE)
-        self._system = Jobs(place.kubeconfig, SYSTEM)
+        self._operators = Operators(place)
         self._workdir = workspace / "runs" / JOB
         self._meeting = Meeting(workspace / "meeting", self._wait_for)
         self._tokens = Tokens(self._workdir, self._counters)
@@ -61,7 +61,7 @@ class OnPods:
         self._quiet()
         self._meeting.release()
         self._place_for(cell)
-        self._renew_operators()
+        self._operators.renew()
         before = self._quiet()
         self._prompts = self._prompts or Prompts(f"file://{self._workdir / 'checkpoints'}", PER_STEP)
         generated, there = self._tokens.generated(), self._pods()
@@ -107,26 +107,20 @@ class OnPods:
             return partial(nodes.drain, self._place.kubeconfig, node.name)
         if cell.victim in (API_SERVER, ETCD):
             if cell.fault == "connections cut":
-                return partial(control_plane.cut, self._place, self._addresses())
+                return partial(control_plane.cut, self._place, self._operators.addresses())
             return _signal(control_plane.server(self._place, cell.victim), cell.fault)
         name, uid = self._victim(cell)
         if cell.fault == "connections cut":
-            return partial(control_plane.cut, self._place, self._addresses(name))
+            return partial(control_plane.cut, self._place, self._operators.addresses(name))
         if cell.fault == "eviction":
             namespace = SYSTEM if cell.victim == OPERATOR else NAMESPACE
             return partial(nodes.evict, self._place.kubeconfig, namespace, name)
         return _signal(psutil.Process(nodes.first_process(uid)), cell.fault)
 
-    def _addresses(self, *names: str) -> list[str]:
-        """Of these operators, or of all."""
-        pods = [self._system.get("pod", name) for name in names] or self._operator_pods()
-        return [pod["status"]["podIP"] for pod in pods]
-
     def _victim(self, cell: Cell) -> tuple[str, str]:
         """Name and uid of the pod."""
         if cell.victim == OPERATOR:
-            name = nodes.leader(self._place.kubeconfig, SYSTEM)
-            return name, self._system.get("pod", name)["metadata"]["uid"]
+            return self._operators.leader()
         name = _POD.get(cell.victim, f"{JOB}-{cell.victim}-0")
         return name, self._jobs.pods()[name]
 
@@ -141,23 +135,17 @@ class OnPods:
                 return
         nodes.cordon(self._place.kubeconfig, self._place.second.name)
 
-    def _renew_operators(self) -> None:
-        """Each fault finds operators that never ended: the kubelet waits longer before each start of the same pod."""
-        for pod in self._operator_pods():
-            if any(status["restartCount"] for status in pod["status"].get("containerStatuses", ())):
-                self._system.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
-
     def _move(self, cell: Cell) -> None:
         """Deletes its pod until it is on the second node."""
         if cell.victim == OPERATOR:
-            self._move_leader()
+            self._operators.move_leader()
             return
 
         def there() -> bool:
             name, uid = self._victim(cell)
             pod = self._jobs.get("pod", name)
             if pod["spec"].get("nodeName") == self._place.second.name:
-                return _is_up(pod)
+                return is_up(pod)
             if pod["spec"].get("nodeName") and uid not in deleted:
                 deleted.add(uid)
                 self._jobs.kubectl("delete", "pod", name, "--wait=false")
@@ -168,24 +156,10 @@ class OnPods:
             there()
         eventually(lambda: _or_false(there), f"{cell.victim} is on the second node", READY_SECONDS)
 
-    def _move_leader(self) -> None:
-        """Another operator goes to the second node, then the one that leads ends, on the first."""
-        first = nodes.leader(self._place.kubeconfig, SYSTEM)
-        for pod in self._operator_pods():
-            if pod["metadata"]["name"] != first:
-                self._system.kubectl("delete", "pod", pod["metadata"]["name"])
-
-        def others() -> list[bool]:
-            return [_is_up(pod) for pod in self._operator_pods() if pod["metadata"]["name"] != first]
-
-        eventually(lambda: others() == [True], "another operator is on the second node", READY_SECONDS)
-        nodes.cordon(self._place.kubeconfig, self._place.second.name)
-        self._system.kubectl("delete", "pod", first)
-
     def _gone(self, cell: Cell, there: dict[str, str]) -> bool:
         """Every victim was replaced, by pods of their names where they are a job's."""
         if cell.victim == OPERATOR:
-            return len(self._operators()) == 2 and self._operators() != {
+            return len(self._operators.ready()) == 2 and self._operators.ready() != {
                 name: uid for name, uid in there.items() if name.startswith("operator")
             }
         now = self._jobs.pods()
@@ -193,23 +167,7 @@ class OnPods:
         return all(name in now and now[name] != there.get(name) for name in pods)
 
     def _pods(self) -> dict[str, str]:
-        return {**self._jobs.pods(), **self._operators()}
-
-    def _operators(self) -> dict[str, str]:
-        """Ready ones, as `operator-0` and so on, by age; with the number of restarts of their containers."""
-        marks = [
-            f"{pod['metadata']['uid']}/{status['restartCount']}"
-            for pod in self._operator_pods()
-            for status in pod["status"].get("containerStatuses", ())
-            if status["ready"]
-        ]
-        return {f"operator-{i}": mark for i, mark in enumerate(sorted(marks))}
-
-    def _operator_pods(self) -> list[dict[str, Any]]:
-        """Those that are not being deleted, by age."""
-        found = sorted(self._system.get("pods")["items"], key=lambda p: p["metadata"]["creationTimestamp"])
-        metadata = [(pod, pod["metadata"]) for pod in found]
-        return [p for p, m in metadata if m["name"].startswith("rlhf-") and "deletionTimestamp" not in m]
+        return {**self._jobs.pods(), **self._operators.ready()}
 
     def _counters(self) -> dict[Hashable, int]:
         """Of each generator's pod that answers, by the API server's proxy."""
@@ -238,7 +196,7 @@ class OnPods:
         status = self._jobs.status(JOB)
         members = status.get("generators", [])
         return (
-            len(self._operators()) == 2
+            len(self._operators.ready()) == 2
             and all(role["ready"] == role["desired"] for role in status["roles"].values())
             and [member["ready"] for member in members] == [True] * status["roles"]["generator"]["desired"]
         )
@@ -280,10 +238,6 @@ def _together(faults: Sequence[Fault]) -> threading.Thread:
     """All at once; the thread that waits for their end."""
     threads = [thread for fault in faults if (thread := fault()) is not None]
     return later(0, lambda: [thread.join() for thread in threads])
-
-
-def _is_up(pod: dict[str, Any]) -> bool:
-    return all(status["ready"] for status in pod["status"].get("containerStatuses", [{"ready": False}]))
 
 
 def _or_false(happened: Callable[[], bool]) -> bool:
