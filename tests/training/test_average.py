@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from tests.replay.ppo_worker import engine
-from tests.support.ranks import two_ranks
+from tests.support.forks import run_ranks
 from transformers import LlamaForCausalLM
 
 from rlhf_trainer.models.average import MovingAverage
@@ -54,13 +54,10 @@ def test_a_snapshot_brings_it_back():
     assert all(torch.equal(served[name], kept[name]) for name in served)
 
 
-def test_divided_weights_are_swapped_whole():
+def test_divided_weights_are_swapped_whole(tmp_path):
     """Under ZeRO-3 ranks keep whole copies of small parameters between forward passes: here of every one."""
-    stages = ("1", "3")
-    with two_ranks(
-        "-m", "tests.training.average_ranks", *stages, LOCAL_RANK="0", OMP_NUM_THREADS="1"
-    ) as ranks:
-        plain, divided = (json.loads(line) for line in ranks[0].communicate()[0].splitlines())
+    first, _ = run_ranks(2, "tests.training.average_ranks", "1", "3", folder=tmp_path)
+    plain, divided = (json.loads(line) for line in first.splitlines() if line.startswith("["))
     assert plain[0] != pytest.approx(plain[1], abs=0.01), "the average is not the model"
     assert divided[0] == pytest.approx(plain[0], abs=1e-5)
     assert divided[1] == pytest.approx(plain[1], abs=1e-5)
