@@ -172,7 +172,8 @@ def waits_for_its_runtime(jobs: Jobs) -> None:
 def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     """Everything that the operator does for jobs: gangs, queues, scaling, a changed spec, suspension, time to live."""
     for gang in ("volcano", "coscheduling"):
-        jobs.apply(one_pod(gang, scheduling={"gang": gang}))
+        # Several trainers meet by a Service.
+        jobs.apply(one_pod(gang, scheduling={"gang": gang}, trainer={"replicas": 2}))
         eventually(lambda gang=gang: jobs.pods().get(f"{gang}-trainer-0"), f"a pod of {gang}'s")
         jobs.kubectl("delete", "rlhfjob", gang)
     queued = one_pod("queued")
