@@ -1,4 +1,4 @@
-"""What became of the objects that the last look at a job was to make."""
+"""Outcomes of the last reconcile of each job: the API server's refusal, and the attempt whose pods were created."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,11 +41,8 @@ class Outcomes:
         try:
             yield
         except ApiError as error:
-            said, trains = (
-                f"{error.reason}: {error.message}",
-                bool(job.status and job.status.phase == "Running"),
-            )
-            why = by_server(error.status, error.kind, said, trains=trains)
+            trains = job.status is not None and job.status.phase == "Running"
+            why = by_server(error.status, error.kind, f"{error.reason}: {error.message}", trains=trains)
             self._refused[key] = Refusal(job.generation, why)
             raise
         finally:

@@ -125,14 +125,15 @@ def take_over(archive: Archive, config: RunConfig, run: str = "") -> Committer:
             "%s has no conditional writes: of two trainers that write there at once one may go unnoticed",
             store.url,
         )
-    root, _ = archive.read_root()
-    resume = config.resume or (run != "" and run == root.run)
-    if not resume and (earlier := root.cuts):
-        message = (
-            f"{store.url} holds the checkpoints of an earlier run, up to step {earlier[-1].step}; "
-            "go on from them with --resume or `spec.checkpoint.resume: true`, or name another place"
-        )
-        raise InvalidJob([Problem("spec.checkpoint.store", message)])
+    if not (resume := config.resume):
+        root, _ = archive.read_root()
+        resume = run != "" and run == root.run
+        if root.cuts and not resume:
+            message = (
+                f"{store.url} holds the checkpoints of an earlier run, up to step {root.cuts[-1].step}; "
+                "go on from them with --resume or `spec.checkpoint.resume: true`, or name another place"
+            )
+            raise InvalidJob([Problem("spec.checkpoint.store", message)])
     kept = Retention(last=wanted.keep_last, every=wanted.keep_every, best=wanted.keep_best)
     committer = Committer.take_over(archive, kept, reached=faults.point, resume=resume, run=run)
     if not committer.cuts and wanted.start_from is not None:
