@@ -4,7 +4,7 @@ Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Tra
 for gated layers, grouped heads, and attention that keeps no scores.
 """
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 
 from .parameters import Shape
@@ -28,14 +28,12 @@ def backward_bytes(shape: Shape, run: Pass, *, head: bool) -> float:
     """Peak bytes of activations and temporary buffers, without parameter gradients; `head`: the model is a language
     model whose output layer is trained."""
     layer = _layer(shape, run)
-    kept: Mapping[GradientCheckpointing, int] = {
-        "none": layer,
-        "selective": 3 * shape.hidden + 2 * shape.queries + 2 * shape.keys + 2 * shape.inner,
-        "full": shape.hidden,
-    }
-    again = 0 if run.checkpointing == "none" else layer
+    recomputed = {"none": 0, "selective": math.ceil(shape.layers / 2), "full": shape.layers}[
+        run.checkpointing
+    ]
+    again = layer if recomputed else 0
     ends = 4 * shape.hidden  # the last norm, and the rows read by the output layer, with their gradient
-    stored = (shape.layers * kept[run.checkpointing] + ends) * run.tokens
+    stored = ((shape.layers - recomputed) * layer + recomputed * shape.hidden + ends) * run.tokens
     # The output layer's gradient is accumulated in float32, beside a chunk's own.
     logits = 2 * min(HEAD_ELEMENTS, run.tokens * shape.vocabulary) * run.size
     output = logits + shape.vocabulary * shape.hidden * (4 + 2 * run.size) if head else 0

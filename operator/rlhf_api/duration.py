@@ -172,10 +172,10 @@ def _gpus(spec: Spec, role: Role) -> int:
 
 def _update(spec: Spec, sizes: _Sizes, node: Train) -> float:
     """Operations of all ranks per token: 2 per parameter forward, 2 for the gradient of activations, 2 for that of
-    weights (none for an adapter's base); 2 more if activations are recomputed."""
+    weights (none for an adapter's base); 2 more if all layers are recomputed, 1 if
+    every second one."""
     field = node.model.field
     operations = 6 if spec.model.adapter(field) is None else 4
-    if spec.trainer.gradient_checkpointing == "full":
-        operations += 2
+    operations += {"none": 0, "selective": 1, "full": 2}[spec.trainer.gradient_checkpointing]
     epochs: int = getattr(settings_of(spec), "epochs", 1)
     return epochs * operations * sizes.of(field)

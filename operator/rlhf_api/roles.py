@@ -85,8 +85,7 @@ class Trainer(RoleSpec):
     """`liger`: fused norms, rotary embedding and SwiGLU; `torch`: the model's own. `auto`: Liger's on GPUs, where it is
     installed and knows the model."""
     gradient_checkpointing: GradientCheckpointing = "none"
-    """Activations that the backward pass computes again: of no layer, `selective` all but the outputs
-    of matrix products and attention, or `full`, all."""
+    """Layers whose activations the backward pass computes again: none, `selective` every second one, or `full`, all."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     critic_dtype: DType | None = None
     """The critic's; `dtype` unless given."""

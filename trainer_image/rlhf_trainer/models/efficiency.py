@@ -8,23 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_api.roles import GradientCheckpointing, Kernels
 
 log = logging.getLogger(__name__)
-
-KEPT = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten._flash_attention_forward.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-}
-"""Operators whose outputs `selective` checkpointing keeps: matrix products and attention, most of a layer's time."""
 
 
 def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
@@ -55,8 +45,8 @@ def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
 
 
 def recompute(model: nn.Module, checkpointing: GradientCheckpointing) -> None:
-    """Activation checkpointing: recomputes each layer's activations in the backward pass (Chen et al. 2016,
-    arXiv:1604.06174), or with `selective` all but the outputs of matrix products and attention.
+    """Activation checkpointing: recomputes a layer's activations in the backward pass (Chen et al. 2016,
+    arXiv:1604.06174): of every layer with `full`, of every second one with `selective`.
 
     Raises ValueError for a model whose layers cannot be identified.
     """
@@ -65,21 +55,13 @@ def recompute(model: nn.Module, checkpointing: GradientCheckpointing) -> None:
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
         raise ValueError(f"{type(model).__name__} has no layers for trainer.gradientCheckpointing; use none")
-    contexts = {} if checkpointing == "full" else {"context_fn": _selective}
-    for layer in layers:
+    # Whole layers, not operators: what decides for each operator costs the host several times a layer's own time.
+    for layer in layers if checkpointing == "full" else layers[::2]:
         # Transformers' own switch requires training mode, and so dropout.
-        layer.forward = partial(_again, layer.forward, contexts)
+        layer.forward = partial(_again, layer.forward)
 
 
-def _again(forward: Callable[..., Any], contexts: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **contexts, **kwargs)
-
-
-def _selective() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
-
-
-def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
