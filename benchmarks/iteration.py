@@ -10,6 +10,7 @@ Prints where the time of the steps after the first went, tokens a second, and th
 
 import argparse
 import json
+import os
 import random
 import shutil
 import sys
@@ -32,6 +33,10 @@ def length(
 
 
 def make_model(folder: Path, shape: str, mean: int) -> None:
+    # torch sees no GPU where one is named twice.
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named:
+        os.environ["CUDA_VISIBLE_DEVICES"] = named.split(",")[0]
     import torch
     from serving import SHAPES
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -54,6 +59,8 @@ def make_model(folder: Path, shape: str, mean: int) -> None:
         tokenizer_object=words, eos_token="<0>", pad_token="<1>", unk_token="<1>"
     ).save_pretrained(folder)
     model.save_pretrained(folder)
+    if named:
+        os.environ["CUDA_VISIBLE_DEVICES"] = named
 
 
 def make_prompts(file: Path, size: int, longest: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from .maths.logprobs import CHUNK_ELEMENTS, token_logprobs
-from .packed import ragged_index
+from .packed import ragged_index, to_device
 from .records import Sequences
 
 
@@ -123,16 +123,16 @@ class MicroBatch:
         targets = input_ids[row, column]
         return cls(
             rows=index,
-            input_ids=input_ids.to(device),
-            attention_mask=mask.to(device),
-            position_ids=positions.to(device),
-            response_row=row.to(device),
-            response_column=column.to(device),
-            targets=targets.to(device),
+            input_ids=to_device(input_ids, device),
+            attention_mask=to_device(mask, device),
+            position_ids=to_device(positions, device),
+            response_row=to_device(row, device),
+            response_column=to_device(column, device),
+            targets=to_device(targets, device),
             response_index=sequences.response_index(index),
             longest=int(lengths.max()),
             pad_token_id=pad,
-            kept=None if picked.kept is None else picked.kept.with_own(targets).to(device),
+            kept=None if picked.kept is None else to_device(picked.kept.with_own(targets), device),
         )
 
     @property

@@ -48,3 +48,11 @@ def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
     ends = lengths.cumsum(0)
     first = torch.repeat_interleave(starts - (ends - lengths), lengths)
     return first + torch.arange(int(ends[-1]) if len(ends) else 0)
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A CPU tensor on `device`, in the order of its stream: from pinned memory, so that the host goes on at once. From
+    pageable memory it would wait for all kernels that the GPU has yet to run."""
+    if torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -13,7 +13,7 @@ from rlhf_api.roles import Attention, Trainer
 
 from .. import progress
 from ..batches import MicroBatch, OutputFn, ResponseLogprobs, plan
-from ..packed import ragged_index
+from ..packed import ragged_index, to_device
 from ..records import Sequences
 from .efficiency import fuse
 from .packing import PACKED, can_pack, packs_exactly
@@ -139,7 +139,7 @@ class Forward:
         for rows in batches:
             micro = self.build(sequences, rows)
             index = ragged_index(starts[micro.rows], sizes[micro.rows])
-            packed[index.to(self.device)] = self(micro, read).float()
+            packed[to_device(index, self.device)] = self(micro, read).float()
         return packed
 
 

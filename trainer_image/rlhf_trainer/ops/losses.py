@@ -20,6 +20,7 @@ from ..maths.losses import (
 from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss
 from ..maths.ragged import sequence_sums
 from ..maths.values import normalize
+from ..packed import to_device
 from ..records import Columns
 from .compute import kl_coefficient, moments_before, value_moments
 from .context import OpContext
@@ -36,7 +37,7 @@ def likelihood(columns: Columns, _ctx: OpContext) -> Loss:
     weights = token_weights(columns.lengths, "token", columns.mask)
 
     def loss(logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
-        return -(weights[micro.response_index].to(logprobs.device) * logprobs).sum(), {}
+        return -(to_device(weights[micro.response_index], logprobs.device) * logprobs).sum(), {}
 
     return loss
 
@@ -58,8 +59,8 @@ def dpo(columns: Columns, ctx: OpContext) -> Loss:
     settings, pairs = ctx.settings, len(columns) // 2
 
     def loss(logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
-        lengths = columns.lengths[micro.rows].to(logprobs.device)
-        reference = columns["reference_logprobs"][micro.response_index].to(logprobs.device)
+        lengths = to_device(columns.lengths[micro.rows], logprobs.device)
+        reference = to_device(columns["reference_logprobs"][micro.response_index], logprobs.device)
         own, other = sequence_sums(logprobs, lengths), sequence_sums(reference, lengths)
         rewards = implicit_rewards(own, other, settings.beta)
         better, worse = rewards[0::2], rewards[1::2]
@@ -114,9 +115,9 @@ def value(columns: Columns, ctx: OpContext) -> Loss:
 
     def loss(values: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         index, device = micro.response_index, values.device
-        old, returns = old_values[index].to(device), all_returns[index].to(device)
+        old, returns = to_device(old_values[index], device), to_device(all_returns[index], device)
         per_token = clipped_value_loss(values, old, returns, settings.clip_value or None)
-        return (weights[index].to(device) * per_token).sum(), {}
+        return (to_device(weights[index], device) * per_token).sum(), {}
 
     return loss
 
@@ -155,19 +156,19 @@ def _policy_gradient(columns: Columns, ctx: OpContext, ratios: Ratios, per_token
     def loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         index, device = micro.response_index, output.device
         logprobs, entropy = output.unbind(-1)
-        weight, share = weights[index].to(device), shares[index].to(device)
+        weight, share = to_device(weights[index], device), to_device(shares[index], device)
         if "importance_weights" in columns:
-            corrected = weight * columns["importance_weights"][index].to(device)
+            corrected = weight * to_device(columns["importance_weights"][index], device)
         else:
             corrected = weight
 
         def column(name: str) -> Tensor:
-            return columns[name][index].to(device)
+            return to_device(columns[name][index], device)
 
         new = logprobs.detach()
         old = column("logprobs") if compared is None else new
-        mask = None if columns.mask is None else columns.mask[index].to(device)
-        lengths = columns.lengths[micro.rows].to(device)
+        mask = None if columns.mask is None else to_device(columns.mask[index], device)
+        lengths = to_device(columns.lengths[micro.rows], device)
         r = ratios(logprobs, old, lengths, mask)
         total = (corrected * per_token(r, logprobs, column("advantages"))).sum()
         statistics = {
@@ -182,10 +183,10 @@ def _policy_gradient(columns: Columns, ctx: OpContext, ratios: Ratios, per_token
         if settings.entropy_coefficient:
             total = total - settings.entropy_coefficient * (weight * entropy).sum()
         if compared is not None:
-            same = compared[index]
+            same = compared[index].nonzero()[:, 0]
             if bool(compared.any()):
-                pair = new[same.to(device)], columns["sampled_logprobs"][index[same]].to(device)
-                statistics |= _against_sampler(*pair, int(compared.sum()))
+                sampled = to_device(columns["sampled_logprobs"][index[same]], device)
+                statistics |= _against_sampler(new[to_device(same, device)], sampled, int(compared.sum()))
             if "reference_logprobs" in columns:
                 statistics["kl_mean"] = (new - column("reference_logprobs")).sum() / tokens
         return total, statistics

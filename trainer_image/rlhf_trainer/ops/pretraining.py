@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..batches import Loss, MicroBatch
 from ..maths.losses import token_weights
+from ..packed import to_device
 from ..records import Columns, Sequences
 
 
@@ -22,10 +23,11 @@ def mixed(own: Sequences, loss: Loss, text: Columns, coefficient: float) -> tupl
     def both(output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
         mine = micro.response_index < tokens
         inner = replace(micro, rows=micro.rows[micro.rows < rows], response_index=micro.response_index[mine])
-        value, statistics = loss(output[mine.to(output.device)], inner)
-        logprobs = output[(~mine).to(output.device)]
+        value, statistics = loss(output[to_device(mine.nonzero()[:, 0], output.device)], inner)
+        logprobs = output[to_device((~mine).nonzero()[:, 0], output.device)]
         logprobs = logprobs[:, 0] if logprobs.ndim == 2 else logprobs
-        likelihood = -(weights[micro.response_index[~mine] - tokens].to(output.device) * logprobs).sum()
+        weight = to_device(weights[micro.response_index[~mine] - tokens], output.device)
+        likelihood = -(weight * logprobs).sum()
         return value + coefficient * likelihood, {**statistics, "pretraining_loss": likelihood}
 
     return Sequences.join([own, text.sequences]), both
