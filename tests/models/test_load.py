@@ -10,10 +10,12 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
+from rlhf_api.problems import InvalidJob
 from rlhf_trainer import progress
 from rlhf_trainer.batches import MicroBatch, response_values, sequence_scores
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
 from rlhf_trainer.models.inference import Forward, infer
+from rlhf_trainer.models.initialize import initialize, missing_tools
 from rlhf_trainer.models.load import (
     check_fit,
     create_policy,
@@ -181,6 +183,16 @@ def test_settings_keep_the_users_and_add_ours():
     assert settings["gradient_clipping"] == 1.0
     params = {"lr": 1e-3, "betas": [0.9, 0.99], "eps": 1e-6, "weight_decay": 0.1, "torch_adam": True}
     assert settings["optimizer"]["params"] == params
+
+
+def test_an_optimizer_that_cannot_be_compiled_here_is_refused_with_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    own = deepspeed_settings({"optimizer": {"type": "AdamW"}}, ADAM, 1.0)
+    with pytest.raises(InvalidJob, match=r"no C\+\+ compiler; set optimizer.params.torch_adam true"):
+        initialize(torch.nn.Linear(2, 2), own, ADAM)
+    for built in ({}, {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}):
+        assert missing_tools(deepspeed_settings(built, ADAM, 1.0), away=False) == []
 
 
 def test_low_precision_has_master_weights_and_float32_accumulation():

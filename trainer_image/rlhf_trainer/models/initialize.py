@@ -1,26 +1,41 @@
 """Initialises a model and its optimizer under DeepSpeed."""
 
 import contextlib
+import os
+import shutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.nn import Module, Parameter
+from torch.utils.cpp_extension import CUDA_HOME
 
-from .zero import deepspeed
+from rlhf_api.problems import InvalidJob, Problem
+
+from .zero import deepspeed, installed_ops
 
 
 def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any]) -> Any:
     """DeepSpeed's engine for `model`, on every rank's GPU, with the configuration of `deepspeed_settings`; torch's
-    AdamW with the arguments `adam`, unless the configuration names an optimizer."""
+    AdamW with the arguments `adam`, unless the configuration names an optimizer. Raises InvalidJob for an optimizer
+    that DeepSpeed compiles at its start, where this machine has nothing to compile it with."""
     groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
     away = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
     fused = not (
         away and torch.cuda.is_available()
     )  # offloaded, its tensors are on CPUs and the model on a GPU
     optimizer = None if "optimizer" in settings else torch.optim.AdamW(groups, **adam, fused=fused)
+    _find_programs()
+    if missing := missing_tools(settings, away=away):
+        message = (
+            f"DeepSpeed compiles its own {settings['optimizer']['type']} when the trainer starts, for which this "
+            f"machine has no {' and no '.join(missing)}; set optimizer.params.torch_adam true, or leave optimizer "
+            "out, for PyTorch's, or use an image that has it"
+        )
+        raise InvalidJob([Problem("deepspeed.optimizer.type", message)])
     with contextlib.redirect_stdout(sys.stderr):
         if settings["zero_optimization"].get("stage") == 3:
             _divide(model, settings)
@@ -34,6 +49,28 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
     if distributed.get_world_size() == 1 and not engine.zero_optimization():
         engine.enable_backward_allreduce = False  # it would copy the whole gradient to a buffer and back
     return engine
+
+
+def _find_programs() -> None:
+    """Appends this Python's own programs to PATH: pip puts ninja there, and the environment need not be activated."""
+    os.environ["PATH"] = os.pathsep.join(
+        (os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent))
+    )
+
+
+def missing_tools(settings: Mapping[str, Any], *, away: bool) -> list[str]:
+    """What DeepSpeed needs to compile the configuration's optimizer and this machine lacks; nothing for PyTorch's, or
+    for one that DeepSpeed was built with. `away`: it is offloaded."""
+    optimizer = settings.get("optimizer")
+    if optimizer is None or optimizer.get("params", {}).get("torch_adam"):
+        return []
+    if installed_ops.get("cpu_adam" if away else "fused_adam"):
+        return []
+    tools = {os.environ.get("CXX", "c++"): "C++ compiler", "ninja": "ninja"}
+    missing = [name for tool, name in tools.items() if shutil.which(tool) is None]
+    if torch.cuda.is_available() and CUDA_HOME is None:
+        missing.append("CUDA toolkit (CUDA_HOME)")
+    return missing
 
 
 def _parameter_groups(model: Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -10,8 +10,9 @@ import torch
 with contextlib.redirect_stdout(sys.stderr):
     import deepspeed
     import deepspeed.comm
+    from deepspeed.git_version_info import installed_ops
 
-__all__ = ["deepspeed"]
+__all__ = ["deepspeed", "installed_ops"]
 
 # Standard output belongs to the roles; DeepSpeed's loggers write to it by default.
 for _name in list(logging.root.manager.loggerDict):
