@@ -4,7 +4,7 @@ import datetime
 import math
 from collections.abc import Mapping, Sequence
 
-from rlhf_api.report import HealthStatus, TrainerStatus
+from rlhf_api.report import STARTING, HealthStatus, TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_SUSPENDED, replicas, roles_of
 from rlhf_api.spec import Spec
@@ -13,7 +13,6 @@ from rlhf_api.status import ENDED, Condition, FailureStatus, JobStatus, Phase, R
 from .condition import LONGEST, ConditionType, condition, with_times
 from .process_state import Ended, Finish, ProcessState
 
-STARTING = "starting"
 """The trainer's activity before its first step."""
 NO_PROGRESS = "NoProgress"
 """Reason of a job that is stalled by its trainer."""
@@ -144,7 +143,7 @@ def _ready_text(role: RoleStatus | None) -> str:
 def _phase(seen: Sequence[ProcessState], trainer: TrainerStatus | None) -> Phase:
     if all(process.started is None for process in seen):
         return "Pending"
-    return "Running" if trainer is not None and trainer.activity != STARTING else "Provisioning"
+    return "Provisioning" if trainer is None or trainer.activity.startswith(STARTING) else "Running"
 
 
 def _role_status(

@@ -22,6 +22,7 @@ from tests.support.rlhf import heed_signals
 from rlhf_api.status import JobStatus
 from rlhf_operator.local.figures import step_line, time_left
 from rlhf_operator.local.metrics import Metrics
+from rlhf_operator.local.progress import Lines
 from rlhf_operator.local.screen import panel
 
 STEP = {
@@ -36,6 +37,22 @@ def test_step_lines() -> None:
     )
     assert step_line({"step": 1, "loss": 2.5, "seconds": 0.04}, 2) == "step 1/2  loss 2.5  0.0 s"
     assert step_line({}, 2) == "step ?/2"
+
+
+def test_lines_tell_what_the_trainer_does_until_its_first_step() -> None:
+    out = io.StringIO()
+    lines = Lines(out, 40)
+    for activity in (
+        "starting",
+        "starting: loading the policy model",
+        "starting: loading the policy model",
+        None,
+    ):
+        lines.show(JobStatus(phase="Provisioning", totalSteps=40, activity=activity))
+    lines.step(STEP)
+    lines.show(JobStatus(phase="Running", totalSteps=40, activity="generating"))
+    told = [line.split(" ", 1)[1] for line in out.getvalue().splitlines()]
+    assert told == ["trainer: loading the policy model", step_line(STEP, 40)]
 
 
 def test_time_left() -> None:

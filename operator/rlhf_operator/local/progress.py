@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
+from rlhf_api.report import STARTING
 from rlhf_api.status import JobStatus
 
 from ..exits import say
@@ -32,21 +33,27 @@ class Display(Protocol):
 
 
 class Lines:
-    """One line per event and per step."""
+    """One line per event and per step; before the first step also what the trainer does."""
 
     def __init__(self, out: TextIO, total_steps: int) -> None:
         self._out = out
         self._total = total_steps
         self._left: str | None = None
+        self._doing: str | None = None
+        self._stepped = False
 
     def event(self, text: str) -> None:
         self._print(text)
 
     def step(self, step: Step) -> None:
+        self._stepped = True
         self._print(step_line(step, self._total) + (f"  {self._left} left" if self._left else ""))
 
     def show(self, status: JobStatus) -> None:
         self._left = time_left(status)
+        if not self._stepped and status.activity not in (None, STARTING, self._doing):
+            self._doing = status.activity
+            self._print(f"trainer: {status.activity.removeprefix(f'{STARTING}: ')}")
 
     def close(self) -> None:
         pass

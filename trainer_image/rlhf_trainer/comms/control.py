@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from rlhf_api.report import TrainerStatus
+from rlhf_api.report import STARTING, TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import (
     CONTROL_CHECKPOINT,
@@ -48,7 +48,7 @@ class Control:
 
     def __init__(self, total_steps: int) -> None:
         self._lock = threading.Lock()
-        self._status = TrainerStatus(activity="starting", total_steps=total_steps)
+        self._status = TrainerStatus(activity=STARTING, total_steps=total_steps)
         self._members: tuple[Member, ...] = ()
         self._told = threading.Event()
         self.membership_changed = threading.Event()

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.graph import POLICY, Model
 from rlhf_api.model import CreateModel
+from rlhf_api.report import STARTING
 from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
 
@@ -94,6 +95,7 @@ def make_task(
 
 def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> TrainedModel:
     """A model of the graph, loaded and wrapped in DeepSpeed."""
+    ctx.report(activity=f"{STARTING}: loading the {used.field} model")
     faults.point(f"load:{used.field}")
     model = load_trained(config, used, ctx.tokenizer)
     lora = config.spec.model.adapter(used.field)
