@@ -10,7 +10,7 @@ CONDITIONS = {"type": "array", "items": OPEN}
 def of_cluster(kind: str, plural: str, properties: dict[str, Any]) -> dict[str, Any]:
     """A kind of Kueue's that is in no namespace."""
     schema = {"type": "object", "properties": properties}
-    version = {"name": "v1beta1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    version = {"name": "v1beta2", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -88,13 +88,20 @@ _POD_SET = {
 }
 KUEUE = definition(
     "kueue.x-k8s.io",
-    "v1beta1",
+    "v1beta2",
     "Workload",
     {
         "queueName": TEXT,
-        "priorityClassName": TEXT,
+        "priorityClassRef": {
+            "type": "object",
+            "required": ["group", "kind", "name"],
+            "properties": {
+                "group": {"type": "string", "enum": ["kueue.x-k8s.io", "scheduling.k8s.io"]},
+                "kind": {"type": "string", "enum": ["WorkloadPriorityClass", "PriorityClass"]},
+                "name": TEXT,
+            },
+        },
         "priority": INT,
-        "priorityClassSource": TEXT,
         "active": BOOL,
         "maximumExecutionTimeSeconds": INT,
         "podSets": {"type": "array", "minItems": 1, "maxItems": 8, "items": _POD_SET},

@@ -256,6 +256,15 @@ def test_pods_that_the_server_refuses_are_told_of(jobs):
     jobs.until_pods(4, timeout=90)
 
 
+def test_a_queue_of_a_cluster_without_kueue_is_told_of(jobs):
+    document = ppo()
+    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    jobs.apply(document)
+    needs = "needs Kueue 0.15 or later, which serves kueue.x-k8s.io/v1beta2"
+    eventually(lambda: needs in json.dumps(jobs.status("ppo")), "the label needs Kueue")
+    assert not jobs.pods()
+
+
 def test_a_job_whose_pods_can_never_be_made_goes_on_once_it_is_corrected(jobs):
     jobs.apply(ppo(pods={"template": {"spec": {"dnsPolicy": "Nearest"}}}))
     status = jobs.until("ppo", "Failed")

@@ -23,7 +23,7 @@ ELSEWHERE = {
     # Other projects' kinds, as far as this needs them.
     "scheduling.volcano.sh": ("v1beta1", "PodGroup"),
     "scheduling.x-k8s.io": ("v1alpha1", "PodGroup"),
-    "kueue.x-k8s.io": ("v1beta1", "Workload"),
+    "kueue.x-k8s.io": ("v1beta2", "Workload"),
 }
 VERBS = {
     "POST": {"create"},

@@ -87,7 +87,7 @@ GPU = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
 @pytest.fixture
 def of_kueue(control_plane: Cluster) -> Iterator[None]:
     """A flavor and a priority, as the cluster's administrators make them."""
-    version = {"apiVersion": "kueue.x-k8s.io/v1beta1"}
+    version = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
     flavor = {"kind": "ResourceFlavor", "metadata": {"name": "h100"}, **version}
     flavor["spec"] = {"nodeLabels": {"accelerator": "h100"}, "tolerations": [GPU]}
     priority = {"kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"}, **version, "value": 1000}
@@ -132,13 +132,16 @@ def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, trainer):
     assert "research" in jobs.status("ppo")["message"]
     workload = eventually(lambda: jobs.get("workload", "ppo"), "the Workload")
     assert workload["spec"]["queueName"] == "research"
-    assert (workload["spec"]["priority"], workload["spec"]["priorityClassName"]) == (1000, "urgent")
+    assert (workload["spec"]["priority"], workload["spec"]["priorityClassRef"]["name"]) == (1000, "urgent")
     assert counts(jobs) == {"trainer": 1, "generator": 1, "reward": 1, "reference": 1}
     assert not jobs.pods()
     jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=2")
     eventually(lambda: counts(jobs)["generator"] == 2, "what waits is changed in place")
 
-    racks = {"levels": ["rack"], "domains": [{"values": ["r1"], "count": 1}]}
+    racks = {
+        "levels": ["rack"],
+        "slices": [{"domainCount": 1, "valuesPerLevel": [{"roots": ["r1"]}], "universalPodCount": 1}],
+    }
     flavors = {"nvidia.com/gpu": "h100"}
     assigned = {"name": "trainer", "count": 1, "flavors": flavors, "topologyAssignment": racks}
     update = {"name": "generator", "nodeSelector": {"pool": "made-for-it"}}

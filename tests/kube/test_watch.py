@@ -69,7 +69,7 @@ def job(namespace: str, name: str = "ppo") -> dict:
 def workload(namespace: str) -> dict:
     template = {"spec": {"containers": [{"name": "role", "image": "x"}]}}
     return {
-        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "Workload",
         "metadata": {"name": "queued", "namespace": namespace, "labels": LABELS},
         "spec": {"podSets": [{"name": "main", "count": 1, "template": template}]},

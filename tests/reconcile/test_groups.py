@@ -202,8 +202,8 @@ def test_kueue_counts_the_pods_of_a_generator_side_by_side():
         "subGroupIndexLabel": "rlhf.dev/index",
         "subGroupCount": 2,
     }
-    domains = [{"values": [rack], "count": 2} for rack in ("r1", "r2")]
-    assigned = {"name": "generator", "topologyAssignment": {"levels": ["rack"], "domains": domains}}
+    slices = [{"domainCount": 2, "valuesPerLevel": [{"roots": ["r1", "r2"]}], "universalPodCount": 2}]
+    assigned = {"name": "generator", "topologyAssignment": {"levels": ["rack"], "slices": slices}}
     admitted = {"status": {"admission": {"podSetAssignments": [assigned]}}}
     racks = [
         placed(pod(index, rank), G, admitted, {}, size=2)["spec"]["nodeSelector"]["rack"]

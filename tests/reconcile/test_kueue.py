@@ -199,8 +199,12 @@ def test_a_workload_has_the_priority_that_the_job_names():
     pinned = Pinned.make("job", spec, Defaults(image="i"))
     assert "priority" not in workload(waiting, pinned)["spec"]
     named = workload(waiting, pinned, {"metadata": {"name": "urgent"}, "value": 7})["spec"]
-    assert (named["priority"], named["priorityClassName"]) == (7, "urgent")
-    assert named["priorityClassSource"] == "kueue.x-k8s.io/workloadpriorityclass"
+    assert named["priority"] == 7
+    assert named["priorityClassRef"] == {
+        "group": "kueue.x-k8s.io",
+        "kind": "WorkloadPriorityClass",
+        "name": "urgent",
+    }
 
 
 RACKS = ("cloud.example/block", "cloud.example/rack")
@@ -241,12 +245,29 @@ def test_the_kinds_of_topology_requests(annotation, request_):
     assert topology_request({f"kueue.x-k8s.io/{key}": value for key, value in annotation.items()}) == request_
 
 
-def test_each_pod_is_made_for_its_domain_of_the_topology():
-    domains = [{"values": ["b1", "r1"], "count": 2}, {"values": ["b1", "r2"], "count": 1}]
+IN_FULL = {
+    "domainCount": 2,
+    "valuesPerLevel": [{"roots": ["b1", "b1"]}, {"roots": ["r1", "r2"]}],
+    "podCounts": [2, 1],
+}
+SHORTENED = {
+    "domainCount": 2,
+    "valuesPerLevel": [{"universalValue": "b1"}, {"prefix": "r", "roots": ["", ""], "suffix": "1"}],
+    "universalPodCount": 1,
+}
+SECOND = {
+    "domainCount": 1,
+    "valuesPerLevel": [{"roots": ["b1"]}, {"prefix": "r", "roots": ["2"]}],
+    "podCounts": [1],
+}
+
+
+@pytest.mark.parametrize("slices", [[IN_FULL], [SHORTENED, SECOND]], ids=["in full", "shortened"])
+def test_each_pod_is_made_for_its_domain_of_the_topology(slices):
     assigned = {
         "name": "trainer",
         "count": 3,
-        "topologyAssignment": {"levels": list(RACKS), "domains": domains},
+        "topologyAssignment": {"levels": list(RACKS), "slices": slices},
     }
     there = made(*ADMITTED, admission={"podSetAssignments": [assigned]})
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+KUEUE = "kueue.x-k8s.io/v1beta2"
+"""Served by Kueue 0.15 and later; 0.20 serves no earlier version."""
 KINDS = {
     "ClusterRLHFRuntime": ("rlhf.dev/v1alpha1", "clusterrlhfruntimes"),
     "ConfigMap": ("v1", "configmaps"),
@@ -14,12 +16,12 @@ KINDS = {
     "PodGroup.scheduling.volcano.sh": ("scheduling.volcano.sh/v1beta1", "podgroups"),
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io/v1alpha1", "podgroups"),
     "RLHFJob": ("rlhf.dev/v1alpha1", "rlhfjobs"),
-    "ResourceFlavor": ("kueue.x-k8s.io/v1beta1", "resourceflavors"),
+    "ResourceFlavor": (KUEUE, "resourceflavors"),
     "RLHFRuntime": ("rlhf.dev/v1alpha1", "rlhfruntimes"),
     "Secret": ("v1", "secrets"),
     "Service": ("v1", "services"),
-    "Workload": ("kueue.x-k8s.io/v1beta1", "workloads"),
-    "WorkloadPriorityClass": ("kueue.x-k8s.io/v1beta1", "workloadpriorityclasses"),
+    "Workload": (KUEUE, "workloads"),
+    "WorkloadPriorityClass": (KUEUE, "workloadpriorityclasses"),
 }
 """Kinds that the operator uses: apiVersion and plural name; with the group in the key if two share a kind."""
 

@@ -1,4 +1,4 @@
-"""Kueue: a job with a queue's label holds a Workload (kueue.x-k8s.io/v1beta1), and runs while that is admitted; pure.
+"""Kueue: a job with a queue's label holds a Workload (kueue.x-k8s.io/v1beta2), and runs while that is admitted; pure.
 
 The Workload stands for the whole job, so that its quota is granted at once and taken back at once. It is kept through
 an eviction, with its priority and its count of requeues, and made anew where the admitted one is too small for the job.
@@ -13,6 +13,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import places, pods_each, roles_of
 from rlhf_api.spec import Spec
 
+from .kinds import KUEUE
 from .names import CONFIG, common_labels
 from .pinned import Pinned
 from .placement import topology_request
@@ -64,7 +65,7 @@ def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None
         for role in roles_of(spec)
     }
     return {
-        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "apiVersion": KUEUE,
         "kind": "Workload",
         "metadata": {
             "name": job.name,
@@ -87,9 +88,13 @@ def _pod_set(spec: Spec, role: Role, count: int, pod: Body) -> Body:
 
 
 def _priority(named: Mapping[str, Any]) -> Body:
+    group = KUEUE.partition("/")[0]
     return {
-        "priorityClassName": named["metadata"]["name"],
-        "priorityClassSource": "kueue.x-k8s.io/workloadpriorityclass",
+        "priorityClassRef": {
+            "group": group,
+            "kind": "WorkloadPriorityClass",
+            "name": named["metadata"]["name"],
+        },
         "priority": named["value"],
     }
 

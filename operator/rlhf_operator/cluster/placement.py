@@ -6,6 +6,7 @@ domain, by index: a replacement returns to the same domain, or to the one that K
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
 from rlhf_api.roles import Role
@@ -24,7 +25,7 @@ TOPOLOGY_AWARE = "kueue.x-k8s.io/tas"
 
 
 def topology_request(annotations: Mapping[str, str], groups: int | None = None) -> Body | None:
-    """A pod set's `topologyRequest` (PodSetTopologyRequest of v1beta1); None if its pods request none. `groups`: number
+    """A pod set's `topologyRequest` (PodSetTopologyRequest of v1beta2); None if its pods request none. `groups`: number
     of its generators, if each has several pods."""
     order: Body = {"podIndexLabel": INDEX}
     if groups is not None:
@@ -98,9 +99,28 @@ def _domain(role: Role, place: int, workload: Mapping[str, Any]) -> Iterator[Map
         topology = assigned.get("topologyAssignment")
         if assigned["name"] != role.value or not topology:
             continue
-        for domain in topology["domains"]:
-            if place < domain["count"]:
-                selector = dict(zip(topology["levels"], domain["values"], strict=True))
+        for count, values in _domains(topology):
+            if place < count:
+                selector = dict(zip(topology["levels"], values, strict=True))
                 yield {"nodeSelector": selector, "labels": {TOPOLOGY_AWARE: "true"}}
                 return
-            place -= domain["count"]
+            place -= count
+
+
+def _domains(topology: Mapping[str, Any]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Pods and label values of each domain, unpacked from the slices of a TopologyAssignment: what is the same for all
+    domains of a slice, or begins or ends alike, stands there once."""
+    for part in topology["slices"]:
+        domains = part["domainCount"]
+        counts = part.get("podCounts") or repeat(part["universalPodCount"], domains)
+        yield from zip(
+            counts,
+            zip(*(_values(each, domains) for each in part["valuesPerLevel"]), strict=True),
+            strict=True,
+        )
+
+
+def _values(level: Mapping[str, Any], domains: int) -> Iterator[str]:
+    if "universalValue" in level:
+        return repeat(level["universalValue"], domains)
+    return (f"{level.get('prefix', '')}{root}{level.get('suffix', '')}" for root in level["roots"])

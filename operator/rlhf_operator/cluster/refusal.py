@@ -18,6 +18,8 @@ from ..process_state import Finish
 from .conditions import failed_for_good
 from .consequences import deletion
 from .describe import Event
+from .kinds import KUEUE
+from .names import QUEUE
 from .next_step import POLL_SECONDS, Plan
 from .snapshot import Job, Pod
 from .usage import used
@@ -27,6 +29,9 @@ _DENIED = re.compile(r"denied (the )?request")
 'y' denied request: ...`."""
 _NO_POD = "cannot be handled as a Pod"
 """In what the API server says of a body that it cannot read: a field of the template has a value of another type."""
+
+_NO_KIND = re.compile(r"page not found|could not find the requested resource")
+"""What the API server says of a version and of a kind that it does not serve."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ def by_server(status: int, kind: str, message: str, *, trains: bool = False) -> 
     if invalid and kind == "Pod" and not trains and not _DENIED.search(message):
         said = f"the API server takes no pod like this; see spec.pods and its template: {message}"
         return Finish("Failed", INVALID_POD, said)
+    if status == 404 and kind == "Workload" and _NO_KIND.search(message):
+        message += f"; the label {QUEUE} needs Kueue 0.15 or later, which serves {KUEUE}"
     return f"pods are not made: {status or 'no answer'} {message}"
 
 
