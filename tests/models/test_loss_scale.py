@@ -1,7 +1,10 @@
 """float16's dynamic loss scale: an overflow is told, and a resumed run has the scale of the uninterrupted one."""
 
+import json
+
 import pytest
 import torch
+from tests.support.forks import run_ranks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_trainer.batches import ResponseLogprobs
@@ -75,6 +78,19 @@ def test_a_resumed_run_has_the_loss_scale_of_the_uninterrupted_one(make, stage):
     assert [step(resumed) for _ in range(4)] == expected
     final = copied(engine)
     assert all(torch.equal(tensor, final[name]) for name, tensor in copied(resumed).items())
+
+
+def test_an_overflow_of_one_rank_is_that_of_all(tmp_path):
+    both = [
+        [json.loads(line) for line in out.splitlines() if line.startswith("[")]
+        for out in run_ranks(2, "tests.models.overflow_ranks", folder=tmp_path)
+    ]
+    for ranks in zip(*both, strict=True):
+        for first, changed, second in ranks:
+            assert (first["overflow"], first["grad_norm"], first["loss_scale"]) == (1.0, 0.0, 256.0)
+            assert changed == ["loss_scale"]
+            assert (second["overflow"], second["loss_scale"]) == (0.0, 128.0), "counted once, not once a rank"
+            assert second["grad_norm"] > 0
 
 
 def test_a_state_of_an_earlier_release_has_none_and_loads(make):
