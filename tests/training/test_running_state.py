@@ -8,6 +8,7 @@ from tests.training.running import Job, resumed_is_whole
 
 from rlhf_api.rows import AnswerRow
 from rlhf_trainer.models.trained_model import TrainedModel
+from rlhf_trainer.ops.compute import kl_coefficient
 
 WARMING_UP = "klCoefficient: 0.1, klTarget: 0.5, klHorizon: 200, criticWarmupSteps: 2"
 ADAPTIVE = "klTarget: 0.5, klHorizon: 200, minibatchSize: 16"
@@ -48,6 +49,21 @@ def test_the_coefficient_of_the_penalty_moves_towards_its_target(algorithm, wher
         expected *= 1 + min(max(off, -0.2), 0.2) * 32 / 200
     assert job.task.state()["algorithm"]["kl_coefficient"] == pytest.approx(expected, rel=1e-9)
     assert job.lines[0]["kl_coefficient"] > job.lines[1]["kl_coefficient"], "there is no KL at the start"
+
+
+@pytest.mark.parametrize("target", ["", ", klTarget: 0.5"])
+def test_another_coefficient_in_the_settings_is_gone_on_with(target):
+    """Of a clone, whose checkpoint holds what the former one had become; without a target that is of no use either."""
+    before = Job("ppo", f"klCoefficient: 0.1, {ADAPTIVE}").steps(0, 2).snapshot(2)
+    after = Job("ppo", f"klCoefficient: 0.3, minibatchSize: 16{target}").restore(before)
+    assert kl_coefficient(after.op_ctx) == 0.3
+    after.steps(2, 4)
+    if target:
+        first, second = (line["kl_coefficient"] for line in after.lines)
+        assert (first, second) == (0.3, pytest.approx(0.3, rel=0.2))
+        assert second != first, "from where it adapts again"
+    same = Job("ppo", f"klCoefficient: 0.1{target}").restore(before)
+    assert (kl_coefficient(same.op_ctx) == 0.1) is (not target)
 
 
 def test_a_step_that_measures_no_kl_keeps_the_coefficient():

@@ -17,8 +17,12 @@ from .context import OpContext
 
 
 def kl_coefficient(ctx: OpContext) -> float:
-    """The present coefficient of the KL penalty: adaptive if the job has a KL target."""
-    return float(ctx.state.get("kl_coefficient", ctx.settings.kl_coefficient))
+    """The present coefficient of the KL penalty: adaptive if the job has a KL target, beginning with that of the
+    settings, also where a checkpoint's began with another one."""
+    given = ctx.settings.kl_coefficient
+    began = ctx.state.get("kl_coefficient_given", given)
+    adapts = getattr(ctx.settings, "kl_target", None) is not None and began == given
+    return float(ctx.state.get("kl_coefficient", given) if adapts else given)
 
 
 def overlong_mask(columns: Columns, _ctx: OpContext) -> Columns:
