@@ -142,7 +142,7 @@ class Snapshot:
     def __init__(self, task: OnlineTask, ranks: Ranks, step: int) -> None:
         self.step = step
         self.state = json.loads(json.dumps(task.state()))
-        self._groups = {
+        self.groups = {
             group: {name: tensor.clone() for name, tensor in tensors}
             for group, tensors in task.groups().items()
         }
@@ -154,7 +154,7 @@ class Snapshot:
         return self._blobs[name]
 
     def tensor(self, group: str, name: str) -> torch.Tensor:
-        return self._groups[group][name]
+        return self.groups[group][name]
 
 
 class Job:

@@ -89,6 +89,13 @@ def test_a_moving_reference_follows_the_policy():
     assert all(abs(line["kl_mean"]) > 1e-6 for line in stays[1:])
 
 
+def test_a_moving_average_that_a_checkpoint_lacks_begins_with_its_weights():
+    """Of a clone that is the first to have one, and not with the weights that the job was started from."""
+    before = Job("ppo", "klCoefficient: 0.1").steps(0, 2)
+    after = Job("ppo", "klCoefficient: 0.1, referenceEma: 0.9").restore(before.snapshot(2))
+    assert after.steps(2, 3).lines[0]["kl_mean"] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_values_are_of_the_moving_critic():
     plain, same, other = (
         Job("ppo", f"klCoefficient: 0.01{more}").steps(0, 3).weights()
