@@ -198,6 +198,7 @@ RULES: tuple[Rule, ...] = (
         deepspeed_checks.optimizer,
         deepspeed_checks.unread,
         deepspeed_checks.switched_off,
+        deepspeed_checks.averages,
         health.problems,
     ),
     *(generator_checks.engine_arguments, model_server_checks.problems, _trackers, _environment),

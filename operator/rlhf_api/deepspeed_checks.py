@@ -1,10 +1,11 @@
-"""Rules of DeepSpeed's sections in `spec.trainer`: precision, the optimizer, keys without effect."""
+"""Rules of DeepSpeed's sections in `spec.trainer`: precision, the optimizer, keys without effect, averages."""
 
 from collections.abc import Iterator
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel, to_snake
 
+from .algorithms import graph_of
 from .deepspeed import SECTIONS, DeepSpeedConfig, Section
 from .problems import Problem, show
 from .spec import Spec
@@ -85,6 +86,20 @@ def switched_off(spec: Spec) -> Iterator[Problem]:
                     f"has no effect: {switch} is {show(getattr(part, switch))}; set that, or remove this"
                 )
                 yield Problem(section.where(f"{name}.{key}"), f"{message}; got {show(getattr(part, key))}")
+
+
+def averages(spec: Spec) -> Iterator[Problem]:
+    """A moving average of weights that are on disks between forward passes: there is nothing in memory to average, and
+    the model would compute with the newest weights in its place."""
+    for model in graph_of(spec).averages:
+        away = spec.trained_deepspeed(model.field).zero_optimization.offload_param
+        if away is not None and away.device == "nvme":
+            own = model.field == "critic" and spec.trainer.critic_deepspeed is not None
+            where = SECTIONS[own].where("zero_optimization.offload_param.device")
+            message = (
+                f"the job keeps a moving average of the {model.field}, which it cannot of weights on disks"
+            )
+            yield Problem(where, f"{message}; use cpu; got 'nvme'")
 
 
 _OF_STAGE_3 = ("offload_param", "sub_group_size", "memory_efficient_linear", "log_trace_cache_warnings")

@@ -13,8 +13,21 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.resources import plan, problems
 from rlhf_api.roles import Role
 
+ON_DISK = "offload_param: {device: nvme, nvme_path: /a}"
 # overrides, field, what the message says
 REFUSED = [
+    *(
+        (
+            (setting, f"spec.trainer.{section}.zero_optimization={{stage: 3, {ON_DISK}}}"),
+            f"spec.trainer.{section}.zero_optimization.offload_param.device",
+            f"the job keeps a moving average of the {model}, which it cannot of weights on disks; use cpu",
+        )
+        for setting, section, model in (
+            ("spec.ppo.referenceEma=0.9", "deepspeed", "policy"),
+            ("spec.ppo.valueEma=0.9", "deepspeed", "critic"),
+            ("spec.ppo.valueEma=0.9", "criticDeepspeed", "critic"),
+        )
+    ),
     (
         ("spec.pods.gpu={count: 2}", "spec.trainer.processesPerReplica=4"),
         "spec.trainer.pods.gpu.count",

@@ -6,11 +6,15 @@ import sys
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.graph import CRITIC, POLICY, REWARD_MODEL
+from rlhf_api.lora import Lora
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
+from rlhf_trainer import progress
+from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.load import create_policy, create_tokenizer
 from rlhf_trainer.models.loading import load_frozen, load_job_tokenizer, load_trained
 from rlhf_trainer.settings import ModelSource, model_source
@@ -124,3 +128,13 @@ def test_the_generator_role_starts_without_torch():
     """vLLM's own start is what users wait for."""
     code = "import sys, rlhf_trainer.roles.generator; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_each_frozen_weight_under_an_adapter_is_a_sign_of_progress():
+    """Its bytes are hashed, which takes a quarter of an hour of some hundred billion parameters."""
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+    )
+    frozen, before = len(list(model.parameters())), progress.count()
+    Adapter(model, Lora(rank=2), 0, "base")
+    assert progress.count() - before >= frozen

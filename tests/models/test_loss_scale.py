@@ -1,7 +1,11 @@
 """float16's dynamic loss scale: an overflow is told, and a resumed run has the scale of the uninterrupted one."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
+from tests.support.forks import run_ranks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_trainer.batches import ResponseLogprobs
@@ -75,6 +79,55 @@ def test_a_resumed_run_has_the_loss_scale_of_the_uninterrupted_one(make, stage):
     assert [step(resumed) for _ in range(4)] == expected
     final = copied(engine)
     assert all(torch.equal(tensor, final[name]) for name, tensor in copied(resumed).items())
+
+
+def test_an_overflow_of_one_rank_is_that_of_all(tmp_path):
+    both = [
+        [json.loads(line) for line in out.splitlines() if line.startswith("[")]
+        for out in run_ranks(2, "tests.models.overflow_ranks", folder=tmp_path)
+    ]
+    for ranks in zip(*both, strict=True):
+        for first, changed, second in ranks:
+            assert (first["overflow"], first["grad_norm"], first["loss_scale"]) == (1.0, 0.0, 256.0)
+            assert changed == ["loss_scale"]
+            assert (second["overflow"], second["loss_scale"]) == (0.0, 128.0), "counted once, not once a rank"
+            assert second["grad_norm"] > 0
+
+
+def gradient(engine, budget: int, monkeypatch) -> torch.Tensor:
+    """Of 64 sequences of 8 tokens in micro-batches of `budget` tokens; of any scale."""
+    draw = torch.Generator().manual_seed(0)
+    sequences = Sequences.pack(torch.randint(50, (64, 2, 4), generator=draw).tolist())
+    weights, found = torch.randn(256, generator=draw) / 256, []
+
+    def instead() -> None:
+        parameters = engine.unwrapped.parameters()
+        found.extend(deepspeed.utils.safe_get_full_grad(p).flatten().double() for p in parameters)
+        engine.deepspeed.optimizer.zero_grad()
+
+    monkeypatch.setattr(engine.deepspeed, "step", instead)
+    monkeypatch.setattr(engine.deepspeed, "get_global_grad_norm", lambda: 0.0)
+    monkeypatch.setattr(engine.deepspeed.optimizer, "overflow", False, raising=False)
+    engine._forward = replace(engine._forward, token_budget=budget)
+    engine.update(
+        sequences, ResponseLogprobs(), lambda out, m: ((out * weights[m.response_index]).sum(), {}), 0.0
+    )
+    whole = torch.cat(found)
+    return whole / whole.norm()
+
+
+def test_many_micro_batches_add_up_to_what_one_gives(make, trained, monkeypatch):
+    """DeepSpeed sums them in float16, whose rounding in the forward and backward pass costs more."""
+    torch.manual_seed(0)
+    exact = gradient(
+        trained(LlamaForCausalLM(LlamaConfig(**SHAPE)), zero_optimization={"stage": 1}), 512, monkeypatch
+    )
+    one, many = (
+        float((gradient(make(1, initial_scale_power=16), budget, monkeypatch) - exact).norm())
+        for budget in (512, 8)
+    )
+    assert 0 < one < 5e-3
+    assert many < 2 * one
 
 
 def test_a_state_of_an_earlier_release_has_none_and_loads(make):

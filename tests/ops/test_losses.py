@@ -199,10 +199,10 @@ def test_order_and_micro_batches_change_no_policy_loss(algorithm, own, order, bu
 def test_value_loss_and_its_gradient(own):
     made, ctx = columns(), context("ppo", own)
     units = {"returns": (0.0, 1.0), "values": (0.0, 1.0)}  # mean and deviation
-    if ctx.settings.normalize_values:  # values were given in units of the moments before
+    if ctx.settings.normalize_values:  # values were given in units of other moments
         units = {"returns": (0.5, 2.0), "values": (-1.0, 0.5)}
-        for key, (mean, deviation) in zip(("values", "values_before"), units.values(), strict=True):
-            ctx.state[key] = {"weight": 10.0, "mean": mean, "variance": deviation**2}
+        ctx.state["values"] = {"weight": 10.0, "mean": 0.5, "variance": 4.0}
+        made = made.with_tokens(critic_outputs=(made["values"] + 1.0) / 0.5)
     clip, lengths = ctx.settings.clip_value, made.lengths.tolist()
     exact = (made["values"].double() * 1.5 + 0.3).requires_grad_()
     expected, at = torch.zeros(()).double(), 0
@@ -234,6 +234,19 @@ def test_a_step_that_moves_the_moments_far_clips_no_value_before_the_critic_has_
     made = COMPUTE["gae"](made.with_tokens(token_rewards=50 + made["returns"]), ctx)
     output = torch.zeros(sum(LENGTHS), requires_grad=True)
     found, _ = summed("value", made, ctx, output, BUDGETS[0])
+    found.backward()
+    assert bool(output.grad.ne(0).all())
+
+
+def test_values_of_an_earlier_batch_are_clipped_around_what_the_critic_said_then():
+    """Of a replayed episode, or of an earlier minibatch of `dynamic`: a later one has moved the moments since."""
+    ctx = context("ppo", "normalizeValues: true, klCoefficient: 0")
+    made = columns().with_tokens(values=torch.zeros(sum(LENGTHS)))
+    made = made.with_tokens(token_rewards=50 + made["returns"])
+    earlier = COMPUTE["gae"](made, ctx)
+    COMPUTE["gae"](made, ctx)
+    output = torch.zeros(sum(LENGTHS), requires_grad=True)
+    found, _ = summed("value", earlier, ctx, output, BUDGETS[0])
     found.backward()
     assert bool(output.grad.ne(0).all())
 

@@ -36,6 +36,7 @@ from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.records import Prompt, Rollout, Sequences
+from rlhf_trainer.replay.table import decode
 from rlhf_trainer.training.online import OnlineTask
 from rlhf_trainer.training.remote import Remote
 
@@ -55,6 +56,8 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "dynamic": ("spec.replay={streamDataLoaderType: dynamic, maxReplayEpisode: 1, samplesPerStep: 2}",),
 }
+ONE_UPDATE = (SHARED, "spec.ppo={epochs: 1, minibatchSize: 8, klIn: loss, klEstimator: k3}")
+"""A step of it has no log-probabilities before its update."""
 SPREAD = ("uniform", "dynamic")
 STEPS, STOP = 5, 2
 
@@ -139,7 +142,7 @@ class Snapshot:
     def __init__(self, task: OnlineTask, ranks: Ranks, step: int) -> None:
         self.step = step
         self.state = json.loads(json.dumps(task.state()))
-        self._groups = {
+        self.groups = {
             group: {name: tensor.clone() for name, tensor in tensors}
             for group, tensors in task.groups().items()
         }
@@ -151,17 +154,17 @@ class Snapshot:
         return self._blobs[name]
 
     def tensor(self, group: str, name: str) -> torch.Tensor:
-        return self._groups[group][name]
+        return self.groups[group][name]
 
 
 class Job:
     """One run, that can be put back to a cut."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, settings: tuple[str, ...]) -> None:
         self.ranks = Ranks(distributed.get_rank(), distributed.get_world_size(), torch.device("cpu"))
         self.told: list[Any] = []
         control = SimpleNamespace(report=lambda **changes: self.told.append(changes))
-        self.spec = job(*SMALL, *CASES[name]).spec
+        self.spec = job(*SMALL, *settings).spec
         run = TrainerContext(
             "job",
             self.spec,
@@ -205,7 +208,7 @@ class Job:
 
 def whole(name: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    run = Job(name)
+    run = Job(CASES[name])
     torch.manual_seed(0)
     run.steps(0, STEPS)
     return run.found()
@@ -213,20 +216,37 @@ def whole(name: str) -> dict[str, Any]:
 
 def resumed(name: str, *, pending: bool) -> dict[str, Any]:
     """Stopped after STOP steps, where `pending` with an episode that is collected; another process would go on."""
-    first = Job(name)
+    first = Job(CASES[name])
     torch.manual_seed(0)
     first.steps(0, STOP)
     if pending:
         first.task.publish(STOP)
         first.task.collect(STOP)
     cut = Snapshot(first.task, first.ranks, STOP)
-    second = Job(name)
+    second = Job(CASES[name])
     second.steps(0, 1)  # whatever it was before, it is the cut's then
     second.lines.clear()
     second.task.restore(cut)
     restore_generators(second.ranks, cut.generators)
     second.steps(STOP, STEPS)
     return second.found()
+
+
+def changed() -> dict[str, Any]:
+    """Steps of the case `uniform` from a checkpoint of a job of one update a step, with a pending episode: the share of
+    what each replayed, and the columns of what it trained on."""
+    first = Job(ONE_UPDATE)
+    torch.manual_seed(0)
+    first.steps(0, STOP)
+    first.task.publish(STOP)
+    first.task.collect(STOP)
+    second, columns = Job(CASES["uniform"]), list[list[str]]()
+    second.task.restore(Snapshot(first.task, first.ranks, STOP))
+    for step in range(STOP, STEPS):
+        second.steps(step, step + 1)
+        *_, newest = sorted(second.task.blobs().items())
+        columns.append(sorted(decode(newest[1]()).columns.tokens))
+    return {"shares": [line["replay_share"] for line in second.lines], "columns": columns}
 
 
 def main(out: Path) -> None:
@@ -238,6 +258,8 @@ def main(out: Path) -> None:
         found[name] = {"whole": whole(name)}
         if one:
             found[name] |= {way: resumed(name, pending=way == "pending") for way in ("between", "pending")}
+    if one:
+        found["changed"] = changed()
     (out / f"{distributed.get_rank()}.json").write_text(json.dumps(found))
     distributed.barrier()
     os._exit(0)  # as the trainer role ends

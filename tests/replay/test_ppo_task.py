@@ -64,6 +64,14 @@ def test_replayed_answers_change_the_weights_and_are_told(alone):
     assert len(alone["prioritized"]["whole"]["blobs"]) == STEPS, "-1 keeps them all"
 
 
+def test_after_a_change_of_the_settings_no_step_loses_a_column(alone):
+    """What the checkpoint's pending episode lacks is computed, and its older ones, which lack it too, are not replayed:
+    without log-probabilities before the step nothing would be clipped."""
+    found = alone["changed"]
+    assert all("logprobs" in columns for columns in found["columns"]), found["columns"]
+    assert found["shares"] == [0.0, 0.5, 0.5]
+
+
 def test_dynamic_compares_both_sides_before_the_policy_moves(alone):
     """On the step's first minibatch; its old log-probabilities are the generators' own."""
     lines = alone["dynamic"]["whole"]["lines"]

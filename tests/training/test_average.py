@@ -54,10 +54,15 @@ def test_a_snapshot_brings_it_back():
     assert all(torch.equal(served[name], kept[name]) for name in served)
 
 
-def test_divided_weights_are_swapped_whole(tmp_path):
-    """Under ZeRO-3 ranks keep whole copies of small parameters between forward passes: here of every one."""
-    first, _ = run_ranks(2, "tests.training.average_ranks", "1", "3", folder=tmp_path)
-    plain, divided = (json.loads(line) for line in first.splitlines() if line.startswith("["))
+def test_divided_weights_are_swapped_whole_and_resumed(tmp_path):
+    """Under ZeRO-3 ranks keep whole copies of small parameters between forward passes: here of every one, and with
+    partitions on the CPU of none."""
+    settings = ("1", "3", "offload")
+    first, _ = run_ranks(2, "tests.training.average_ranks", *settings, folder=tmp_path)
+    plain, *divided = (json.loads(line) for line in first.splitlines() if line.startswith("["))
     assert plain[0] != pytest.approx(plain[1], abs=0.01), "the average is not the model"
-    assert divided[0] == pytest.approx(plain[0], abs=1e-5)
-    assert divided[1] == pytest.approx(plain[1], abs=1e-5)
+    assert len(divided) == 2
+    for averaged, own, _ in divided:
+        assert averaged == pytest.approx(plain[0], abs=1e-5)
+        assert own == pytest.approx(plain[1], abs=1e-5)
+    assert all(alike for *_, alike in (plain, *divided)), "a resumed run is the uninterrupted one"

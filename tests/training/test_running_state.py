@@ -8,6 +8,7 @@ from tests.training.running import Job, resumed_is_whole
 
 from rlhf_api.rows import AnswerRow
 from rlhf_trainer.models.trained_model import TrainedModel
+from rlhf_trainer.ops.compute import kl_coefficient
 
 WARMING_UP = "klCoefficient: 0.1, klTarget: 0.5, klHorizon: 200, criticWarmupSteps: 2"
 ADAPTIVE = "klTarget: 0.5, klHorizon: 200, minibatchSize: 16"
@@ -50,6 +51,21 @@ def test_the_coefficient_of_the_penalty_moves_towards_its_target(algorithm, wher
     assert job.lines[0]["kl_coefficient"] > job.lines[1]["kl_coefficient"], "there is no KL at the start"
 
 
+@pytest.mark.parametrize("target", ["", ", klTarget: 0.5"])
+def test_another_coefficient_in_the_settings_is_gone_on_with(target):
+    """Of a clone, whose checkpoint holds what the former one had become; without a target that is of no use either."""
+    before = Job("ppo", f"klCoefficient: 0.1, {ADAPTIVE}").steps(0, 2).snapshot(2)
+    after = Job("ppo", f"klCoefficient: 0.3, minibatchSize: 16{target}").restore(before)
+    assert kl_coefficient(after.op_ctx) == 0.3
+    after.steps(2, 4)
+    if target:
+        first, second = (line["kl_coefficient"] for line in after.lines)
+        assert (first, second) == (0.3, pytest.approx(0.3, rel=0.2))
+        assert second != first, "from where it adapts again"
+    same = Job("ppo", f"klCoefficient: 0.1{target}").restore(before)
+    assert (kl_coefficient(same.op_ctx) == 0.1) is (not target)
+
+
 def test_a_step_that_measures_no_kl_keeps_the_coefficient():
     """The critic's warm-up, where the policy has no update and its log-probabilities are nobody's input."""
     job = Job("ppo", f"{WARMING_UP}, klIn: loss, klEstimator: k3").steps(0, 4)
@@ -71,6 +87,13 @@ def test_a_moving_reference_follows_the_policy():
     )
     assert [line["kl_mean"] for line in follows] == pytest.approx([0.0] * 3, abs=1e-7)
     assert all(abs(line["kl_mean"]) > 1e-6 for line in stays[1:])
+
+
+def test_a_moving_average_that_a_checkpoint_lacks_begins_with_its_weights():
+    """Of a clone that is the first to have one, and not with the weights that the job was started from."""
+    before = Job("ppo", "klCoefficient: 0.1").steps(0, 2)
+    after = Job("ppo", "klCoefficient: 0.1, referenceEma: 0.9").restore(before.snapshot(2))
+    assert after.steps(2, 3).lines[0]["kl_mean"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_values_are_of_the_moving_critic():

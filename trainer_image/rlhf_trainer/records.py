@@ -123,9 +123,9 @@ class Columns:
     sampled each token) and bool for `mask` (tokens that are trained on; all if missing), else float32; `rows` are [N],
     one entry a sequence. Columns of tokens: log-probabilities in nats (`sampled_logprobs` of the generator, `logprobs`
     of the policy before the step's updates, `reference_logprobs`), `values`, `token_rewards`, `returns` in units of
-    reward, `advantages`. Columns of rows: `scores` in units of reward, `finished` bool (false where the length limit
-    cut the response off), `position` int64 (place of the prompt in the run's order: the same for all responses to one
-    prompt).
+    reward, `advantages`, `critic_outputs` (normalised values). Columns of rows: `scores` in units of reward, `finished`
+    bool (false where the length limit cut the response off), `position` int64 (place of the prompt in the run's order:
+    the same for all responses to one prompt).
     """
 
     sequences: Sequences

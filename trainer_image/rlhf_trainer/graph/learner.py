@@ -45,13 +45,17 @@ class Learner:
         }
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Inverse of both. Raises InvalidJob if an adapter or its base has changed."""
+        """Inverse of both; an average that the snapshot lacks begins with its weights. Raises InvalidJob if an adapter
+        or its base has changed."""
         check_fingerprints(self.models, snapshot.state)
         self.op_ctx.restore(snapshot.state)
         for used, model in self.models.items():
             load_training_state(model, partial(snapshot.tensor, used.name))
         for used, average in self.averages.items():
-            average.load(partial(snapshot.tensor, f"{used.name}_average"))
+            if (group := f"{used.name}_average") in snapshot.groups:
+                average.load(partial(snapshot.tensor, group))
+            else:
+                average.begin()
 
 
 def fingerprints(models: Models) -> dict[str, Any]:

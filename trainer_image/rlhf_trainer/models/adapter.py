@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf_api.lora import Lora
 
+from .. import progress
 from ..maths.low_rank import A, B, LowRank
 
 NAME = "default"
@@ -153,7 +154,7 @@ def _task(model: PreTrainedModel, head: str | None) -> str:
 def _digest(model: PreTrainedModel) -> str:
     """SHA-256 of the names and bytes of all frozen parameters, the same whichever layers have an adapter."""
     found = hashlib.sha256()
-    for name, parameter in model.named_parameters():
+    for name, parameter in progress.each(model.named_parameters()):
         if not parameter.requires_grad:
             found.update(f"{_plain(name)} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
             found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)

@@ -19,6 +19,11 @@ class MovingAverage:
 
     def __init__(self, model: TrainedModel, decay: float) -> None:
         self._model, self._decay = model, decay
+        self._average: dict[str, Tensor] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins again with the model's present weights."""
         self._average = {name: self._own(p).detach().float().clone() for name, p in self._parameters()}
 
     def update(self) -> None:

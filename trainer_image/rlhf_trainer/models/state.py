@@ -168,7 +168,8 @@ def _write_share(engine: TrainedModel, parameter: Parameter, moment: str | None,
     """Writes this rank's partition under ZeRO-3. DeepSpeed's setter of whole tensors fails where the ranks do not
     divide the elements, because the last partition is padded.
     """
-    share = parameter.ds_tensor.numel()  # type: ignore[attr-defined]  # DeepSpeed's
+    # Not `numel`, 1 of a partition on a disk: its first element would become all of them.
+    share = parameter.ds_tensor.ds_numel  # type: ignore[attr-defined]  # DeepSpeed's
     padded = torch.nn.functional.pad(value.flatten(), (0, share * engine.world_size - value.numel()))
     mine = padded[share * engine.rank : share * (engine.rank + 1)]
     if moment is None:

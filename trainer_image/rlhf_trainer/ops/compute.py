@@ -17,8 +17,12 @@ from .context import OpContext
 
 
 def kl_coefficient(ctx: OpContext) -> float:
-    """The present coefficient of the KL penalty: adaptive if the job has a KL target."""
-    return float(ctx.state.get("kl_coefficient", ctx.settings.kl_coefficient))
+    """The present coefficient of the KL penalty: adaptive if the job has a KL target, beginning with that of the
+    settings, also where a checkpoint's began with another one."""
+    given = ctx.settings.kl_coefficient
+    began = ctx.state.get("kl_coefficient_given", given)
+    adapts = getattr(ctx.settings, "kl_target", None) is not None and began == given
+    return float(ctx.state.get("kl_coefficient", given) if adapts else given)
 
 
 def overlong_mask(columns: Columns, _ctx: OpContext) -> Columns:
@@ -85,18 +89,17 @@ def gae(columns: Columns, ctx: OpContext) -> Columns:
     """`advantages` (whitened where the settings say so) and `returns` by generalized advantage estimation.
 
     With value normalisation, `values` are denormalised to units of reward here, and the running moments are updated
-    with the returns.
+    with the returns; `critic_outputs` are the values as the critic gave them.
     """
     settings, values = ctx.settings, columns["values"]
     if settings.normalize_values:
+        columns = columns.with_tokens(critic_outputs=values)
         values = denormalize(values, value_moments(ctx))
     advantages, returns = generalized_advantages(
         columns["token_rewards"], values, columns.lengths, settings.gamma, settings.gae_lambda
     )
     if settings.normalize_values:
-        before = value_moments(ctx)
-        ctx.state["values_before"] = asdict(before)
-        ctx.state["values"] = asdict(update_moments(before, returns, mask=columns.mask))
+        ctx.state["values"] = asdict(update_moments(value_moments(ctx), returns, mask=columns.mask))
     if settings.whiten_advantages:
         advantages = whiten(advantages, mask=columns.mask)
     return columns.with_tokens(values=values, advantages=advantages, returns=returns)
@@ -105,11 +108,6 @@ def gae(columns: Columns, ctx: OpContext) -> Columns:
 def value_moments(ctx: OpContext) -> Moments:
     """Running moments of the returns, from `gae` on with those of the step."""
     return Moments(**ctx.state.get("values", {}))
-
-
-def moments_before(ctx: OpContext) -> Moments:
-    """Running moments before the last call of `gae`, in whose units the critic gave its values."""
-    return Moments(**ctx.state["values_before"]) if "values_before" in ctx.state else value_moments(ctx)
 
 
 def grpo(columns: Columns, _ctx: OpContext) -> Columns:

@@ -22,7 +22,7 @@ from ..maths.ragged import sequence_sums
 from ..maths.values import normalize
 from ..packed import to_device
 from ..records import Columns
-from .compute import kl_coefficient, moments_before, value_moments
+from .compute import kl_coefficient, value_moments
 from .context import OpContext
 
 Named = dict[str, Tensor]
@@ -105,13 +105,17 @@ def cispo(columns: Columns, ctx: OpContext) -> Loss:
 
 def value(columns: Columns, ctx: OpContext) -> Loss:
     """Clipped squared error of the critic against the returns. If values are normalised, in units of the new moments;
-    the clip is around what the critic said, in units of the moments that it was trained with until now."""
+    the clip is around what the critic said, whatever units it was trained with then."""
     settings = ctx.settings
     weights = _weights(columns, ctx)
     old_values, all_returns = columns["values"], columns["returns"]
     if settings.normalize_values:
-        old_values = normalize(old_values, moments_before(ctx))
-        all_returns = normalize(all_returns, value_moments(ctx))
+        moments = value_moments(ctx)
+        said = (
+            "critic_outputs" in columns
+        )  # which `gae` writes; another operation may give values in units of reward
+        old_values = columns["critic_outputs"] if said else normalize(old_values, moments)
+        all_returns = normalize(all_returns, moments)
 
     def loss(values: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         index, device = micro.response_index, values.device

@@ -84,6 +84,12 @@ class ReplayBuffer:
         window = self._replay.window
         return found[-window:] if window > 0 else found if window else []
 
+    def beside(self, fresh: Columns) -> list[EpisodeReplayBuffer]:
+        """Those of the window that have all columns of `fresh`. Others are of a checkpoint with other settings: joined
+        with them, all would lose what they lack, such as the reference's log-probabilities."""
+        names = {*fresh.tokens, *fresh.rows}
+        return [kept for kept in self.replayable() if all(name in kept.episode.columns for name in names)]
+
     def columns(self, picks: Sequence[tuple[int, int]]) -> Columns:
         """Columns of the picked rows, given as (episode, index), in that order; at least one."""
         by_number = {kept.episode_id: kept.episode.columns for kept in self._kept}

@@ -22,6 +22,7 @@ def adapt_kl_coefficient(ctx: OpContext, columns: Columns, metrics: dict[str, fl
         return
     observed = logged["kl_mean"] * logged["answer_length_mean"]
     metrics["kl_coefficient"] = kl_coefficient(ctx)
+    ctx.state["kl_coefficient_given"] = settings.kl_coefficient
     ctx.state["kl_coefficient"] = adaptive_kl_coefficient(
         metrics["kl_coefficient"], observed, settings.kl_target, settings.kl_horizon, len(columns)
     )

@@ -4,6 +4,7 @@ replay -> weights to the generators."""
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -72,13 +73,15 @@ class OnlineTask(GraphTask):
         self._pending: Episode | None = None
 
     def collect(self, step: int) -> dict[str, float]:
-        """The next episode, unless a snapshot brought one that was not trained on yet. `dynamic` collects while it
-        trains. A stop while responses are awaited puts their prompts back, and raises Stopped on every rank."""
+        """The next episode, unless a snapshot brought one that was not trained on yet; columns that this one lacks, as
+        settings have changed, are computed. `dynamic` collects while it trains. A stop while responses are awaited puts
+        their prompts back, and raises Stopped on every rank."""
+        self._op_ctx.step = step
         if self._pending is not None:
+            self._pending = replace(self._pending, columns=self._executor.run(self._pending.columns))
             return self._metrics.collected(self._pending.columns, {})
         if self._spec.replay.dynamic:
             return {}
-        self._op_ctx.step = step
         before, drawn = self._source.state(None), save_generators(self._ctx.ranks)
         running = deepcopy(self._op_ctx.state)
         try:
@@ -192,7 +195,7 @@ class OnlineTask(GraphTask):
         """The step's own responses, then those that are trained on again, the same on every rank; and its metrics."""
         if not self._spec.replay.window:
             return episode.columns, {}
-        window, fresh = self._buffer.replayable(), EpisodeReplayBuffer(episode, self._texts)
+        window, fresh = self._buffer.beside(episode.columns), EpisodeReplayBuffer(episode, self._texts)
         shared = self._ctx.ranks.share(lambda: ({}, {"picks": self._sampling.picks(window, fresh, step)}))
         picks = shared[1]["picks"]
         if not picks:
