@@ -14,7 +14,7 @@ from .consequences import carried_out, deletion, once_made
 from .describe import describe
 from .next_step import POLL_SECONDS, Plan, deletions
 from .observed import Observed
-from .pod_groups import evicted, hung, membership, seen, silent, sort
+from .pod_groups import adopted, evicted, hung, membership, seen, silent, sort
 from .stopping import after_the_end, report_if_admitted, suspend
 
 
@@ -24,7 +24,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     before = job.status or first_status(spec, None)
     if before.phase in ENDED:
         return after_the_end(observed, before, now)
-    cluster = before.cluster or ClusterStatus()
+    cluster = adopted(before.cluster or ClusterStatus(), observed.pods)
     sight = sort(spec, cluster, observed.pods)
     waits = observed.wanted.waits is not None
     stop = spec.suspend or waits or observed.quota not in ("none", "left", "admitted")

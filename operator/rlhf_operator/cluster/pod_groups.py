@@ -41,6 +41,15 @@ class PodGroups:
         return [pod for pod in self.pods if pod.role is role]
 
 
+def adopted(cluster: ClusterStatus, pods: Sequence[Pod]) -> ClusterStatus:
+    """With the newest attempt of which there are trainer pods. The status that told of it came before them, and only
+    an operator that is no more knew it if it could not be stored."""
+    newest = max((pod.attempt for pod in pods if pod.role is Role.TRAINER), default=0)
+    if newest <= cluster.attempt:
+        return cluster
+    return cluster.model_copy(update={"attempt": newest, "unmade": None})
+
+
 def sort(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGroups:
     current: dict[tuple[Role, int, int], Pod] = {}
     counted, surplus = list[Pod](), list[Pod]()

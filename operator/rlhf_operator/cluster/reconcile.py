@@ -45,7 +45,7 @@ class Reconciler:
         self._trainers = TrainerClient(*settings.token_keys)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
         self._pods, self._companions = PodClient(api, cache, recorder), CompanionClient(settings, api, cache)
-        self._statuses, self._outcomes = StatusWriter(api, cache, telemetry), Outcomes(cache)
+        self._statuses, self._outcomes = StatusWriter(api, cache, recorder, telemetry), Outcomes(cache)
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
@@ -74,6 +74,7 @@ class Reconciler:
             return await self._give_up(key, job, deleted(body["metadata"], pods))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
+        job = self._statuses.latest(key, job)
         try:
             want = await self._desired.read(key, job, pods)
         except UnreadableConfig as error:
