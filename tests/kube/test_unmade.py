@@ -10,6 +10,7 @@ from tests.support.cluster import Cluster
 from rlhf_operator.cluster.api import ApiError
 
 pytestmark = pytest.mark.usefixtures("crd")
+QUOTAS = "/api/v1/namespaces/{}/resourcequotas"
 
 
 class Died(Exception):
@@ -38,6 +39,25 @@ async def goes(operator: Hands) -> None:
     pod = await operator.api.get("Pod", operator.namespace, "ppo-trainer-0")
     await operator.api.delete("Pod", operator.namespace, "ppo-trainer-0", grace=0)
     operator.cache.drop(pod)
+
+
+async def no_pods(operator: Hands) -> None:
+    """A quota for none, once the server goes by it."""
+    api, path = operator.api, QUOTAS.format(operator.namespace)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
+    quota = await api._call("create", "POST", "ResourceQuota", path, body=quota)
+    # What its controller counts, which does not run here.
+    status = {"hard": {"pods": "0"}, "used": {"pods": "0"}}
+    await api._call("update", "PUT", "ResourceQuota", f"{path}/none/status", body=quota | {"status": status})
+    pod = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "probe", "image": "none"}]}}
+    pods, only = f"/api/v1/namespaces/{operator.namespace}/pods", {"dryRun": "All"}
+
+    async def probe() -> None:
+        while True:
+            await api._call("create", "POST", "Pod", pods, query=only, body=pod)
+
+    with pytest.raises(ApiError, match="exceeded quota"):
+        await probe()
 
 
 def test_the_next_operator_makes_the_attempt_that_the_status_tells_of(
@@ -81,6 +101,25 @@ def test_a_trainer_that_had_a_node_may_have_left_checkpoints(
             await goes(first)
             await second.look("ppo")
             assert await trainer(second) == then
+
+    asyncio.run(body())
+
+
+def test_an_attempt_that_a_quota_refuses_is_the_first_one_for_the_next_operator_too(
+    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+
+    async def body() -> None:
+        async with hands(namespace) as first, hands(namespace) as second:
+            await no_pods(first)
+            await first.api.create(job(namespace))
+            for operator in (first, first, second):
+                with pytest.raises(ApiError, match=r"403 .* quota"):
+                    await operator.look("ppo")
+            await first.api._call("delete", "DELETE", "ResourceQuota", QUOTAS.format(namespace) + "/none")
+            await second.look("ppo")
+            assert await trainer(second) == ("1", "start.json")
 
     asyncio.run(body())
 
