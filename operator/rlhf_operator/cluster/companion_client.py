@@ -2,8 +2,10 @@
 
 from .api import Api, ApiError, Key, run_all
 from .cache import COMPANIONS, Cache
+from .describe import Event
 from .objects import companions, owned, token_secret
 from .pinned import Pinned
+from .recorder import Recorder
 from .settings import Settings
 from .snapshot import Job
 
@@ -11,8 +13,8 @@ from .snapshot import Job
 class CompanionClient:
     """Applies companions; its state only saves API calls."""
 
-    def __init__(self, settings: Settings, api: Api, cache: Cache) -> None:
-        self._settings, self._api, self._cache = settings, api, cache
+    def __init__(self, settings: Settings, api: Api, cache: Cache, recorder: Recorder) -> None:
+        self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
         self._applied: dict[Key, tuple[int, list[tuple[str, Key, str]]]] = {}
         """A digest of the configuration, and what was made for it."""
 
@@ -28,12 +30,17 @@ class CompanionClient:
             self._cache.put(body)
         self._applied[key] = content, [(body["kind"], key, body["metadata"]["name"]) for body in listed]
 
-    async def create_token(self, job: Job) -> None:
+    async def create_token(self, job: Job, *, again: bool) -> None:
+        """Creates the token's Secret unless it exists; `again`: a pod did not find it, and that is told."""
         try:
-            await self._api.create(owned(token_secret(self._settings.token_key, job), job))
+            made = await self._api.create(owned(token_secret(self._settings.token_key, job), job))
         except ApiError as error:
             if error.status != 409:  # exists already, and never changes
                 raise
+            return
+        if again:
+            message = f"Secret {made['metadata']['name']} was missing, without which no pod starts; it is made again"
+            await self._recorder.record(job.body, Event("Warning", "TokenRestored", message))
 
     def forget(self, key: Key) -> None:
         self._applied.pop(key, None)

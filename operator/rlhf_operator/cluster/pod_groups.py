@@ -16,6 +16,9 @@ from .snapshot import Pod
 LOST_SECONDS = 30.0
 """Time beyond its grace period after which a lingering pod is given up, seconds."""
 
+NO_CONFIG = "CreateContainerConfigError"
+"""Kubelets' reason for a container whose environment names what is not there."""
+
 
 @dataclass(frozen=True)
 class PodGroups:
@@ -122,6 +125,15 @@ def hung(processes: Sequence[ProcessState], end: Ended | None) -> list[ProcessSt
 def lost(pod: Pod, now: float) -> bool:
     """True if its kubelet should have ended the pod long ago: its node is gone, and the pod's name is needed."""
     return pod.deletion_deadline is not None and now > pod.deletion_deadline + LOST_SECONDS
+
+
+def lack(pods: Sequence[Pod], secret: str) -> bool:
+    """True if a kubelet has not found this Secret, which a pod names."""
+    return any(
+        pod.ended is None
+        and (pod.waiting_reason or "").startswith(f'{NO_CONFIG}: secret "{secret}" not found')
+        for pod in pods
+    )
 
 
 def _gone(peers: Sequence[Pod], last: float) -> Ended:

@@ -44,7 +44,8 @@ class Reconciler:
         self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
         self._trainers = TrainerClient(*settings.token_keys)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
-        self._pods, self._companions = PodClient(api, cache, recorder), CompanionClient(settings, api, cache)
+        self._pods = PodClient(api, cache, recorder)
+        self._companions = CompanionClient(settings, api, cache, recorder)
         self._statuses, self._outcomes = StatusWriter(api, cache, recorder, telemetry), Outcomes(cache)
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
@@ -129,8 +130,8 @@ class Reconciler:
         with self._outcomes.noted(key, job, todo):
             if todo.companions:
                 await self._companions.apply(key, job, want.pinned)
-            if todo.create:
-                await self._companions.create_token(job)
+            if todo.create or todo.token:
+                await self._companions.create_token(job, again=todo.token)
             await self._kueue.line_up(key, job, want, todo)
             admitted = self._cache.workload(key) if todo.create and job.queue else None
             known = await self._kueue.flavors(job, admitted) if admitted else {}
