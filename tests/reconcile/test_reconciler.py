@@ -13,6 +13,7 @@ from rlhf_api.report import TrainerStatus
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.cache import Cache
+from rlhf_operator.cluster.clock import ServerClock
 from rlhf_operator.cluster.reconcile import Reconciler
 from rlhf_operator.cluster.recorder import Recorder
 from rlhf_operator.cluster.settings import Settings
@@ -32,6 +33,7 @@ class Server(Api):
         self.configs: dict[str, Body] = {}
         self.scaled: list[tuple[Any, ...]] = []
         self.status: Body = {}
+        self.clock = ServerClock()
         self.refuse: Callable[[Body], None] = lambda _body: None
 
     def stored(self, body: Body, **metadata: Any) -> Body:

@@ -1,6 +1,5 @@
 """Reconciles one job: observe, plan, write the status, act. Called repeatedly."""
 
-import datetime
 from dataclasses import replace
 
 from rlhf_api.problems import InvalidJob
@@ -42,7 +41,7 @@ class Reconciler:
         self, settings: Settings, api: Api, cache: Cache, recorder: Recorder, telemetry: Telemetry
     ) -> None:
         self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
-        self._trainers = TrainerClient(*settings.token_keys)
+        self._trainers = TrainerClient(*settings.token_keys, clock=api.clock.time)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
         self._pods = PodClient(api, cache, recorder)
         self._companions = CompanionClient(settings, api, cache, recorder)
@@ -69,7 +68,7 @@ class Reconciler:
             self._uids[key] = job.uid
         bodies = [pod for pod in self._cache.pods(key) if owned_by(pod, job)]
         pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
-        now = datetime.datetime.now(datetime.UTC)
+        now = self._api.clock.now()
         if "deletionTimestamp" in body["metadata"]:
             self._forget(key)
             return await self._give_up(key, job, deleted(body["metadata"], pods))
