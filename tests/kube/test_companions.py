@@ -51,6 +51,78 @@ def test_what_somebody_deletes_is_made_again(namespace, kind):
     run(body)
 
 
+EDITS = {
+    "ConfigMap": {"data": {"start.json": "{}"}},
+    "NetworkPolicy": {"spec": {"ingress": [{}]}},
+    "Service": {"spec": {"selector": {"rlhf.dev/job": "another"}}},
+}
+
+
+async def edit(operator: Hands, kubeconfig: Path, kind: str, patch: dict) -> None:
+    (name,) = await operator.names(kind)
+    where = (kind.lower(), name, "-n", operator.namespace, "--type=merge", f"--patch={json.dumps(patch)}")
+    await asyncio.to_thread(kubectl, kubeconfig, "patch", *where)
+
+
+async def content(operator: Hands, kind: str) -> dict:
+    (name,) = await operator.names(kind)
+    body = await operator.api.get(kind, operator.namespace, name)
+    return {part: body[part] for part in ("data", "spec") if part in body}
+
+
+async def resync_and_look(operator: Hands) -> list[str]:
+    """What was applied, of a job that was looked at if the listing says so."""
+    calls, operator.api._observe = [], lambda verb, kind, *_: calls.append((verb, kind))
+    swept = await resync.sweep(operator.api, operator.namespace, WATCHED, operator.cache)
+    if swept.touched:
+        await operator.look("ppo")
+    return [kind for verb, kind in calls if verb == "apply"]
+
+
+@pytest.mark.parametrize("kind", COMPANIONS)
+def test_what_somebody_changes_is_put_back_and_told_once(namespace, control_plane: Cluster, kind):
+    async def body() -> None:
+        async with hands(namespace) as operator:
+            wanted = job(namespace)
+            await operator.api.create(wanted | {"spec": wanted["spec"] | {"trainer": {"replicas": 2}}})
+            await operator.look("ppo")
+            before = await content(operator, kind)
+            assert await resync_and_look(operator) == []
+            await edit(operator, control_plane.kubeconfig, kind, EDITS[kind])
+            assert await content(operator, kind) != before
+            assert kind in await resync_and_look(operator)
+            assert await content(operator, kind) == before
+            assert await resync_and_look(operator) == []
+            # Of others' annotations nothing is told.
+            note = {"metadata": {"annotations": {"example.com/note": "mine"}}}
+            await edit(operator, control_plane.kubeconfig, kind, note)
+            for _ in range(2):
+                await resync_and_look(operator)
+            found = [event async for event in operator.api.list("Event", namespace)]
+            (event,) = (each for each in found if each["reason"] == "Restored")
+            assert event["count"] == 1
+            assert event["message"].startswith(f"{kind} ppo-")
+
+    run(body)
+
+
+def test_a_label_that_somebody_takes_is_put_back_once(namespace, control_plane: Cluster):
+    """The listing does not show what has lost it."""
+
+    async def body() -> None:
+        async with hands(namespace) as operator:
+            await operator.api.create(job(namespace))
+            await operator.look("ppo")
+            label = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
+            await edit(operator, control_plane.kubeconfig, "NetworkPolicy", label)
+            assert "NetworkPolicy" in await resync_and_look(operator)
+            calls, operator.api._observe = [], lambda verb, *_: calls.append(verb)
+            await operator.look("ppo")
+            assert "apply" not in calls
+
+    run(body)
+
+
 def test_a_prometheus_may_scrape_generators_of_running_jobs_too(namespace):
     """With the values and the PodMonitor of docs/operator.md."""
     page = (ROOT / "docs" / "operator.md").read_text()
