@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kube.hands import Hands, hands, job
+from tests.kube.hands import Hands, Operators, job
 from tests.kube.jobs import PODS
 from tests.support.cluster import Cluster
 from tests.support.kube import KubectlError, eventually, get, kubectl
 
-from rlhf_operator import budget
 from rlhf_operator.cluster import status_writer
 
 pytestmark = pytest.mark.usefixtures("crd")
@@ -76,43 +75,39 @@ async def told(operator: Hands) -> list[dict[str, Any]]:
 
 
 def test_a_job_whose_status_is_refused_goes_on(
-    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch, other_definition: Any
+    operators: Operators, namespace: str, monkeypatch: pytest.MonkeyPatch, other_definition: Any
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
-    monkeypatch.setattr(budget, "_FIRST", 0.0)  # no pause before a start
-
-    async def body() -> None:
-        async with hands(namespace) as operator, hands(namespace) as successor:
-            await operator.api.create(job(namespace))
-            for _ in range(3):
-                await operator.look("ppo")
-            before = await uids(operator)
-            assert set(before) == PODS
-            (event,) = await told(operator)
-            assert event["count"] == 1
-            assert 'status.phase: Unsupported value: "Provisioning"' in event["message"]
-            assert "the job goes on" in event["message"]
-
-            # A trainer that is lost is made again, as the next attempt; a successor leaves what runs alone.
-            await operator.bind("ppo-trainer-0")
+    async def body(operator: Hands, successor: Hands) -> None:
+        await operator.api.create(job(namespace))
+        for _ in range(3):
             await operator.look("ppo")
-            await operator.api.delete("Pod", namespace, "ppo-trainer-0", grace=0)
-            operator.cache.drop_uids("Pod", [before["ppo-trainer-0"]])
-            for _ in range(2):
-                await operator.look("ppo")
-            pod = await operator.api.get("Pod", namespace, "ppo-trainer-0")
-            assert pod["metadata"]["labels"]["rlhf.dev/attempt"] == "2"
-            now = await uids(operator)
-            assert {name for name in PODS if now[name] != before[name]} == {"ppo-trainer-0"}
-            for _ in range(2):
-                await successor.look("ppo")
-            assert await uids(successor) == now
+        before = await uids(operator)
+        assert set(before) == PODS
+        (event,) = await told(operator)
+        assert event["count"] == 1
+        assert 'status.phase: Unsupported value: "Provisioning"' in event["message"]
+        assert "the job goes on" in event["message"]
 
-            # Once the definition is as it was, the status is there.
-            await asyncio.to_thread(other_definition)
-            monkeypatch.setattr(status_writer, "_REFRESH_SECONDS", 0.0)
+        # A trainer that is lost is made again, as the next attempt; a successor leaves what runs alone.
+        await operator.bind("ppo-trainer-0")
+        await operator.look("ppo")
+        await operator.api.delete("Pod", namespace, "ppo-trainer-0", grace=0)
+        operator.cache.drop_uids("Pod", [before["ppo-trainer-0"]])
+        for _ in range(2):
             await operator.look("ppo")
-            status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
-            assert (status["phase"], status["cluster"]["attempt"]) == ("Provisioning", 2)
+        pod = await operator.api.get("Pod", namespace, "ppo-trainer-0")
+        assert pod["metadata"]["labels"]["rlhf.dev/attempt"] == "2"
+        now = await uids(operator)
+        assert {name for name in PODS if now[name] != before[name]} == {"ppo-trainer-0"}
+        for _ in range(2):
+            await successor.look("ppo")
+        assert await uids(successor) == now
 
-    asyncio.run(body())
+        # Once the definition is as it was, the status is there.
+        await asyncio.to_thread(other_definition)
+        monkeypatch.setattr(status_writer, "_REFRESH_SECONDS", 0.0)
+        await operator.look("ppo")
+        status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
+        assert (status["phase"], status["cluster"]["attempt"]) == ("Provisioning", 2)
+
+    operators(body)
