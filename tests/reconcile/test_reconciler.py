@@ -160,6 +160,31 @@ def test_a_refusal_is_over_with_the_first_look_that_nothing_is_refused_in():
     tell(told)
 
 
+def test_a_status_of_which_the_definition_lacks_fields_is_not_written_at_every_look(monkeypatch):
+    """The API server drops what an older definition does not have."""
+
+    async def told(story: Story) -> None:
+        stores, writes = story.server.apply_status, list[Body]()
+
+        async def drops(body: Body) -> Body:
+            writes.append(status := dict(body["status"]))
+            status["cluster"] = {k: v for k, v in status["cluster"].items() if k != "config"}
+            del status["generatorsReady"]
+            return await stores({**body, "status": status})
+
+        monkeypatch.setattr(story.server, "apply_status", drops)
+        story.submit("first")
+        await story.look()
+        story.run()
+        await story.look()
+        before = len(writes)
+        for _ in range(2):
+            await story.look()
+        assert len(writes) == before == 2
+
+    tell(told)
+
+
 def no_pods(error: ApiError) -> Callable[[Body], None]:
     """A server that answers `error` to every Pod."""
 

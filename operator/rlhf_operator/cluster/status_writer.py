@@ -43,6 +43,8 @@ class StatusWriter:
         """Time of the last write, or refusal of one, on the monotonic clock."""
         self._refused: dict[Key, JobStatus] = {}
         """Newest statuses of jobs whose last write was refused."""
+        self._dropped: dict[Key, dict[str, Any]] = {}
+        """Fields as last written that were stored otherwise: the definition lacks them, or parts of them."""
 
     def latest(self, key: Key, job: Job) -> Job:
         """The job with its newest status, which the API server may not have."""
@@ -60,7 +62,7 @@ class StatusWriter:
             self._refused[key] = status
             if age < _REFRESH_SECONDS:
                 return version
-        elif not worth_writing(job.body.get("status") or {}, content, age):
+        elif not worth_writing((job.body.get("status") or {}) | self._dropped.get(key, {}), content, age):
             return version
         body = {
             "apiVersion": job.body["apiVersion"],
@@ -87,12 +89,18 @@ class StatusWriter:
         self._cache.put(stored)
         self._written[key] = time.monotonic()
         self._refused.pop(key, None)
+        kept = stored.get("status", {})
+        kept = {**kept, "conditions": own_conditions(kept)}
+        self._dropped[key] = {
+            field: content.get(field) for field in _FIELDS if content.get(field) != kept.get(field)
+        }
         return str(stored["metadata"]["resourceVersion"])
 
     def forget(self, key: Key) -> None:
         self._telemetry.job(key, None)
         self._written.pop(key, None)
         self._refused.pop(key, None)
+        self._dropped.pop(key, None)
 
 
 def _refusal(error: ApiError) -> str:
