@@ -1,16 +1,21 @@
 """A control plane for all tests of the API, and a namespace for each."""
 
+import asyncio
+import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 from tests.cluster.packages import Unavailable
+from tests.kube.hands import Operators, hands
 from tests.kube.schedulers import KUEUE
 from tests.support.cluster import Cluster, ControlPlane, control_plane, existing
 from tests.support.kube import eventually, kubectl, new_namespace
 
 from rlhf_api.crd import RUNTIMES, document
 from rlhf_api.manifest import KIND
+from rlhf_operator import budget
 
 
 @pytest.fixture(scope="session", name="control_plane")
@@ -59,6 +64,23 @@ def namespace(control_plane: Cluster) -> Iterator[str]:
     """Empty, of this test alone."""
     with new_namespace(control_plane.kubeconfig) as name:
         yield name
+
+
+@pytest.fixture
+def operators(control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Operators:
+    """Each has a cache of its own, none pauses before a start, and they look when the test says so."""
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+    monkeypatch.setattr(budget, "_FIRST", 0.0)
+
+    def run(body: Callable[..., Awaitable[None]]) -> None:
+        async def together() -> None:
+            async with AsyncExitStack() as stack:
+                count = len(inspect.signature(body).parameters)
+                await body(*[await stack.enter_async_context(hands(namespace)) for _ in range(count)])
+
+        asyncio.run(together())
+
+    return run
 
 
 @pytest.fixture

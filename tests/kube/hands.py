@@ -1,7 +1,7 @@
 """An operator whose looks at jobs are taken one by one, for tests that say when it looks."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,9 @@ from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.telemetry import Telemetry
 
 WATCHED = ("RLHFJob", "Pod")
+
+Operators = Callable[[Callable[..., Awaitable[None]]], None]
+"""Runs what a test does with as many operators as it has parameters."""
 
 
 class Hands:

@@ -1,12 +1,10 @@
 """A job that was deleted and is held by somebody's finalizer holds no GPUs."""
 
-import asyncio
 from typing import Any
 
 import pytest
-from tests.kube.hands import Hands, hands, job
+from tests.kube.hands import Hands, Operators, job
 from tests.kube.jobs import PODS
-from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("crd")
 PATH = "/apis/rlhf.dev/v1alpha1/namespaces/{}/rlhfjobs/ppo"
@@ -31,36 +29,27 @@ async def delete(operator: Hands, policy: str) -> None:
     await operator.api._call("delete", "DELETE", "RLHFJob", path, body=options)
 
 
-def test_its_pods_go_and_none_is_made(
-    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
-
-    async def body() -> None:
-        async with hands(namespace) as operator:
-            await started(operator, "example.com/archive")
-            await delete(operator, "Background")
-            for _ in range(2):
-                await operator.look("ppo")
-            assert await operator.names("Pod") == set()  # without a node they go at once
-            assert (await operator.api.get("RLHFJob", namespace, "ppo"))["metadata"]["deletionTimestamp"]
-            await release(operator)
-
-    asyncio.run(body())
-
-
-def test_pods_that_are_to_be_left_are_left(
-    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`kubectl delete --cascade=orphan`, as long as the job is still there."""
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
-
-    async def body() -> None:
-        async with hands(namespace) as operator:
-            await started(operator, "example.com/archive", "orphan")
-            await delete(operator, "Orphan")
+def test_its_pods_go_and_none_is_made(operators: Operators, namespace: str) -> None:
+    async def body(operator: Hands) -> None:
+        await started(operator, "example.com/archive")
+        await delete(operator, "Background")
+        for _ in range(2):
             await operator.look("ppo")
-            assert await operator.names("Pod") == PODS
-            await release(operator)
+        assert await operator.names("Pod") == set()  # without a node they go at once
+        assert (await operator.api.get("RLHFJob", namespace, "ppo"))["metadata"]["deletionTimestamp"]
+        await release(operator)
 
-    asyncio.run(body())
+    operators(body)
+
+
+def test_pods_that_are_to_be_left_are_left(operators: Operators) -> None:
+    """`kubectl delete --cascade=orphan`, as long as the job is still there."""
+
+    async def body(operator: Hands) -> None:
+        await started(operator, "example.com/archive", "orphan")
+        await delete(operator, "Orphan")
+        await operator.look("ppo")
+        assert await operator.names("Pod") == PODS
+        await release(operator)
+
+    operators(body)

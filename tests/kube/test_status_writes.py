@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.kube.hands import hands, job
+from tests.kube.hands import Hands, Operators, job
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
@@ -13,79 +13,70 @@ pytestmark = pytest.mark.usefixtures("crd")
 
 
 def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
-    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+    operators: Operators, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+    async def body(old: Hands, new: Hands) -> None:
+        await old.api.create(job(namespace))
+        await old.look("ppo")
+        await old.bind("ppo-trainer-0")
+        await old.look("ppo")
+        # The next leader sees that the trainer is gone, and makes another.
+        await new.api.delete("Pod", namespace, "ppo-trainer-0", grace=0)
+        for _ in range(2):
+            await new.look("ppo")
+        stored = (await new.api.get("RLHFJob", namespace, "ppo"))["status"]
+        assert stored["cluster"]["attempt"] == 2
+        trainer = await new.api.get("Pod", namespace, "ppo-trainer-0")
+        old.cache.drop({**trainer, "metadata": {**trainer["metadata"], "uid": "seen-before"}})
+        stale = old.cache.job((namespace, "ppo"))
+        assert stale["status"]["cluster"]["attempt"] == 1
+        stale["spec"]["steps"] = 39  # so that there is something to write
+        stale["metadata"]["generation"] = 2
+        monkeypatch.setattr(old.cache, "job", lambda _: stale)
+        with pytest.raises(ApiError, match="409 Conflict"):
+            await old.act("ppo")
+        assert (await new.api.get("RLHFJob", namespace, "ppo"))["status"] == stored
+        assert (await new.api.get("Pod", namespace, "ppo-trainer-0"))["metadata"]["uid"] == trainer[
+            "metadata"
+        ]["uid"]
 
-    async def body() -> None:
-        async with hands(namespace) as old, hands(namespace) as new:
-            await old.api.create(job(namespace))
-            await old.look("ppo")
-            await old.bind("ppo-trainer-0")
-            await old.look("ppo")
-            # The next leader sees that the trainer is gone, and makes another.
-            await new.api.delete("Pod", namespace, "ppo-trainer-0", grace=0)
-            for _ in range(2):
-                await asyncio.sleep(0.6)  # the pause before a start
-                await new.look("ppo")
-            stored = (await new.api.get("RLHFJob", namespace, "ppo"))["status"]
-            assert stored["cluster"]["attempt"] == 2
-            trainer = await new.api.get("Pod", namespace, "ppo-trainer-0")
-            old.cache.drop({**trainer, "metadata": {**trainer["metadata"], "uid": "seen-before"}})
-            stale = old.cache.job((namespace, "ppo"))
-            assert stale["status"]["cluster"]["attempt"] == 1
-            stale["spec"]["steps"] = 39  # so that there is something to write
-            stale["metadata"]["generation"] = 2
-            monkeypatch.setattr(old.cache, "job", lambda _: stale)
-            with pytest.raises(ApiError, match="409 Conflict"):
-                await old.act("ppo")
-            assert (await new.api.get("RLHFJob", namespace, "ppo"))["status"] == stored
-            assert (await new.api.get("Pod", namespace, "ppo-trainer-0"))["metadata"]["uid"] == trainer[
-                "metadata"
-            ]["uid"]
-
-    asyncio.run(body())
+    operators(body)
 
 
 def test_a_checkpoint_request_of_any_length_fits_into_the_status(
-    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+    operators: Operators, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise no status could be written any more, and no pod of the job be replaced."""
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
 
     async def accepted(*_: object) -> bool:
         return True
 
-    async def body() -> None:
-        async with hands(namespace) as operator:
-            made = job(namespace)
-            made["metadata"]["annotations"] = {"rlhf.dev/checkpoint": "now " * 10_000}
-            await operator.api.create(made)
-            monkeypatch.setattr(operator.reconciler._trainers, "checkpoint", accepted)
-            for _ in range(2):
-                await operator.look("ppo")
-            status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
-            assert status["cluster"]["checkpointRequested"].startswith("now now ")
+    async def body(operator: Hands) -> None:
+        made = job(namespace)
+        made["metadata"]["annotations"] = {"rlhf.dev/checkpoint": "now " * 10_000}
+        await operator.api.create(made)
+        monkeypatch.setattr(operator.reconciler._trainers, "checkpoint", accepted)
+        for _ in range(2):
+            await operator.look("ppo")
+        status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
+        assert status["cluster"]["checkpointRequested"].startswith("now now ")
 
-    asyncio.run(body())
+    operators(body)
 
 
 def test_an_autoscaler_does_not_undo_a_kubectl_scale_that_it_has_not_seen(
-    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+    operators: Operators, control_plane: Cluster, namespace: str
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+    async def body(operator: Hands) -> None:
+        seen = (await operator.api.create(job(namespace)))["metadata"]["resourceVersion"]
+        where = ("rlhfjob/ppo", "-n", namespace, "--replicas=3")
+        await asyncio.to_thread(kubectl, control_plane.kubeconfig, "scale", *where)
+        with pytest.raises(ApiError, match="409 Conflict"):
+            await operator.api.scale("RLHFJob", namespace, "ppo", 2, seen)
+        now = await operator.api.get("RLHFJob", namespace, "ppo")
+        assert now["spec"]["generator"]["replicas"] == 3
+        await operator.api.scale("RLHFJob", namespace, "ppo", 2, now["metadata"]["resourceVersion"])
+        now = await operator.api.get("RLHFJob", namespace, "ppo")
+        assert now["spec"]["generator"]["replicas"] == 2
 
-    async def body() -> None:
-        async with hands(namespace) as operator:
-            seen = (await operator.api.create(job(namespace)))["metadata"]["resourceVersion"]
-            where = ("rlhfjob/ppo", "-n", namespace, "--replicas=3")
-            await asyncio.to_thread(kubectl, control_plane.kubeconfig, "scale", *where)
-            with pytest.raises(ApiError, match="409 Conflict"):
-                await operator.api.scale("RLHFJob", namespace, "ppo", 2, seen)
-            now = await operator.api.get("RLHFJob", namespace, "ppo")
-            assert now["spec"]["generator"]["replicas"] == 3
-            await operator.api.scale("RLHFJob", namespace, "ppo", 2, now["metadata"]["resourceVersion"])
-            now = await operator.api.get("RLHFJob", namespace, "ppo")
-            assert now["spec"]["generator"]["replicas"] == 2
-
-    asyncio.run(body())
+    operators(body)

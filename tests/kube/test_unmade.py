@@ -1,11 +1,10 @@
 """An operator dies between the status that tells of an attempt and the pods: what was never made is no attempt."""
 
-import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.kube.hands import Hands, hands, job
-from tests.support.cluster import Cluster
+from tests.kube.hands import Hands, Operators, job
 
 from rlhf_operator.cluster.api import ApiError
 
@@ -41,66 +40,85 @@ async def goes(operator: Hands) -> None:
 
 
 def test_the_next_operator_makes_the_attempt_that_the_status_tells_of(
-    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+    operators: Operators, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trainer that was told to resume would go on from what another run has left in its store, without a word."""
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
 
-    async def body() -> None:
-        async with hands(namespace) as first, hands(namespace) as second, hands(namespace) as third:
-            await first.api.create(job(namespace))
-            await dies_after_the_status(first, monkeypatch)
-            await dies_after_the_status(second, monkeypatch)
-            with pytest.raises(ApiError, match="404"):
-                await trainer(third)
-            await third.look("ppo")
-            assert await trainer(third) == ("1", "start.json")
-            cluster = (await third.api.get("RLHFJob", namespace, "ppo"))["status"]["cluster"]
-            assert (cluster["attempt"], cluster.get("restarts", {})) == (1, {})
+    async def body(first: Hands, second: Hands, third: Hands) -> None:
+        await first.api.create(job(namespace))
+        await dies_after_the_status(first, monkeypatch)
+        await dies_after_the_status(second, monkeypatch)
+        with pytest.raises(ApiError, match="404"):
+            await trainer(third)
+        await third.look("ppo")
+        assert await trainer(third) == ("1", "start.json")
+        cluster = (await third.api.get("RLHFJob", namespace, "ppo"))["status"]["cluster"]
+        assert (cluster["attempt"], cluster.get("restarts", {})) == (1, {})
 
-    asyncio.run(body())
+    operators(body)
 
 
 @pytest.mark.parametrize(("had_a_node", "then"), [(False, ("1", "start.json")), (True, ("2", "resume.json"))])
 def test_a_trainer_that_had_a_node_may_have_left_checkpoints(
-    control_plane: Cluster,
-    namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
-    had_a_node: bool,
-    then: tuple[str, str],
+    operators: Operators, namespace: str, had_a_node: bool, then: tuple[str, str]
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
-
-    async def body() -> None:
-        async with hands(namespace) as first, hands(namespace) as second:
-            await first.api.create(job(namespace))
+    async def body(first: Hands, second: Hands) -> None:
+        await first.api.create(job(namespace))
+        await first.look("ppo")
+        if had_a_node:
+            await first.bind("ppo-trainer-0")
             await first.look("ppo")
-            if had_a_node:
-                await first.bind("ppo-trainer-0")
-                await first.look("ppo")
-            await goes(first)
-            await second.look("ppo")
-            assert await trainer(second) == then
+        await goes(first)
+        await second.look("ppo")
+        assert await trainer(second) == then
 
-    asyncio.run(body())
+    operators(body)
+
+
+def test_an_attempt_that_the_server_refuses_is_the_first_one_for_the_next_operator_too(
+    operators: Operators, namespace: str
+) -> None:
+    """Here for a PriorityClass that does not exist yet; a quota is answered with the same code."""
+    kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+    async def body(first: Hands, second: Hands) -> None:
+        made = job(namespace)
+        template = {"spec": {"priorityClassName": namespace}}
+        made["spec"] = {**made["spec"], "pods": {"template": template}}
+        await first.api.create(made)
+        for operator in (first, first, second):
+            with pytest.raises(ApiError, match=r"403 Forbidden: .* no PriorityClass"):
+                await operator.look("ppo")
+        await first.api._call(
+            "create",
+            "POST",
+            "PriorityClass",
+            classes,
+            body=kind | {"metadata": {"name": namespace}, "value": 1},
+        )
+        while "ppo-trainer-0" not in await second.names("Pod"):
+            with suppress(ApiError):  # the server has not seen the class yet
+                await second.look("ppo")
+        assert await trainer(second) == ("1", "start.json")
+        await first.api._call("delete", "DELETE", "PriorityClass", f"{classes}/{namespace}")
+
+    operators(body)
 
 
 def test_pods_that_are_taken_away_before_they_get_a_node_are_made_again_after_pauses(
-    control_plane: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+    operators: Operators, namespace: str
 ) -> None:
     """Whatever takes them away, it may do so for ever."""
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
 
-    async def body() -> None:
-        async with hands(namespace) as operator:
-            await operator.api.create(job(namespace))
+    async def body(operator: Hands) -> None:
+        await operator.api.create(job(namespace))
+        await operator.look("ppo")
+        await goes(operator)
+        for _ in range(2):
             await operator.look("ppo")
-            await goes(operator)
-            for _ in range(2):
-                await operator.look("ppo")
-                await asyncio.sleep(0.6)  # the pause before a start
-            assert await trainer(operator) == ("1", "start.json")
-            cluster = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]["cluster"]
-            assert cluster["restarts"]["trainer"]["disruptions"] == 1
+        assert await trainer(operator) == ("1", "start.json")
+        cluster = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]["cluster"]
+        assert cluster["restarts"]["trainer"]["disruptions"] == 1
 
-    asyncio.run(body())
+    operators(body)

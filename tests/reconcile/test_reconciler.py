@@ -13,6 +13,7 @@ from rlhf_api.report import TrainerStatus
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.cache import Cache
+from rlhf_operator.cluster.clock import ServerClock
 from rlhf_operator.cluster.reconcile import Reconciler
 from rlhf_operator.cluster.recorder import Recorder
 from rlhf_operator.cluster.settings import Settings
@@ -32,6 +33,7 @@ class Server(Api):
         self.configs: dict[str, Body] = {}
         self.scaled: list[tuple[Any, ...]] = []
         self.status: Body = {}
+        self.clock = ServerClock()
         self.refuse: Callable[[Body], None] = lambda _body: None
 
     def stored(self, body: Body, **metadata: Any) -> Body:
@@ -154,6 +156,31 @@ def test_a_refusal_is_over_with_the_first_look_that_nothing_is_refused_in():
             await story.look()
             await asyncio.sleep(0.6)  # the pause before a start
         assert story.trainers() == [("1", "start.json"), ("2", "resume.json")]
+
+    tell(told)
+
+
+def test_a_status_of_which_the_definition_lacks_fields_is_not_written_at_every_look(monkeypatch):
+    """The API server drops what an older definition does not have."""
+
+    async def told(story: Story) -> None:
+        stores, writes = story.server.apply_status, list[Body]()
+
+        async def drops(body: Body) -> Body:
+            writes.append(status := dict(body["status"]))
+            status["cluster"] = {k: v for k, v in status["cluster"].items() if k != "config"}
+            del status["generatorsReady"]
+            return await stores({**body, "status": status})
+
+        monkeypatch.setattr(story.server, "apply_status", drops)
+        story.submit("first")
+        await story.look()
+        story.run()
+        await story.look()
+        before = len(writes)
+        for _ in range(2):
+            await story.look()
+        assert len(writes) == before == 2
 
     tell(told)
 

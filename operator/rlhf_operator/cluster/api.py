@@ -15,6 +15,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
+from .clock import ServerClock
 from .kinds import KINDS, body_path, group_path, object_path
 from .settings import FIELD_MANAGER
 
@@ -52,6 +53,7 @@ class Api:
         self.configuration = configuration
         self.fence: Callable[[], bool] = lambda: True
         """Fencing: true while this process may write; checked before every create, apply and delete."""
+        self.clock = ServerClock()
         self._client = ApiClient(configuration)
         self._observe = observe
 
@@ -194,11 +196,12 @@ class Api:
     ) -> Body:
         headers = {"Accept": accept, "Content-Type": content, "User-Agent": FIELD_MANAGER}
         url = self.configuration.host + path + (f"?{urlencode(query)}" if query else "")
-        started, status = time.monotonic(), 0
+        started, status, sent = time.monotonic(), 0, self.clock.local()
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
                 await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
                 response = await self._client.rest_client.request(method, url, headers=headers, body=body)
+                self.clock.heard(response.headers.get("Date", ""), sent)
                 text = await response.read()
                 status = response.status
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError

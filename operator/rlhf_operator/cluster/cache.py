@@ -12,7 +12,7 @@ from .api import Body, Key
 from .names import JOB
 
 COMPANIONS = ("ConfigMap", "NetworkPolicy", "Service")
-"""Kinds of which a job has objects beside its pods, that are only known to be there or not."""
+"""Kinds of which a job has objects beside its pods, of which only the version is known."""
 AT_REST = (*ENDED, "Suspended")
 """Phases of jobs for which nothing is to be done until something happens to them."""
 _TOMBSTONES = 4096
@@ -87,7 +87,7 @@ class Cache:
     def drop_uids(self, kind: str, uids: Iterable[str]) -> set[Key]:
         """Removes the objects with these uids; returns the jobs that they belonged to."""
         gone, touched, left = set(uids), set(), {}
-        for uid in gone:
+        for uid in gone if kind not in COMPANIONS else ():  # which may have lost their label alone
             self._bury(uid)
         for key, same in self._seen[kind].items():
             stay = {name: seen for name, seen in same.items() if seen.uid not in gone}
@@ -120,9 +120,10 @@ class Cache:
         """Pods that name the job as their owner or in their label, whoever made them."""
         return self._read("Pod", key)
 
-    def has(self, kind: str, key: Key, name: str) -> bool:
-        """True if the cache has this object of the job."""
-        return name in self._seen[kind].get(key, {})
+    def version(self, kind: str, key: Key, name: str) -> int | None:
+        """Newest resourceVersion of this object of the job; None if it is not there."""
+        seen = self._seen[kind].get(key, {}).get(name)
+        return None if seen is None else seen.version
 
     def knows(self, body: Mapping[str, Any]) -> bool:
         """True if this version of an object, a later one, or its deletion was seen; also for one that belongs to no

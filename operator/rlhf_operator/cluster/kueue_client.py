@@ -1,7 +1,5 @@
 """Writes a job's Workload as planned, and reads Kueue's cluster-scoped objects."""
 
-import datetime
-
 from ..condition import is_true
 from ..job_status import time_text
 from .api import Api, ApiError, Body, Key
@@ -25,7 +23,7 @@ class KueueClient:
 
     async def line_up(self, key: Key, job: Job, want: Desired, todo: Plan) -> None:
         """Applies the plan's queue actions."""
-        found, stamp = self._cache.workload(key), time_text(datetime.datetime.now(datetime.UTC))
+        found, stamp = self._cache.workload(key), time_text(self._api.clock.now())
         if todo.queue == "leave":
             await self.leave(key, job)
         elif todo.queue == "enter":

@@ -30,6 +30,8 @@ class Plan:
     """None: unchanged."""
     companions: bool = False
     """Create the job's ConfigMap, service, policy and gang if missing."""
+    token: bool = False
+    """Create the token's Secret again: a pod that was to start did not find it."""
     create: tuple[NewPod, ...] = ()
     delete: tuple[Deletion, ...] = ()
     members: Membership = field(default_factory=Membership)

@@ -12,9 +12,10 @@ from . import autoscale, deadlines, windows
 from .conditions import Look
 from .consequences import carried_out, deletion, once_made
 from .describe import describe
+from .names import token_name
 from .next_step import POLL_SECONDS, Plan, deletions
 from .observed import Observed
-from .pod_groups import evicted, hung, membership, seen, silent, sort
+from .pod_groups import adopted, evicted, hung, lack, membership, seen, silent, sort
 from .stopping import after_the_end, report_if_admitted, suspend
 
 
@@ -24,7 +25,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     before = job.status or first_status(spec, None)
     if before.phase in ENDED:
         return after_the_end(observed, before, now)
-    cluster = before.cluster or ClusterStatus()
+    cluster = adopted(before.cluster or ClusterStatus(), observed.pods)
     sight = sort(spec, cluster, observed.pods)
     waits = observed.wanted.waits is not None
     stop = spec.suspend or waits or observed.quota not in ("none", "left", "admitted")
@@ -89,6 +90,7 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     return Plan(
         status=status,
         companions=finish is None,
+        token=finish is None and lack(sight.pods, token_name(job.name, job.uid)),
         create=tuple(create),
         delete=deletions(delete, sight, now),
         members=membership(sight),

@@ -16,6 +16,9 @@ from .snapshot import Pod
 LOST_SECONDS = 30.0
 """Time beyond its grace period after which a lingering pod is given up, seconds."""
 
+NO_CONFIG = "CreateContainerConfigError"
+"""Kubelets' reason for a container whose environment names what is not there."""
+
 
 @dataclass(frozen=True)
 class PodGroups:
@@ -39,6 +42,15 @@ class PodGroups:
     def of(self, role: Role) -> list[Pod]:
         """Every pod of a role, desired or not."""
         return [pod for pod in self.pods if pod.role is role]
+
+
+def adopted(cluster: ClusterStatus, pods: Sequence[Pod]) -> ClusterStatus:
+    """With the newest attempt of which there are trainer pods. The status that told of it came before them, and only
+    an operator that is no more knew it if it could not be stored."""
+    newest = max((pod.attempt for pod in pods if pod.role is Role.TRAINER), default=0)
+    if newest <= cluster.attempt:
+        return cluster
+    return cluster.model_copy(update={"attempt": newest, "unmade": None})
 
 
 def sort(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGroups:
@@ -113,6 +125,15 @@ def hung(processes: Sequence[ProcessState], end: Ended | None) -> list[ProcessSt
 def lost(pod: Pod, now: float) -> bool:
     """True if its kubelet should have ended the pod long ago: its node is gone, and the pod's name is needed."""
     return pod.deletion_deadline is not None and now > pod.deletion_deadline + LOST_SECONDS
+
+
+def lack(pods: Sequence[Pod], secret: str) -> bool:
+    """True if a kubelet has not found this Secret, which a pod names."""
+    return any(
+        pod.ended is None
+        and (pod.waiting_reason or "").startswith(f'{NO_CONFIG}: secret "{secret}" not found')
+        for pod in pods
+    )
 
 
 def _gone(peers: Sequence[Pod], last: float) -> Ended:

@@ -1,6 +1,5 @@
 """Reconciles one job: observe, plan, write the status, act. Called repeatedly."""
 
-import datetime
 from dataclasses import replace
 
 from rlhf_api.problems import InvalidJob
@@ -42,10 +41,11 @@ class Reconciler:
         self, settings: Settings, api: Api, cache: Cache, recorder: Recorder, telemetry: Telemetry
     ) -> None:
         self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
-        self._trainers = TrainerClient(*settings.token_keys)
+        self._trainers = TrainerClient(*settings.token_keys, clock=api.clock.time)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
-        self._pods, self._companions = PodClient(api, cache, recorder), CompanionClient(settings, api, cache)
-        self._statuses, self._outcomes = StatusWriter(api, cache, telemetry), Outcomes(cache)
+        self._pods = PodClient(api, cache, recorder)
+        self._companions = CompanionClient(settings, api, cache, recorder)
+        self._statuses, self._outcomes = StatusWriter(api, cache, recorder, telemetry), Outcomes(cache)
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
@@ -68,12 +68,13 @@ class Reconciler:
             self._uids[key] = job.uid
         bodies = [pod for pod in self._cache.pods(key) if owned_by(pod, job)]
         pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
-        now = datetime.datetime.now(datetime.UTC)
+        now = self._api.clock.now()
         if "deletionTimestamp" in body["metadata"]:
             self._forget(key)
             return await self._give_up(key, job, deleted(body["metadata"], pods))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
+        job = self._statuses.latest(key, job)
         try:
             want = await self._desired.read(key, job, pods)
         except UnreadableConfig as error:
@@ -128,8 +129,8 @@ class Reconciler:
         with self._outcomes.noted(key, job, todo):
             if todo.companions:
                 await self._companions.apply(key, job, want.pinned)
-            if todo.create:
-                await self._companions.create_token(job)
+            if todo.create or todo.token:
+                await self._companions.create_token(job, again=todo.token)
             await self._kueue.line_up(key, job, want, todo)
             admitted = self._cache.workload(key) if todo.create and job.queue else None
             known = await self._kueue.flavors(job, admitted) if admitted else {}

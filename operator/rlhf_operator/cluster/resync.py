@@ -13,7 +13,7 @@ class Swept:
     """Differences between a listing and the cache."""
 
     touched: set[Key] = field(default_factory=set)
-    """Jobs with a deleted object."""
+    """Jobs with a deleted object, or a companion that somebody else has changed."""
     unseen: dict[str, Body] = field(default_factory=dict)
     """Metadata by uid of watched objects whose present version no watch has delivered yet."""
 
@@ -26,15 +26,20 @@ async def fill(api: Api, namespace: str | None, kinds: Collection[str], see: See
 
 
 async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: Cache) -> Swept:
-    """Removes deleted objects from the cache; returns the differences."""
+    """Removes deleted objects from the cache, and takes changes of companions, which are not watched; returns the
+    differences."""
     swept = Swept()
     for kind in (*kinds, *COMPANIONS):
         before = cache.uids(kind, namespace)  # changes during the listing are not judged
         there = set[str]()
         async for body in api.list(kind, namespace, labels=SELECTORS.get(kind, OURS), metadata_only=True):
             there.add(uid := body["metadata"]["uid"])
-            if kind in kinds and not cache.knows(body):
+            if cache.knows(body):
+                continue
+            if kind in kinds:
                 swept.unseen[uid] = body
+            elif uid in before and (key := cache.put(body)) is not None:
+                swept.touched.add(key)
         swept.touched.update(cache.drop_uids(kind, before - there))
     return swept
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -51,9 +52,9 @@ class TrainerClient:
     silent trainers do not delay other jobs.
     """
 
-    def __init__(self, *token_keys: bytes) -> None:
-        """`keys`: the key of new jobs' tokens first, then a former one."""
-        self._keys = token_keys
+    def __init__(self, *token_keys: bytes, clock: Callable[[], float] = time.time) -> None:
+        """`token_keys`: the key of new jobs' tokens first, then a former one; `clock`: the time of day."""
+        self._keys, self._clock = token_keys, clock
         self._orders = aiohttp.TCPConnector(limit=64, force_close=True)
         self._reports = aiohttp.TCPConnector(limit=_AT_ONCE, force_close=True)
         self._pool = asyncio.Semaphore(_AT_ONCE)
@@ -105,7 +106,7 @@ class TrainerClient:
         if status is not None:
             known.status, known.unanswered, known.silent_since = status, 0, None
         else:
-            known.silent_since = known.silent_since or time.time()
+            known.silent_since = known.silent_since or self._clock()
             known.next = time.monotonic() + min(_PAUSE_SECONDS * 2.0**known.unanswered, _LONGEST_PAUSE)
             known.unanswered = min(known.unanswered + 1, 16)
 

@@ -1,0 +1,87 @@
+"""What a job has beside its pods, changed by somebody: put back at the next listing, and told once."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tests.kube.hands import WATCHED, Hands, Operators, job
+from tests.support.cluster import Cluster
+from tests.support.kube import kubectl
+
+from rlhf_operator.cluster import resync
+from rlhf_operator.cluster.cache import COMPANIONS
+
+pytestmark = pytest.mark.usefixtures("crd")
+EDITS = {
+    "ConfigMap": {"data": {"start.json": "{}"}},
+    "NetworkPolicy": {"spec": {"ingress": [{}]}},
+    "Service": {"spec": {"selector": {"rlhf.dev/job": "another"}}},
+}
+
+
+async def edit(operator: Hands, kubeconfig: Path, kind: str, patch: dict) -> None:
+    (name,) = await operator.names(kind)
+    where = (kind.lower(), name, "-n", operator.namespace, "--type=merge", f"--patch={json.dumps(patch)}")
+    await asyncio.to_thread(kubectl, kubeconfig, "patch", *where)
+
+
+async def content(operator: Hands, kind: str) -> dict:
+    (name,) = await operator.names(kind)
+    body = await operator.api.get(kind, operator.namespace, name)
+    return {part: body[part] for part in ("data", "spec") if part in body}
+
+
+async def resync_and_look(operator: Hands) -> list[str]:
+    """What was applied, of a job that was looked at if the listing says so."""
+    calls, operator.api._observe = [], lambda verb, kind, *_: calls.append((verb, kind))
+    swept = await resync.sweep(operator.api, operator.namespace, WATCHED, operator.cache)
+    if swept.touched:
+        await operator.look("ppo")
+    return [kind for verb, kind in calls if verb == "apply"]
+
+
+@pytest.mark.parametrize("kind", COMPANIONS)
+def test_what_somebody_changes_is_put_back_and_told_once(
+    operators: Operators, namespace: str, control_plane: Cluster, kind: str
+) -> None:
+    async def body(operator: Hands) -> None:
+        wanted = job(namespace)
+        await operator.api.create(wanted | {"spec": wanted["spec"] | {"trainer": {"replicas": 2}}})
+        await operator.look("ppo")
+        before = await content(operator, kind)
+        assert await resync_and_look(operator) == []
+        await edit(operator, control_plane.kubeconfig, kind, EDITS[kind])
+        assert await content(operator, kind) != before
+        assert kind in await resync_and_look(operator)
+        assert await content(operator, kind) == before
+        assert await resync_and_look(operator) == []
+        # Of others' annotations nothing is told.
+        note = {"metadata": {"annotations": {"example.com/note": "mine"}}}
+        await edit(operator, control_plane.kubeconfig, kind, note)
+        for _ in range(2):
+            await resync_and_look(operator)
+        found = [event async for event in operator.api.list("Event", namespace)]
+        (event,) = (each for each in found if each["reason"] == "Restored")
+        assert event["count"] == 1
+        assert event["message"].startswith(f"{kind} ppo-")
+
+    operators(body)
+
+
+def test_a_label_that_somebody_takes_is_put_back_once(
+    operators: Operators, namespace: str, control_plane: Cluster
+) -> None:
+    """The listing does not show what has lost it."""
+
+    async def body(operator: Hands) -> None:
+        await operator.api.create(job(namespace))
+        await operator.look("ppo")
+        label = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
+        await edit(operator, control_plane.kubeconfig, "NetworkPolicy", label)
+        assert "NetworkPolicy" in await resync_and_look(operator)
+        calls, operator.api._observe = [], lambda verb, *_: calls.append(verb)
+        await operator.look("ppo")
+        assert "apply" not in calls
+
+    operators(body)
