@@ -70,6 +70,31 @@ def test_every_way_to_define_a_name_counts(name):
     assert missing(f"scoring:{name}") == ""
 
 
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("def score(completions, **kwargs): ...", "has the parameters (completions, **kwargs); "),
+        ("def score(prompt, response, row, gold): ...", "has the parameters (prompt, response, row, gold); "),
+        ("def score(prompts, responses, rows, *, key): ...", "has the parameters "),
+        ("async def score(prompts, responses, rows): ...", "is an async function; "),
+        ("def score(prompts, responses, rows, tokens): ...", ""),
+        ("def score(*given, **more): ...", ""),
+        ("def score(p, r, rows, key=None): ...", ""),
+        ("@wrapped\ndef score(rows): ...", ""),
+        ("if new:\n    def score(rows): ...", ""),
+    ],
+)
+def test_a_reward_function_is_told_its_parameters_before_any_model_is_loaded(here, capsys, written, told):
+    (here / "scoring.py").write_text(written)
+    arguments = ("validate", "job.yaml", "reward.functions=[{function: 'scoring:score'}]")
+    if not told:
+        assert cli.main(arguments) == 0
+        return
+    found = said(capsys, *arguments)
+    assert found.startswith(f"error: spec.reward.functions[0].function: {told}")
+    assert "a reward function is `def score(prompts, responses, rows)`" in found
+
+
 def test_modules_inside_of_packages_are_found_and_not_run(here):
     (here / "mine").mkdir()
     (here / "mine" / "__init__.py").write_text("raise SystemExit('ran')")

@@ -24,7 +24,7 @@ from rlhf_api.sources import Source, training_sources
 from rlhf_api.spec import Spec
 
 from .models import layer_problems, model_problems
-from .modules import missing
+from .modules import missing, unscoring
 
 _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale"}
 MOST_ROWS = 10
@@ -131,16 +131,19 @@ def _template_syntax(spec: Spec) -> list[Problem]:
 
 
 def _functions(spec: Spec) -> Iterator[Problem]:
-    named = [
+    scoring = [
         (f"spec.reward.functions[{i}].function", f.function)
         for i, f in enumerate(spec.reward.functions)
         if f.function is not None
     ]
-    named += [(f"spec.model.architectures[{i}]", name) for i, name in enumerate(spec.model.architectures)]
+    if spec.evaluation is not None and spec.evaluation.function is not None:
+        scoring.append(("spec.evaluation.function", spec.evaluation.function))
+    for where, name in scoring:
+        if what := missing(name) or unscoring(name):
+            yield Problem(where, f"{what}; got {name!r}")
+    named = [(f"spec.model.architectures[{i}]", name) for i, name in enumerate(spec.model.architectures)]
     if ":" in spec.algorithm:
         named.append(("spec.algorithm", spec.algorithm))
-    if spec.evaluation is not None and spec.evaluation.function is not None:
-        named.append(("spec.evaluation.function", spec.evaluation.function))
     if spec.replay.sampler_is_import:
         named.append((spec.replay.sampler_field, spec.replay.sampler))
     named += [
