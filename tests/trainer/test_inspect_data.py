@@ -1,6 +1,8 @@
 """`rlhf data`: what a job's rows become, before anything is spent on them."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from tests.api.manifests import document, job
 from tests.support.models import byte_tokenizer, chat_tokenizer
 
 from rlhf_api.problems import InvalidJob
+from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
 from rlhf_trainer.inspect_data import MOST_PROBLEMS, check, show
 
@@ -75,3 +78,26 @@ def test_the_command(tmp_path):
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr == "error: --row: must be below 1, the number of rows; got 7\n"
     assert rlhf("check", f"{tmp_path}/job.yaml", "--set", "spec.steps=0").returncode == 2
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
+    rows = spec(tmp_path, [{"prompt": "p", "answer": "a"}], "spec.model.policy=owner/model")
+    config = RunConfig(job="job", spec=rows, workdir=str(tmp_path))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and listens to nobody
+        hub = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "rlhf_trainer.inspect_data", "check"],
+            input=config.model_dump_json(by_alias=True),
+            env={**os.environ, "HF_ENDPOINT": hub, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "Retrying" not in done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if "owner/model" in line]
+    assert error.startswith(
+        "error: spec.model.policy: cannot load 'owner/model', which is no directory, from the hub: "
+    )
+    assert "couldn't connect" in error

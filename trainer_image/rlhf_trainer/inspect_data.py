@@ -23,8 +23,10 @@ from .data.chat import check_template
 from .data.dataset import Dataset, open_datasets
 from .data.encode import Encoded, encode_prompt
 from .models import architectures
+from .models.hub import use_cache_if_unreachable
 from .models.loading import load_job_tokenizer
 from .ops.datasets import ENCODE
+from .settings import model_source
 
 MOST_PROBLEMS = 20
 """Maximum number of problems reported per file."""
@@ -132,6 +134,8 @@ def _lengths(what: str, found: Sequence[tuple[int, int]], longest: int) -> Itera
 
 def _tokenizer(config: RunConfig) -> tuple[PreTrainedTokenizerBase | None, Sequence[Problem]]:
     """The job's tokenizer, or why it cannot be loaded: rows can be read without it."""
+    if not Path(model_source(config, "tokenizer").path).is_dir():
+        use_cache_if_unreachable()
     try:
         return load_job_tokenizer(config), ()
     except InvalidJob as error:

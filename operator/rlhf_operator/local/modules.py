@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-
 CALLED_WITH = ("prompts", "responses", "rows")
 """What a reward function is called with, by position."""
 
