@@ -166,6 +166,39 @@ def test_a_rows_field_is_to_be_renamed(here, capsys, row, words):
     assert f"rows.jsonl:1: {words}" in said(capsys, "validate", "job.yaml")
 
 
+@pytest.mark.parametrize(
+    ("name", "holds", "told"),
+    [
+        (
+            "rows.csv",
+            b"prompt\nhello\n",
+            "is CSV, which is not read; write its rows as JSONL, a JSON list or Parquet",
+        ),
+        (
+            "rows.jsonl.gz",
+            b"\x1f\x8b\x08\x00",
+            "is compressed (gzip), which is not read; decompress it first",
+        ),
+        ("rows.json", b"PAR1....PAR1", "is Parquet; let its name end with .parquet"),
+        (
+            "rows.parquet",
+            b"PAR1, and then the connection ended",
+            "is no Parquet, or was not downloaded in whole",
+        ),
+        (
+            "openai/gsm8k",
+            None,
+            "cannot be read: No such file or directory; for a dataset of the hub name a function",
+        ),
+    ],
+)
+def test_data_of_another_form_is_told_once_and_not_as_bad_rows(here, capsys, name, holds, told):
+    if holds is not None:
+        (here / name).write_bytes(holds)
+    (error,) = said(capsys, "validate", "job.yaml", f"data.train=[{name}]").splitlines()
+    assert error.startswith(f"error: spec.data.train[0]: {name}: {told}")
+
+
 def test_data_comes_from_stores_that_are_known(capsys):
     found = said(capsys, "validate", "job.yaml", "data.train=['https://x/y.jsonl']")
     assert "spec.data.train[0]: must be a path, or begin with file://, s3://, gs://, az://" in found

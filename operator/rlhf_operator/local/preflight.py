@@ -18,7 +18,7 @@ from rlhf_api.model_files import model_sizes
 from rlhf_api.pods import PodSettings
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import problems
-from rlhf_api.row_files import RowFile
+from rlhf_api.row_files import RowFile, is_parquet
 from rlhf_api.run import roles_of
 from rlhf_api.sources import Source, training_sources
 from rlhf_api.spec import Spec
@@ -76,7 +76,7 @@ def _data(spec: Spec) -> Iterator[Problem]:
 
 
 def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> Iterator[Problem]:
-    """Problems of local files' rows; the trainer checks Parquet and objects of a store."""
+    """Problems of local files' rows; the trainer checks rows of Parquet and objects of a store."""
     for i, source in enumerate(sources):
         where, path = f"{field}[{i}]", source.path
         if names_function(path):
@@ -86,7 +86,12 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
         if url and scheme not in SCHEMES:
             stores = ", ".join(f"{known}://" for known in SCHEMES)
             yield Problem(where, f"must be a path, or begin with {stores}; download it first; got {path!r}")
-        if url or (path.endswith(".parquet") and Path(path).is_file()):
+        if url:
+            continue
+        if path.endswith(".parquet") and Path(path).is_file():
+            if not is_parquet(Path(path)):
+                message = "is no Parquet, or was not downloaded in whole: its marks at both ends are missing"
+                yield Problem(where, f"{path}: {message}")
             continue
         chat, wrong = source.system_prompt is not None, list[Problem]()
         try:
