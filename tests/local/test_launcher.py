@@ -135,14 +135,28 @@ def test_prompts_that_were_not_trained_on_are_the_last_word(run: Run) -> None:
     )
 
 
+def test_an_earlier_run_that_saved_nothing_is_said_to_have_saved_nothing(run: Run) -> None:
+    code, _, _ = run(trainer="invalid")
+    assert code == 1
+    code, _, err = run()
+    assert (code, err) == (
+        2,
+        "error: w: an earlier run is in it, Failed at step 0 of 4, which saved no checkpoint; "
+        "add --overwrite to delete it and start anew, or --workdir DIR to run elsewhere\n",
+    )
+
+
 def test_an_earlier_run_is_kept_unless_told_otherwise(run: Run) -> None:
     assert run()[0] == 0
     before = (run.work / "metrics.jsonl").read_text()
 
     code, _, err = run()
     assert code == 2
-    assert err.startswith("error: w: an earlier run is in it")
-    assert all(remedy in err for remedy in ("--resume", "--workdir", "--overwrite"))
+    assert err == (
+        "error: w: an earlier run is in it, Succeeded at step 4 of 4; "
+        "add --resume to go on from its checkpoint of step 2, --workdir DIR to run elsewhere, "
+        "or --overwrite to delete it and start anew\n"
+    )
 
     code, out, _ = run("--resume")
     assert (code, out) == (0, "w already has all 4 steps; raise spec.steps to go on\n")

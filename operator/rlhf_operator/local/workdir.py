@@ -76,14 +76,22 @@ def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobS
         (workdir / LOGS).mkdir(exist_ok=True)
         return _read(workdir / STATUS, JobStatus)
     if not overwrite:
-        message = (
-            "an earlier run is in it; add --resume to go on from its newest checkpoint, "
-            "--workdir DIR to run elsewhere, or --overwrite to delete it and start anew"
-        )
-        raise InvalidJob([Problem(str(workdir), message)])
+        raise InvalidJob([Problem(str(workdir), _earlier(_read(workdir / STATUS, JobStatus)))])
     _remove_outputs(workdir, spec)
     (workdir / LOGS).mkdir(exist_ok=True)
     return None
+
+
+def _earlier(status: JobStatus | None) -> str:
+    """What an earlier run left, and the ways to run again, the one without loss first."""
+    anew, elsewhere = "--overwrite to delete it and start anew", "--workdir DIR to run elsewhere"
+    if status is None or status.completion_time is None:  # killed: it may have saved more than it wrote of
+        return f"an earlier run is in it; add --resume to go on from its newest checkpoint, {elsewhere}, or {anew}"
+    what = f"an earlier run is in it, {status.phase} at step {status.step} of {status.total_steps}"
+    if status.last_checkpoint is None:
+        return f"{what}, which saved no checkpoint; add {anew}, or {elsewhere}"
+    step = status.last_checkpoint.step
+    return f"{what}; add --resume to go on from its checkpoint of step {step}, {elsewhere}, or {anew}"
 
 
 def _same_run(workdir: Path, spec: Spec) -> None:
