@@ -232,6 +232,22 @@ def test_a_file_that_is_no_kubeconfig(here, capsys, text):
     )
 
 
+@pytest.mark.parametrize("verb", ["status", "logs"])
+def test_a_verb_of_the_cluster_says_where_the_run_of_this_machine_is(here, capsys, verb):
+    (here / "runs" / "mine").mkdir(parents=True)
+    (here / "runs" / "mine" / "status.json").touch()
+    where = (
+        "of the run of this machine runs/mine/status.json is the status, and runs/mine/logs has the logs\n"
+    )
+    with pytest.raises(SystemExit):
+        cli.main([verb, "runs/mine"])
+    assert capsys.readouterr().err.endswith(where)
+    assert cli.main([verb, "mine", "--kubeconfig", "none"]) == 1
+    assert capsys.readouterr().err == (
+        f"error: none: there is no such kubeconfig; name one by --kubeconfig or KUBECONFIG; {where}"
+    )
+
+
 def test_the_version_is_told(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])

@@ -178,9 +178,21 @@ def _add_timeout(parser: argparse._ActionsContainer, default: str, until: str) -
 
 def _object_name(text: str) -> str:
     """A name that is safe as a part of a URL."""
+    if "/" in text and (here := of_this_machine(Path(text))):
+        raise argparse.ArgumentTypeError(f"must be the name of a job on a cluster; {here}")
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"must be the name of an object: a-z, 0-9, - and .; got {text!r}")
     return text
+
+
+def of_this_machine(workdir: Path) -> str:
+    """Where status and logs of a run of this machine are, if that is its work directory; else ''."""
+    status, logs = workdir / "status.json", workdir / "logs"
+    return (
+        f"of the run of this machine {status} is the status, and {logs} has the logs"
+        if status.exists()
+        else ""
+    )
 
 
 def _count(text: str) -> int:
