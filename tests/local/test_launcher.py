@@ -127,6 +127,15 @@ def test_a_run_from_start_to_end(run: Run) -> None:
     assert run.alive() == []
 
 
+def test_a_store_that_fails_is_told_while_training_waits_for_it(run: Run) -> None:
+    code, out, _ = run(trainer="full")
+    assert code == 0
+    told = [line for line in out.splitlines() if "store" in line]
+    assert [line.split(" ", 1)[1] for line in told] == [
+        "the checkpoint store fails, trying again: No space left on device"
+    ]
+
+
 def test_prompts_that_were_not_trained_on_are_the_last_word(run: Run) -> None:
     code, _, err = run(trainer="drops")
     assert code == 0
