@@ -82,7 +82,9 @@ def _add_logs(verbs: _Verbs) -> None:
 
 
 def _add_checkpoint(verbs: _Verbs) -> None:
-    checkpoint = verbs.add("checkpoint", "have a running job save a checkpoint now; or look into a run's store")
+    checkpoint = verbs.add(
+        "checkpoint", "have a running job save a checkpoint now; or look into a run's store"
+    )
     _add_name(checkpoint, "the job; or ls (list), verify (read and check) or gc (delete garbage), with STORE")
     checkpoint.add_argument(
         "store", nargs="?", metavar="STORE", help="a store's URL, or a directory: the store's or the run's"
