@@ -136,6 +136,25 @@ def test_a_store_that_fails_is_told_while_training_waits_for_it(run: Run) -> Non
     ]
 
 
+def test_a_status_that_cannot_be_written_does_not_end_the_run(run: Run) -> None:
+    (run.work / ".status.json.new").mkdir(parents=True)  # where a full disk would refuse the file
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    told = [line for line in out.splitlines() if "status.json" in line]
+    assert [line.split(" ", 1)[1] for line in told] == [
+        f"{run.work}/status.json cannot be written: Is a directory; the run goes on"
+    ]
+
+
+def test_a_launcher_that_cannot_go_on_says_why_and_how_to(run: Run) -> None:
+    (run.work / "logs" / "generator-1.log").mkdir(parents=True)
+    code, _, err = run()
+    assert (code, run.status()["phase"]) == (1, "Failed")
+    assert "error: the launcher cannot go on: [Errno 21] Is a directory: " in err
+    assert "generator-1.log" in err
+    assert run.alive() == []
+
+
 def test_prompts_that_were_not_trained_on_are_the_last_word(run: Run) -> None:
     code, _, err = run(trainer="drops")
     assert code == 0
