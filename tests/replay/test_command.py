@@ -15,6 +15,7 @@ from tests.replay.made import episode, words
 
 from rlhf_api.replay import Replay
 from rlhf_operator import cli
+from rlhf_operator.archive.replay import trajectory
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
@@ -71,6 +72,12 @@ def test_show(store, capsys):
 
     assert cli.main(["replay", "show", str(store), "--episode", "2", "--limit", "99"]) == 0
     assert capsys.readouterr().out.count("episode 2  ") == 4
+
+
+def test_show_of_a_job_without_a_reference_has_no_kl():
+    row = {"episode": 2, "prompt_id": "0/16", "reward": 1.5, "kl": None, "weight_version": 3, "trained": 2}
+    text = {"finished": True, "prompt": "p", "response": "r", "response_tokens": [1]}
+    assert trajectory({**row, **text}).startswith("episode 2  prompt 0/16  reward 1.5  KL -  1 tokens  ")
 
 
 def test_export(store, tmp_path, capsys):

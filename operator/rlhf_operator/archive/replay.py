@@ -128,9 +128,10 @@ def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None)
 
 def trajectory(row: Mapping[str, Any]) -> str:
     """One response, formatted for people."""
+    figure = {key: _mean([row[key]] if row[key] is not None else []) for key in ("reward", "kl")}
     cut_off = "" if row["finished"] else ", cut off at the limit"
     head = (
-        f"episode {row['episode']}  prompt {row['prompt_id']}  reward {row['reward']:.4g}  KL {row['kl']:.4g}  "
+        f"episode {row['episode']}  prompt {row['prompt_id']}  reward {figure['reward']}  KL {figure['kl']}  "
         f"{len(row['response_tokens'])} tokens{cut_off}  weights {row['weight_version']}  trained {_trained(row)}"
     )
     return f"{head}\n{_indented(row['prompt'], '  ')}\n{_indented(row['response'], '  > ')}\n"
