@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from tests.api.manifests import document, job
 from tests.support.models import byte_tokenizer, chat_tokenizer
+from tests.support.rlhf import heed_signals
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
@@ -87,7 +89,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
         closed.bind(("127.0.0.1", 0))  # and listens to nobody
         hub = f"http://127.0.0.1:{closed.getsockname()[1]}"
         done = subprocess.run(
-            [sys.executable, "-m", "rlhf_trainer.inspect_data", "check"],
+            [sys.executable, "-m", "rlhf_trainer.data_command", "check"],
             input=config.model_dump_json(by_alias=True),
             env={**os.environ, "HF_ENDPOINT": hub, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"},
             capture_output=True,
@@ -101,3 +103,31 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
         "error: spec.model.policy: cannot load 'owner/model', which is no directory, from the hub: "
     )
     assert "couldn't connect" in error
+
+
+def test_neither_ctrl_c_nor_a_reader_that_has_enough_is_a_traceback(tmp_path):
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    rows = spec(tmp_path, [CHAT], f"spec.model.tokenizer={tmp_path}/tokenizer")
+    config = RunConfig(job="job", spec=rows, workdir=str(tmp_path)).model_dump_json(by_alias=True).encode()
+    command = [sys.executable, "-m", "rlhf_trainer.data_command", "show"]
+    read, write = os.pipe()
+    os.close(read)  # the reader is gone
+    done = subprocess.run(command, input=config, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, b"Traceback" in done.stderr) == (1, False), done.stderr
+    interrupted = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], preexec_fn=heed_signals, capture_output=True, check=False
+    )
+    assert (interrupted.returncode, interrupted.stderr) == (-signal.SIGINT, b"")
+
+
+INTERRUPTED = """
+import os, signal, sys
+from rlhf_trainer import data_command
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "transformers":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+data_command.main()
+"""

@@ -5,6 +5,7 @@ stdin.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -166,12 +167,12 @@ def main() -> int:
                 print("the tokenizer is made when the job runs: rows are checked, and not their lengths")
         for line in lines:
             print(line)
+        sys.stdout.flush()
     except InvalidJob as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # of a reader such as head, which has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
