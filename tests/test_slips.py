@@ -307,6 +307,13 @@ def test_a_model_is_a_directory_or_has_a_name_of_the_hub(capsys, name, meant):
     )
 
 
+def test_a_model_without_a_size_is_told_as_mistyped_where_it_is(capsys):
+    assert said(capsys, "plan", "job.yaml", "model.policy=./modle") == (
+        "error: spec.model.policy: no such directory, and no hub name (`owner/name`); got './modle'\n"
+    )
+    assert "spec.model.parameters: the size of the policy is not known" in said(capsys, "plan", "job.yaml")
+
+
 def test_a_forgotten_spec_is_told_with_what_is_wrong_below_it(here, capsys):
     (here / "job.yaml").write_text(json.dumps({**HEAD, **SPEC, "stepps": 3}))
     found = said(capsys, "validate", "job.yaml", "sampling.topp=0.5").splitlines()

@@ -22,6 +22,7 @@ from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
 
 from .exits import say
+from .local.models import mistyped
 from .manifest_arguments import add_manifest
 from .plan_table import plan_lines
 
@@ -60,7 +61,11 @@ def run(options: argparse.Namespace) -> int:
     after = None if options.after is None else Measured.read(options.after)
     found = model_sizes(job.spec)
     batch = Batch.of(job.spec, filled)
-    seconds = predicted(Work.of(job.spec, found, batch), machine)
+    try:
+        work = Work.of(job.spec, found, batch)
+    except InvalidJob as error:  # models without a size are often mistyped
+        raise InvalidJob([*mistyped(job.spec)] or error.problems) from None
+    seconds = predicted(work, machine)
     lines = [*_batches(job.spec, batch), *plan_lines(job.spec, found), *_table(job.spec, seconds, after)]
     for line in [*lines, *_advice(job.spec, machine, seconds, after)]:
         say(line, sys.stdout)

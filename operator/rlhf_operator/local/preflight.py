@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithms import graph_of
-from rlhf_api.base import SCHEMES, names_function
+from rlhf_api.base import names_function
 from rlhf_api.chat_template import template_problems
 from rlhf_api.checks import CHANGEABLE
 from rlhf_api.evaluation import evaluation_sets
@@ -20,7 +20,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import problems
 from rlhf_api.row_files import RowFile, is_parquet
 from rlhf_api.run import roles_of
-from rlhf_api.sources import Source, training_sources
+from rlhf_api.sources import Source, training_sources, unknown_store
 from rlhf_api.spec import Spec
 
 from .models import layer_problems, model_problems
@@ -82,11 +82,9 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
         if names_function(path):
             yield from _named(where, path)
             continue
-        scheme, url, _ = path.partition("://")
-        if url and scheme not in SCHEMES:
-            stores = ", ".join(f"{known}://" for known in SCHEMES)
-            yield Problem(where, f"must be a path, or begin with {stores}; download it first; got {path!r}")
-        if url:
+        if what := unknown_store(path):
+            yield Problem(where, what)
+        if "://" in path:
             continue
         if path.endswith(".parquet") and Path(path).is_file():
             if not is_parquet(Path(path)):
