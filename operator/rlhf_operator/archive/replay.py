@@ -90,7 +90,10 @@ def show(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    snapshot, path = newest(options.store), options.path
+    path: Path = options.path
+    if not path.parent.is_dir() or path.is_dir():
+        raise InvalidJob([Problem(str(path), "must be a file, in a directory that is there")])
+    snapshot = newest(options.store)
     chosen = names(snapshot, options.episode)
     tables = (read(snapshot, name) for name in chosen)
     part = path.with_name(f".{path.name}.part")
