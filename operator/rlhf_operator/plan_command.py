@@ -88,7 +88,7 @@ class Measured:
         """Reads a work directory. Raises InvalidJob if it holds no run with a step."""
         try:
             spec = RunConfig.model_validate_json((folder / "run.json").read_bytes()).spec
-            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            lines = _steps(folder / "metrics.jsonl")
         except (OSError, ValueError, ValidationError) as error:
             why = "run.json is none of this version" if isinstance(error, ValidationError) else error
             message = f"holds no run that can be read: {str(why).splitlines()[0]}"
@@ -111,6 +111,12 @@ class Measured:
                 [Problem(str(self.folder), f"its job: {each}") for each in error.problems]
             ) from None
         return rates(work, self.seconds)
+
+
+def _steps(file: Path) -> list[Mapping[str, float]]:
+    """The lines of a run's metrics; the last one may be torn, of a run that goes on or was killed."""
+    lines = file.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _filled(spec: Spec, steps: list[Mapping[str, float]]) -> float:
