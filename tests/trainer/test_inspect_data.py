@@ -1,5 +1,6 @@
 """`rlhf data`: what a job's rows become, before anything is spent on them."""
 
+import io
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from tests.support.rlhf import heed_signals
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
-from rlhf_trainer.inspect_data import MOST_PROBLEMS, check, show
+from rlhf_trainer.inspect_data import MOST_PROBLEMS, check, main, show
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}", "spec.data.maxPromptLength=4", "spec.data.maxAnswerLength=3")
 CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}] * 2}
@@ -119,6 +120,21 @@ def test_neither_ctrl_c_nor_a_reader_that_has_enough_is_a_traceback(tmp_path):
         [sys.executable, "-c", INTERRUPTED], preexec_fn=heed_signals, capture_output=True, check=False
     )
     assert (interrupted.returncode, interrupted.stderr) == (-signal.SIGINT, b"")
+
+
+@pytest.mark.parametrize(("no_colour", "codes"), [("", True), ("1", False)])
+def test_a_terminal_has_colours_unless_it_is_to_have_none(tmp_path, monkeypatch, no_colour, codes):
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    rows = spec(tmp_path, [CHAT], f"spec.model.tokenizer={tmp_path}/tokenizer")
+    config = RunConfig(job="job", spec=rows, workdir=str(tmp_path)).model_dump_json(by_alias=True)
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(config))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["data", "show"])
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    assert main() == 0
+    assert ("\033[" in out.getvalue()) is codes
 
 
 INTERRUPTED = """

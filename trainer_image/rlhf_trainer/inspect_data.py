@@ -160,7 +160,8 @@ def main() -> int:
             if tokenizer is None:
                 message = f"is made when the job runs; there is none in {config.workdir} yet"
                 raise InvalidJob([Problem("spec.model.create.tokenizer", message)])
-            lines = show(spec, tokenizer, options.row, colour=sys.stdout.isatty())
+            colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+            lines = show(spec, tokenizer, options.row, colour=colour)
         else:
             lines = check(spec, tokenizer, problems)
             if not made:
