@@ -1,7 +1,6 @@
 """Asks the model hub once whether it answers; where it does not, its cache on this machine is used alone."""
 
-from huggingface_hub import constants
-from huggingface_hub.utils import get_session
+from huggingface_hub import constants, get_session
 
 ANSWER_SECONDS = 10.0
 """Deadline of the hub's answer, seconds."""
