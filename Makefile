@@ -37,7 +37,7 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
-# Each part runs to its end, whatever became of those before; then all are reported together. A part waits for half of its
+# Each part runs to its end, whatever became of those before; then all are reported together. A part waits for more than half of its
 # time, so there is one more at once than there are cores, the next one as soon as one ends, the longest first; on a
 # cluster that they share, one after the other. What the servers of the tests are made of is built first, since no test's
 # time limit has room for it, beside parts that need nothing of it.

@@ -1,5 +1,5 @@
-"""What the README claims of roles that die was measured: each claim has its cells of the fault matrix, with no prompt
-lost and none trained twice."""
+"""What the README claims: of roles that die, each claim has its cells of the fault matrix, with no prompt lost and none
+trained twice; of the demo's time, what was measured; of `kubectl get`, its columns."""
 
 import json
 import re
@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.fault_matrix.cells import MOMENTS, PODS, Cell, Mode
 from tests.fault_matrix.page import happened
+
+from rlhf_api.crd import definition
 
 ROOT = Path(__file__).parents[1]
 RESULTS = [json.loads(line) for line in (ROOT / "docs" / "faults.jsonl").read_text().splitlines()]
@@ -54,6 +56,24 @@ def test_the_readme_claims_nothing_else_of_what_dies():
         assert words in text, words
         text = text.replace(words, "")
     assert [found[0] for found in DYING.finditer(text)] == []
+
+
+def test_the_demo_takes_what_was_measured():
+    page = (ROOT / "docs" / "figures.md").read_text().partition("## The demo")[2].partition("\n## ")[0]
+    shortest, longest = (sum(map(int, re.findall(r"\d+", found))) for found in ("41 28 81", "83 52 116"))
+    assert all(
+        words in page
+        for words in ("41 s of fine-tuning", "28 s of reward", "81 s of PPO", "83, 52 and\n116 s")
+    )
+    assert "Installation took 3 min 17 s" in page
+    assert (shortest / 60, longest / 60) == (pytest.approx(2.5), pytest.approx(4.2, abs=0.1))
+    assert "two and a half to four minutes](docs/figures.md#the-demo)" in claims_in_readme()
+
+
+def test_the_table_of_jobs_has_the_columns_that_kubectl_prints():
+    (version,) = definition()["spec"]["versions"]
+    shown = [c["name"].upper() for c in version["additionalPrinterColumns"] if not c.get("priority")]
+    assert f"```\nNAME {' '.join(shown)}\n" in re.sub(" +", " ", (ROOT / "README.md").read_text())
 
 
 @pytest.mark.parametrize("words", CLAIMS)

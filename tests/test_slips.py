@@ -70,6 +70,31 @@ def test_every_way_to_define_a_name_counts(name):
     assert missing(f"scoring:{name}") == ""
 
 
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("def score(completions, **kwargs): ...", "has the parameters (completions, **kwargs); "),
+        ("def score(prompt, response, row, gold): ...", "has the parameters (prompt, response, row, gold); "),
+        ("def score(prompts, responses, rows, *, key): ...", "has the parameters "),
+        ("async def score(prompts, responses, rows): ...", "is an async function; "),
+        ("def score(prompts, responses, rows, tokens): ...", ""),
+        ("def score(*given, **more): ...", ""),
+        ("def score(p, r, rows, key=None): ...", ""),
+        ("@wrapped\ndef score(rows): ...", ""),
+        ("if new:\n    def score(rows): ...", ""),
+    ],
+)
+def test_a_reward_function_is_told_its_parameters_before_any_model_is_loaded(here, capsys, written, told):
+    (here / "scoring.py").write_text(written)
+    arguments = ("validate", "job.yaml", "reward.functions=[{function: 'scoring:score'}]")
+    if not told:
+        assert cli.main(arguments) == 0
+        return
+    found = said(capsys, *arguments)
+    assert found.startswith(f"error: spec.reward.functions[0].function: {told}")
+    assert "a reward function is `def score(prompts, responses, rows)`" in found
+
+
 def test_modules_inside_of_packages_are_found_and_not_run(here):
     (here / "mine").mkdir()
     (here / "mine" / "__init__.py").write_text("raise SystemExit('ran')")
@@ -141,6 +166,39 @@ def test_a_rows_field_is_to_be_renamed(here, capsys, row, words):
     assert f"rows.jsonl:1: {words}" in said(capsys, "validate", "job.yaml")
 
 
+@pytest.mark.parametrize(
+    ("name", "holds", "told"),
+    [
+        (
+            "rows.csv",
+            b"prompt\nhello\n",
+            "is CSV, which is not read; write its rows as JSONL, a JSON list or Parquet",
+        ),
+        (
+            "rows.jsonl.gz",
+            b"\x1f\x8b\x08\x00",
+            "is compressed (gzip), which is not read; decompress it first",
+        ),
+        ("rows.json", b"PAR1....PAR1", "is Parquet; let its name end with .parquet"),
+        (
+            "rows.parquet",
+            b"PAR1, and then the connection ended",
+            "is no Parquet, or was not downloaded in whole",
+        ),
+        (
+            "openai/gsm8k",
+            None,
+            "cannot be read: No such file or directory; for a dataset of the hub name a function",
+        ),
+    ],
+)
+def test_data_of_another_form_is_told_once_and_not_as_bad_rows(here, capsys, name, holds, told):
+    if holds is not None:
+        (here / name).write_bytes(holds)
+    (error,) = said(capsys, "validate", "job.yaml", f"data.train=[{name}]").splitlines()
+    assert error.startswith(f"error: spec.data.train[0]: {name}: {told}")
+
+
 def test_data_comes_from_stores_that_are_known(capsys):
     found = said(capsys, "validate", "job.yaml", "data.train=['https://x/y.jsonl']")
     assert "spec.data.train[0]: must be a path, or begin with file://, s3://, gs://, az://" in found
@@ -171,6 +229,22 @@ def test_a_file_that_is_no_kubeconfig(here, capsys, text):
     assert cli.main(["status", "--kubeconfig", "config"]) == 1
     assert (
         "is no kubeconfig: it must be an object with clusters, users and contexts" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("verb", ["status", "logs"])
+def test_a_verb_of_the_cluster_says_where_the_run_of_this_machine_is(here, capsys, verb):
+    (here / "runs" / "mine").mkdir(parents=True)
+    (here / "runs" / "mine" / "status.json").touch()
+    where = (
+        "of the run of this machine runs/mine/status.json is the status, and runs/mine/logs has the logs\n"
+    )
+    with pytest.raises(SystemExit):
+        cli.main([verb, "runs/mine"])
+    assert capsys.readouterr().err.endswith(where)
+    assert cli.main([verb, "mine", "--kubeconfig", "none"]) == 1
+    assert capsys.readouterr().err == (
+        f"error: none: there is no such kubeconfig; name one by --kubeconfig or KUBECONFIG; {where}"
     )
 
 
@@ -231,6 +305,13 @@ def test_a_model_is_a_directory_or_has_a_name_of_the_hub(capsys, name, meant):
     assert said(capsys, "validate", "job.yaml", f"model.policy={json.dumps(name)}") == (
         f"error: spec.model.policy: no such directory, and no hub name (`owner/name`){meant}; got {name!r}\n"
     )
+
+
+def test_a_model_without_a_size_is_told_as_mistyped_where_it_is(capsys):
+    assert said(capsys, "plan", "job.yaml", "model.policy=./modle") == (
+        "error: spec.model.policy: no such directory, and no hub name (`owner/name`); got './modle'\n"
+    )
+    assert "spec.model.parameters: the size of the policy is not known" in said(capsys, "plan", "job.yaml")
 
 
 def test_a_forgotten_spec_is_told_with_what_is_wrong_below_it(here, capsys):

@@ -15,6 +15,10 @@ Text = Annotated[str, Field(max_length=2048)]
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 
 
+STORE_FAILS = "the checkpoint store fails, trying again"
+"""Begins the activity of a trainer whose store fails; the reason follows."""
+
+
 class MemberStatus(Report):
     """A process that serves the trainer, as known to the trainer."""
 

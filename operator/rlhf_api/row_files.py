@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import os
 import re
 from abc import abstractmethod
 from array import array
@@ -16,6 +17,12 @@ from .rows import Row, checked_row
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', flags=re.DOTALL)
 """A JSON string, or a structural character of lists and objects."""
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2"}
+"""First bytes of compressed files."""
+_TABLES = {".csv": "CSV", ".tsv": "TSV", ".arrow": "Arrow", ".xlsx": "Excel"}
+_HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
+_PARQUET = b"PAR1"
+"""First and last bytes of a Parquet file."""
 
 
 class Rows(Sequence[Row]):
@@ -51,9 +58,13 @@ class RowFile(Rows):
         """
         self._file, self._kind, self.name = file, kind, name or str(file)
         try:
+            if other := _other_form(file):
+                raise InvalidJob([Problem(self.name, other)])
             self._starts, self._is_list = _index(file)
         except OSError as error:
-            raise InvalidJob([Problem(self.name, f"cannot be read: {error.strerror}")]) from None
+            raise InvalidJob(
+                [Problem(self.name, f"cannot be read: {error.strerror}{_hint(self.name)}")]
+            ) from None
         self._by_number = by_number or self._is_list
         if not len(self):
             raise InvalidJob([Problem(self.name, "has no rows")])
@@ -105,6 +116,36 @@ class RowFile(Rows):
             while left > 0 and (data := file.read(min(left, 1 << 20))):
                 lines, left = lines + data.count(b"\n"), left - len(data)
         return f"{self.name}:{lines}"
+
+
+def is_parquet(file: Path) -> bool:
+    """True if a local file begins and ends as Parquet does; one that cannot be read counts, as its reader says why."""
+    try:
+        with file.open("rb") as opened:
+            begin, length = opened.read(4), opened.seek(0, os.SEEK_END)
+            opened.seek(max(0, length - 4))
+            return begin == opened.read(4) == _PARQUET
+    except OSError:
+        return True
+
+
+def _other_form(file: Path) -> str:
+    """What to do with a file that holds rows in a form that is not read, by its name and first bytes; else ''."""
+    if kind := _TABLES.get(file.suffix.lower()):
+        return f"is {kind}, which is not read; write its rows as JSONL, a JSON list or Parquet"
+    with file.open("rb") as opened:
+        begin = opened.read(4)
+    if begin == _PARQUET:
+        return "is Parquet; let its name end with .parquet"
+    packed = next((kind for mark, kind in _COMPRESSED.items() if begin.startswith(mark)), "")
+    return f"is compressed ({packed}), which is not read; decompress it first" if packed else ""
+
+
+def _hint(name: str) -> str:
+    """What is meant by a file's name that reads as a dataset's on the hub."""
+    if not _HUB_NAME.fullmatch(name) or Path(name).suffix or Path(name).parent.exists():
+        return ""
+    return "; for a dataset of the hub name a function that returns its rows, `package.module:function`"
 
 
 def _index(file: Path) -> tuple["array[int]", bool]:

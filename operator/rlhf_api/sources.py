@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .base import Frozen, PositiveFloat
+from .base import SCHEMES, Frozen, PositiveFloat
 from .problems import Problem, show
 
 if TYPE_CHECKING:
@@ -33,6 +33,14 @@ def parsed(text: str) -> Source:
     if not 0 < number < float("inf"):
         raise ValueError(weight)
     return Source(path=path, weight=number)
+
+
+def unknown_store(path: str) -> str:
+    """What is wrong with the URL of a store that is not read, such as `hf://` or `https://`; else ''."""
+    scheme, url, _ = path.partition("://")
+    stores = ", ".join(f"{known}://" for known in SCHEMES)
+    wrong = f"must be a path, or begin with {stores}; download it first; got {path!r}"
+    return wrong if url and scheme not in SCHEMES else ""
 
 
 def training_sources(spec: "Spec") -> tuple[Source, ...]:

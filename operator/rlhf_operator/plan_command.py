@@ -22,6 +22,7 @@ from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
 
 from .exits import say
+from .local.models import mistyped
 from .manifest_arguments import add_manifest
 from .plan_table import plan_lines
 
@@ -60,7 +61,11 @@ def run(options: argparse.Namespace) -> int:
     after = None if options.after is None else Measured.read(options.after)
     found = model_sizes(job.spec)
     batch = Batch.of(job.spec, filled)
-    seconds = predicted(Work.of(job.spec, found, batch), machine)
+    try:
+        work = Work.of(job.spec, found, batch)
+    except InvalidJob as error:  # models without a size are often mistyped
+        raise InvalidJob([*mistyped(job.spec)] or error.problems) from None
+    seconds = predicted(work, machine)
     lines = [*_batches(job.spec, batch), *plan_lines(job.spec, found), *_table(job.spec, seconds, after)]
     for line in [*lines, *_advice(job.spec, machine, seconds, after)]:
         say(line, sys.stdout)
@@ -83,7 +88,7 @@ class Measured:
         """Reads a work directory. Raises InvalidJob if it holds no run with a step."""
         try:
             spec = RunConfig.model_validate_json((folder / "run.json").read_bytes()).spec
-            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            lines = _steps(folder / "metrics.jsonl")
         except (OSError, ValueError, ValidationError) as error:
             why = "run.json is none of this version" if isinstance(error, ValidationError) else error
             message = f"holds no run that can be read: {str(why).splitlines()[0]}"
@@ -106,6 +111,12 @@ class Measured:
                 [Problem(str(self.folder), f"its job: {each}") for each in error.problems]
             ) from None
         return rates(work, self.seconds)
+
+
+def _steps(file: Path) -> list[Mapping[str, float]]:
+    """The lines of a run's metrics; the last one may be torn, of a run that goes on or was killed."""
+    lines = file.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _filled(spec: Spec, steps: list[Mapping[str, float]]) -> float:

@@ -83,7 +83,7 @@ class Archive:
         *,
         patience: timedelta = PATIENCE,
         known: bool = False,
-        retrying: Callable[[], None] = lambda: None,
+        retrying: Callable[[str], None] = lambda _why: None,
     ) -> None:
         """Raises InvalidJob if the URL does not name a store that can be opened; see `Store`."""
         self.store = Store(url, patience=patience, known=known, retrying=retrying)

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
 _TOLD_SECONDS = 1.0
-"""Transient failures shorter than this are not logged, seconds."""
+"""Transient failures shorter than this are not told, seconds."""
 T = TypeVar("T")
 
 
@@ -29,8 +29,11 @@ class Conflict(RuntimeError):
     """Another writer has written this object."""
 
 
-def patiently(call: Callable[[], T], patience: timedelta, retrying: Callable[[], None] = lambda: None) -> T:
-    """Calls `call`, retrying network and server errors for up to `patience`; `retrying` is called before each retry.
+def patiently(
+    call: Callable[[], T], patience: timedelta, retrying: Callable[[str], None] = lambda _why: None
+) -> T:
+    """Calls `call`, retrying network and server errors for up to `patience`. `retrying` is called before each retry,
+    with the reason once the failure has lasted, else with ''.
 
     Raises:
         StoreError: it still fails, or the store refuses the request.
@@ -43,9 +46,10 @@ def patiently(call: Callable[[], T], patience: timedelta, retrying: Callable[[],
             passing = isinstance(error, GenericError | OSError) and time.monotonic() + wait < deadline
             if not passing:
                 raise StoreError(f"the checkpoint store fails: {reason(error)}") from error
-            if wait > _TOLD_SECONDS:
-                log.warning("the checkpoint store fails, trying again: %s", reason(error))
-        retrying()
+            why = reason(error) if wait > _TOLD_SECONDS else ""
+            if why:
+                log.warning("the checkpoint store fails, trying again: %s", why)
+        retrying(why)
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 

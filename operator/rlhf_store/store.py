@@ -57,12 +57,12 @@ class Store:
         *,
         patience: timedelta = PATIENCE,
         known: bool = False,
-        retrying: Callable[[], None] = lambda: None,
+        retrying: Callable[[str], None] = lambda _why: None,
     ) -> None:
         """Credentials come from the environment, as each store's own tools read them.
 
         `known`: the store has worked before, so the first call is retried for the full `patience` too. `retrying` is
-        called before each retry.
+        called before each retry, with the reason of a failure that lasts.
 
         Raises:
             InvalidJob: the URL does not name a store that can be opened and listed.

@@ -1,10 +1,15 @@
 """Stores that cannot be used: one clear problem that names the field, within seconds."""
 
+import errno
+import itertools
 import time
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from rlhf_api.problems import InvalidJob
+from rlhf_store import failures
 from rlhf_store.archive import Archive
 
 SECONDS = 15
@@ -42,6 +47,22 @@ def test_s3(seaweed, monkeypatch, case):
     assert "secret-of-tests" not in problem.message
     assert "Debug source" not in problem.message
     assert "retries" not in problem.message
+
+
+def test_a_failure_that_lasts_is_told_at_each_retry_with_its_reason(monkeypatch):
+    now = itertools.count()
+    monkeypatch.setattr(
+        failures, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _seconds: None)
+    )
+    told: list[str] = []
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(failures.StoreError, match="No space left on device"):
+        failures.patiently(full, timedelta(seconds=9), told.append)
+    assert told[0] == "", "not of a failure that has only begun"
+    assert told[-1] == "[Errno 28] No space left on device"
 
 
 def test_a_file_where_the_directory_should_be(tmp_path):

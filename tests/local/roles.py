@@ -126,6 +126,10 @@ def train() -> None:
                 os._exit(1)
             if word == "told":
                 stop.set()
+            if word == "full":
+                state["activity"] = "the checkpoint store fails, trying again: No space left on device"
+                show()
+                state["activity"] = "training"
             while word == "hold" and not stop.is_set():
                 time.sleep(0.01)
             if word == "stuck":  # goes on once it is told of, and hangs then

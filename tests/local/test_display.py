@@ -110,6 +110,24 @@ def test_the_panel_shows_a_run_at_a_glance() -> None:
         assert words in out.getvalue()
 
 
+def test_a_narrow_terminal_cuts_neither_figures_nor_the_newest_events_reason() -> None:
+    status = JobStatus(
+        phase="Running",
+        totalSteps=200,
+        step=63,
+        reward=8.75,
+        loss=0.125,
+        tokensPerSecond=334,
+        weightVersion=63,
+    )
+    reason = "12:00:01 trainer-0 exited with code 1: StoreError: the checkpoint store fails: No space left on device"
+    out = io.StringIO()
+    Console(file=out, width=60).print(panel("demo", status, STEP, ["12:00:00 " + "x" * 80, reason]))
+    for words in ("reward 8.75", "loss 0.125", "tokens/s 334", "weights 63", "x…"):
+        assert words in out.getvalue()
+    assert reason in " ".join(line.strip("│ ") for line in out.getvalue().splitlines())
+
+
 def test_the_live_display_on_a_real_terminal(tmp_path: Path) -> None:
     """In a pseudo-terminal; Ctrl-C is typed, as a user does."""
     (tmp_path / "p.jsonl").write_text('{"prompt": "hi"}\n')

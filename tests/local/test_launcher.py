@@ -127,11 +127,50 @@ def test_a_run_from_start_to_end(run: Run) -> None:
     assert run.alive() == []
 
 
+def test_a_store_that_fails_is_told_while_training_waits_for_it(run: Run) -> None:
+    code, out, _ = run(trainer="full")
+    assert code == 0
+    told = [line for line in out.splitlines() if "store" in line]
+    assert [line.split(" ", 1)[1] for line in told] == [
+        "the checkpoint store fails, trying again: No space left on device"
+    ]
+
+
+def test_a_status_that_cannot_be_written_does_not_end_the_run(run: Run) -> None:
+    (run.work / ".status.json.new").mkdir(parents=True)  # where a full disk would refuse the file
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    told = [line for line in out.splitlines() if "status.json" in line]
+    assert [line.split(" ", 1)[1] for line in told] == [
+        f"{run.work}/status.json cannot be written: Is a directory; the run goes on"
+    ]
+
+
+def test_a_launcher_that_cannot_go_on_says_why_and_how_to(run: Run) -> None:
+    (run.work / "logs" / "generator-1.log").mkdir(parents=True)
+    code, _, err = run()
+    assert (code, run.status()["phase"]) == (1, "Failed")
+    assert "error: the launcher cannot go on: [Errno 21] Is a directory: " in err
+    assert "generator-1.log" in err
+    assert run.alive() == []
+
+
 def test_prompts_that_were_not_trained_on_are_the_last_word(run: Run) -> None:
     code, _, err = run(trainer="drops")
     assert code == 0
     assert err.splitlines()[-1] == (
         "warning: 1 prompts were dropped and 0 lost: they were not trained on; see w/logs/trainer-0.log"
+    )
+
+
+def test_an_earlier_run_that_saved_nothing_is_said_to_have_saved_nothing(run: Run) -> None:
+    code, _, _ = run(trainer="invalid")
+    assert code == 1
+    code, _, err = run()
+    assert (code, err) == (
+        2,
+        "error: w: an earlier run is in it, Failed at step 0 of 4, which saved no checkpoint; "
+        "add --overwrite to delete it and start anew, or --workdir DIR to run elsewhere\n",
     )
 
 
@@ -141,8 +180,11 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(run: Run) -> None:
 
     code, _, err = run()
     assert code == 2
-    assert err.startswith("error: w: an earlier run is in it")
-    assert all(remedy in err for remedy in ("--resume", "--workdir", "--overwrite"))
+    assert err == (
+        "error: w: an earlier run is in it, Succeeded at step 4 of 4; "
+        "add --resume to go on from its checkpoint of step 2, --workdir DIR to run elsewhere, "
+        "or --overwrite to delete it and start anew\n"
+    )
 
     code, out, _ = run("--resume")
     assert (code, out) == (0, "w already has all 4 steps; raise spec.steps to go on\n")

@@ -79,6 +79,13 @@ def test_a_run_tells_the_rates_of_its_machine_and_how_far_off_it_was(manifest, r
     assert lines[-3].split() == ["train", "4"], "twice the prompts take twice as long"
 
 
+def test_a_torn_last_line_of_metrics_is_left_out(manifest, ran, capsys):
+    whole = plan(capsys, manifest, "--after", ran)
+    with Path(ran, "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 4, "tok')  # of a run that writes it now, or was killed
+    assert plan(capsys, manifest, "--after", ran) == whole
+
+
 def test_what_is_no_run_and_no_rate_is_refused(manifest, tmp_path, capsys):
     assert main(["plan", manifest, "--after", str(tmp_path)]) == 2
     assert f"error: {tmp_path}: holds no run that can be read: " in capsys.readouterr().err

@@ -15,6 +15,8 @@ from tests.replay.made import episode, words
 
 from rlhf_api.replay import Replay
 from rlhf_operator import cli
+from rlhf_operator.archive import replay
+from rlhf_operator.archive.replay import trajectory
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
@@ -73,6 +75,12 @@ def test_show(store, capsys):
     assert capsys.readouterr().out.count("episode 2  ") == 4
 
 
+def test_show_of_a_job_without_a_reference_has_no_kl():
+    row = {"episode": 2, "prompt_id": "0/16", "reward": 1.5, "kl": None, "weight_version": 3, "trained": 2}
+    text = {"finished": True, "prompt": "p", "response": "r", "response_tokens": [1]}
+    assert trajectory({**row, **text}).startswith("episode 2  prompt 0/16  reward 1.5  KL -  1 tokens  ")
+
+
 def test_export(store, tmp_path, capsys):
     parquet, lines = tmp_path / "answers.parquet", tmp_path / "answers.jsonl"
     assert cli.main(["replay", "export", str(store), str(parquet)]) == 0
@@ -84,6 +92,16 @@ def test_export(store, tmp_path, capsys):
     assert [json.loads(line) for line in lines.read_text().splitlines()] == rows[4:8]
     best = duckdb.sql(blocks("sql")[1].replace("answers.parquet", str(parquet))).fetchall()
     assert [reward for _, _, reward in best] == sorted((row["reward"] for row in rows), reverse=True)[:5]
+
+
+@pytest.mark.parametrize("path", [".", "nowhere/answers.parquet"])
+def test_where_an_export_cannot_go_is_told_before_anything_is_read(
+    store, tmp_path, monkeypatch, capsys, path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(replay, "newest", None)
+    assert cli.main(["replay", "export", str(store), path]) == 2
+    assert capsys.readouterr().err == f"error: {path}: must be a file, in a directory that is there\n"
 
 
 def test_it_reads_an_s3_store(seaweed, monkeypatch, capsys):

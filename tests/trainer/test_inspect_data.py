@@ -1,6 +1,10 @@
 """`rlhf data`: what a job's rows become, before anything is spent on them."""
 
+import io
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +13,12 @@ import pytest
 import yaml
 from tests.api.manifests import document, job
 from tests.support.models import byte_tokenizer, chat_tokenizer
+from tests.support.rlhf import heed_signals
 
 from rlhf_api.problems import InvalidJob
+from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
-from rlhf_trainer.inspect_data import MOST_PROBLEMS, check, show
+from rlhf_trainer.inspect_data import MOST_PROBLEMS, check, main, show
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}", "spec.data.maxPromptLength=4", "spec.data.maxAnswerLength=3")
 CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}] * 2}
@@ -75,3 +81,69 @@ def test_the_command(tmp_path):
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr == "error: --row: must be below 1, the number of rows; got 7\n"
     assert rlhf("check", f"{tmp_path}/job.yaml", "--set", "spec.steps=0").returncode == 2
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
+    rows = spec(tmp_path, [{"prompt": "p", "answer": "a"}], "spec.model.policy=owner/model")
+    config = RunConfig(job="job", spec=rows, workdir=str(tmp_path))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and listens to nobody
+        hub = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "rlhf_trainer.data_command", "check"],
+            input=config.model_dump_json(by_alias=True),
+            env={**os.environ, "HF_ENDPOINT": hub, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "Retrying" not in done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if "owner/model" in line]
+    assert error.startswith(
+        "error: spec.model.policy: cannot load 'owner/model', which is no directory, from the hub: "
+    )
+    assert "couldn't connect" in error
+
+
+def test_neither_ctrl_c_nor_a_reader_that_has_enough_is_a_traceback(tmp_path):
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    rows = spec(tmp_path, [CHAT], f"spec.model.tokenizer={tmp_path}/tokenizer")
+    config = RunConfig(job="job", spec=rows, workdir=str(tmp_path)).model_dump_json(by_alias=True).encode()
+    command = [sys.executable, "-m", "rlhf_trainer.data_command", "show"]
+    read, write = os.pipe()
+    os.close(read)  # the reader is gone
+    done = subprocess.run(command, input=config, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, b"Traceback" in done.stderr) == (1, False), done.stderr
+    interrupted = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], preexec_fn=heed_signals, capture_output=True, check=False
+    )
+    assert (interrupted.returncode, interrupted.stderr) == (-signal.SIGINT, b"")
+
+
+@pytest.mark.parametrize(("no_colour", "codes"), [("", True), ("1", False)])
+def test_a_terminal_has_colours_unless_it_is_to_have_none(tmp_path, monkeypatch, no_colour, codes):
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    rows = spec(tmp_path, [CHAT], f"spec.model.tokenizer={tmp_path}/tokenizer")
+    config = RunConfig(job="job", spec=rows, workdir=str(tmp_path)).model_dump_json(by_alias=True)
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(config))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["data", "show"])
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    assert main() == 0
+    assert ("\033[" in out.getvalue()) is codes
+
+
+INTERRUPTED = """
+import os, signal, sys
+from rlhf_trainer import data_command
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "transformers":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+data_command.main()
+"""

@@ -107,6 +107,13 @@ def test_all_files_that_cannot_be_read_are_named(tmp_path):
     ] * 2
 
 
+def test_a_store_that_is_not_read_is_told_as_by_validate():
+    with pytest.raises(InvalidJob) as caught:
+        open_dataset("spec.data", [Source(path="hf://datasets/owner/name/train.jsonl")], "prompts")
+    (problem,) = map(str, caught.value.problems)
+    assert "must be a path, or begin with file://, s3://, gs://, az://; download it first" in problem
+
+
 def test_every_files_first_bad_row_is_named_and_the_first_conversation_told(tmp_path):
     good = write(tmp_path / "good.jsonl", [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}])
     plain = write(tmp_path / "plain.jsonl", [{"prompt": "a"}])

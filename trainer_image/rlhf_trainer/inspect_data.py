@@ -5,6 +5,7 @@ stdin.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,8 +24,10 @@ from .data.chat import check_template
 from .data.dataset import Dataset, open_datasets
 from .data.encode import Encoded, encode_prompt
 from .models import architectures
+from .models.hub import use_cache_if_unreachable
 from .models.loading import load_job_tokenizer
 from .ops.datasets import ENCODE
+from .settings import model_source
 
 MOST_PROBLEMS = 20
 """Maximum number of problems reported per file."""
@@ -132,6 +135,8 @@ def _lengths(what: str, found: Sequence[tuple[int, int]], longest: int) -> Itera
 
 def _tokenizer(config: RunConfig) -> tuple[PreTrainedTokenizerBase | None, Sequence[Problem]]:
     """The job's tokenizer, or why it cannot be loaded: rows can be read without it."""
+    if not Path(model_source(config, "tokenizer").path).is_dir():
+        use_cache_if_unreachable()
     try:
         return load_job_tokenizer(config), ()
     except InvalidJob as error:
@@ -155,19 +160,20 @@ def main() -> int:
             if tokenizer is None:
                 message = f"is made when the job runs; there is none in {config.workdir} yet"
                 raise InvalidJob([Problem("spec.model.create.tokenizer", message)])
-            lines = show(spec, tokenizer, options.row, colour=sys.stdout.isatty())
+            colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+            lines = show(spec, tokenizer, options.row, colour=colour)
         else:
             lines = check(spec, tokenizer, problems)
             if not made:
                 print("the tokenizer is made when the job runs: rows are checked, and not their lengths")
         for line in lines:
             print(line)
+        sys.stdout.flush()
     except InvalidJob as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # of a reader such as head, which has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -90,7 +90,10 @@ def show(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    snapshot, path = newest(options.store), options.path
+    path: Path = options.path
+    if not path.parent.is_dir() or path.is_dir():
+        raise InvalidJob([Problem(str(path), "must be a file, in a directory that is there")])
+    snapshot = newest(options.store)
     chosen = names(snapshot, options.episode)
     tables = (read(snapshot, name) for name in chosen)
     part = path.with_name(f".{path.name}.part")
@@ -128,9 +131,10 @@ def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None)
 
 def trajectory(row: Mapping[str, Any]) -> str:
     """One response, formatted for people."""
+    figure = {key: _mean([row[key]] if row[key] is not None else []) for key in ("reward", "kl")}
     cut_off = "" if row["finished"] else ", cut off at the limit"
     head = (
-        f"episode {row['episode']}  prompt {row['prompt_id']}  reward {row['reward']:.4g}  KL {row['kl']:.4g}  "
+        f"episode {row['episode']}  prompt {row['prompt_id']}  reward {figure['reward']}  KL {figure['kl']}  "
         f"{len(row['response_tokens'])} tokens{cut_off}  weights {row['weight_version']}  trained {_trained(row)}"
     )
     return f"{head}\n{_indented(row['prompt'], '  ')}\n{_indented(row['response'], '  > ')}\n"

@@ -1,88 +1,115 @@
 """Next step of a job, a pure function of one observation. This page and `reconcile.py` tell the whole story."""
 
 import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rlhf_api.roles import Role
-from rlhf_api.status import ENDED, ClusterStatus
+from rlhf_api.status import ENDED, ClusterStatus, JobStatus
 
 from ..budget import Restarts, totals
 from ..job_status import first_status
+from ..process_state import Finish, ProcessState
+from ..progress_deadline import Silence
 from ..restart_policy import decide, pause_left
 from . import autoscale, deadlines, windows
 from .conditions import Look
-from .consequences import carried_out, deletion, once_made
+from .consequences import Consequences, Deletion, carried_out, deletion, once_made
 from .describe import describe
 from .names import token_name
 from .next_step import POLL_SECONDS, Plan, deletions
 from .observed import Observed
-from .pod_groups import adopted, evicted, hung, lack, membership, seen, silent, sort
+from .pod_groups import PodGroups, adopted, evicted, hung, lack, membership, seen, silent, sort
 from .stopping import after_the_end, report_if_admitted, suspend
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What an observation says together with the status before it."""
+
+    cluster: ClusterStatus
+    sight: PodGroups
+    restarts: Mapping[Role, Restarts]
+    processes: Sequence[ProcessState]
+    quiet: Silence | None
+    """The trainer's silence, which ends it once it is too long."""
+    waited: bool
+    """What was to go before a start has been seen and counted."""
+    unmade: bool
+    """The present attempt's trainer pods were not all seen on their nodes, and none is left."""
 
 
 def plan(observed: Observed, now: datetime.datetime) -> Plan:
     """The next step of a job whose spec is valid."""
-    job, spec = observed.job, observed.wanted.spec
-    before = job.status or first_status(spec, None)
+    spec = observed.wanted.spec
+    before = observed.job.status or first_status(spec, None)
     if before.phase in ENDED:
         return after_the_end(observed, before, now)
+    known = _known(observed, before, now)
+    finish = deadlines.ended(observed, before, known.cluster, now)
+    if finish is None and _is_to_stop(observed):
+        return suspend(observed, before, known.cluster, known.sight, known.processes, now)
+    # Who starts too slowly is ended by the kubelet's startup probe.
+    actions = (
+        (finish,)
+        if finish
+        else decide(spec, known.processes, known.restarts, now=now.timestamp(), startup_timeouts=False)
+    )
+    cluster = known.cluster.model_copy(
+        update={"suspend_requested": None, "config": observed.wanted.pinned.name}
+    )
+    made = carried_out(
+        actions, spec, known.sight, cluster, known.restarts, now, waited=known.waited, unmade=known.unmade
+    )
+    return _planned(observed, before, known, made, now)
+
+
+def _known(observed: Observed, before: JobStatus, now: datetime.datetime) -> _Known:
+    spec = observed.wanted.spec
     cluster = adopted(before.cluster or ClusterStatus(), observed.pods)
     sight = sort(spec, cluster, observed.pods)
-    waits = observed.wanted.waits is not None
-    stop = spec.suspend or waits or observed.quota not in ("none", "left", "admitted")
     cluster = once_made(spec, cluster, sight)
     # Whatever the status says that it was about to make: pods were refused, an operator died before, or they waited.
     unmade = cluster.unmade == cluster.attempt and not sight.of(Role.TRAINER)
     there_once = cluster.attempt > 0 and (not unmade or cluster.attempt == observed.made)
     begun = before.phase in ("Provisioning", "Running") and there_once
     restarts = windows.read(before, cluster)
-    waited = bool(cluster.counted)  # what was to go before a start has been seen and counted
+    waited = bool(cluster.counted)
     last = 0.0 if waited else restarts.get(Role.TRAINER, Restarts()).last
     processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None, last=last)
-
     first = sight.current.get((Role.TRAINER, 0, 0))
     cluster = deadlines.with_progress(observed, first, cluster, now)
     activity = observed.trainer.activity if observed.trainer else None
     quiet = silent(spec, processes, sight, cluster, activity)
     processes = hung(processes, quiet.ended(now.timestamp()) if quiet else None)
-    finish = deadlines.ended(observed, before, cluster, now)
-    if finish is None and stop:
-        return suspend(observed, before, cluster, sight, processes, now)
-    # Who starts too slowly is ended by the kubelet's startup probe.
-    actions = (
-        (finish,)
-        if finish
-        else decide(spec, processes, restarts, now=now.timestamp(), startup_timeouts=False)
-    )
-    cluster = cluster.model_copy(update={"suspend_requested": None, "config": observed.wanted.pinned.name})
+    return _Known(cluster, sight, restarts, processes, quiet, waited, unmade)
 
-    made = carried_out(actions, spec, sight, cluster, restarts, now, waited=waited, unmade=unmade)
-    finish = made.finish
-    there = {pod.uid for pod in sight.pods}
-    counted = {*cluster.counted, *made.counted}
-    cluster = made.cluster.model_copy(
-        update={"counted": tuple(sorted(counted & there)), "restarts": windows.written(made.restarts)}
-    )
-    create, delete = made.create, made.delete
-    if finish is not None:
-        create, delete = [], [deletion(pod) for pod in sight.pods if pod.ended is None]
-    leaving = [pod for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
-    delete = [*map(deletion, evicted(sight)), *delete, *map(deletion, leaving)]
-    generators = None
-    if finish is None and observed.trainer is not None:
-        scaling = autoscale.looked(spec, observed.trainer, cluster.scaling, processes)
-        cluster = cluster.model_copy(update={"scaling": scaling})
-        generators = autoscale.decided(spec, scaling) if scaling else None
+
+def _is_to_stop(observed: Observed) -> bool:
+    """True if the job is suspended, waits for something, or has no quota."""
+    waits = observed.wanted.waits is not None
+    return observed.wanted.spec.suspend or waits or observed.quota not in ("none", "left", "admitted")
+
+
+def _planned(
+    observed: Observed, before: JobStatus, known: _Known, made: Consequences, now: datetime.datetime
+) -> Plan:
+    """The plan that carries the consequences out: pods that come and go, the new scale, the status that says so."""
+    job, spec, sight, finish = observed.job, observed.wanted.spec, known.sight, made.finish
+    counted = {*known.cluster.counted, *made.counted}
+    cluster, generators = _scaled(observed, known, _recorded(made, sight, counted), finish)
+    create = made.create if finish is None else []
     found = Look(
         observed=observed,
         before=before,
-        processes=processes,
+        processes=known.processes,
         restarts=totals(made.restarts),
         cluster=cluster,
         pods=sight.pods,
         now=now,
         finish=finish,
         creating=create,
-        stall=quiet.told(now.timestamp(), now) if quiet else "",
+        stall=known.quiet.told(now.timestamp(), now) if known.quiet else "",
     )
     status, events = describe(found)
     if generators is not None:
@@ -92,11 +119,39 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
         companions=finish is None,
         token=finish is None and lack(sight.pods, token_name(job.name, job.uid)),
         create=tuple(create),
-        delete=deletions(delete, sight, now),
+        delete=deletions(_leaving(made, sight, counted), sight, now),
         members=membership(sight),
         events=events,
         generators=generators,
         queue="leave" if observed.quota == "left" else report_if_admitted(observed),
         again=POLL_SECONDS,
-        due=pause_left(spec, processes, restarts, now.timestamp()) if finish is None else None,
+        due=pause_left(spec, known.processes, known.restarts, now.timestamp()) if finish is None else None,
     )
+
+
+def _recorded(made: Consequences, sight: PodGroups, counted: set[str]) -> ClusterStatus:
+    """The operator's state, with the pods that are counted and still there, and the restarts."""
+    there = {pod.uid for pod in sight.pods}
+    changes = {"counted": tuple(sorted(counted & there)), "restarts": windows.written(made.restarts)}
+    return made.cluster.model_copy(update=changes)
+
+
+def _leaving(made: Consequences, sight: PodGroups, counted: set[str]) -> list[Deletion]:
+    """Pods to delete: of a job that ends all that run, and those that are evicted, replaced or too many."""
+    delete = made.delete
+    if made.finish is not None:
+        delete = [deletion(pod) for pod in sight.pods if pod.ended is None]
+    leaving = [pod for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
+    return [*map(deletion, evicted(sight)), *delete, *map(deletion, leaving)]
+
+
+def _scaled(
+    observed: Observed, known: _Known, cluster: ClusterStatus, finish: Finish | None
+) -> tuple[ClusterStatus, int | None]:
+    """The operator's state with the newest measured step, and the number of generators to scale to, if any."""
+    if finish is not None or observed.trainer is None:
+        return cluster, None
+    spec = observed.wanted.spec
+    scaling = autoscale.looked(spec, observed.trainer, cluster.scaling, known.processes)
+    generators = autoscale.decided(spec, scaling) if scaling else None
+    return cluster.model_copy(update={"scaling": scaling}), generators

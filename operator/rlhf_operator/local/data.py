@@ -16,7 +16,7 @@ from ..manifest_arguments import add_manifest
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-MODULE = "rlhf_trainer.inspect_data"
+MODULE = "rlhf_trainer.data_command"
 
 
 def add_data(commands: "Commands") -> None:

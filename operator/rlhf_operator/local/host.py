@@ -37,7 +37,6 @@ from .stopping import newly_ended, remaining, stop_all
 from .trainer import Trainer
 
 TICK_SECONDS = 0.5
-STATUS_SECONDS = 1.0
 GRACE_SECONDS = 30.0
 """Grace period of the trainer after a stop request, seconds, plus the time of two steps."""
 _GRACE_LIMIT = 600.0
@@ -69,7 +68,7 @@ class Host:
         """Number of stop requests so far."""
         self._token = secrets.token_hex(32)
         self._wake = asyncio.Event()
-        self._written = 0.0
+        self._file = workdir.StatusFile(self.folder / workdir.STATUS, display.event)
         self._metrics = Metrics(self.folder / workdir.METRICS)
         self._server = MetricsServer(config.job, metrics_port)
 
@@ -97,6 +96,8 @@ class Host:
                 watching = asyncio.create_task(end_the_hung(self.processes, control))
                 try:
                     finish = await self._loop(control)
+                except OSError as error:  # of files and processes that it cannot make
+                    finish = Finish("Failed", "LauncherError", f"the launcher cannot go on: {error}")
                 finally:
                     watching.cancel()
         finally:
@@ -221,9 +222,7 @@ class Host:
             finish=finish,
             stall=stall,
         )
-        if finish or time.monotonic() >= self._written + STATUS_SECONDS:
-            workdir.write(self.folder / workdir.STATUS, self.status)
-            self._written = time.monotonic()
+        self._file.put(self.status, last=finish is not None)
         self._server.put(self.status)
         self.display.show(self.status)
 

@@ -23,7 +23,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]
 
 def model_problems(spec: Spec) -> Iterator[Problem]:
     """Models that are neither a directory nor a hub's; models and options that the installed vLLM does not have."""
-    yield from _named(spec)
+    yield from mistyped(spec)
     yield from _engines(spec)
 
 
@@ -43,7 +43,8 @@ def layer_problems(spec: Spec) -> Iterator[Problem]:
                 yield Problem(f"spec.model.lora.{field}.targetModules[{i}]", message)
 
 
-def _named(spec: Spec) -> Iterator[Problem]:
+def mistyped(spec: Spec) -> Iterator[Problem]:
+    """Models that are neither a directory in Hugging Face format nor a name of the hub."""
     model = spec.model
     for field in (*LOADED, "tokenizer"):
         name: str | None = getattr(model, field)

@@ -7,29 +7,68 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+CALLED_WITH = ("prompts", "responses", "rows")
+"""What a reward function is called with, by position."""
+
 
 def missing(name: str) -> str:
     """The missing part of `package.module:name`, looked for in the current directory and among installed modules;
     empty if none is missing, or if only running the module would tell."""
     module, _, wanted = name.partition(":")
+    try:
+        file, body = _source(module)
+    except LookupError as error:
+        return str(error)
+    defined = set(_defined(body))
+    if file is None or wanted in defined or defined & {"*", "__getattr__"}:
+        return ""
+    close = difflib.get_close_matches(wanted, defined, n=1)
+    return f"{file} defines no {wanted!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def unscoring(name: str) -> str:
+    """Why the reward function `package.module:name` cannot be called as one is, by its parameters; empty if it can, or
+    if more than one plain `def` would tell."""
+    module, _, wanted = name.partition(":")
+    _, body = _source(module)
+    found = [each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    named = [each for each in found if each.name == wanted and not each.decorator_list]
+    if len(named) != 1 or [*_defined(body)].count(wanted) != 1:
+        return ""
+    (function,) = named
+    expected = f"a reward function is `def {wanted}({', '.join(CALLED_WITH)})`, of the whole batch at once"
+    if isinstance(function, ast.AsyncFunctionDef):
+        return f"is an async function; {expected}"
+    return "" if _takes(function.args) else f"has the parameters ({ast.unparse(function.args)}); {expected}"
+
+
+def _takes(parameters: ast.arguments) -> bool:
+    """True if the parameters take `CALLED_WITH`; `tokens` is given by name to those that want it."""
+    positional = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
+    required = positional[: len(positional) - len(parameters.defaults)]
+    enough = parameters.vararg is not None or len(positional) >= len(CALLED_WITH)
+    named = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
+    more = {*required[len(CALLED_WITH) :], *(each.arg for each, default in named if default is None)}
+    return enough and more <= {"tokens"}
+
+
+def _source(module: str) -> tuple[Path | None, Sequence[ast.stmt]]:
+    """The file of a module and its statements; (None, ()) for one that is not written in Python. Raises LookupError
+    if there is none or it cannot be read."""
     found: ModuleSpec | None = None
     within: Sequence[str] | None = [str(Path.cwd()), *sys.path]
     for part in module.split("."):
         found = None if within is None else PathFinder.find_spec(part, within)
         if found is None:
             place = f"in {Path.cwd()} or installed" if part == module.partition(".")[0] else f"for {module!r}"
-            return f"no module {part!r} {place}"
+            raise LookupError(f"no module {part!r} {place}")
         within = found.submodule_search_locations
     if found is None or found.origin is None or not found.origin.endswith(".py"):
-        return ""
+        return None, ()
     try:
-        defined = set(_defined(ast.parse(Path(found.origin).read_bytes()).body))
+        return Path(found.origin), ast.parse(Path(found.origin).read_bytes()).body
     except (OSError, SyntaxError, ValueError) as error:
-        return f"{found.origin} cannot be read as Python: {error}"
-    if wanted in defined or defined & {"*", "__getattr__"}:
-        return ""
-    close = difflib.get_close_matches(wanted, defined, n=1)
-    return f"{found.origin} defines no {wanted!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+        raise LookupError(f"{found.origin} cannot be read as Python: {error}") from None
 
 
 def _defined(body: Sequence[ast.stmt]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithms import graph_of
-from rlhf_api.base import SCHEMES, names_function
+from rlhf_api.base import names_function
 from rlhf_api.chat_template import template_problems
 from rlhf_api.checks import CHANGEABLE
 from rlhf_api.evaluation import evaluation_sets
@@ -18,13 +18,13 @@ from rlhf_api.model_files import model_sizes
 from rlhf_api.pods import PodSettings
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import problems
-from rlhf_api.row_files import RowFile
+from rlhf_api.row_files import RowFile, is_parquet
 from rlhf_api.run import roles_of
-from rlhf_api.sources import Source, training_sources
+from rlhf_api.sources import Source, training_sources, unknown_store
 from rlhf_api.spec import Spec
 
 from .models import layer_problems, model_problems
-from .modules import missing
+from .modules import missing, unscoring
 
 _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale"}
 MOST_ROWS = 10
@@ -76,17 +76,20 @@ def _data(spec: Spec) -> Iterator[Problem]:
 
 
 def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> Iterator[Problem]:
-    """Problems of local files' rows; the trainer checks Parquet and objects of a store."""
+    """Problems of local files' rows; the trainer checks rows of Parquet and objects of a store."""
     for i, source in enumerate(sources):
         where, path = f"{field}[{i}]", source.path
         if names_function(path):
             yield from _named(where, path)
             continue
-        scheme, url, _ = path.partition("://")
-        if url and scheme not in SCHEMES:
-            stores = ", ".join(f"{known}://" for known in SCHEMES)
-            yield Problem(where, f"must be a path, or begin with {stores}; download it first; got {path!r}")
-        if url or (path.endswith(".parquet") and Path(path).is_file()):
+        if what := unknown_store(path):
+            yield Problem(where, what)
+        if "://" in path:
+            continue
+        if path.endswith(".parquet") and Path(path).is_file():
+            if not is_parquet(Path(path)):
+                message = "is no Parquet, or was not downloaded in whole: its marks at both ends are missing"
+                yield Problem(where, f"{path}: {message}")
             continue
         chat, wrong = source.system_prompt is not None, list[Problem]()
         try:
@@ -131,16 +134,19 @@ def _template_syntax(spec: Spec) -> list[Problem]:
 
 
 def _functions(spec: Spec) -> Iterator[Problem]:
-    named = [
+    scoring = [
         (f"spec.reward.functions[{i}].function", f.function)
         for i, f in enumerate(spec.reward.functions)
         if f.function is not None
     ]
-    named += [(f"spec.model.architectures[{i}]", name) for i, name in enumerate(spec.model.architectures)]
+    if spec.evaluation is not None and spec.evaluation.function is not None:
+        scoring.append(("spec.evaluation.function", spec.evaluation.function))
+    for where, name in scoring:
+        if what := missing(name) or unscoring(name):
+            yield Problem(where, f"{what}; got {name!r}")
+    named = [(f"spec.model.architectures[{i}]", name) for i, name in enumerate(spec.model.architectures)]
     if ":" in spec.algorithm:
         named.append(("spec.algorithm", spec.algorithm))
-    if spec.evaluation is not None and spec.evaluation.function is not None:
-        named.append(("spec.evaluation.function", spec.evaluation.function))
     if spec.replay.sampler_is_import:
         named.append((spec.replay.sampler_field, spec.replay.sampler))
     named += [

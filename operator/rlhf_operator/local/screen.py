@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -72,13 +73,21 @@ def panel(job: str, status: JobStatus, step: Mapping[str, Any], events: Iterable
         for c in status.conditions
         if c.type == "Stalled" and c.status == "True"
     ]
-    log = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in events]
     return Panel(
-        Group(bar, _figures(status), *took, _roles(status), *stalled, *log), title=title, title_align="left"
+        Group(bar, _figures(status), *took, _roles(status), *stalled, *_log(events)),
+        title=title,
+        title_align="left",
     )
 
 
-def _figures(status: JobStatus) -> Table:
+def _log(events: Iterable[str]) -> list[Text]:
+    """A line an event; the newest one in whole, as a reason stands at its end."""
+    *older, newest = [*events] or [""]
+    cut = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in older]
+    return [*cut, Text(newest, style="dim", overflow="fold")]
+
+
+def _figures(status: JobStatus) -> Columns:
     values = [
         ("reward", status.reward, ".4g"),
         ("KL", status.kl, ".4g"),
@@ -90,14 +99,16 @@ def _figures(status: JobStatus) -> Table:
     return _row((name, format(value, spec)) for name, value, spec in values if value is not None)
 
 
-def _roles(status: JobStatus) -> Table:
+def _roles(status: JobStatus) -> Columns:
     return _row(
         (role.value, f"{s.ready}/{s.desired}" + (f" ({s.restarts} restarts)" if s.restarts else ""))
         for role, s in status.roles.items()
     )
 
 
-def _row(pairs: Iterable[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_row(*(Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in pairs))
-    return table
+def _row(pairs: Iterable[tuple[str, str]]) -> Columns:
+    """The pairs side by side, on more lines where the terminal is narrow."""
+    return Columns(
+        [Text.assemble((f"{name} ", "dim"), (value, "bold"), no_wrap=True) for name, value in pairs],
+        padding=(0, 2),
+    )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from rlhf_api.report import CheckpointStatus, HealthStatus, TrainerStatus
+from rlhf_api.report import STORE_FAILS, CheckpointStatus, HealthStatus, TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership, listens
 
@@ -28,6 +28,8 @@ class Trainer:
         self._checkpoint = checkpoint
         self._told: tuple[str, Membership] | None = None
         self._unreadable = ""
+        self._store_fails = ""
+        """The last failure of its store that was shown since its last checkpoint."""
         self._health: HealthStatus | None = None
         self._stalled = False
         """The user was told that it makes no progress."""
@@ -57,12 +59,20 @@ class Trainer:
                     self._stalled = False
             self.status = report
         if self.status and self.status.last_checkpoint not in (None, self._checkpoint):
-            self._checkpoint = self.status.last_checkpoint
+            self._checkpoint, self._store_fails = self.status.last_checkpoint, ""
             self._display.event(f"checkpoint of step {self.status.last_checkpoint.step}")
+        self._tell_store()
         if self.status and (health := self.status.health) is not None:
             if new_breach(health, self._health):
                 self._display.event(f"{health.reason}, {health.action}: {health.message}")
             self._health = health
+
+    def _tell_store(self) -> None:
+        """Shows why its store fails, once until it saves a checkpoint: training may wait for the store for minutes."""
+        doing = self.status.activity if self.status else ""
+        if doing.startswith(STORE_FAILS) and doing != self._store_fails:
+            self._store_fails = doing
+            self._display.event(doing)
 
     def tell_stall(self, stall: str) -> None:
         """Shows why it makes no progress, once until it does again; empty where it does."""

@@ -2,7 +2,8 @@
 
 import fcntl
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,7 @@ from rlhf_api.status import JobStatus
 Record = TypeVar("Record", bound=BaseModel)
 CONFIG, STATUS, METRICS, CURVE, POLICY = "run.json", "status.json", "metrics.jsonl", "reward.png", "policy"
 LOGS = "logs"
+STATUS_SECONDS = 1.0
 _OUTPUTS = (
     STATUS,
     METRICS,
@@ -76,14 +78,22 @@ def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobS
         (workdir / LOGS).mkdir(exist_ok=True)
         return _read(workdir / STATUS, JobStatus)
     if not overwrite:
-        message = (
-            "an earlier run is in it; add --resume to go on from its newest checkpoint, "
-            "--workdir DIR to run elsewhere, or --overwrite to delete it and start anew"
-        )
-        raise InvalidJob([Problem(str(workdir), message)])
+        raise InvalidJob([Problem(str(workdir), _earlier(_read(workdir / STATUS, JobStatus)))])
     _remove_outputs(workdir, spec)
     (workdir / LOGS).mkdir(exist_ok=True)
     return None
+
+
+def _earlier(status: JobStatus | None) -> str:
+    """What an earlier run left, and the ways to run again, the one without loss first."""
+    anew, elsewhere = "--overwrite to delete it and start anew", "--workdir DIR to run elsewhere"
+    if status is None or status.completion_time is None:  # killed: it may have saved more than it wrote of
+        return f"an earlier run is in it; add --resume to go on from its newest checkpoint, {elsewhere}, or {anew}"
+    what = f"an earlier run is in it, {status.phase} at step {status.step} of {status.total_steps}"
+    if status.last_checkpoint is None:
+        return f"{what}, which saved no checkpoint; add {anew}, or {elsewhere}"
+    step = status.last_checkpoint.step
+    return f"{what}; add --resume to go on from its checkpoint of step {step}, {elsewhere}, or {anew}"
 
 
 def _same_run(workdir: Path, spec: Spec) -> None:
@@ -129,10 +139,33 @@ def _remove_outputs(workdir: Path, spec: Spec) -> None:
 
 
 def write(file: Path, record: BaseModel) -> None:
-    """Writes JSON with the contract's keys; a reader sees the old file or the new one."""
+    """Writes JSON with the contract's keys; a reader sees the old file or the new one. Raises OSError with the file."""
     new = file.with_name(f".{file.name}.new")
-    new.write_text(record.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
-    new.replace(file)
+    try:
+        new.write_text(record.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
+        new.replace(file)
+    except OSError as error:  # a full disk's has no name
+        raise OSError(error.errno, error.strerror, str(file)) from None
+
+
+class StatusFile:
+    """Writes a run's status at most once a second, and its last one. Where it cannot, it says so, once until it can
+    again: the run goes on, as its checkpoints may be elsewhere."""
+
+    def __init__(self, file: Path, tell: Callable[[str], None]) -> None:
+        self._file, self._tell, self._written, self._told = file, tell, 0.0, ""
+
+    def put(self, status: JobStatus, *, last: bool) -> None:
+        if not last and time.monotonic() < self._written + STATUS_SECONDS:
+            return
+        self._written, failed = time.monotonic(), ""
+        try:
+            write(self._file, status)
+        except OSError as error:
+            failed = f"{self._file} cannot be written: {error.strerror}; the run goes on"
+        if failed and failed != self._told:
+            self._tell(failed)
+        self._told = failed
 
 
 def _read(file: Path, model: type[Record]) -> Record | None:

@@ -17,16 +17,32 @@ VERBS = ("status", "list", "logs", "checkpoint", "suspend", "resume", "scale", "
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
-def add_verbs(commands: "Commands", program: str) -> None:
-    """Adds a parser for each verb; `program`: what the user types before the verb."""
-    where = _cluster_options()
+class _Verbs:
+    """Adds the parsers of verbs, each with the options of a cluster."""
 
-    def verb(name: str, help: str) -> argparse.ArgumentParser:
-        parser = commands.add_parser(name, help=help, parents=[where])
-        parser.set_defaults(program=program)
+    def __init__(self, commands: "Commands", program: str) -> None:
+        self._commands, self._program, self._where = commands, program, _cluster_options()
+
+    def add(self, name: str, help: str) -> argparse.ArgumentParser:
+        parser = self._commands.add_parser(name, help=help, parents=[self._where])
+        parser.set_defaults(program=self._program)
         return parser
 
-    status = verb("status", "show a job on the cluster, or list all of a namespace")
+
+def add_verbs(commands: "Commands", program: str) -> None:
+    """Adds a parser for each verb; `program`: what the user types before the verb."""
+    verbs = _Verbs(commands, program)
+    _add_status(verbs)
+    _add_logs(verbs)
+    _add_checkpoint(verbs)
+    _add_suspend_and_resume(verbs)
+    _add_scale(verbs)
+    _add_submit(verbs)
+    _add_clone(verbs)
+
+
+def _add_status(verbs: _Verbs) -> None:
+    status = verbs.add("status", "show a job on the cluster, or list all of a namespace")
     status.add_argument(
         "name",
         nargs="?",
@@ -38,13 +54,14 @@ def add_verbs(commands: "Commands", program: str) -> None:
     how = status.add_mutually_exclusive_group()
     how.add_argument("-w", "--watch", action="store_true", help="follow the job to its end")
     _add_output(how)
-
-    jobs = verb("list", "list all jobs of a namespace, as `status` does without a name")
+    jobs = verbs.add("list", "list all jobs of a namespace, as `status` does without a name")
     jobs.set_defaults(name=None, watch=False)
     _add_all_namespaces(jobs)
     _add_output(jobs)
 
-    logs = verb("logs", "print the logs of a job's pods")
+
+def _add_logs(verbs: _Verbs) -> None:
+    logs = verbs.add("logs", "print the logs of a job's pods")
     _add_name(logs)
     logs.add_argument(
         "--role",
@@ -63,7 +80,11 @@ def add_verbs(commands: "Commands", program: str) -> None:
     )
     logs.add_argument("--tail", type=_count, metavar="N", help="only the last N lines of each pod so far")
 
-    checkpoint = verb("checkpoint", "have a running job save a checkpoint now; or look into a run's store")
+
+def _add_checkpoint(verbs: _Verbs) -> None:
+    checkpoint = verbs.add(
+        "checkpoint", "have a running job save a checkpoint now; or look into a run's store"
+    )
     _add_name(checkpoint, "the job; or ls (list), verify (read and check) or gc (delete garbage), with STORE")
     checkpoint.add_argument(
         "store", nargs="?", metavar="STORE", help="a store's URL, or a directory: the store's or the run's"
@@ -78,28 +99,36 @@ def add_verbs(commands: "Commands", program: str) -> None:
     )
     checkpoint.add_argument("--dry-run", action="store_true", help="gc: only say what would be deleted")
 
+
+def _add_suspend_and_resume(verbs: _Verbs) -> None:
     for name, help, until in (
         ("suspend", "have a job save a checkpoint and give its pods back", "until the job is suspended"),
         ("resume", "let a suspended job go on from its checkpoint", "until the job runs"),
     ):
-        parser = verb(name, help)
+        parser = verbs.add(name, help)
         _add_name(parser)
         waiting = parser.add_mutually_exclusive_group()
         waiting.add_argument("--no-wait", dest="wait", action="store_false", help=f"do not wait {until}")
         _add_timeout(waiting, "20m", until)
 
-    scale = verb("scale", "change how many generators a job has, while it runs")
+
+def _add_scale(verbs: _Verbs) -> None:
+    scale = verbs.add("scale", "change how many generators a job has, while it runs")
     _add_name(scale)
     scale.add_argument("--generators", type=_replicas, required=True, metavar="N", help="how many")
 
-    submit = verb("submit", "check a manifest and hand it to the cluster")
+
+def _add_submit(verbs: _Verbs) -> None:
+    submit = verbs.add("submit", "check a manifest and hand it to the cluster")
     add_manifest(submit)
     add_trial(submit)
     submit.add_argument(
         "--force-conflicts", action="store_true", help="take fields over that others have changed"
     )
 
-    clone = verb("clone", "print a manifest for a new run that begins at a checkpoint of another one")
+
+def _add_clone(verbs: _Verbs) -> None:
+    clone = verbs.add("clone", "print a manifest for a new run that begins at a checkpoint of another one")
     clone.add_argument(
         "run",
         type=_run,
@@ -178,9 +207,21 @@ def _add_timeout(parser: argparse._ActionsContainer, default: str, until: str) -
 
 def _object_name(text: str) -> str:
     """A name that is safe as a part of a URL."""
+    if "/" in text and (here := of_this_machine(Path(text))):
+        raise argparse.ArgumentTypeError(f"must be the name of a job on a cluster; {here}")
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"must be the name of an object: a-z, 0-9, - and .; got {text!r}")
     return text
+
+
+def of_this_machine(workdir: Path) -> str:
+    """Where status and logs of a run of this machine are, if that is its work directory; else ''."""
+    status, logs = workdir / "status.json", workdir / "logs"
+    return (
+        f"of the run of this machine {status} is the status, and {logs} has the logs"
+        if status.exists()
+        else ""
+    )
 
 
 def _count(text: str) -> int:

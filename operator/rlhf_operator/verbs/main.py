@@ -12,7 +12,7 @@ from ..cluster.api import ApiError
 from ..exits import Failure, Misuse, ended
 from ..manifest_arguments import parsed
 from .api_errors import explain
-from .arguments import add_selftest, add_verbs
+from .arguments import add_selftest, add_verbs, of_this_machine
 from .checkpoint import checkpoint
 from .client import Session
 from .clone import clone, clone_file
@@ -65,7 +65,11 @@ async def _run(options: argparse.Namespace) -> int:
         options.job = load(options.file, options.set, options.trial)
     if verb is selftest:
         options.job = load(options.file, options.set)
-    target = await locate(options.kubeconfig, options.context, options.namespace)
+    try:
+        target = await locate(options.kubeconfig, options.context, options.namespace)
+    except Failure as error:
+        here = of_this_machine(Path("runs", options.name)) if getattr(options, "name", None) else ""
+        raise Failure(f"{error}; {here}") if here else error from None
     try:
         session = Session(target)
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.row_files import RowFile, Rows
 from rlhf_api.rows import Row, with_system_prompt
-from rlhf_api.sources import Source, training_sources
+from rlhf_api.sources import Source, training_sources, unknown_store
 from rlhf_api.spec import Spec
 
 from .. import progress
@@ -92,6 +92,8 @@ def open_dataset(field: str, sources: Sequence[Source], kind: RowKind, samples: 
 def _opened(path: str, kind: RowKind) -> RowFile | ImportedRows:
     if names_function(path):
         return ImportedRows(path, kind)
+    if what := unknown_store(path):
+        raise InvalidJob([Problem(path, what)])
     return RowFile(local_file(path), kind, path, by_number=path.endswith(PARQUET))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.report import CheckpointStatus
+from rlhf_api.report import STORE_FAILS, CheckpointStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.unread import without_effect
@@ -40,6 +40,7 @@ from ..process import on_sigterm, run_role
 from ..settings import listen_host
 from ..training.assembly import make_task, prepare_model
 from ..training.loop import train
+from ..training.monitor import ACTIVITY
 from ..training.tracking import Tracking
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
             log.warning("%s", line)
     tracking = Tracking(config.job, spec, Path(config.workdir)) if ranks.first else None
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
-    archive = Archive(config.store, patience=patience, known=config.resume, retrying=progress.sign)
+    retrying = partial(store_fails, services)
+    archive = Archive(config.store, patience=patience, known=config.resume, retrying=retrying)
     committer = take_over(archive, config, run) if ranks.first else None
     tokenizer = prepare_model(config, ranks, rows)
     if conversation is not None:
@@ -109,6 +111,13 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     # When one rank exits, suspended, torchrun ends the others: so wait until rank 0 has saved everything.
     distributed.barrier()
     return code
+
+
+def store_fails(services: Services | None, why: str) -> None:
+    """A sign of progress; and the reason, where there is one, as what the trainer does."""
+    progress.sign()
+    if why and services is not None:
+        services.control.report(activity=f"{STORE_FAILS}: {why}"[:ACTIVITY])
 
 
 def take_over(archive: Archive, config: RunConfig, run: str = "") -> Committer:

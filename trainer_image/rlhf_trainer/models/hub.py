@@ -1,0 +1,17 @@
+"""Asks the model hub once whether it answers; where it does not, its cache on this machine is used alone."""
+
+from huggingface_hub import constants, get_session
+
+ANSWER_SECONDS = 10.0
+"""Deadline of the hub's answer, seconds."""
+
+
+def use_cache_if_unreachable() -> None:
+    """As if HF_HUB_OFFLINE=1 were set, from then on: the hub's client would ask again for over a minute, for each file.
+    For commands that a person waits for; a role had better wait for a network that comes back."""
+    if constants.is_offline_mode():
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=ANSWER_SECONDS)
+    except Exception:  # whichever HTTP library it has
+        constants.HF_HUB_OFFLINE = True
