@@ -37,18 +37,18 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
-# Each part runs to its end, whatever became of those before; then all are reported together. A part waits for more than half of its
-# time, so there is one more at once than there are cores, the next one as soon as one ends, the longest first; on a
-# cluster that they share, one after the other. What the servers of the tests are made of is built first, since no test's
-# time limit has room for it, beside parts that need nothing of it.
+# Each part runs to its end, whatever became of those before; then all are reported together. Parts wait for half of
+# their time, so there are two more at once than there are cores, the next one as soon as one ends, the longest first; on
+# a cluster that they share, one after the other. What the servers of the tests are made of is built first, since no
+# test's time limit has room for it, beside parts that need nothing of it.
 test: install
 	rm -rf $(RESULTS)
 	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target \
 	  cluster-parts modern-parts $(BIN)/helm $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
-PARTS   := heavy chaos runs calm e2e units lint
-AT_ONCE := $(shell expr 1 + $$(nproc))
+PARTS   := runs heavy calm e2e chaos units lint
+AT_ONCE := $(shell expr 2 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
 # A pytest that dies writes nothing, whatever its exit status.

@@ -276,7 +276,9 @@ def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     Path("runs/tokenizer/tokenizer_config.json").touch()
     Path("p.jsonl").write_text('{"prompt": "x"}\n{"promt": "x"}\n')
     Path("good.jsonl").write_text('{"prompt": "x"}\n')
-    Path("mine.py").write_text("raise SystemExit('is not imported')\ndef judge(prompts, responses, rows): ...\n")
+    Path("mine.py").write_text(
+        "raise SystemExit('is not imported')\ndef judge(prompts, responses, rows): ...\n"
+    )
     spec = job(
         "spec.data.train=[good.jsonl, p.jsonl]",
         "spec.evaluation.data=[none.jsonl]",
