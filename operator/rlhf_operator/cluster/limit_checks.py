@@ -20,14 +20,17 @@ Body = Mapping[str, Any]
 _HOST = ("hostNetwork", "hostPID", "hostIPC")
 
 
-def check(limits: Limits | None, pinned: Pinned, queue: str | None) -> None:
-    """Raises InvalidJob with everything in the job that the limits do not allow."""
+def check(limits: Limits | None, pinned: Pinned, queue: str | None, own_image: str | None = None) -> None:
+    """Raises InvalidJob with everything in the job that the limits do not allow. `own_image` is always allowed; that of
+    `pinned` unless given."""
     if limits is None:
         return
     found = list(_queue(limits, queue))
     for role in roles_of(pinned.config.spec):
         body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), uid="")
-        found += _pod(limits, f"the {role.value}'s pod: spec", body["spec"], pinned.defaults.image)
+        found += _pod(
+            limits, f"the {role.value}'s pod: spec", body["spec"], own_image or pinned.defaults.image
+        )
     if found:
         raise InvalidJob(found)
 
