@@ -18,7 +18,7 @@ from .fields import in_text_map
 from .includes import merge, read
 from .partial import further
 from .pods import RuntimeKind
-from .problems import InvalidJob, Problem, closest, from_pydantic, show
+from .problems import InvalidJob, Problem, closest, first, from_pydantic, show
 from .spec import Spec
 from .spelling import in_camel_case, keys_in_camel_case
 
@@ -52,7 +52,7 @@ def parse(document: Any) -> RLHFJob:
     """
     if not isinstance(document, Mapping):
         raise InvalidJob([Problem("manifest", f"must be one {KIND} object; got {show(document)}")])
-    if problems := list(not_json(document)):
+    if problems := first(not_json(document)):
         raise InvalidJob(problems)
     _check_outline(document)
     try:
@@ -62,7 +62,7 @@ def parse(document: Any) -> RLHFJob:
         rest, seen = further(document, error, RLHFJob, _broken)
         told = from_pydantic(error, RLHFJob, section=_section(document)).problems
         raise InvalidJob([*told, *rest], seen) from None
-    if problems := list(_broken(job)):
+    if problems := first(_broken(job)):
         raise InvalidJob(problems, job)
     return job
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from .fields import keys_at
-from .problems import Problem, choices, closest, path
+from .problems import MOST, Problem, choices, closest, path
 
 Location = tuple[int | str, ...]
 Rules = Callable[[Any], Iterable[Problem]]
@@ -23,7 +23,9 @@ def further(
     document: Mapping[str, Any], error: ValidationError, model: type[BaseModel], rules: Rules
 ) -> tuple[list[Problem], Any]:
     """Problems that the rules find in the rest of a document, and its model without the wrong fields; no problems and
-    None if a missing value has no stand-in."""
+    None if a missing value has no stand-in, or if more than `MOST` fields are wrong: each takes several validations."""
+    if error.error_count() > MOST:
+        return [], None
     values: dict[Location, list[Any]] = {}
     wrong, misspelled = list[str](), list[str]()
     for details in error.errors():

@@ -3,8 +3,9 @@
 import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +15,11 @@ from .base import PATTERNS, PENALTIES
 from .deepspeed import OWNED
 from .fields import keys_at, places
 from .other_names import OTHER_NAMES, plain
+
+MOST = 100
+"""Problems of one kind that are told; a manifest of an API server's size may have a hundred thousand."""
+_SHOWN = 80
+"""Longest value, and longest key of a path, in characters."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +48,26 @@ def show(value: object) -> str:
         text = repr(value) if isinstance(value, str) else json.dumps(value)
     except (TypeError, ValueError, RecursionError):
         text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def path(location: Sequence[int | str]) -> str:
-    """`("spec", "data", "train", 0)` as `spec.data.train[0]`."""
+    """`("spec", "data", "train", 0)` as `spec.data.train[0]`; a long key is cut."""
     return "".join(
-        f".{part}" if isinstance(part, str) and re.fullmatch(r"[\w/-]+", part) else f"[{show(part)}]"
-        for part in location
+        f".{part}" if isinstance(part, str) and _is_word(part) else f"[{show(part)}]" for part in location
     ).lstrip(".")
+
+
+def _is_word(key: str) -> bool:
+    return len(key) <= _SHOWN and re.fullmatch(r"[\w/-]+", key) is not None
+
+
+def first(problems: Iterable[Problem]) -> list[Problem]:
+    """At most `MOST` of them, and one that says that there are more; the others are not worked out."""
+    found = list(islice(problems, MOST + 1))
+    if len(found) > MOST:
+        found[MOST:] = [Problem("manifest", f"has more problems like these {MOST}")]
+    return found
 
 
 def closest(key: str, keys: Sequence[str], similarity: float = 0.6) -> str:
@@ -126,9 +143,8 @@ def from_pydantic(
     found = error.errors()
     # pydantic takes a list to be too short where one of its items is wrong.
     short = {d["loc"][:i] for d in found for i, part in enumerate(d["loc"]) if isinstance(part, int)}
-    problems = [
-        _describe(d, model, section) for d in found if d["type"] != "too_short" or d["loc"] not in short
-    ]
+    told = (d for d in found if d["type"] != "too_short" or d["loc"] not in short)
+    problems = first(_describe(d, model, section) for d in told)
     if prefix:
         problems = [Problem(f"{path(prefix)}.{p.where}", p.message) for p in problems]
     return InvalidJob(problems)

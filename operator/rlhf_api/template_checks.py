@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .problems import Problem, path, show
+from .problems import Problem, first, path, show
 
 CONTAINER = "role"
 """The container that runs the role."""
@@ -22,7 +22,7 @@ _OURS = "is the operator's to set; remove it"
 
 def template_problems(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of the PodTemplateSpec at `where`."""
-    found = list(_shape(where, template))
+    found = first(_shape(where, template))
     yield from found or _contents(where, template)
 
 

@@ -106,6 +106,12 @@ def test_a_changed_spec_is_named_and_waits():
     assert json.loads(world.want.pinned.texts[START_CONFIG])["spec"]["ppo"]["klCoefficient"] == 0.05
 
 
+def test_two_configurations_of_one_name_are_not_to_be_found_by_search():
+    """Of 40 bits a million specs within the limits and a million beyond them have a pair, which takes seconds."""
+    digest = pinned().name.rpartition("-")[2]
+    assert len(bytes.fromhex(digest)) * 8 >= 128
+
+
 @pytest.mark.parametrize("broken", [{}, {START_CONFIG: "{}", RESUME_CONFIG: "{}"}, {START_CONFIG: "no JSON"}])
 def test_a_configuration_that_cannot_be_read_is_said_so(broken):
     body = pinned().config_map()

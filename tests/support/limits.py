@@ -31,6 +31,7 @@ ALLOWED: list[dict[str, Any]] = [
     volume("/models/llama"),
     {"priorityClass": "batch"},
     template(serviceAccountName="training", hostNetwork=False),
+    template(volumes=[{"name": "v", "projected": {"sources": [{"secret": {"name": "s"}}]}}]),
     role(securityContext={"capabilities": {"add": ["IPC_LOCK"]}}),
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -42,6 +43,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (volume("/etc/kubernetes"), "host path"),
     (volume("/modelsx"), "host path"),
     (template(volumes=[{"name": "v", "hostPath": {"path": "/models/../etc"}}]), "host path"),
+    (template(volumes=[{"name": "v", "nfs": {"server": "nas", "path": "/home"}}]), "type of volume"),
+    (template(volumes=[{"name": "v", "awsElasticBlockStore": {"volumeID": "vol-1"}}]), "type of volume"),
     ({"priorityClass": "system-node-critical"}, "priority class"),
     (template(priorityClassName="system-node-critical"), "priority class"),
     (template(serviceAccountName="admin"), "service account"),

@@ -17,6 +17,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from .clock import ServerClock
 from .kinds import KINDS, body_path, group_path, object_path
+from .nesting import allow_deep_json
 from .settings import FIELD_MANAGER
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class Api:
         Raises:
             ValueError: there is neither.
         """
+        allow_deep_json()
         configuration, path = Configuration(), os.environ.get("KUBECONFIG")
         try:
             if path or "KUBERNETES_SERVICE_HOST" not in os.environ:

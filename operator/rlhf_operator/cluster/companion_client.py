@@ -6,6 +6,7 @@ from .describe import Event
 from .objects import companions, owned, token_secret
 from .pinned import Pinned
 from .recorder import Recorder
+from .seal import sealed
 from .settings import Settings
 from .snapshot import Job
 
@@ -30,6 +31,8 @@ class CompanionClient:
         if last == content and seen == ours:
             return
         bodies = companions(pinned, self._settings.own_namespace, self._settings.metrics_from)
+        secret = self._settings.token_key
+        bodies = [sealed(body, secret, job) if body["kind"] == "ConfigMap" else body for body in bodies]
         made = await run_all(self._api.apply(owned(body, job)) for body in bodies)
         listed = [body for body in made if body["kind"] in COMPANIONS]
         for body in listed:

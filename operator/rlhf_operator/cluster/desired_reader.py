@@ -13,6 +13,7 @@ from .api import Api, ApiError, Body, Key
 from .desired import Desired, RuntimeWait, active_config, wanted
 from .pinned import DEFAULTS, Pinned, defaults_of_0_1, shows_defaults
 from .refusal import refused
+from .seal import check_unsealed, is_sealed
 from .settings import Settings
 from .snapshot import Job, Pod
 
@@ -36,7 +37,7 @@ class DesiredReader:
 
         Raises:
             InvalidJob: the spec is invalid, and nothing runs yet.
-            UnreadableConfig: the running configuration cannot be read.
+            UnreadableConfig: the running configuration cannot be read, or is not ours and may not be run.
             ApiError: the API server did not reply.
         """
         basis = (job.uid, job.generation, active_config(job))
@@ -99,7 +100,14 @@ class DesiredReader:
                 return now
         if (found := await self._get("ConfigMap", job, name)) is None:
             return None
-        pinned = Pinned.read(found, defaults)
+        pinned = await self._with_defaults(found, job, pods)
+        if not is_sealed(found, self._settings.token_keys, job):
+            check_unsealed(pinned, self._settings.limits, job, defaults.image)
+        return pinned
+
+    async def _with_defaults(self, found: Body, job: Job, pods: list[Pod]) -> Pinned:
+        """A ConfigMap's configuration; the operator's defaults of then are in it, or in one of the job's pods."""
+        pinned = Pinned.read(found, self._settings.defaults)
         if DEFAULTS in found["data"]:
             return pinned
         like = next((pod for pod in pods if shows_defaults(pinned.config.spec, pod.role)), None)

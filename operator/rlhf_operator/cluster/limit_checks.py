@@ -18,16 +18,21 @@ from .pod import NewPod, build_pod
 Body = Mapping[str, Any]
 
 _HOST = ("hostNetwork", "hostPID", "hostIPC")
+_VOLUMES = ("configMap", "emptyDir", "persistentVolumeClaim", "hostPath", "image")
+"""Sources of volumes that the operator's pods have, or that other limits are about."""
 
 
-def check(limits: Limits | None, pinned: Pinned, queue: str | None) -> None:
-    """Raises InvalidJob with everything in the job that the limits do not allow."""
+def check(limits: Limits | None, pinned: Pinned, queue: str | None, own_image: str | None = None) -> None:
+    """Raises InvalidJob with everything in the job that the limits do not allow. `own_image` is always allowed; that of
+    `pinned` unless given."""
     if limits is None:
         return
     found = list(_queue(limits, queue))
     for role in roles_of(pinned.config.spec):
         body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), uid="")
-        found += _pod(limits, f"the {role.value}'s pod: spec", body["spec"], pinned.defaults.image)
+        found += _pod(
+            limits, f"the {role.value}'s pod: spec", body["spec"], own_image or pinned.defaults.image
+        )
     if found:
         raise InvalidJob(found)
 
@@ -55,12 +60,21 @@ def _pod(limits: Limits, where: str, spec: Body, own_image: str) -> Iterator[Pro
             yield _refusal(f"{place}.hostPath", path, f"hostPaths has {_names(limits.host_paths)}")
         if image := _object(volume.get("image")).get("reference"):
             yield from _image(f"{place}.image", str(image), limits)
+        yield from _types(limits, place, volume)
     for kind in ("initContainers", "containers"):
         for container in spec.get(kind, ()):
             place = f"{where}.{kind}[{show(container['name'])}]"
             if (image := str(container.get("image", ""))) != own_image:
                 yield from _image(f"{place}.image", image, limits)
             yield from _container(limits, place, container)
+
+
+def _types(limits: Limits, where: str, volume: Body) -> Iterator[Problem]:
+    allowed = (*limits.volume_types, *_VOLUMES, "name")
+    for kind in volume if ANY not in allowed else ():
+        if kind not in allowed:
+            rule = f"volumeTypes has {_names(limits.volume_types)}"
+            yield _refusal(f"{where}.{kind}", volume[kind], rule)
 
 
 def _container(limits: Limits, where: str, container: Body) -> Iterator[Problem]:

@@ -15,6 +15,9 @@ class Limits(Frozen):
     operator's own trainer image is always allowed."""
     host_paths: tuple[str, ...] = ()
     """Directories of the nodes, with their subdirectories."""
+    volume_types: tuple[str, ...] = ("csi", "downwardAPI", "ephemeral", "projected", "secret")
+    """Sources of volumes, besides those of the operator's own, host paths and images. A node mounts others than these,
+    such as NFS or a cloud's disks, with its own rights, whoever's they are."""
     host_network: bool = False
     """Allows the node's network, ports, process and IPC namespaces."""
     privileged: bool = False

@@ -2,6 +2,7 @@
 
 import datetime
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +12,8 @@ from pythonjsonlogger.json import JsonFormatter
 from .api import Key
 
 _job: ContextVar[Key | None] = ContextVar("job", default=None)
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+"""What moves a terminal's cursor or ends a line, other than tab and newline."""
 _FIELDS = ("levelname", "name", "message", "namespace", "job", "exc_info")
 _NAMES = {"levelname": "level", "name": "logger", "exc_info": "exception"}
 
@@ -56,7 +59,10 @@ class _Json(JsonFormatter):
 
 
 class _Text(logging.Formatter):
+    """Text formatter; lines after a record's first are indented, since a job's pods choose what some messages say."""
+
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
         where = f" [{record.__dict__.get('namespace')}/{record.job}]" if hasattr(record, "job") else ""
-        return f"{at} {record.levelname}{where} {super().format(record)}"
+        said = _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().format(record))
+        return f"{at} {record.levelname}{where} {said}".replace("\n", "\n    ")

@@ -26,6 +26,9 @@ from .settings import Defaults
 
 DEFAULTS = "defaults.json"
 """Key of the operator's settings in the ConfigMap, beside the two configurations."""
+_DIGEST = 32
+"""Hexadecimal digits of a configuration's digest in its name, 128 bits: a changed spec of that name is taken for what
+runs, and is not checked against limits again."""
 
 
 class UnreadableConfig(Exception):
@@ -60,7 +63,7 @@ class Pinned:
             DEFAULTS: kept,
         }
         digest = hashlib.sha256(identity.encode()).hexdigest()
-        return cls(f"{job}-config-{digest[:10]}", config, defaults, texts)
+        return cls(f"{job}-config-{digest[:_DIGEST]}", config, defaults, texts)
 
     @classmethod
     def read(cls, config_map: Mapping[str, Any], defaults: Defaults) -> "Pinned":

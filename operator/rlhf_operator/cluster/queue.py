@@ -1,4 +1,4 @@
-"""Work queue of job names: one worker per job at a time, changed jobs before periodic ones."""
+"""Work queue of job names: namespaces take turns; one worker per job at a time, changed jobs before periodic ones."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from .api import Key
 
-# Jobs are taken in the order of their coming, as if a new one had come a minute earlier and one that only wants to
-# be looked at again five seconds later: new jobs go first, and no job waits for ever.
+# Jobs of a namespace are taken in the order of their coming, as if a new one had come a minute earlier and one that
+# only wants to be looked at again five seconds later: new jobs go first, and no job waits for ever.
 _NEW_SECONDS = -60.0
 _ROUTINE_SECONDS = 5.0
 _BACKOFF_SECONDS = 0.5
@@ -46,7 +46,8 @@ class Queue:
         self._clock, self._jitter = clock, jitter
         self._jobs: dict[Key, _Job] = {}
         self._later: list[_Entry] = []
-        self._ready: list[_Entry] = []
+        self._ready: dict[str, list[_Entry]] = {}
+        """Heap of each namespace that has jobs to take, the one whose turn it is first."""
         self._depth = 0
         self._entries = itertools.count(1)
         self._changed = asyncio.Event()
@@ -79,8 +80,13 @@ class Queue:
         """The next key, if one can be taken now."""
         self._ripen()
         while self._ready:
-            entry = heapq.heappop(self._ready)
+            namespace, line = next(iter(self._ready.items()))
+            entry = heapq.heappop(line)
+            if not line:
+                del self._ready[namespace]
             if self._valid(entry):
+                if line:
+                    self._ready[namespace] = self._ready.pop(namespace)
                 self._depth -= 1
                 key = entry[2]
                 job = self._jobs[key]
@@ -139,7 +145,7 @@ class Queue:
 
     def _line_up(self, key: Key, job: _Job, due: float) -> None:
         rank = due + (_NEW_SECONDS if job.new else 0.0 if job.changed else _ROUTINE_SECONDS)
-        heapq.heappush(self._ready, (rank, job.entry, key))
+        heapq.heappush(self._ready.setdefault(key[0], []), (rank, job.entry, key))
 
     def _valid(self, entry: _Entry) -> bool:
         _, number, key = entry
