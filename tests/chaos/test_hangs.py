@@ -31,7 +31,8 @@ def test_ranks_that_are_stopped_are_noticed_and_nothing_is_lost(tmp_path: Path):
     )
     # Rank 0 may have stopped before the host, which asks twice a second, heard what it was doing.
     loading, _, training = re.findall(told, finished.output)
-    assert loading.startswith("starting: loading the ") and training == "training", finished.output
+    assert loading.startswith("starting: loading the "), finished.output
+    assert training == "training", finished.output
     assert finished.status["roles"]["trainer"]["restarts"] == 3
     assert [line["step"] for line in finished.steps] == list(range(1, STEPS + 1))
     store = Store(url, {})
