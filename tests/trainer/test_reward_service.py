@@ -216,6 +216,18 @@ def test_the_examples_manifest_is_valid():
 TOKEN = 'Bearer s3"cret'
 
 
+def test_a_credential_that_is_part_of_a_score_leaves_scores_alone():
+    """As a tenant's number is: nobody reads scores for it."""
+
+    async def handle(_request, _number):
+        return web.json_response(
+            {"results": [{"score": 1.5}, {"score": 0.5}, {"error": "tenant 5 is unknown"}]}
+        )
+
+    found, _ = serving(handle, lambda url: asked(url, secrets={"X-Tenant": "5"}))
+    assert found == [1.5, 0.5, Failure("tenant *** is unknown")]
+
+
 def test_credentials_go_into_the_header_and_into_no_log():
     said = []
 
