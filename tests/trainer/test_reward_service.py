@@ -162,6 +162,7 @@ RESULTS = json.dumps({"results": [{"score": 1.0}] * 3}).encode()
         (body(b"<html>"), "the reply is not as documented"),
         (body(b'{"results": [{"score": NaN}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
         (body(b'{"results": [{"score": 1e999}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
+        (body(b'{"results": [{"score": 1e39}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
         (body(b'{"results": [{"score": "1"}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
         (body(b'{"results": [{"score": true}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
         (body(b'{"results": [{"score": 1}]}'), "1 results for 3 responses"),

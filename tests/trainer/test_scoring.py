@@ -59,6 +59,7 @@ def a_float(*_): return 0.5
 def nan(_p, responses, _r): return [float("nan") if r == "b" else 0.0 for r in responses]
 def infinite(_p, responses, _r): return [float("inf") if r == "b" else 0.0 for r in responses]
 def huge(_p, responses, _r): return [10**400 if r == "b" else 0 for r in responses]
+def above_float32(_p, responses, _r): return [-1e39 if r == "b" else 0.0 for r in responses]
 def texts(_p, responses, _r): return ["1" for _ in responses]
 def one_text(*_): return "11"
 def a_tensor(_p, responses, _r): return __import__("torch").tensor([len(each) / 2 for each in responses])
@@ -175,7 +176,8 @@ def test_functions_see_texts_and_rows_and_are_weighted(score):
         ("a_float", "returned a float, not a list"),
         ("nan", "scores must be finite numbers; got NaN for 'b'"),
         ("infinite", "finite numbers; got Infinity for 'b'"),
-        ("huge", "finite numbers; got 1000"),
+        ("huge", r"scores are of at most 3\.4e\+38; got 1000"),
+        ("above_float32", r"scores are of at most 3\.4e\+38; got -1e\+39 for 'b'"),
         ("texts", "finite numbers; got '1' for "),
         ("one_text", "returned a str, not a list"),
         ("nan_in_a_tensor", "finite numbers; got NaN for 'b'"),

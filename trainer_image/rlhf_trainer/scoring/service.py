@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
-from .samples import Result, Sample, even_calls, failed
+from .samples import LARGEST_SCORE, Result, Sample, even_calls, failed
 
 LARGEST_REPLY, LARGEST_RESULT, LARGEST_NUMBER = 16 << 10, 2 << 10, 32
 """Maximum size of a reply in bytes: base, per response, and per token that may have a score."""
@@ -26,7 +26,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LARGEST_SCORE, le=LARGEST_SCORE)]
 
 
 class ServiceResult(_Message):

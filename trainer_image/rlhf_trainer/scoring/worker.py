@@ -21,6 +21,7 @@ from rlhf_api.problems import InvalidJob, show
 
 from ..imports import Function, import_function
 from ..parent import end_with_parent
+from .samples import LARGEST_SCORE
 
 FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
 FIRST_TO_KILL = "1000"
@@ -123,12 +124,11 @@ def _tokens_parameter(function: Function) -> inspect.Parameter | None:
 
 def _finite(score: Any, response: str) -> float:
     value = score.item() if getattr(score, "ndim", None) == 0 else score  # of NumPy's arrays and of torch's
-    try:
-        if isinstance(value, Real) and math.isfinite(value):
-            return float(value)
-    except OverflowError:  # an integer too large for a float
-        pass
-    raise _Unfit(f"scores must be finite numbers; got {show(value)} for {show(response)}")
+    if not isinstance(value, Real) or not abs(value) < math.inf:  # NaN is not less
+        raise _Unfit(f"scores must be finite numbers; got {show(value)} for {show(response)}")
+    if abs(value) > LARGEST_SCORE:
+        raise _Unfit(f"scores are of at most {LARGEST_SCORE:.2g}; got {show(value)} for {show(response)}")
+    return float(value)
 
 
 def _raised(error: BaseException) -> str:
