@@ -124,9 +124,10 @@ def _tokens_parameter(function: Function) -> inspect.Parameter | None:
 
 def _finite(score: Any, response: str) -> float:
     value = score.item() if getattr(score, "ndim", None) == 0 else score  # of NumPy's arrays and of torch's
-    if not isinstance(value, Real) or not abs(value) < math.inf:  # NaN is not less
+    size: Any = abs(value) if isinstance(value, Real) else math.nan
+    if not size < math.inf:  # NaN is not less
         raise _Unfit(f"scores must be finite numbers; got {show(value)} for {show(response)}")
-    if abs(value) > LARGEST_SCORE:
+    if size > LARGEST_SCORE:
         raise _Unfit(f"scores are of at most {LARGEST_SCORE:.2g}; got {show(value)} for {show(response)}")
     return float(value)
 
