@@ -26,10 +26,22 @@ OWNED_ENGINE_ARGUMENTS = {
 }
 """Options of vLLM that another field or the operator sets -> what sets them."""
 _GROUP = "spec.generator.podsPerReplica"
+_REACHED, _QUEUE = "the launcher, at whose address it is asked", "spec.generator.concurrentRequests"
+OTHER_ENGINE_ARGUMENTS = {
+    **dict.fromkeys(("uds", "root-path", "ssl-keyfile", "ssl-certfile"), _REACHED),
+    **dict.fromkeys(("max-num-queued-reqs", "max-num-queued-tokens"), _QUEUE),
+    "api-key": "the token check",
+}
+"""Options with which a server would not answer the trainer, or refuse what it asks, and what is there instead."""
 GROUP_ENGINE_ARGUMENTS = dict.fromkeys(
     ("nnodes", "node-rank", "master-addr", "master-port", "headless"), _GROUP
 )
 """Options by which the pods of one generator find each other."""
+_REFUSED = {
+    "enable-eplb": "moves experts between GPUs while they serve, and what is served is compared with what arrived",
+    "kv-transfer-config": "keeps keys and values beyond the engine, where those of earlier weights are not cleared",
+}
+"""Options that what a generator does beside vLLM cannot do with, and why."""
 
 
 def autoscale(spec: Spec) -> Iterator[Problem]:
@@ -59,12 +71,11 @@ def pods_per_replica(spec: Spec) -> Iterator[Problem]:
 
 def engine_arguments(spec: Spec) -> Iterator[Problem]:
     arguments = spec.generator.engine_arguments
-    owned = OWNED_ENGINE_ARGUMENTS | GROUP_ENGINE_ARGUMENTS
+    owned = OWNED_ENGINE_ARGUMENTS | OTHER_ENGINE_ARGUMENTS | GROUP_ENGINE_ARGUMENTS
     yield from engine_argument_problems("spec.generator", arguments, owned)
     for key, value in arguments.items():
-        if key.lstrip("-").replace("_", "-") == "enable-eplb" and value is not False:
-            message = "moves experts between GPUs while they serve, and what is served is compared with what arrived"
-            yield Problem(f"spec.generator.engineArguments.{key}", f"{message}; remove it")
+        if (why := _REFUSED.get(_option(key))) is not None and value is not False:
+            yield Problem(f"spec.generator.engineArguments.{key}", f"{why}; remove it")
 
 
 def engine_argument_problems(
@@ -72,10 +83,16 @@ def engine_argument_problems(
 ) -> Iterator[Problem]:
     """Options that vLLM would not accept, or that the job sets itself: `owned` names what sets each."""
     for key, value in arguments.items():
-        where, name = f"{section}.engineArguments.{key}", key.lstrip("-").replace("_", "-")
-        if key != name:
-            yield Problem(where, f"spell it as vLLM does, without dashes: {name}")
+        where, name = f"{section}.engineArguments.{key}", _option(key)
+        _, dot, field = key.partition(".")
+        if key != (spelled := name + dot + field):
+            yield Problem(where, f"spell it as vLLM does, without dashes: {spelled}")
         if value is None:
             yield Problem(where, "null is no value; true switches a flag on, false off; got null")
         if name in owned:
             yield Problem(where, f"is set by the job ({owned[name]}); remove it")
+
+
+def _option(key: str) -> str:
+    """vLLM's option that a key sets, all of it or a field: `kv-transfer-config.kv_role`."""
+    return key.lstrip("-").partition(".")[0].replace("_", "-")

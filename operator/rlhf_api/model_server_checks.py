@@ -25,6 +25,8 @@ _OWNED = {
     "weight-transfer-config": "the role, whose model is frozen",
     "seed": "the role, which samples nothing",
     "enable-prefix-caching": "the role, which needs every token's output",
+    "max-num-queued-reqs": "the role, which asks for all of a chunk at once",
+    "max-num-queued-tokens": "the role, which asks for all of a chunk at once",
 }
 """Options of vLLM that follow from the role of a frozen model -> what sets them."""
 

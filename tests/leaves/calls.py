@@ -34,7 +34,7 @@ def serving(job: RLHFJob) -> Any:
     for memory in (None, 80e9):
         found.append(generator.arguments(made, "h", 1, memory))
     with instead(assembly, "WeightSync") as sync:
-        fleet = assembly.fleet(context(job), SimpleNamespace(generation_config=None))
+        fleet = assembly.fleet(context(job), SimpleNamespace(generation_config=None, vocabulary=300))
     for _, named in sync.told:
         found.append({key: value for key, value in named.items() if key != "fault"})
     found += [fleet._client._asked.model_dump(), fleet._client._seed]

@@ -86,6 +86,7 @@ def header(size: int, number: int, count: int = 1) -> bytes:
         (header(8, 0) + struct.pack("<if", -1, -0.5), "-1 is no token"),
         (header(8, 0) + struct.pack("<if", 1, float("nan")), "not finite"),
         (header(8, 0) + struct.pack("<if", 1, float("-inf")), "not finite"),
+        (header(8, 0) + struct.pack("<if", 1, 0.5), "0.5 is no log-probability"),
         (header(8, 0) + b"1234", "ended in the middle of a frame, after 20 bytes"),
         (header(2, 4, 0) + b"{}", "an ERROR frame that does not say which"),
     ],

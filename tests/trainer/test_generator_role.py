@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.checks import check
-from rlhf_api.generator_checks import OWNED_ENGINE_ARGUMENTS
+from rlhf_api.generator_checks import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUMENTS
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
 from rlhf_trainer.engines.vllm.launch import CPU_HEAD_SIZES, engine_environment, group_environment, option
@@ -98,6 +98,26 @@ def test_the_jobs_own_options_are_no_engine_arguments(tmp_path, name):
     assert problem.where == f"spec.generator.engineArguments.{name}"
     assert OWNED_ENGINE_ARGUMENTS[name] in problem.message
     assert name in options(config(tmp_path)), "owned because the role sets it"
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_ENGINE_ARGUMENTS))
+def test_options_with_which_a_generator_would_not_answer_the_trainer_are_refused(tmp_path, name):
+    (problem,) = check(config(tmp_path, engineArguments={name: "x"}).spec)
+    assert problem.where == f"spec.generator.engineArguments.{name}"
+    assert OTHER_ENGINE_ARGUMENTS[name] in problem.message
+
+
+@pytest.mark.parametrize("name", ["kv-transfer-config", "kv-transfer-config.kv_connector"])
+def test_keys_and_values_beyond_the_engine_would_outlive_weights(tmp_path, name):
+    """Of vLLM's connectors most have no way to clear them, and say so in no log that anybody reads."""
+    (problem,) = check(config(tmp_path, engineArguments={name: "x"}).spec)
+    assert problem.where == f"spec.generator.engineArguments.{name}"
+    assert "those of earlier weights are not cleared" in problem.message
+
+
+def test_a_field_of_an_option_is_the_jobs_where_the_option_is(tmp_path):
+    (problem,) = check(config(tmp_path, engineArguments={"weight-transfer-config.backend": "nccl"}).spec)
+    assert "is set by the job (the weight broadcast)" in problem.message
 
 
 def test_experts_stay_where_their_weights_are_compared(tmp_path):
@@ -205,12 +225,13 @@ def test_a_gpu_has_room_for_new_weights_unless_the_manifest_says_otherwise(tmp_p
 
 def test_what_users_set_in_the_environment_stands_but_for_what_weights_and_the_plugin_need():
     own = {"VLLM_NO_USAGE_STATS": "0", "PATH": "/bin", "VLLM_SERVER_DEV_MODE": "0"}
-    own |= {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+    own |= {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_API_KEY": "a key of the image's"}
     found = engine_environment(own, cpu=True)
     assert found["VLLM_NO_USAGE_STATS"] == "0"
     assert found["PATH"] == "/bin"
     assert found["VLLM_SERVER_DEV_MODE"] == "1", "weights are sent through its routes"
     assert found["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn", "each process calls our plugin"
+    assert not found["VLLM_API_KEY"], "the probes have none, nor has the trainer"
     assert found["DO_NOT_TRACK"] == "1"
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment({}, cpu=False)

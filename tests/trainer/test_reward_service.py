@@ -162,6 +162,7 @@ RESULTS = json.dumps({"results": [{"score": 1.0}] * 3}).encode()
         (body(b"<html>"), "the reply is not as documented"),
         (body(b'{"results": [{"score": NaN}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
         (body(b'{"results": [{"score": 1e999}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
+        (body(b'{"results": [{"score": 1e39}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
         (body(b'{"results": [{"score": "1"}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
         (body(b'{"results": [{"score": true}, {"score": 1}, {"score": 1}]}'), "results.0.score"),
         (body(b'{"results": [{"score": 1}]}'), "1 results for 3 responses"),
@@ -214,6 +215,18 @@ def test_the_examples_manifest_is_valid():
 
 
 TOKEN = 'Bearer s3"cret'
+
+
+def test_a_credential_that_is_part_of_a_score_leaves_scores_alone():
+    """As a tenant's number is: nobody reads scores for it."""
+
+    async def handle(_request, _number):
+        return web.json_response(
+            {"results": [{"score": 1.5}, {"score": 0.5}, {"error": "tenant 5 is unknown"}]}
+        )
+
+    found, _ = serving(handle, lambda url: asked(url, secrets={"X-Tenant": "5"}))
+    assert found == [1.5, 0.5, Failure("tenant *** is unknown")]
 
 
 def test_credentials_go_into_the_header_and_into_no_log():

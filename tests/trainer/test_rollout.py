@@ -74,11 +74,12 @@ def http():
 
 
 ENDS = (99, 98)
+VOCABULARY = 1000
 
 
 def client(http: Background, *, answers: int = 2) -> VllmClient:
     sampling = Sampling(answersPerPrompt=answers, temperature=0.7, topK=900, maxNewTokens=5)
-    return VllmClient(http, sampling=sampling, seed=1, ends=ENDS)
+    return VllmClient(http, sampling=sampling, seed=1, ends=ENDS, vocabulary=VOCABULARY)
 
 
 def start(
@@ -351,8 +352,13 @@ def whole(*frames: bytes) -> bytes:
         encode(0, Kind.STOP, [], []),
         encode(0, Kind.TOKENS, [1] * 6, [-0.5] * 6),
         whole(encode(0, Kind.STOP, [1], [-0.5]), encode(0, Kind.TOKENS, [2], [-0.5])),
+        whole(*(encode(k, Kind.STOP, [VOCABULARY], [-0.5]) for k in range(2))),
+        whole(*(encode(k, Kind.STOP, [1], [0.5]) for k in range(2))),
     ],
-    ids=["no frame", "cut off", "no such response", "empty", "more than asked for", "after its end"],
+    ids=[
+        *("no frame", "cut off", "no such response", "empty", "more than asked for", "after its end"),
+        *("no token of the model's", "a probability above 1"),
+    ],
 )
 def test_a_reply_that_is_not_understood_is_its_servers_fault(http, reply):
     odd, good = Generator(http, "odd"), Generator(http, "good")
@@ -364,6 +370,34 @@ def test_a_reply_that_is_not_understood_is_its_servers_fault(http, reply):
     done, left, failed = ask(http, PROMPTS, [odd.member, good.member])
     assert (left, failed) == ([], {"odd"})
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
+
+
+def test_a_version_that_no_trainer_has_sent_is_its_servers_fault(http):
+    odd, good = Generator(http, "odd"), Generator(http, "good")
+    odd.version = 1 << 31
+    done, left, failed = ask(http, PROMPTS, [odd.member, good.member])
+    assert (left, failed) == ([], {"odd"})
+    assert {version for rollout in done for version in rollout.versions} == {0}
+
+
+def test_a_token_beyond_the_vocabulary_in_a_mask_is_its_servers_fault(http):
+    odd, good = Generator(http, "odd"), Generator(http, "good")
+
+    def speaks(kept: int):
+        async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
+            for k in range(body["n"]):
+                await response.write(encode(k, Kind.STOP, [1], [-0.5], [[kept]]))
+
+        return speak
+
+    odd._stream, good._stream = speaks(VOCABULARY), speaks(VOCABULARY - 1)
+    sampling = Sampling(answersPerPrompt=2, topK=20, maxNewTokens=5)
+    asker = VllmClient(http, sampling=sampling, seed=1, ends=ENDS, vocabulary=VOCABULARY)
+    members = [odd.member, good.member]
+    works = [Work.begin(prompt, 2) for prompt in PROMPTS]
+    present, limits = {m.uid: m for m in members}, Limits(2, 10.0)
+    outcome = start_round(http, asker, works, members, current=lambda: present, limits=limits)
+    assert set(outcome.result(PATIENCE_SECONDS).failed) == {"odd"}
 
 
 def test_a_stop_string_across_two_parts_of_a_response_ends_it(http):

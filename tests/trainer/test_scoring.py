@@ -59,7 +59,17 @@ def a_float(*_): return 0.5
 def nan(_p, responses, _r): return [float("nan") if r == "b" else 0.0 for r in responses]
 def infinite(_p, responses, _r): return [float("inf") if r == "b" else 0.0 for r in responses]
 def huge(_p, responses, _r): return [10**400 if r == "b" else 0 for r in responses]
+def above_float32(_p, responses, _r): return [-1e39 if r == "b" else 0.0 for r in responses]
 def texts(_p, responses, _r): return ["1" for _ in responses]
+def one_text(*_): return "11"
+def a_tensor(_p, responses, _r): return __import__("torch").tensor([len(each) / 2 for each in responses])
+def arrays(_p, responses, _r): return [np.array(len(each) / 2) for each in responses]
+def nan_in_a_tensor(*_): return __import__("torch").tensor([0.0, float("nan")])
+def a_number_in_an_array(*_): return np.array(1.0)
+def one_by_one(_p, responses, rows):
+    yield 1.0
+    yield rows[0]["no such key"]
+def talkative(_p, responses, _r): raise ValueError("x" * (1 << 27))
 
 
 def of_tokens(_p, responses, _r, tokens):
@@ -166,14 +176,26 @@ def test_functions_see_texts_and_rows_and_are_weighted(score):
         ("a_float", "returned a float, not a list"),
         ("nan", "scores must be finite numbers; got NaN for 'b'"),
         ("infinite", "finite numbers; got Infinity for 'b'"),
-        ("huge", "finite numbers; got 1000"),
+        ("huge", r"scores are of at most 3\.4e\+38; got 1000"),
+        ("above_float32", r"scores are of at most 3\.4e\+38; got -1e\+39 for 'b'"),
         ("texts", "finite numbers; got '1' for "),
+        ("one_text", "returned a str, not a list"),
+        ("nan_in_a_tensor", "finite numbers; got NaN for 'b'"),
+        ("a_number_in_an_array", "returned a ndarray, not a list"),
+        ("one_by_one", r"the function raised KeyError: 'no such key' \(.*functions_of_this_test\.py:\d+\)"),
+        ("talkative", r"the function raised ValueError: x{2000} \("),
     ],
 )
 def test_what_functions_get_wrong_is_said_with_the_field(score, name, message):
     with pytest.raises(InvalidJob, match=message) as caught:
         score((name, 1.0))
     assert [problem.where for problem in caught.value.problems] == [WHERE]
+
+
+@pytest.mark.parametrize("name", ["a_tensor", "arrays"])
+def test_numbers_may_be_tensors_or_arrays(score, name):
+    """A tensor's elements are tensors, over which Python says it can iterate, and cannot."""
+    assert score((name, 1.0))[0].tolist() == [len(response) / 2 for _, response in TEXTS]
 
 
 def test_functions_score_tokens_or_whole_responses(score):

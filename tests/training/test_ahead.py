@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -161,6 +162,19 @@ def test_what_was_begun_survives_a_snapshot(http):
     expected = [tokens for responses in begun.values() for tokens in responses if 0 < len(tokens) < LENGTH]
     assert sorted(continued) == sorted(expected), "from the very tokens"
     other.end()
+
+
+@pytest.mark.parametrize(("more", "length"), [(1, 1), (0, LENGTH + 1)], ids=["more", "longer"])
+def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, length):
+    """As after `sampling` was changed in a clone: a group has as many responses as the job says, and none is longer."""
+    old = Response(array("i", [7] * length), array("f", [-0.5] * length), array("i", [0] * length))
+    run = Run(http, 1)
+    wanted = run.world.ctx.spec.sampling.answers_per_prompt
+    run.ahead.restore(encode([Work(Prompt("0/0", (), {}), [old.copy() for _ in range(wanted + more)])]))
+    run.join()
+    run.publish()
+    assert Counter(run.step()) == {f"0/{i}": wanted for i in range(PROMPTS)}
+    run.end()
 
 
 def test_what_is_added_after_a_snapshot_is_not_in_it():

@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf_api.spec import MOST_KEPT
 
+from ..sampling_mask import ROUNDING
+
 GENERATE = "/generate"
 """Path. POST `Asked` as JSON to a generator; replies with the frames of the responses."""
 _HEADER = struct.Struct("<IIII")
@@ -192,6 +194,8 @@ def _frame(index: int, kind: Kind, count: int, payload: bytes) -> Frame:
             raise ValueError(f"{lowest} is no token")
     if not math.isfinite(sum(_little(logprobs))):
         raise ValueError("a log-probability is not finite")
+    if logprobs and (highest := max(logprobs)) > ROUNDING:
+        raise ValueError(f"{highest:g} is no log-probability")
     if counts and (min(_little(counts)) < 0 or max(counts) > MOST_KEPT or sum(counts) != len(kept)):
         raise ValueError(f"a sampling mask of {len(kept)} tokens does not add up")
     return Frame(index, kind, tokens, logprobs, counts, kept)

@@ -105,11 +105,18 @@ class RolloutsAhead:
     def _add(self, prompts: list[Prompt]) -> None:
         self._episodes.append(prompts)
         if self._ctx.ranks.first:
-            works = [self._restored.pop(work.prompt.id, work) for work in self._fleet.fresh(prompts)]
+            works = [self._begun(work) for work in self._fleet.fresh(prompts)]
             for work, prompt in zip(works, prompts, strict=True):
                 work.prompt = prompt
             self._requests.answered |= {work.prompt.id: work for work in works if work.whole}
             self._requests.waiting += [work for work in works if not work.whole]
+
+    def _begun(self, fresh: Work) -> Work:
+        """What a snapshot has of a prompt, unless the job now asks for another number of responses, or shorter ones."""
+        work = self._restored.pop(fresh.prompt.id, fresh)
+        longest = max(len(response.tokens) for response in work.responses)
+        same = len(work.responses) == len(fresh.responses)
+        return work if same and longest <= self._ctx.spec.sampling.max_new_tokens else fresh
 
     def _wait(self, prompts: list[Prompt]) -> str:
         requests, missing = self._requests, [prompt.id for prompt in prompts]

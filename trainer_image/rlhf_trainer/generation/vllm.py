@@ -18,6 +18,8 @@ from .work import Response, Work
 
 REFUSING_CODES = (400, 413, 422)
 """HTTP codes with which a server refuses a prompt itself."""
+LATEST = (1 << 31) - 1
+"""Largest weight version: that of a token is an int32."""
 STREAM_INTERVAL = 64
 """Tokens of a response per frame: the cost of a frame on rank 0 is shared by so many."""
 
@@ -39,9 +41,12 @@ class VllmClient:
         seed: int,
         ends: Sequence[int],
         stops: StopStrings | None = None,
+        vocabulary: int = 1 << 31,
     ) -> None:
-        """`ends`: end tokens, see `data.encode.end_tokens`; `stops`: stop strings."""
+        """`ends`: end tokens, see `data.encode.end_tokens`; `stops`: stop strings; `vocabulary`: number of tokens that
+        the policy has embeddings for."""
         self._http, self._seed, self._stops = http, seed, stops
+        self._vocabulary = vocabulary
         self._asked = Asked(
             prompt=(),
             temperature=sampling.temperature,
@@ -143,7 +148,9 @@ class VllmClient:
         return None
 
     def _add(self, response: Response, frame: Frame, version: int, *, masked: bool) -> None:
-        """Appends a frame's tokens. Raises ValueError for more or fewer than requested."""
+        """Appends a frame's tokens. Raises ValueError for more or fewer than requested, or unknown ones."""
+        if (highest := max(max(ids, default=0) for ids in (frame.tokens, frame.kept))) >= self._vocabulary:
+            raise ValueError(f"token {highest}, of a vocabulary of {self._vocabulary}")
         count, most = len(response.tokens) + len(frame.tokens), self._asked.max_tokens
         if response.end is not None or count > most:
             raise ValueError(f"{count} tokens of a response that had ended, or of at most {most}")
@@ -164,8 +171,8 @@ class _Version:
         self._url, self.value = url, -1
 
     def read(self, headers: Mapping[str, str]) -> None:
-        """Reads the headers. Raises ValueError if they name no version."""
+        """Reads the headers. Raises ValueError if they name no version, of at most LATEST."""
         said = headers.get(VERSION_HEADER, "")
-        if not said.isdecimal():
+        if not said.isdecimal() or int(said) > LATEST:
             raise ValueError(f"{self._url} names no weight version in {VERSION_HEADER}: {said!r}")
         self.value = int(said)

@@ -85,6 +85,13 @@ class TrainedModel:
         return found
 
     @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model has embeddings for."""
+        model: Any = self.unwrapped
+        size: int = model.config.get_text_config().vocab_size
+        return size
+
+    @property
     def device(self) -> torch.device:
         return torch.device(self.deepspeed.device)
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import aiohttp
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
-from .samples import Result, Sample, even_calls, failed
+from .samples import LARGEST_SCORE, Result, Sample, even_calls, failed
 
 LARGEST_REPLY, LARGEST_RESULT, LARGEST_NUMBER = 16 << 10, 2 << 10, 32
 """Maximum size of a reply in bytes: base, per response, and per token that may have a score."""
@@ -26,7 +26,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LARGEST_SCORE, le=LARGEST_SCORE)]
 
 
 class ServiceResult(_Message):
@@ -73,7 +73,7 @@ class HttpService:
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
         try:
             async with asyncio.timeout(self._timeout):
-                return _results(await self._post(samples), samples)
+                return _results(await self._post(samples), samples, self._without_secrets)
         except TimeoutError:
             failure = failed(f"{self._url}: no reply within {self._timeout:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -97,8 +97,8 @@ class HttpService:
             session.post(self._url, data=body, headers=headers, allow_redirects=False) as reply,
         ):
             if reply.status != 200:
-                text = self._without_secrets(await _read(reply, LARGEST_REPLY)).decode(errors="replace")
-                raise ValueError(f"HTTP {reply.status}: {text[:QUOTED]}")
+                text = (await _read(reply, LARGEST_REPLY)).decode(errors="replace")
+                raise ValueError(f"HTTP {reply.status}: {self._without_secrets(text)[:QUOTED]}")
             if (coding := reply.headers.get("Content-Encoding", "identity")) != "identity":
                 raise ValueError(f"the reply is compressed with {coding[:QUOTED]}, which nobody asked for")
             numbers = sum(len(s.tokens or ()) for s in samples)
@@ -106,15 +106,15 @@ class HttpService:
             found = await _read(reply, most + 1)
             if len(found) > most:
                 raise ValueError(f"the reply is longer than {most} bytes")
-            return self._without_secrets(found)
+            return found
 
-    def _without_secrets(self, body: bytes) -> bytes:
+    def _without_secrets(self, text: str) -> str:
         """The service's text with the secrets redacted, for logs."""
         for value in self._secrets.values():
             for secret in (value, value.rpartition(" ")[2]):  # Bearer TOKEN, and TOKEN alone
                 for written in (secret, json.dumps(secret)[1:-1]):
-                    body = body.replace(written.encode(), b"***")
-        return body
+                    text = text.replace(written, "***")
+        return text
 
 
 def secret_headers(
@@ -146,8 +146,9 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(found)
 
 
-def _results(body: bytes, samples: Sequence[Sample]) -> list[Result]:
-    """Parses the body into results. Raises ValueError if it does not match these responses."""
+def _results(body: bytes, samples: Sequence[Sample], redacted: Callable[[str], str] = str) -> list[Result]:
+    """Parses the body into results, the service's errors `redacted`. Raises ValueError if it does not match these
+    responses."""
     try:
         reply = ServiceReply.model_validate_json(body)
     except ValidationError as error:
@@ -156,12 +157,12 @@ def _results(body: bytes, samples: Sequence[Sample]) -> list[Result]:
         raise ValueError(f"the reply is not as documented: {where}: {first['msg']}") from None
     if len(reply.results) != len(samples):
         raise ValueError(f"{len(reply.results)} results for {len(samples)} responses")
-    return [_result(*pair) for pair in zip(reply.results, samples, strict=True)]
+    return [_result(*pair, redacted) for pair in zip(reply.results, samples, strict=True)]
 
 
-def _result(result: ServiceResult, sample: Sample) -> Result:
+def _result(result: ServiceResult, sample: Sample, redacted: Callable[[str], str]) -> Result:
     if result.error is not None:
-        return failed(result.error)
+        return failed(redacted(result.error))
     of_tokens = result.token_scores
     if of_tokens is None:
         return failed("neither a score nor an error") if result.score is None else result.score

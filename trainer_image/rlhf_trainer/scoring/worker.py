@@ -21,10 +21,15 @@ from rlhf_api.problems import InvalidJob, show
 
 from ..imports import Function, import_function
 from ..parent import end_with_parent
+from .samples import LARGEST_SCORE
 
 FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
 FIRST_TO_KILL = "1000"
 """`oom_score_adj` of a worker: out of memory, the kernel kills a worker and not the server."""
+
+
+LONGEST_MESSAGE = 2000
+"""Characters of an error's message: it may quote all responses."""
 
 
 def call(
@@ -41,35 +46,50 @@ def call(
         return {"invalid": f"needs tokens, and responses are scored as a whole; {FINE_GRAINED}"}
     more = {} if parameter is None or tokens is None else {"tokens": tokens}
     try:
-        returned = function(prompts, responses, rows, **more)
+        return {"scores": _scores(function(prompts, responses, rows, **more), responses, tokens)}
+    except _Unfit as error:
+        return {"invalid": str(error)}
     except (OSError, MemoryError) as error:
         return {"failed": _raised(error)}
     except Exception as error:
         return {"invalid": _raised(error)}
-    try:
-        scores = list(returned)
-    except TypeError:
+
+
+class _Unfit(Exception):
+    """The function returned anything but scores."""
+
+
+def _scores(
+    returned: object, responses: list[str], tokens: list[list[str]] | None
+) -> list[float | list[float]]:
+    """The scores in what a function returned, a generator too, whose own errors are raised. Raises _Unfit."""
+    scores = _elements(returned)
+    if scores is None:
         kind = type(returned).__name__
-        return {"invalid": f"returned a {kind}, not a list of one number for each response"}
+        raise _Unfit(f"returned a {kind}, not a list of one number for each response")
     if len(scores) != len(responses):
-        return {"invalid": f"returned {len(scores)} scores for {len(responses)} responses"}
+        raise _Unfit(f"returned {len(scores)} scores for {len(responses)} responses")
     counts = [None] * len(responses) if tokens is None else [len(found) for found in tokens]
-    try:
-        return {"scores": [_checked(*each) for each in zip(scores, responses, counts, strict=True)]}
-    except ValueError as error:
-        return {"invalid": str(error)}
+    return [_checked(*each) for each in zip(scores, responses, counts, strict=True)]
+
+
+def _elements(found: object) -> list[object] | None:
+    """The elements of a list, an array or a tensor; None for what has none: numbers, also as arrays, and texts."""
+    if not isinstance(found, Iterable) or isinstance(found, str) or getattr(found, "ndim", 1) == 0:
+        return None
+    return list(found)
 
 
 def _checked(score: object, response: str, tokens: int | None) -> float | list[float]:
-    """A response's score, or one for each of its `tokens`. Raises ValueError for anything else."""
-    if not isinstance(score, Iterable) or isinstance(score, str):
+    """A response's score, or one for each of its `tokens`. Raises _Unfit for anything else."""
+    values = _elements(score)
+    if values is None:
         return _finite(score, response)
-    values = list(score)
     if tokens is None:
-        raise ValueError(f"returned several numbers for {show(response)}; {FINE_GRAINED}")
+        raise _Unfit(f"returned several numbers for {show(response)}; {FINE_GRAINED}")
     if len(values) != tokens:
         counts = f"{len(values)} numbers for {tokens} tokens"
-        raise ValueError(f"returned {counts}, of {show(response)}; return one for each, or one in all")
+        raise _Unfit(f"returned {counts}, of {show(response)}; return one for each, or one in all")
     return [_finite(value, response) for value in values]
 
 
@@ -102,18 +122,20 @@ def _tokens_parameter(function: Function) -> inspect.Parameter | None:
         return None
 
 
-def _finite(score: object, response: str) -> float:
-    try:
-        if isinstance(score, Real) and math.isfinite(score):
-            return float(score)
-    except OverflowError:  # an integer too large for a float
-        pass
-    raise ValueError(f"scores must be finite numbers; got {show(score)} for {show(response)}")
+def _finite(score: Any, response: str) -> float:
+    value = score.item() if getattr(score, "ndim", None) == 0 else score  # of NumPy's arrays and of torch's
+    size: Any = abs(value) if isinstance(value, Real) else math.nan
+    if not size < math.inf:  # NaN is not less
+        raise _Unfit(f"scores must be finite numbers; got {show(value)} for {show(response)}")
+    if size > LARGEST_SCORE:
+        raise _Unfit(f"scores are of at most {LARGEST_SCORE:.2g}; got {show(value)} for {show(response)}")
+    return float(value)
 
 
 def _raised(error: BaseException) -> str:
     at = traceback.extract_tb(error.__traceback__)[-1]
-    return f"the function raised {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
+    said = str(error)[:LONGEST_MESSAGE]
+    return f"the function raised {type(error).__name__}: {said} ({at.filename}:{at.lineno})"
 
 
 if __name__ == "__main__":

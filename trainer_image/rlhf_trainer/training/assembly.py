@@ -151,5 +151,6 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
         seed=spec.seed,
         ends=end_tokens(ctx.tokenizer, policy.generation_config, spec.sampling),
         stops=StopStrings(ctx.tokenizer, spec.sampling.stop),
+        vocabulary=policy.vocabulary,
     )
     return Fleet(ctx, policy, sync, client)

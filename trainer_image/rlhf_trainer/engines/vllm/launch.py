@@ -113,6 +113,7 @@ def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
         settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
     # A process that is forked would not call our plugin again (plugin.py), unless it is told to (server.py).
     needed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    needed["VLLM_API_KEY"] = ""  # beside the job's token it would keep the probes' requests out
     return {**settings, **environ, **needed, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
 

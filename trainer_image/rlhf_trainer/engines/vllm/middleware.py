@@ -1,6 +1,7 @@
 """Outermost ASGI middleware of a vLLM server."""
 
 from . import watchdog
+from .all_engines import answer_for_all
 from .commit import Commit
 from .guard import App, Receive, Scope, Send, TokenGuard
 from .probes import Probes
@@ -9,12 +10,14 @@ from .streams import TokenStreams
 
 class Front(TokenGuard):
     """Token check, and behind it the probes, the commit of new weights and the token streams. Starts the watchdog at
-    server start."""
+    server start, and has calls reach all engines."""
 
     def __init__(self, app: App) -> None:
         super().__init__(Probes(Commit(TokenStreams(app))))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            watchdog.start(scope["app"].state.engine_client)
+            engine = scope["app"].state.engine_client
+            watchdog.start(engine)
+            answer_for_all(engine)
         await super().__call__(scope, receive, send)

@@ -1,0 +1,82 @@
+"""A server of several engines (`data-parallel-size`), by vLLM's own client: its engines alone are not there."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import DPLBAsyncMPClient
+
+from rlhf_trainer.engines.vllm import watchdog
+from rlhf_trainer.engines.vllm.asgi import call
+from rlhf_trainer.engines.vllm.middleware import Front
+
+NEW = {"version": 3, "digest": "d"}
+
+
+class Core(DPLBAsyncMPClient):
+    """Two engines of two workers each; what the second engine's hold is said by `behind`."""
+
+    def __init__(self, behind: dict[str, Any]) -> None:
+        self.core_engines = [b"0", b"1"]
+        self.said: list[tuple[bytes, str]] = []
+        self._held = {b"0": NEW, b"1": NEW | behind}
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """There are no processes."""
+
+    async def _call_utility_async(self, method: str, *args: Any, engine: bytes) -> Any:
+        what = args[0] if method == "collective_rpc" else method
+        self.said.append((engine, what))
+        if what == "is_scheduler_paused":
+            return True
+        proven = what == "rlhf_prove"
+        return [proven or {**self._held[engine], "rank": rank} for rank in range(2)]
+
+
+def server(monkeypatch, behind: dict[str, Any]) -> tuple[Front, dict[str, Any], AsyncLLM]:
+    """The front of a server that has started, what a request to it needs, and its engines' client."""
+    monkeypatch.setattr(watchdog, "start", lambda _engine: None)
+    monkeypatch.setenv("RLHF_TOKEN", "t")
+
+    async def nothing() -> None:
+        pass
+
+    engine = object.__new__(AsyncLLM)
+    engine.engine_core = Core(behind)
+    engine.renderer = SimpleNamespace(clear_mm_cache_async=nothing, shutdown=lambda: None)
+    app = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
+    front = Front(other)
+    asyncio.run(front({"type": "lifespan", "app": app}, other, other))
+    return front, {"type": "http", "app": app, "headers": []}, engine
+
+
+async def other(*_: Any) -> None:
+    """The rest of the server."""
+
+
+def commit(front: Front, scope: dict[str, Any]) -> dict[str, Any]:
+    return asyncio.run(asyncio.wait_for(call(front.app, scope, "POST", "/commit", NEW), 10))
+
+
+@pytest.mark.parametrize("behind", [{"version": 2, "digest": "c"}, {"digest": "another"}])
+def test_a_commit_that_one_of_two_engines_did_not_take_has_failed(monkeypatch, behind):
+    front, scope, engine = server(monkeypatch, behind)
+    with pytest.raises(ValueError, match=r"the workers have .*, sent was"):
+        commit(front, scope)
+    assert (b"1", "resume_scheduler") not in engine.engine_core.said, "none of them goes on"
+
+
+def test_a_commit_that_all_engines_took_is_one(monkeypatch):
+    front, scope, engine = server(monkeypatch, {})
+    assert commit(front, scope)["pause_seconds"] > 0
+    for what in ("finish_weight_update", "rlhf_status", "resume_scheduler"):
+        assert [each for each, said in engine.engine_core.said if said == what] == [b"0", b"1"]
+
+
+def test_all_workers_say_what_they_hold(monkeypatch):
+    """What the trainer waits for while weights are on their way, and checks in every step."""
+    *_, engine = server(monkeypatch, {"version": 2})
+    said = asyncio.run(engine.collective_rpc("rlhf_status"))
+    assert [worker["version"] for worker in said] == [3, 3, 2, 2]
