@@ -3,6 +3,7 @@
 import hashlib
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -179,8 +180,9 @@ class Store:
                 out.write(self._ask(partial(part, start)))
 
     def delete(self, keys: Sequence[str]) -> None:
+        """Deletes objects, as far as they are there."""
         if keys:
-            self._ask(lambda: obstore.delete(self._store, list(keys)))
+            self._ask(lambda: self._delete(keys))
 
     def _ask(self, call: Callable[[], T]) -> T:
         return patiently(call, self.patience, self._retrying)
@@ -193,6 +195,15 @@ class Store:
             if self._known or error.__cause__ is None:
                 raise
             raise self._unusable(error.__cause__) from error
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        """All at once; one by one where a store that minds missing objects, as a directory does, stops at one."""
+        try:
+            obstore.delete(self._store, [*keys])
+        except (NotFoundError, FileNotFoundError):
+            for key in keys:
+                with suppress(NotFoundError, FileNotFoundError):
+                    obstore.delete(self._store, key)
 
     def _read(self, key: str) -> Version:
         try:

@@ -1,0 +1,36 @@
+"""What is deleted from a store, what is left alone, and what is gone already."""
+
+from datetime import timedelta
+
+from tests.checkpoint.conftest import Place
+
+from rlhf_store.archive import Archive
+from rlhf_store.committing import Committer
+from rlhf_store.manifest import Segment
+from rlhf_store.retention import Retention
+from rlhf_store.store import Store
+
+AT_ONCE = timedelta()
+"""No second try."""
+
+
+def test_what_is_gone_already_is_deleted(place: Place):
+    store = Store(place.url, patience=AT_ONCE if place.url.startswith("file") else timedelta(seconds=10))
+    for key in ("a", "c"):
+        store.put(key, b"1")
+    store.delete(["a", "gone", "c"])
+    store.delete(["a"])
+    assert place.keys("") == set()
+
+
+def test_an_object_that_is_missing_does_not_keep_the_others_from_being_deleted(directory: Place):
+    """A directory refuses to delete a missing file: neither of the deletions after it was made."""
+    archive = Archive(directory.url, patience=AT_ONCE)
+    committer = Committer.take_over(archive, Retention(last=1))
+    store = archive.store
+    for step in (1, 2, 3):
+        store.put(f"segments/{step:064x}", b"")
+        committer.commit(step, {}, {}, {"blob": Segment(digest=f"{step:064x}", size=0)})
+        if step == 1:
+            store.delete([f"segments/{step:064x}"])
+    assert len(directory.keys("segments")) == len(directory.keys("cuts")) == 1
