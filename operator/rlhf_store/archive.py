@@ -19,6 +19,7 @@ from .manifest import (
     decode_manifest,
     decode_root,
     digest_of,
+    is_named_by_content,
 )
 from .store import PATIENCE, Listed, Store, Version
 
@@ -135,11 +136,14 @@ class Archive:
         return found
 
     def unreferenced(self, root: Root, manifests: Mapping[str, Manifest]) -> list[Listed]:
-        """Objects that neither the root nor one of its manifests references."""
+        """Segments and manifests that neither the root nor one of its manifests references."""
         used = {entry.key for entry in root.cuts}
         used |= {segment.key for manifest in manifests.values() for segment in manifest.segments()}
         return [
-            found for kind in (CUTS, SEGMENTS) for found in self.store.list(kind) if found.key not in used
+            found
+            for kind in (CUTS, SEGMENTS)
+            for found in self.store.list(kind)
+            if found.key not in used and is_named_by_content(found.key)
         ]
 
     def _recovered(self, keys: Sequence[str]) -> Root:

@@ -25,6 +25,7 @@ FORMAT: Literal[2] = 2
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 _CUT = re.compile(rf"^{CUTS}/([0-9]{{8,}})\.([0-9]+)\.([0-9a-f]{{64}})\.json$")
+_SEGMENT = re.compile(rf"^{SEGMENTS}/[0-9a-f]{{64}}$")
 T = TypeVar("T", bound=Frozen)
 
 
@@ -97,6 +98,11 @@ class Root(Report):
     rollbacks: Count = 0
     """Number of rollbacks to a good snapshot."""
     cuts: tuple[Entry, ...] = ()
+
+
+def is_named_by_content(key: str) -> bool:
+    """True for the name of a segment or a manifest: another object below `segments/` or `cuts/` is somebody else's."""
+    return bool(_SEGMENT.match(key) or _CUT.match(key))
 
 
 def digest_of(data: bytes) -> str:

@@ -34,3 +34,16 @@ def test_an_object_that_is_missing_does_not_keep_the_others_from_being_deleted(d
         if step == 1:
             store.delete([f"segments/{step:064x}"])
     assert len(directory.keys("segments")) == len(directory.keys("cuts")) == 1
+
+
+def test_what_others_keep_below_the_same_names_stays(place: Place):
+    """A run was given a place with data in it; an interrupted upload is still deleted."""
+    others = {"segments/talk 1.wav", "segments/a/0001.json", "cuts/trailer.mp4"}
+    store = place.trainer().archive.store
+    for key in (*others, f"segments/{7:064x}", f"cuts/00000001.1.{7:064x}.json"):
+        store.put(key, b"1")
+    assert len(Archive(place.url).garbage()) == 1 + 1
+    trainer = place.trainer()
+    trainer.save(1)
+    assert others < place.keys("")
+    assert Archive(place.url).garbage() == []
