@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, JsonValue, ValidationError
 
 from rlhf_api.base import Frozen, Report
+from rlhf_api.problems import InvalidJob, Problem
 
 ROOT = "LATEST"
 SEGMENTS = "segments"
@@ -126,15 +127,22 @@ def encode_root(root: Root) -> bytes:
 
 
 def decode_root(data: bytes) -> Root:
-    """Parses LATEST and checks its hash. Raises DamagedSnapshot."""
+    """Parses LATEST and checks its hash. Raises DamagedSnapshot, and InvalidJob for an intact one of another format."""
     try:
         content = json.loads(data)
         if content != _signed(content):
             raise DamagedSnapshot(f"{ROOT} is not what its hash says")
+        found = content.get("format")
         del content["sha256"]
-        return _parse(Root, json.dumps(content).encode(), ROOT)
+        text = json.dumps(content).encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedSnapshot(f"{ROOT} cannot be read: {error!r:.200}") from error
+    if found != FORMAT:
+        message = (
+            f"{ROOT} there has format {found!r:.9}, this release {FORMAT}; go on with the one that wrote it"
+        )
+        raise InvalidJob([Problem("spec.checkpoint.store", message)])
+    return _parse(Root, text, ROOT)
 
 
 def _parse(model: type[T], data: bytes, where: str) -> T:
