@@ -8,7 +8,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import LocalStore, ObjectStore, from_url
 
-from .credentials import credentials
+from .credentials import FileCredentials
 
 REQUEST_TIMEOUT = timedelta(minutes=2)
 """Timeout of one request: the download of a whole segment, or the upload of a part."""
@@ -30,7 +30,6 @@ def connect(url: str, patience: timedelta) -> ObjectStore:
     # Options given here override the environment.
     allow_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
     options: Any = {
-        "config": credentials(url, os.environ),
         "retry_config": {
             # Parts of a large object are retried one by one, everything else as a whole, by `patiently`.
             "retry_timeout": min(patience, RETRY_TIMEOUT),
@@ -38,6 +37,8 @@ def connect(url: str, patience: timedelta) -> ObjectStore:
         },
         "client_options": {"timeout": min(patience, REQUEST_TIMEOUT), "allow_http": allow_http},
     }
+    if (credentials := FileCredentials.of(url, os.environ)) is not None:
+        options["credential_provider"] = credentials
     store: ObjectStore = from_url(url, **options)
     return store
 

@@ -6,6 +6,7 @@ import pytest
 
 from rlhf_api.problems import InvalidJob
 from rlhf_store.archive import Archive
+from rlhf_store.failures import StoreError
 
 SECONDS = 15
 
@@ -90,3 +91,19 @@ def test_a_file_without_what_it_should_have(keys_file, monkeypatch, profile, sai
     keys_file.unlink()
     with pytest.raises(InvalidJob, match="cannot be read"):
         Archive("s3://checkpoints/by-file")
+
+
+def test_keys_that_are_rotated_in_the_file_are_used_from_then_on(keys_file, monkeypatch, caplog):
+    """Temporary ones end within hours; an open store goes on with what has taken their place."""
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    written = keys_file.read_text()
+    store = Archive("s3://checkpoints/rotated").store
+    keys_file.write_text(written.replace("secret-of-tests", "revoked"))
+    with pytest.raises(StoreError, match="403 Forbidden"):
+        store.put("a", b"1")
+    keys_file.write_text(written)
+    store.put("a", b"1")
+    keys_file.write_text("[team]\naws_access_key_id = half of the fi")
+    store.put("b", b"2")
+    assert "going on with the keys read before" in caplog.text
+    assert "secret-of-tests" not in caplog.text
