@@ -63,7 +63,7 @@ class Snapshot:
         """Reads a segment. Raises DamagedSnapshot if it is missing or damaged."""
         what = f"segment {segment.digest[:12]} of step {self.step}"
         try:
-            data = self._store.get(segment.key)
+            data = self._store.get(segment.key, segment.size)
         except Missing:
             raise DamagedSnapshot(f"{what} is missing") from None
         if digest_of(data) != segment.digest:

@@ -11,7 +11,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from .credentials import FileCredentials
 
 REQUEST_TIMEOUT = timedelta(minutes=2)
-"""Timeout of one request: the download of a whole segment, or the upload of a part."""
+"""Timeout of one request: the download of a segment, or of a part of a large one, or the upload of a part."""
 RETRY_TIMEOUT = timedelta(seconds=10)
 HINTS = {
     "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION, or AWS_SHARED_CREDENTIALS_FILE; for another "

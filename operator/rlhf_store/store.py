@@ -2,7 +2,7 @@
 
 import hashlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,6 +27,8 @@ PATIENCE = timedelta(minutes=2)
 """Deadline of retries of reads and small writes: longer than a typical outage."""
 PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
+READ_BYTES = 128 << 20
+"""Segments have 64 MiB and up to one tensor more: those beyond this size are read in parts of it."""
 T = TypeVar("T")
 
 
@@ -114,9 +116,12 @@ class Store:
 
         self._ask(put)
 
-    def get(self, key: str) -> bytes:
-        """Reads an object. Raises Missing."""
-        return self.read(key).data
+    def get(self, key: str, size: int = 0) -> bytes:
+        """Reads an object; in parts, if it should have a `size` that a slow link does not bring within the timeout of a
+        request. Raises Missing."""
+        if size <= READ_BYTES:
+            return self.read(key).data
+        return b"".join(self._parts(self.attributes(key), READ_BYTES))
 
     def read(self, key: str) -> Version:
         """Reads an object with its version. Raises Missing."""
@@ -170,14 +175,8 @@ class Store:
         """Downloads an object to a file, part by part, each with a timeout of its own, so that a large one may take
         long. An object that is replaced meanwhile is refused."""
 
-        def part(start: int) -> bytes:
-            end = min(start + PART_BYTES, found.size)
-            options: Any = {"range": (start, end)} | ({"if_match": found.tag} if found.tag else {})
-            return bytes(obstore.get(self._store, found.key, options=options).bytes())
-
         with file.open("wb") as out:
-            for start in range(0, found.size, PART_BYTES):
-                out.write(self._ask(partial(part, start)))
+            out.writelines(self._parts(found, PART_BYTES))
 
     def delete(self, keys: Sequence[str]) -> None:
         """Deletes objects, as far as they are there."""
@@ -195,6 +194,15 @@ class Store:
             if self._known or error.__cause__ is None:
                 raise
             raise self._unusable(error.__cause__) from error
+
+    def _parts(self, found: Listed, size: int) -> Iterator[bytes]:
+        def part(start: int) -> bytes:
+            end = min(start + size, found.size)
+            options: Any = {"range": (start, end)} | ({"if_match": found.tag} if found.tag else {})
+            return bytes(obstore.get(self._store, found.key, options=options).bytes())
+
+        for start in range(0, found.size, size):
+            yield self._ask(partial(part, start))
 
     def _delete(self, keys: Sequence[str]) -> None:
         """All at once; one by one where a store that minds missing objects, as a directory does, stops at one."""
