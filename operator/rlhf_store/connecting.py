@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from .credentials import FileCredentials
@@ -49,16 +49,17 @@ def hint(url: str) -> str:
 
 
 def refuses_twice(store: ObjectStore, key: str) -> bool:
-    """True if the store refuses to create an existing object, and to replace a version that does not exist."""
-    try:
-        obstore.put(store, key, b"", mode="create")
-        return False
-    except AlreadyExistsError:
-        pass
-    if isinstance(store, LocalStore):
-        return True
-    try:
-        obstore.put(store, key, b"", mode={"e_tag": '"another"'})
-        return False
-    except PreconditionError:
-        return True
+    """True if the store refuses to create an existing object, and to replace a version that does not exist. False also
+    for a server that implements neither."""
+    modes: list[Any] = ["create"] if isinstance(store, LocalStore) else ["create", {"e_tag": '"another"'}]
+    for mode in modes:
+        try:
+            obstore.put(store, key, b"", mode=mode)
+            return False
+        except (AlreadyExistsError, PreconditionError):
+            continue
+        except GenericError as error:
+            if "501 Not Implemented" in str(error):
+                return False
+            raise
+    return True

@@ -91,7 +91,7 @@ class Store:
 
         def check() -> bool:
             key = f"writable-{uuid.uuid4().hex}"
-            obstore.put(self._store, key, b"", mode="create")
+            obstore.put(self._store, key, b"")
             conditional = refuses_twice(self._store, key)
             obstore.delete(self._store, key)
             return conditional
