@@ -6,7 +6,7 @@ from typing import Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
-from obstore.store import LocalStore, ObjectStore, from_url
+from obstore.store import ObjectStore, from_url
 
 from .credentials import FileCredentials
 
@@ -51,7 +51,7 @@ def hint(url: str) -> str:
 def refuses_twice(store: ObjectStore, key: str) -> bool:
     """True if the store refuses to create an existing object, and to replace a version that does not exist. False also
     for a server that implements neither."""
-    modes: list[Any] = ["create"] if isinstance(store, LocalStore) else ["create", {"e_tag": '"another"'}]
+    modes: list[Any] = ["create", {"e_tag": '"another"'}]
     for mode in modes:
         try:
             obstore.put(store, key, b"", mode=mode)

@@ -92,7 +92,8 @@ class Store:
         def check() -> bool:
             key = f"writable-{uuid.uuid4().hex}"
             obstore.put(self._store, key, b"")
-            conditional = refuses_twice(self._store, key)
+            # Not in a directory, where `create` is a hard link, which shared file systems may lack.
+            conditional = self._directory is not None or refuses_twice(self._store, key)
             obstore.delete(self._store, key)
             return conditional
 
@@ -107,14 +108,11 @@ class Store:
     def put_new(self, key: str, data: bytes) -> None:
         """Creates an object. Raises Conflict if one of this name exists with other content."""
 
-        def put() -> None:
-            try:
-                obstore.put(self._store, key, data, mode="create" if self.conditional else "overwrite")
-            except AlreadyExistsError:
-                if self._read(key).data != data:  # otherwise our own first try succeeded
-                    raise Conflict(key) from None
-
-        self._ask(put)
+        try:
+            self.swap(key, data, None)
+        except Conflict:
+            if self.get(key) != data:  # otherwise our own first try succeeded
+                raise
 
     def get(self, key: str, size: int = 0) -> bytes:
         """Reads an object; in parts, if it should have a `size` that a slow link does not bring within the timeout of a
