@@ -2,11 +2,13 @@
 
 from datetime import timedelta
 
+import pytest
 from tests.checkpoint.conftest import Place
 
+from rlhf_api.problems import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
-from rlhf_store.manifest import Segment
+from rlhf_store.manifest import Manifest, Root, Segment
 from rlhf_store.retention import Retention
 from rlhf_store.store import Store
 
@@ -47,3 +49,20 @@ def test_what_others_keep_below_the_same_names_stays(place: Place):
     trainer.save(1)
     assert others < place.keys("")
     assert Archive(place.url).garbage() == []
+
+
+def test_a_trainer_that_is_taken_over_while_it_starts_deletes_nothing_of_the_next_one(directory: Place):
+    """It stood still between its listing and its taking over, as on a node that comes back."""
+    archive = Archive(directory.url)
+    manifests = archive.manifests
+
+    def meanwhile(root: Root) -> dict[str, Manifest]:
+        next_one = directory.trainer()
+        next_one.archive.store.put(f"segments/{7:064x}", b"being uploaded")
+        return manifests(root)
+
+    archive.manifests = meanwhile  # type: ignore[method-assign]
+    fenced = Committer.take_over(archive, Retention())
+    assert directory.keys("segments") == {f"segments/{7:064x}"}
+    with pytest.raises(InvalidJob, match="another trainer has taken over"):
+        fenced.commit(1, {}, {}, {})
