@@ -187,7 +187,7 @@ class Store:
     def _first_ask(self, call: Callable[[], T]) -> T:
         """The first request, with a short deadline: a mistyped name is reported soon, as an error of the job."""
         try:
-            return patiently(call, self.patience if self._known else FIRST_PATIENCE)
+            return patiently(call, self.patience if self._known else FIRST_PATIENCE, self._retrying)
         except StoreError as error:
             if self._known or error.__cause__ is None:
                 raise

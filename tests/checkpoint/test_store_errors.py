@@ -1,10 +1,12 @@
 """Stores that cannot be used: one clear problem that names the field, within seconds."""
 
 import time
+from datetime import timedelta
 
 import pytest
 
 from rlhf_api.problems import InvalidJob
+from rlhf_store import connecting
 from rlhf_store.archive import Archive
 from rlhf_store.failures import StoreError
 
@@ -107,3 +109,19 @@ def test_keys_that_are_rotated_in_the_file_are_used_from_then_on(keys_file, monk
     store.put("b", b"2")
     assert "going on with the keys read before" in caplog.text
     assert "secret-of-tests" not in caplog.text
+
+
+def test_a_known_store_that_is_waited_for_is_a_sign_of_progress(seaweed, monkeypatch):
+    """A run that goes on while its store is down would be ended as one that hangs."""
+    for name, value in (seaweed.environment | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(connecting, "RETRY_TIMEOUT", timedelta(seconds=0.1))
+    signs = list[str]()
+    with pytest.raises(StoreError):
+        Archive(
+            "s3://checkpoints/run",
+            patience=timedelta(seconds=1),
+            known=True,
+            retrying=lambda: signs.append("retry"),
+        )
+    assert signs
