@@ -15,6 +15,7 @@ from tests.replay.made import episode, words
 
 from rlhf_api.replay import Replay
 from rlhf_operator import cli
+from rlhf_operator.archive import replay
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
@@ -168,3 +169,16 @@ def test_the_sampler_in_the_docs_works(tmp_path, monkeypatch):
     assert picks == [(n, i) for n in (1, 2) for i in best[n]]
     keys = set(re.findall(r"`(\w+)`", PAGE.split("| key | value |")[1].split("\n\n")[0]))
     assert keys == set(EpisodeReplayBuffer(episode(3), words).buffer[0])
+
+
+def test_a_response_of_a_job_without_a_reference_has_no_kl():
+    row = {
+        "episode": 1,
+        "prompt_id": "0/1",
+        "reward": 1.0,
+        "kl": None,
+        "response_tokens": [1],
+        "finished": True,
+    }
+    text = replay.trajectory(row | {"weight_version": 1, "trained": 1, "prompt": "a", "response": "b"})
+    assert "reward 1  KL -  1 tokens" in text

@@ -129,8 +129,9 @@ def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None)
 def trajectory(row: Mapping[str, Any]) -> str:
     """One response, formatted for people."""
     cut_off = "" if row["finished"] else ", cut off at the limit"
+    reward, kl = (_mean([row[name]] if row[name] is not None else []) for name in ("reward", "kl"))
     head = (
-        f"episode {row['episode']}  prompt {row['prompt_id']}  reward {row['reward']:.4g}  KL {row['kl']:.4g}  "
+        f"episode {row['episode']}  prompt {row['prompt_id']}  reward {reward}  KL {kl}  "
         f"{len(row['response_tokens'])} tokens{cut_off}  weights {row['weight_version']}  trained {_trained(row)}"
     )
     return f"{head}\n{_indented(row['prompt'], '  ')}\n{_indented(row['response'], '  > ')}\n"
