@@ -1,4 +1,5 @@
-"""Files of rows, JSONL or a JSON list, read by offset: eight bytes of memory per row, whatever its length."""
+"""Files of rows, JSONL or a JSON list, read by offset: twelve bytes of memory per row, whatever its length: the offset,
+and a checksum by which a row that is changed meanwhile is told."""
 
 import json
 import mmap
@@ -8,7 +9,8 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO, NamedTuple, overload
+from zlib import crc32
 
 from .graph import RowKind
 from .problems import InvalidJob, Problem, show
@@ -60,7 +62,7 @@ class RowFile(Rows):
         try:
             if other := _other_form(file):
                 raise InvalidJob([Problem(self.name, other)])
-            self._starts, self._is_list = _index(file)
+            self._starts, self._sums, self._is_list = _index(file)
         except OSError as error:
             raise InvalidJob(
                 [Problem(self.name, f"cannot be read: {error.strerror}{_hint(self.name)}")]
@@ -99,9 +101,12 @@ class RowFile(Rows):
 
     def _read(self, file: BinaryIO, index: int) -> Row:
         file.seek(self._starts[index])
-        data = file.read(self._starts[index + 1] - self._starts[index]).strip()
+        data = _content(file.read(self._starts[index + 1] - self._starts[index]), is_list=self._is_list)
+        if crc32(data) != self._sums[index]:
+            message = "is not what it was when the file was opened: somebody has changed the file meanwhile"
+            raise InvalidJob([Problem(f"{self.name}, row {index}", message)])
         try:
-            text = (data.removesuffix(b",") if self._is_list else data).decode()
+            text = data.decode()
         except UnicodeDecodeError:
             raise InvalidJob([Problem(self.where(index), "is not UTF-8 text")]) from None
         row = _parse(text, lambda: self.where(index))
@@ -148,23 +153,36 @@ def _hint(name: str) -> str:
     return "; for a dataset of the hub name a function that returns its rows, `package.module:function`"
 
 
-def _index(file: Path) -> tuple["array[int]", bool]:
-    """Offsets of the rows and the end of the last one; and True for a file that is a list."""
-    starts = array("Q")
+class _Index(NamedTuple):
+    """Offsets of the rows and the end of the last one; checksums of the rows; and True for a file that is a list."""
+
+    starts: "array[int]"
+    sums: "array[int]"
+    is_list: bool
+
+
+def _index(file: Path) -> _Index:
+    starts, sums = array("Q"), array("I")
     with file.open("rb") as lines:
         at = len(_BYTE_ORDER_MARK) if lines.read(3) == _BYTE_ORDER_MARK else 0
         lines.seek(at)
         for line in lines:
-            if text := line.strip():
+            if text := _content(line, is_list=False):
                 if not starts and text[:1] == b"[":
-                    return _index_list(file, at), True
+                    return _index_list(file, at)
                 starts.append(at)
+                sums.append(crc32(text))
             at += len(line)
     starts.append(at)
-    return starts, False
+    return _Index(starts, sums, is_list=False)
 
 
-def _index_list(file: Path, begin: int) -> "array[int]":
+def _content(data: bytes, *, is_list: bool) -> bytes:
+    """A row without the white space, and the comma in a list, that follow it."""
+    return data.strip().removesuffix(b",") if is_list else data.strip()
+
+
+def _index_list(file: Path, begin: int) -> _Index:
     starts, depth = array("Q"), 0
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for found in _TOKEN.finditer(data, begin):
@@ -175,7 +193,10 @@ def _index_list(file: Path, begin: int) -> "array[int]":
             elif depth == 0:
                 empty = len(starts) == 1 and not data[starts[0] : found.start()].strip()
                 if not data[found.end() :].strip():
-                    return starts if empty else array("Q", [*starts, found.start()])
+                    ends = array("Q", starts[1:] if empty else [*starts[1:], found.start()])
+                    rows = (data[start:end] for start, end in zip(starts, ends, strict=False))
+                    sums = array("I", (crc32(_content(row, is_list=True)) for row in rows))
+                    return _Index(starts[:1] + ends, sums, is_list=True)
                 break
     _parse(file.read_text(encoding="utf-8-sig", errors="replace"), lambda: str(file))
     raise AssertionError("what is no list to its end is no JSON")

@@ -6,6 +6,8 @@ from datetime import timedelta
 
 from pydantic import JsonValue
 
+from rlhf_api.problems import InvalidJob, Problem
+
 from .failures import Missing
 from .manifest import (
     CUTS,
@@ -19,6 +21,7 @@ from .manifest import (
     decode_manifest,
     decode_root,
     digest_of,
+    is_named_by_content,
 )
 from .store import PATIENCE, Listed, Store, Version
 
@@ -60,7 +63,7 @@ class Snapshot:
         """Reads a segment. Raises DamagedSnapshot if it is missing or damaged."""
         what = f"segment {segment.digest[:12]} of step {self.step}"
         try:
-            data = self._store.get(segment.key)
+            data = self._store.get(segment.key, segment.size)
         except Missing:
             raise DamagedSnapshot(f"{what} is missing") from None
         if digest_of(data) != segment.digest:
@@ -93,6 +96,10 @@ class Archive:
 
         If LATEST is damaged or missing, the root is rebuilt from the manifests: every snapshot that was written
         completely.
+
+        Raises:
+            InvalidJob: the store is of another release's format, or not one of its manifests can be read. To take it
+                for a new one would delete it.
         """
         version = None
         try:
@@ -102,10 +109,18 @@ class Archive:
             why = f"{ROOT} is missing"
         except DamagedSnapshot as error:
             why = str(error)
-        if not (keys := [found.key for found in self.store.list(CUTS)]):
+        listed = [Entry.of_key(found.key) for found in self.store.list(CUTS)]
+        if not (written := [entry for entry in listed if entry is not None]):
             return Root(), version
         log.error("DAMAGED STORE, going by the manifests that are there: %s", why)
-        return self._recovered(keys), version
+        root = self._recovered(written)
+        if not root.cuts:
+            message = (
+                f"every checkpoint in {self.store.url} is damaged or of another release, see the log ({why}); "
+                "take the release that wrote them, or start anew in another place"
+            )
+            raise InvalidJob([Problem("spec.checkpoint.store", message)])
+        return root, version
 
     def entries(self) -> list[Entry]:
         """The committed snapshots, oldest first."""
@@ -135,17 +150,19 @@ class Archive:
         return found
 
     def unreferenced(self, root: Root, manifests: Mapping[str, Manifest]) -> list[Listed]:
-        """Objects that neither the root nor one of its manifests references."""
+        """Segments and manifests that neither the root nor one of its manifests references."""
         used = {entry.key for entry in root.cuts}
         used |= {segment.key for manifest in manifests.values() for segment in manifest.segments()}
         return [
-            found for kind in (CUTS, SEGMENTS) for found in self.store.list(kind) if found.key not in used
+            found
+            for kind in (CUTS, SEGMENTS)
+            for found in self.store.list(kind)
+            if found.key not in used and is_named_by_content(found.key)
         ]
 
-    def _recovered(self, keys: Sequence[str]) -> Root:
+    def _recovered(self, written: Sequence[Entry]) -> Root:
         newest: dict[int, Entry] = {}
-        found = [entry for key in keys if (entry := Entry.of_key(key)) is not None]
-        for entry in sorted(found, key=lambda e: (e.epoch, e.step)):
+        for entry in sorted(written, key=lambda e: (e.epoch, e.step)):
             try:
                 snapshot = self.open(entry)
             except DamagedSnapshot as error:

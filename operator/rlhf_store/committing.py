@@ -72,7 +72,10 @@ class Committer:
             except Conflict:
                 continue  # another trainer starts at the same time: the last one to take over wins
             manifests = archive.manifests(root)
-            archive.store.delete([found.key for found in archive.unreferenced(root, manifests)])
+            garbage = [found.key for found in archive.unreferenced(root, manifests)]
+            # Listed while this trainer leads, it is nobody's; later, it may be the next one's, just uploaded.
+            if archive.read_root()[0].owner == root.owner:
+                archive.store.delete(garbage)
             return cls(archive.store, retention, reached, root, version, manifests)
         raise _fenced(archive.store.url)
 

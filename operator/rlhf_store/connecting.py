@@ -5,13 +5,13 @@ from datetime import timedelta
 from typing import Any
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, PreconditionError
-from obstore.store import LocalStore, ObjectStore, from_url
+from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
+from obstore.store import ObjectStore, from_url
 
-from .credentials import credentials
+from .credentials import FileCredentials
 
 REQUEST_TIMEOUT = timedelta(minutes=2)
-"""Timeout of one request: the download of a whole segment, or the upload of a part."""
+"""Timeout of one request: the download of a segment, or of a part of a large one, or the upload of a part."""
 RETRY_TIMEOUT = timedelta(seconds=10)
 HINTS = {
     "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION, or AWS_SHARED_CREDENTIALS_FILE; for another "
@@ -30,7 +30,6 @@ def connect(url: str, patience: timedelta) -> ObjectStore:
     # Options given here override the environment.
     allow_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
     options: Any = {
-        "config": credentials(url, os.environ),
         "retry_config": {
             # Parts of a large object are retried one by one, everything else as a whole, by `patiently`.
             "retry_timeout": min(patience, RETRY_TIMEOUT),
@@ -38,6 +37,8 @@ def connect(url: str, patience: timedelta) -> ObjectStore:
         },
         "client_options": {"timeout": min(patience, REQUEST_TIMEOUT), "allow_http": allow_http},
     }
+    if (credentials := FileCredentials.of(url, os.environ)) is not None:
+        options["credential_provider"] = credentials
     store: ObjectStore = from_url(url, **options)
     return store
 
@@ -48,16 +49,17 @@ def hint(url: str) -> str:
 
 
 def refuses_twice(store: ObjectStore, key: str) -> bool:
-    """True if the store refuses to create an existing object, and to replace a version that does not exist."""
-    try:
-        obstore.put(store, key, b"", mode="create")
-        return False
-    except AlreadyExistsError:
-        pass
-    if isinstance(store, LocalStore):
-        return True
-    try:
-        obstore.put(store, key, b"", mode={"e_tag": '"another"'})
-        return False
-    except PreconditionError:
-        return True
+    """True if the store refuses to create an existing object, and to replace a version that does not exist. False also
+    for a server that implements neither."""
+    modes: list[Any] = ["create", {"e_tag": '"another"'}]
+    for mode in modes:
+        try:
+            obstore.put(store, key, b"", mode=mode)
+            return False
+        except (AlreadyExistsError, PreconditionError):
+            continue
+        except GenericError as error:
+            if "501 Not Implemented" in str(error):
+                return False
+            raise
+    return True

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, JsonValue, ValidationError
 
 from rlhf_api.base import Frozen, Report
+from rlhf_api.problems import InvalidJob, Problem
 
 ROOT = "LATEST"
 SEGMENTS = "segments"
@@ -25,6 +26,7 @@ FORMAT: Literal[2] = 2
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 _CUT = re.compile(rf"^{CUTS}/([0-9]{{8,}})\.([0-9]+)\.([0-9a-f]{{64}})\.json$")
+_SEGMENT = re.compile(rf"^{SEGMENTS}/[0-9a-f]{{64}}$")
 T = TypeVar("T", bound=Frozen)
 
 
@@ -99,6 +101,11 @@ class Root(Report):
     cuts: tuple[Entry, ...] = ()
 
 
+def is_named_by_content(key: str) -> bool:
+    """True for the name of a segment or a manifest: another object below `segments/` or `cuts/` is somebody else's."""
+    return bool(_SEGMENT.match(key) or _CUT.match(key))
+
+
 def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -120,15 +127,22 @@ def encode_root(root: Root) -> bytes:
 
 
 def decode_root(data: bytes) -> Root:
-    """Parses LATEST and checks its hash. Raises DamagedSnapshot."""
+    """Parses LATEST and checks its hash. Raises DamagedSnapshot, and InvalidJob for an intact one of another format."""
     try:
         content = json.loads(data)
         if content != _signed(content):
             raise DamagedSnapshot(f"{ROOT} is not what its hash says")
+        found = content.get("format")
         del content["sha256"]
-        return _parse(Root, json.dumps(content).encode(), ROOT)
+        text = json.dumps(content).encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedSnapshot(f"{ROOT} cannot be read: {error!r:.200}") from error
+    if found != FORMAT:
+        message = (
+            f"{ROOT} there has format {found!r:.9}, this release {FORMAT}; go on with the one that wrote it"
+        )
+        raise InvalidJob([Problem("spec.checkpoint.store", message)])
+    return _parse(Root, text, ROOT)
 
 
 def _parse(model: type[T], data: bytes, where: str) -> T:

@@ -2,7 +2,8 @@
 
 import hashlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -26,6 +27,8 @@ PATIENCE = timedelta(minutes=2)
 """Deadline of retries of reads and small writes: longer than a typical outage."""
 PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
+READ_BYTES = 128 << 20
+"""Segments have 64 MiB and up to one tensor more: those beyond this size are read in parts of it."""
 T = TypeVar("T")
 
 
@@ -88,8 +91,9 @@ class Store:
 
         def check() -> bool:
             key = f"writable-{uuid.uuid4().hex}"
-            obstore.put(self._store, key, b"", mode="create")
-            conditional = refuses_twice(self._store, key)
+            obstore.put(self._store, key, b"")
+            # Not in a directory, where `create` is a hard link, which shared file systems may lack.
+            conditional = self._directory is not None or refuses_twice(self._store, key)
             obstore.delete(self._store, key)
             return conditional
 
@@ -104,18 +108,18 @@ class Store:
     def put_new(self, key: str, data: bytes) -> None:
         """Creates an object. Raises Conflict if one of this name exists with other content."""
 
-        def put() -> None:
-            try:
-                obstore.put(self._store, key, data, mode="create" if self.conditional else "overwrite")
-            except AlreadyExistsError:
-                if self._read(key).data != data:  # otherwise our own first try succeeded
-                    raise Conflict(key) from None
+        try:
+            self.swap(key, data, None)
+        except Conflict:
+            if self.get(key) != data:  # otherwise our own first try succeeded
+                raise
 
-        self._ask(put)
-
-    def get(self, key: str) -> bytes:
-        """Reads an object. Raises Missing."""
-        return self.read(key).data
+    def get(self, key: str, size: int = 0) -> bytes:
+        """Reads an object; in parts, if it should have a `size` that a slow link does not bring within the timeout of a
+        request. Raises Missing."""
+        if size <= READ_BYTES:
+            return self.read(key).data
+        return b"".join(self._parts(self.attributes(key), READ_BYTES))
 
     def read(self, key: str) -> Version:
         """Reads an object with its version. Raises Missing."""
@@ -169,18 +173,13 @@ class Store:
         """Downloads an object to a file, part by part, each with a timeout of its own, so that a large one may take
         long. An object that is replaced meanwhile is refused."""
 
-        def part(start: int) -> bytes:
-            end = min(start + PART_BYTES, found.size)
-            options: Any = {"range": (start, end)} | ({"if_match": found.tag} if found.tag else {})
-            return bytes(obstore.get(self._store, found.key, options=options).bytes())
-
         with file.open("wb") as out:
-            for start in range(0, found.size, PART_BYTES):
-                out.write(self._ask(partial(part, start)))
+            out.writelines(self._parts(found, PART_BYTES))
 
     def delete(self, keys: Sequence[str]) -> None:
+        """Deletes objects, as far as they are there."""
         if keys:
-            self._ask(lambda: obstore.delete(self._store, list(keys)))
+            self._ask(lambda: self._delete(keys))
 
     def _ask(self, call: Callable[[], T]) -> T:
         return patiently(call, self.patience, self._retrying)
@@ -188,11 +187,29 @@ class Store:
     def _first_ask(self, call: Callable[[], T]) -> T:
         """The first request, with a short deadline: a mistyped name is reported soon, as an error of the job."""
         try:
-            return patiently(call, self.patience if self._known else FIRST_PATIENCE)
+            return patiently(call, self.patience if self._known else FIRST_PATIENCE, self._retrying)
         except StoreError as error:
             if self._known or error.__cause__ is None:
                 raise
             raise self._unusable(error.__cause__) from error
+
+    def _parts(self, found: Listed, size: int) -> Iterator[bytes]:
+        def part(start: int) -> bytes:
+            end = min(start + size, found.size)
+            options: Any = {"range": (start, end)} | ({"if_match": found.tag} if found.tag else {})
+            return bytes(obstore.get(self._store, found.key, options=options).bytes())
+
+        for start in range(0, found.size, size):
+            yield self._ask(partial(part, start))
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        """All at once; one by one where a store that minds missing objects, as a directory does, stops at one."""
+        try:
+            obstore.delete(self._store, [*keys])
+        except (NotFoundError, FileNotFoundError):
+            for key in keys:
+                with suppress(NotFoundError, FileNotFoundError):
+                    obstore.delete(self._store, key)
 
     def _read(self, key: str) -> Version:
         try:

@@ -2,7 +2,9 @@
 
 import threading
 
+import obstore
 import pytest
+from obstore.exceptions import GenericError
 from tests.checkpoint.conftest import assert_is
 
 from rlhf_api.problems import InvalidJob
@@ -178,3 +180,22 @@ def test_where_the_root_is_lost_a_bad_cut_is_still_one(place):
     trainer.save(2, good=False)
     place.damage("LATEST")
     assert [(cut.step, cut.good) for cut in Archive(place.url).entries()] == [(1, True), (2, False)]
+
+
+def test_a_directory_needs_no_hard_links(directory, monkeypatch):
+    """SMB (Azure Files) and FUSE mounts of buckets have none."""
+    put = obstore.put
+
+    def without_links(*arguments, mode="overwrite", **options):
+        if mode == "create":  # which links the written file to its name
+            raise GenericError("Generic LocalFileSystem error: Operation not permitted (os error 1)")
+        return put(*arguments, mode=mode, **options)
+
+    monkeypatch.setattr(obstore, "put", without_links)
+    trainer = directory.trainer()
+    trainer.archive.store.check_writable()
+    assert trainer.archive.store.conditional
+    trainer.save(1)
+    with pytest.raises(Conflict):
+        trainer.archive.store.put_new("LATEST", b"another")
+    assert directory.steps() == [1]

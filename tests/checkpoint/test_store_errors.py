@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_api.problems import InvalidJob
-from rlhf_store import failures
+from rlhf_store import connecting, failures
 from rlhf_store.archive import Archive
+from rlhf_store.failures import StoreError
 
 SECONDS = 15
 
@@ -111,3 +112,35 @@ def test_a_file_without_what_it_should_have(keys_file, monkeypatch, profile, sai
     keys_file.unlink()
     with pytest.raises(InvalidJob, match="cannot be read"):
         Archive("s3://checkpoints/by-file")
+
+
+def test_keys_that_are_rotated_in_the_file_are_used_from_then_on(keys_file, monkeypatch, caplog):
+    """Temporary ones end within hours; an open store goes on with what has taken their place."""
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    written = keys_file.read_text()
+    store = Archive("s3://checkpoints/rotated").store
+    keys_file.write_text(written.replace("secret-of-tests", "revoked"))
+    with pytest.raises(StoreError, match="403 Forbidden"):
+        store.put("a", b"1")
+    keys_file.write_text(written)
+    store.put("a", b"1")
+    keys_file.write_text("[team]\naws_access_key_id = half of the fi")
+    store.put("b", b"2")
+    assert "going on with the keys read before" in caplog.text
+    assert "secret-of-tests" not in caplog.text
+
+
+def test_a_known_store_that_is_waited_for_is_a_sign_of_progress(seaweed, monkeypatch):
+    """A run that goes on while its store is down would be ended as one that hangs."""
+    for name, value in (seaweed.environment | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(connecting, "RETRY_TIMEOUT", timedelta(seconds=0.1))
+    signs = list[str]()
+    with pytest.raises(StoreError):
+        Archive(
+            "s3://checkpoints/run",
+            patience=timedelta(seconds=1),
+            known=True,
+            retrying=lambda: signs.append("retry"),
+        )
+    assert signs

@@ -120,7 +120,11 @@ def test_what_is_wrong_is_said_in_a_line(store, tmp_path, capsys):
         (("ls", "http://x/y"), 2, "cannot use http://x/y"),
         (("show", str(empty)), 2, "empty: holds no checkpoint"),
         (("show", str(store), "--episode", "1"), 2, "step 3: holds no episode 1; it holds 2, 3, 4"),
-        (("export", str(store), str(tmp_path / "no" / "x")), 1, "No such file or directory"),
+        (
+            ("export", str(store), str(tmp_path / "no" / "x")),
+            2,
+            "must be a file, in a directory that is there",
+        ),
     ):
         assert cli.main(["replay", *arguments]) == code
         printed = capsys.readouterr()

@@ -265,3 +265,28 @@ def test_a_function_that_has_none(name: str, said: str):
     with pytest.raises(InvalidJob) as raised:
         open_dataset("spec.data.samplesPerEpoch", [Source(path=path)], "prompts")
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("shape", ["lines", "list"])
+def test_a_row_that_is_changed_after_the_file_was_opened_is_told(tmp_path, shape):
+    """Offsets of the former file would give parts of rows, or silently other rows; what is appended does no harm."""
+
+    def write(*prompts: str) -> None:
+        lines = [json.dumps({"prompt": prompt}) for prompt in prompts]
+        text = "\n".join(lines) if shape == "lines" else f"[{' ,'.join(lines)}]"
+        file.write_text(text)
+
+    file = tmp_path / "rows"
+    write("one", "two")
+    rows = RowFile(file, "prompts")
+    write("one", "two", "three")
+    assert [row.prompt for row in rows] == ["one", "two"]
+    write("one", "owt")
+    assert rows[0].prompt == "one"
+    with pytest.raises(
+        InvalidJob, match=r"rows, row 1: is not what it was .* somebody has changed the file meanwhile"
+    ):
+        rows[1]
+    write("o")
+    with pytest.raises(InvalidJob, match="row 0: is not what it was"):
+        rows[0]
