@@ -141,6 +141,6 @@ def test_a_known_store_that_is_waited_for_is_a_sign_of_progress(seaweed, monkeyp
             "s3://checkpoints/run",
             patience=timedelta(seconds=1),
             known=True,
-            retrying=lambda: signs.append("retry"),
+            retrying=signs.append,
         )
     assert signs
