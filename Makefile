@@ -9,8 +9,8 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test units calm e2e runs chaos heavy faults cluster cluster-parts modern-parts images cluster-down lint
-.PHONY: generated release clean
+.PHONY: install demo test units calm e2e runs chaos heavy faults cluster cluster-binaries cluster-images modern-parts
+.PHONY: images cluster-down lint generated release clean
 
 install: $(STAMP)
 
@@ -44,7 +44,7 @@ demo: install
 test: install
 	rm -rf $(RESULTS)
 	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target \
-	  cluster-parts modern-parts $(BIN)/helm $(PARTS)
+	  cluster-binaries cluster-images modern-parts $(BIN)/helm $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
 PARTS   := runs heavy calm e2e chaos units lint
@@ -61,11 +61,15 @@ units: install $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 
 # They wait more than they compute.
 CALM := tests/kube tests/local tests/modern tests/verbs
-calm: cluster-parts modern-parts $(BIN)/helm
+calm: cluster-binaries modern-parts $(BIN)/helm
 	$(PYTEST) $(CALM)
 	$(PASSED)
 
-cluster-parts: install
+# Kubernetes itself, which is all that a control plane of the tests needs; and our images, for a node.
+cluster-binaries: install
+	-$(BIN)/python -m tests.cluster binaries
+
+cluster-images: install
 	-$(BIN)/python -m tests.cluster build
 
 # The API server for custom resources of a current Kubernetes; tests/modern skips where it cannot be built.
@@ -74,7 +78,7 @@ modern-parts: install
 
 # On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one KUBECONFIG names.
 E2E := tests/cluster_e2e
-e2e: cluster-parts $(BIN)/helm
+e2e: cluster-binaries cluster-images $(BIN)/helm
 	$(PYTEST) $(E2E)
 	$(PASSED)
 

@@ -1,4 +1,4 @@
-"""`python -m tests.cluster up|join|build|images|down [--state DIR]`: what `make cluster` and its like run."""
+"""`python -m tests.cluster up|join|binaries|build|images|down [--state DIR]`: what `make cluster` and its like run."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="tests.cluster", description="A real Kubernetes with one node, or two, for tests."
     )
-    parser.add_argument("verb", choices=("up", "join", "build", "images", "down"))
+    parser.add_argument("verb", choices=("up", "join", "binaries", "build", "images", "down"))
     parser.add_argument(
         "--state", type=Path, default=cache() / "cluster", help="its folder; default %(default)s"
     )
@@ -33,8 +33,9 @@ def main() -> None:
             up(place)
             images.load(join(place))
             print(f"{place.second.name} has joined, with our images")
-        elif arguments.verb == "build":
+        elif arguments.verb == "binaries":
             binaries()
+        elif arguments.verb == "build":
             images.build()
         elif arguments.verb == "images":
             images.build()
