@@ -81,7 +81,7 @@ def tied(starting_tied) -> Server:
 def make_sync(http):
     made = []
 
-    def make(**options) -> WeightSync:
+    def make(http: Background = http, **options) -> WeightSync:
         settings = {
             "host": "127.0.0.1",
             "timeout_s": 20.0,

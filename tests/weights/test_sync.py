@@ -8,9 +8,10 @@ import psutil
 import pytest
 from tests.support import vllm_server
 from tests.support.kube import eventually
-from tests.weights.support import TOKEN, Adapted, generator, serves, status, weights
+from tests.weights.support import TOKEN, Adapted, generator, served_logprobs, serves, status, weights
 
 from rlhf_api.run import Member
+from rlhf_trainer.comms.http import Background, Deposed
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 8.0  # of a step; what a hung member costs
@@ -74,6 +75,30 @@ def test_one_that_refuses_costs_an_epoch_and_nobody_else(tied, first, second, ht
     assert report.holders == (first,), report.lost
     assert stranger in report.lost
     assert serves(http, tied, new)
+
+
+def test_a_trainer_that_a_later_one_has_replaced_changes_nothing(tied, first, http, make_sync, models):
+    """As the one on a node that its cluster has given up, whose processes go on."""
+    with Background(TOKEN) as earlier, Background(TOKEN) as later:
+        earlier.claim(4)
+        later.claim(5)
+        its_sync, sync = make_sync(earlier), make_sync(later)
+        assert its_sync.send([first], lambda: weights(models("tied", 1)), 1).holders == (first,)
+        new = models("tied", 2)
+        assert sync.send([first], lambda: weights(new), 2).holders == (first,)
+        with pytest.raises(
+            Deposed, match="a trainer of epoch 5 works with this server; this request is of 4"
+        ):
+            its_sync.send([first], lambda: weights(models("tied", 3)), 3)
+        with pytest.raises(Deposed):
+            its_sync.changed([first])
+        with pytest.raises(Deposed):
+            served_logprobs(earlier, tied)
+        assert sync.changed([first]) == ""
+        assert status(http, tied)["version"] == 2
+        assert serves(http, tied, new)
+        its_sync.close()
+        sync.close()
 
 
 def test_a_member_that_hangs_is_noticed_at_the_deadline_and_may_come_back(

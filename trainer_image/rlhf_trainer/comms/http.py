@@ -29,6 +29,16 @@ MOST_FILES = 1 << 16
 """Open-file limit to request where the hard limit is higher or absent."""
 
 
+EPOCH_HEADER = "x-trainer-epoch"
+"""Request header: the epoch of the trainer that asks, which grows from trainer to trainer of a run."""
+DEPOSED = 412
+"""Status of a reply to a trainer of an earlier epoch than another one that the server has heard of."""
+
+
+class Deposed(RuntimeError):
+    """A server works for a later trainer of this run: this one must not go on."""
+
+
 class HttpError(RuntimeError):
     """Reply with a status other than 200: `status` is its code, `body` the start of its text."""
 
@@ -79,6 +89,12 @@ class Background(EventLoop):
         self.session: aiohttp.ClientSession
         self._streams: aiohttp.ClientSession
         self.session, self._streams = self.run(_sessions(token, max(1, files // 2)))
+
+    def claim(self, epoch: int) -> None:
+        """Has each request from now on carry `epoch`: servers refuse trainers of earlier ones, whose calls then raise
+        Deposed."""
+        for session in (self.session, self._streams):
+            session.headers[EPOCH_HEADER] = str(epoch)
 
     async def json(self, method: str, url: str, body: Any = None, *, timeout: float) -> Any:
         """The JSON of the reply, or None where its body is empty.
@@ -187,5 +203,9 @@ def _deadline(seconds: float | None) -> aiohttp.ClientTimeout:
 
 
 async def _check(url: str, response: aiohttp.ClientResponse) -> None:
-    if response.status != 200:
-        raise HttpError(url, response.status, (await response.text())[:2000])
+    if response.status == 200:
+        return
+    text = (await response.text())[:2000]
+    if response.status == DEPOSED:
+        raise Deposed(f"a later trainer of this run has taken over, and this one ends: {url}: {text}")
+    raise HttpError(url, response.status, text)

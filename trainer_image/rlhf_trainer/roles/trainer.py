@@ -96,6 +96,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     retrying = partial(store_fails, services)
     archive = Archive(config.store, patience=patience, known=config.resume, retrying=retrying)
     committer = take_over(archive, config, run) if ranks.first else None
+    if services is not None and committer is not None:
+        services.http.claim(committer.epoch)
     tokenizer = prepare_model(config, ranks, rows)
     if conversation is not None:
         check_template(tokenizer, conversation)

@@ -108,7 +108,8 @@ class WeightSync:
         """Brings the weights that `tensors()` yields to `targets`; calls it anew for each attempt, and always
         exhausts what it returned. With a `base` they are what is trained beside it, and who lacks it gets it first.
         `committing` is called before they interrupt their responses under way. Whoever dies, hangs or refuses is in
-        `lost`; only `tensors`, those of the base, and `fault` make this raise."""
+        `lost`; only `tensors`, those of the base, and `fault` make this raise, and Deposed where a later trainer has
+        come."""
         begun = time.monotonic()
         state = _Attempt(list(targets))
         attempts, paused, base_bytes, sent = 0, 0.0, 0, stream.Sent("", 0, 0, 0.0)

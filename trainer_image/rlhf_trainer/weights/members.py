@@ -8,7 +8,7 @@ import aiohttp
 
 from rlhf_api.run import Member
 
-from ..comms.http import Background, HttpError
+from ..comms.http import Background, Deposed, HttpError
 from .group import TransferFailed
 
 COMMIT = "/commit"
@@ -55,7 +55,7 @@ class Servers:
 
 
 class Calls:
-    """Calls under way, one to each of several targets."""
+    """Calls under way, one to each of several targets. Its methods raise Deposed where a target answered so."""
 
     def __init__(
         self, what: str, futures: "dict[Member, concurrent.futures.Future[Any]]", timeout: float
@@ -70,6 +70,7 @@ class Calls:
 
     def check(self) -> None:
         """Raises MembersFailed where a call has failed already."""
+        self._raise_deposed()
         if failed := {t: self._why(f) for t, f in self._futures.items() if f.done() and f.exception()}:
             raise MembersFailed(failed)
 
@@ -91,6 +92,7 @@ class Calls:
     def settled(self, timeout: float | None = None) -> tuple[dict[Member, Any], dict[Member, str]]:
         """Answers, and the reasons of those without; calls unanswered after `timeout` s are given up."""
         concurrent.futures.wait(self._futures.values(), timeout)
+        self._raise_deposed()
         answers, failed = {}, {}
         for target, future in self._futures.items():
             if future.done() and not future.exception():
@@ -99,6 +101,11 @@ class Calls:
                 failed[target] = self._why(future)
                 future.cancel()
         return answers, failed
+
+    def _raise_deposed(self) -> None:
+        for future in self._futures.values():
+            if future.done() and isinstance(error := future.exception(), Deposed):
+                raise error
 
     def _why(self, future: "concurrent.futures.Future[Any]") -> str:
         error = future.exception() if future.done() else TimeoutError()

@@ -3,17 +3,18 @@
 from . import watchdog
 from .all_engines import answer_for_all
 from .commit import Commit
+from .fence import Fence
 from .guard import App, Receive, Scope, Send, TokenGuard
 from .probes import Probes
 from .streams import TokenStreams
 
 
 class Front(TokenGuard):
-    """Token check, and behind it the probes, the commit of new weights and the token streams. Starts the watchdog at
-    server start, and has calls reach all engines."""
+    """Token check, and behind it the fence against earlier trainers, the probes, the commit of new weights and the
+    token streams. Starts the watchdog at server start, and has calls reach all engines."""
 
     def __init__(self, app: App) -> None:
-        super().__init__(Probes(Commit(TokenStreams(app))))
+        super().__init__(Fence(Probes(Commit(TokenStreams(app)))))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
