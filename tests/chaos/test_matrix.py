@@ -1,6 +1,8 @@
 """A part of the fault matrix (docs/faults.md) on one job: two ranks, two vLLM servers, a reward, a reference, S3."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.fault_matrix.cells import Cell
@@ -23,8 +25,13 @@ KILLED = [
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory, store_server: Server) -> Iterator[Running]:
-    with running("on-policy", tmp_path_factory.mktemp("matrix"), store_server) as job:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("matrix")
+
+
+@pytest.fixture(scope="module")
+def job(folder: Path, store_server: Server) -> Iterator[Running]:
+    with running("on-policy", folder, store_server) as job:
         yield job
 
 
@@ -34,6 +41,13 @@ def test_what_is_killed_is_started_again_and_nothing_is_lost(job: Running, victi
     assert (outcome.lost, outcome.twice, outcome.gone, outcome.old, outcome.end) == (0, 0, 0, 0, ""), outcome
     assert any(words in event for event in outcome.events), outcome
     assert happened({"events": outcome.events, "end": outcome.end}) == f"{role} started again"
+
+
+def test_generators_tell_a_trainer_from_those_before_it(job: Running, folder: Path):  # noqa: ARG001  after those kills
+    (log,) = folder.rglob("logs/generator-0.log")
+    epochs = [int(epoch) for epoch in re.findall(r"the trainer has epoch (\d+)", log.read_text())]
+    assert epochs == sorted(epochs)
+    assert epochs[0] < epochs[-1]
 
 
 def test_a_page_says_what_was_not_run():

@@ -1,8 +1,12 @@
 """Fence of a vLLM server against trainers that a later one of the same run has replaced."""
 
+import logging
+
 from ...comms.http import DEPOSED, EPOCH_HEADER
 from .asgi import reply
 from .guard import OPEN_PATHS, App, Receive, Scope, Send
+
+log = logging.getLogger("vllm.rlhf")
 
 
 class Fence:
@@ -19,7 +23,10 @@ class Fence:
             await self.app(scope, receive, send)
         elif (epoch := int(said)) < self._latest:
             message = f"a trainer of epoch {self._latest} works with this server; this request is of {epoch}"
+            log.warning("refused %s: %s", scope["path"], message)
             await reply(send, DEPOSED, {"error": message})
         else:
+            if epoch > self._latest:
+                log.info("the trainer has epoch %d", epoch)
             self._latest = epoch
             await self.app(scope, receive, send)
