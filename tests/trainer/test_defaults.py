@@ -19,6 +19,14 @@ def test_the_reward_reaches_the_first_token_whole():
     torch.testing.assert_close(advantages, torch.ones(length))
 
 
+def test_the_policy_warms_up_once_the_critic_has():
+    """As in verl, whose schedule of the policy moves with its updates."""
+    spec = job("spec.optimizer={learningRate: 4e-6, warmupSteps: 4, schedule: linear}", "spec.steps=14").spec
+    rates = [learning_rate_of(spec, critic=False, step=step, from_step=6) for step in range(14)]
+    assert rates[:6] == [0.0] * 6
+    assert rates[6:] == pytest.approx([1e-6, 2e-6, 3e-6, 4e-6, 4e-6, 3e-6, 2e-6, 1e-6])
+
+
 def test_the_critic_learns_ten_times_as_fast_unless_told():
     spec = job("spec.optimizer={learningRate: 2e-6}").spec
     assert learning_rate_of(spec, critic=False, step=1) == 2e-6

@@ -92,7 +92,7 @@ class Job:
         models = {used: self.models[used.name] for used in graph.trained}
         averages = {used: MovingAverage(models[used], d) for used, d in graph.averages.items()}
         learner = Learner(graph, models, self.op_ctx, averages)
-        remote = Remote({"score": score, "reference_logprobs": refer or self.reference})
+        remote = Remote({"score": score, "reference_logprobs": refer or self.reference}, judge=score)
         torch.manual_seed(0)
         self.lines: list[dict[str, float]] = []
         self.task: Any

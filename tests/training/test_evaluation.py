@@ -30,6 +30,17 @@ def test_each_set_is_sampled_as_it_says():
     assert [sample["prompt"] for sample in eight["samples"]] == [row.prompt for row in ROWS[:2]]
 
 
+def test_an_evaluation_leaves_the_random_generators_as_they_were():
+    """However it ends: a run that was stopped in one goes on as if it had not been."""
+    job = Job(
+        "grpo", "", "spec.evaluation={function: 'a:b', data: [a], samples: 4}", held_out={"held_out": ROWS}
+    )
+    before = torch.get_rng_state()
+    (figures,) = job.task.evaluate(1)
+    assert figures["count"] == 20
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_greedy_responses_are_of_the_likeliest_tokens():
     job = Job("grpo", "", "spec.evaluation={function: 'a:b', data: [a], temperature: 0}")
     sequences = []

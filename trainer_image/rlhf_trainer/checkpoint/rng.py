@@ -2,6 +2,8 @@
 
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,16 @@ def save_generators(ranks: Ranks) -> dict[str, Tensor]:
         for rank, states in enumerate(ranks.gather(mine))
         for key, state in states.items()
     }
+
+
+@contextmanager
+def undisturbed_generators(ranks: Ranks) -> Iterator[None]:
+    """Leaves the generators as they were, whatever is drawn meanwhile, and however it ends; a collective."""
+    before = save_generators(ranks)
+    try:
+        yield
+    finally:
+        restore_generators(ranks, before)
 
 
 def restore_generators(ranks: Ranks, states: dict[str, Tensor]) -> None:

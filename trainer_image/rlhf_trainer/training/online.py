@@ -16,7 +16,7 @@ from rlhf_api.rows import Row
 from rlhf_store.manifest import DamagedSnapshot
 
 from ..checkpoint.reading import Snapshot
-from ..checkpoint.rng import restore_generators, save_generators
+from ..checkpoint.rng import restore_generators, save_generators, undisturbed_generators
 from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..generation.ahead import BLOB
@@ -138,7 +138,9 @@ class OnlineTask(GraphTask):
     def evaluate(self, step: int) -> list[dict[str, Any]]:  # noqa: ARG002
         if self._fleet is not None and self._collector.stale:
             self._send(self._fleet)
-        return evaluate(self._ctx, self._held_out, self._collector.respond, self._judge)
+        # A stop may cut it off, after which the resumed run must draw as one without a stop.
+        with undisturbed_generators(self._ctx.ranks):
+            return evaluate(self._ctx, self._held_out, self._collector.respond, self._judge)
 
     def state(self) -> Mapping[str, Any]:
         text = {"pretraining": self._text.position} if self._text else {}

@@ -64,7 +64,7 @@ class Updates:
         first = self._graph.train[0]
         if (loss := f"{_prefix(self._graph, first)}loss") in means:
             means["loss"] = means[loss]
-        rate = learning_rate_of(self._ctx.spec, first.model == CRITIC, self._ctx.step)
+        rate = learning_rate_of(self._ctx.spec, first.model == CRITIC, self._ctx.step, first.from_step)
         return {**means, "learning_rate": rate}
 
     def _update(self, node: Train, part: Columns) -> None:
@@ -74,7 +74,7 @@ class Updates:
         faults.point(f"update:{self._ctx.step}.{self._count}")
         self._count += 1
         loss = find(LOSSES, node.loss)(part, self._ctx)
-        rate = learning_rate_of(spec, node.model == CRITIC, self._ctx.step)
+        rate = learning_rate_of(spec, node.model == CRITIC, self._ctx.step, node.from_step)
         model, sequences = self._models[node.model], part.sequences
         if self._text is not None and node.model == POLICY:
             sequences, loss = mixed(sequences, loss, self._text.take(), self._text.coefficient)
@@ -134,17 +134,20 @@ class PretrainingText:
         return given_columns("responses", rows, self._tokenizer, self._data)[0]
 
 
-def learning_rate_of(spec: Spec, critic: bool, step: int) -> float:
-    """The learning rate of the policy, or of the critic, in a training step."""
+def learning_rate_of(spec: Spec, critic: bool, step: int, from_step: int = 0) -> float:
+    """The learning rate of the policy, or of the critic, in a training step: 0 before `from_step`, where its schedule
+    begins."""
+    if step < from_step:
+        return 0.0
     optimizer = spec.optimizer
     base = optimizer.learning_rate
     if critic:
         given = optimizer.critic_learning_rate
         base = CRITIC_RATE * base if given is None else given
     return learning_rate(
-        step,
+        step - from_step,
         base=base,
         warmup_steps=optimizer.warmup_steps,
-        total_steps=spec.steps,
+        total_steps=spec.steps - from_step,
         schedule=optimizer.schedule,
     )
