@@ -54,6 +54,7 @@ _NAMES = {
     "klCoefficient": "kl_coef kl_coeff init_kl_coef init_kl_coeff kl_ctl kl_beta",
     "clipRatio": "clip_range cliprange eps_clip",
     "entropyCoefficient": "entropy_coef entropy_coeff",
+    "everySteps": "every interval freq frequency",
     "minibatchSize": "mini_batch_size ppo_mini_batch_size ppo_minibatch num_mini_batches",
     "epochs": "ppo_epochs num_ppo_epochs",
     "gpu.count": "gpus num_gpus",

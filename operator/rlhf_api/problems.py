@@ -93,8 +93,10 @@ def choices(error: ErrorDetails) -> list[str]:
 
 
 def _meant(key: str, keys: Sequence[str], model: type[BaseModel], section: str) -> str:
-    """A sentence with the field that a key stands for: another system's name for one, a mistyped one beside it, one in
-    another place, a similar one."""
+    """A sentence with the field that a key stands for: another system's name for one beside it or elsewhere, a mistyped
+    one beside it, one in another place, a similar one."""
+    if (other := OTHER_NAMES.get(plain(key))) in keys:
+        return f'did you mean "{other}"?'
     typed = closest(key, keys, 1 if plain(key) in OTHER_NAMES else 0.8)
     elsewhere = [] if typed else places(model, key, section)
     return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, keys)
