@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
 _TOLD_SECONDS = 1.0
 """Transient failures shorter than this are not told, seconds."""
+_CAUSE = re.compile(r'InvalidCertificate\(\s*(?P<certificate>\w+)|(?:message|error): "(?P<said>[^"]+)"')
+"""What the library's debug output has of a connection that failed, for which its message has no reason."""
 T = TypeVar("T")
 
 
@@ -55,10 +57,14 @@ def patiently(
 
 
 def reason(error: BaseException) -> str:
-    """The store's message from an XML error reply, without the library's timings and debug output."""
-    text = str(error).partition("\n\nDebug source")[0]
+    """The store's message from an XML error reply, or why there is no connection, without the library's timings and
+    debug output."""
+    text, _, debug = str(error).partition("\n\nDebug source")
     head, _, answer = text.partition("<?xml")
     noise = r"^Generic \w+ error: (Error performing \w+ request: )?| in [\d.]+.?s\b(, after .*retry_timeout: \w+)?"
     head = re.sub(noise, "", head)
+    if "HTTP error" in head and (cause := _CAUSE.search(debug)):
+        untrusted = f"its certificate is not trusted ({cause['certificate']})"
+        head += f": {cause['said'] or f'{untrusted}; SSL_CERT_FILE names the authorities that are'}"
     said = re.search(r"<Message>(.*?)\.?</Message>", answer)
     return " ".join(f"{head}{said.group(1) if said else answer}".split())[:500]

@@ -2,11 +2,17 @@
 
 import errno
 import itertools
+import ssl
+import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.cluster.credentials import KEY, openssl
 
 from rlhf_api.problems import InvalidJob
 from rlhf_store import connecting, failures
@@ -25,7 +31,12 @@ CASES = {
     "nobody listens": (
         "s3://checkpoints/run",
         {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
-        "127.0.0.1:1/",
+        "127.0.0.1:1/.*: Connection refused; set AWS_",
+    ),
+    "a name that nobody has": (
+        "s3://checkpoints/run",
+        {"AWS_ENDPOINT_URL": "https://nowhere.invalid"},
+        "failed to lookup address",
     ),
     "http without leave": ("s3://checkpoints/run", {"AWS_ALLOW_HTTP": "false"}, "HTTP error"),
 }
@@ -64,6 +75,50 @@ def test_a_failure_that_lasts_is_told_at_each_retry_with_its_reason(monkeypatch)
         failures.patiently(full, timedelta(seconds=9), told.append)
     assert told[0] == "", "not of a failure that has only begun"
     assert told[-1] == "[Errno 28] No space left on device"
+
+
+@pytest.fixture
+def private(tmp_path, monkeypatch) -> Iterator[Path]:
+    """An HTTPS server, of an authority that nobody knows, is the endpoint; it refuses everything."""
+    openssl(
+        tmp_path,
+        *("req", "-x509", *KEY, "-subj", "/CN=ours", "-keyout", "ca.key", "-out", "ca.crt"),
+        *("-addext", "keyUsage=critical,keyCertSign"),
+    )
+    openssl(
+        tmp_path,
+        *("req", "-x509", *KEY, "-CA", "ca.crt", "-CAkey", "ca.key", "-subj", "/CN=localhost"),
+        *("-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=critical,CA:FALSE"),
+        *("-keyout", "server.key", "-out", "server.crt"),
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(403)
+
+        do_PUT = do_GET
+
+    with ThreadingHTTPServer(("localhost", 0), Refusing) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "x")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://localhost:{server.server_port}")
+        yield tmp_path / "ca.crt"
+        server.shutdown()
+
+
+def test_an_authority_of_one_s_own_is_named_by_the_environment(private, monkeypatch):
+    with pytest.raises(
+        InvalidJob, match=r"its certificate is not trusted \(UnknownIssuer\); SSL_CERT_FILE names"
+    ):
+        Archive("s3://checkpoints/run")
+    monkeypatch.setenv("SSL_CERT_FILE", str(private))
+    with pytest.raises(InvalidJob, match="403 Forbidden"):
+        Archive("s3://checkpoints/run")
 
 
 def test_a_file_where_the_directory_should_be(tmp_path):
