@@ -42,7 +42,7 @@ def check_unsealed(pinned: Pinned, limits: Limits | None, job: Job, own_image: s
     problems = list(pods(pinned.config.spec))
     try:
         if not problems:
-            check(limits, pinned, job.queue, own_image)
+            check(limits, pinned, own_image)
     except InvalidJob as error:
         problems += error.problems
     if problems:
