@@ -8,7 +8,6 @@ from tests.kube.hands import Hands, hands, job
 from tests.kube.jobs import PODS
 from tests.support.cluster import Cluster
 
-
 from rlhf_operator.cluster import resync
 from rlhf_operator.cluster.api import ApiError
 from rlhf_operator.cluster.limits import Limits

@@ -33,7 +33,7 @@ class Desired:
     ignored: str | None = None
     """Reason why the present spec is not what runs."""
     waits: Wait | None = None
-    """The job waits for its runtime, to exist or to be compatible, or for a queue's label; until then it has no pods."""
+    """The job waits for its runtime, to exist or to be compatible, or for its queue; until then it has no pods."""
 
 
 def active_config(job: Job) -> str | None:

@@ -100,7 +100,7 @@ class DesiredReader:
             return None
         pinned = await self._with_defaults(found, job, pods)
         if not is_sealed(found, self._settings.token_keys, job):
-            check_unsealed(pinned, self._settings.limits, job, defaults.image)
+            check_unsealed(pinned, self._settings.limits, defaults.image)
         return pinned
 
     async def _with_defaults(self, found: Body, job: Job, pods: list[Pod]) -> Pinned:
