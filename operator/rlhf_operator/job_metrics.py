@@ -13,6 +13,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from rlhf_api.roles import Role
+
 Key = tuple[str, str]
 """Namespace and name of a job."""
 Status = Mapping[str, Any]
@@ -82,14 +84,14 @@ def _field(*path: str) -> Callable[[Status], float | None]:
     return read
 
 
-def _learned(name: str) -> Callable[[Status], float | None]:
-    """Getter of a metric that a job with a reward has after its first step; NaN if it is missing then, so that alerts
-    see it.
+def _learned(name: str, *roles: Role) -> Callable[[Status], float | None]:
+    """Getter of a metric that a job with all these roles has after its first step; NaN if it is missing then, so that
+    alerts see it.
     """
 
     def read(status: Status) -> float | None:
         value = _field(name)(status)
-        if value is not None or _field("roles", "reward", "desired")(status) is None:
+        if value is not None or any(_field("roles", role, "desired")(status) is None for role in roles):
             return value
         return math.nan if _field("step")(status) else None
 
@@ -108,8 +110,14 @@ def _checkpoint_time(status: Status) -> float | None:
 _JOB_METRICS: dict[str, tuple[str, Callable[[Status], float | None]]] = {
     "rlhf_job_step": ("Training steps done.", _field("step")),
     "rlhf_job_total_steps": ("Training steps of the whole run.", _field("totalSteps")),
-    "rlhf_job_reward": ("Mean reward of the last step; NaN where it is missing.", _learned("reward")),
-    "rlhf_job_kl": ("Mean KL to the reference, nats a token; NaN where it is missing.", _learned("kl")),
+    "rlhf_job_reward": (
+        "Mean reward of the last step; NaN where it is missing.",
+        _learned("reward", Role.REWARD),
+    ),
+    "rlhf_job_kl": (
+        "Mean KL to the reference, nats a token; NaN where it is missing.",
+        _learned("kl", Role.REWARD, Role.REFERENCE),
+    ),
     "rlhf_job_loss": ("Loss of the last step.", _field("loss")),
     "rlhf_job_tokens_per_second": ("Tokens trained on in a second.", _field("tokensPerSecond")),
     "rlhf_job_weight_version": (

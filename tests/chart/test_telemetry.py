@@ -62,9 +62,14 @@ def test_a_job_that_is_gone_leaves_no_series():
 
 def test_a_reward_that_should_be_there_is_nan_and_one_that_should_not_is_absent():
     telemetry = Telemetry()
-    telemetry.job(KEY, {**RUNNING, "reward": None, "kl": None})
+    compared = {**RUNNING, "roles": {**RUNNING["roles"], "reference": {"desired": 1}}}
+    telemetry.job(KEY, {**compared, "reward": None, "kl": None})
     assert math.isnan(samples(telemetry)["rlhf_job_reward",])
     assert math.isnan(samples(telemetry)["rlhf_job_kl",])
+    telemetry.job(KEY, {**RUNNING, "kl": None})  # of klCoefficient 0, which has no reference
+    assert ("rlhf_job_kl",) not in samples(telemetry)
+    telemetry.job(KEY, {**compared, "roles": {"reference": {"desired": 1}}, "kl": None})  # of dpo
+    assert ("rlhf_job_kl",) not in samples(telemetry)
     telemetry.job(KEY, {**RUNNING, "reward": None, "step": 0})
     assert ("rlhf_job_reward",) not in samples(telemetry)
     telemetry.job(KEY, {**RUNNING, "reward": None, "roles": {"trainer": {"desired": 1}}})

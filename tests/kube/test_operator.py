@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -246,12 +247,20 @@ def test_a_changed_spec_waits_for_the_next_start(running):
     assert running.pods() == before
 
 
-def test_pods_that_the_server_refuses_are_told_of(jobs):
+def reconciles(served: Operator, outcome: str) -> float:
+    with urlopen(f"http://127.0.0.1:{served.metrics_port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found = re.search(rf'rlhf_operator_reconcile_seconds_count{{outcome="{outcome}"}} (\S+)', text)
+    return float(found[1]) if found else 0.0
+
+
+def test_pods_that_the_server_refuses_are_told_of(jobs, served):
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "tight"}}
     jobs.apply({**quota, "spec": {"hard": {"pods": "1"}}})
     eventually(lambda: jobs.get("resourcequota", "tight").get("status", {}).get("hard"), "the quota holds")
     jobs.apply(PPO)
     eventually(lambda: "exceeded quota" in jobs.status("ppo").get("message", ""), "the reason")
+    eventually(lambda: reconciles(served, "refused"), "it is no failure of the operator")
     jobs.kubectl("delete", "resourcequota", "tight")
     jobs.until_pods(4, timeout=90)
 

@@ -30,7 +30,7 @@ state = {"activity": "starting", "totalSteps": total, "step": 0}
 members: list[dict] = []
 told: set[tuple[str, str]] = set()
 """The name and uid of every member there ever was."""
-stop, asked = threading.Event(), threading.Event()
+stop, asked, asked_to_stop = threading.Event(), threading.Event(), threading.Event()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -64,9 +64,14 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({})
 
     def do_POST(self) -> None:
-        if self.allowed():
-            stop.set()
-            self.answer({})
+        if not self.allowed():
+            return
+        if word == "busy" and not asked_to_stop.is_set():
+            asked_to_stop.set()
+            self.close_connection = True  # no answer, this once
+            return
+        stop.set()
+        self.answer({})
 
     def log_message(self, *_: object) -> None:
         pass
@@ -130,7 +135,7 @@ def train() -> None:
                 state["activity"] = "the checkpoint store fails, trying again: No space left on device"
                 show()
                 state["activity"] = "training"
-            while word == "hold" and not stop.is_set():
+            while word in ("hold", "busy") and not stop.is_set():
                 time.sleep(0.01)
             if word == "stuck":  # goes on once it is told of, and hangs then
                 while '"NoProgress"' not in (workdir / "status.json").read_text():

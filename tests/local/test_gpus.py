@@ -122,6 +122,8 @@ def test_what_the_user_hid_stays_hidden(driver):
     driver("printf '0\\n1\\n2\\n3\\n'")
     assert gpus.present({gpus.VISIBLE: "3,1"}) == ["3", "1"]
     assert gpus.present({gpus.VISIBLE: ""}) == []
+    assert gpus.present({gpus.VISIBLE: "-1"}) == []
+    assert gpus.present({gpus.VISIBLE: "1,-1,0"}) == ["1"]  # CUDA sees none after it
 
 
 def test_a_gpu_that_is_named_twice_is_shared_by_processes_that_nccl_takes_for_two_hosts():

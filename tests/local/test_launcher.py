@@ -344,6 +344,16 @@ def test_an_interrupt_stops_everything_after_a_checkpoint(run: Run) -> None:
     assert "step 1/4" not in out
 
 
+def test_a_trainer_too_busy_to_answer_is_asked_to_stop_again(run: Run) -> None:
+    """An optimizer's step on CPUs may keep its HTTP server waiting for longer than a request."""
+    process = run.start(trainer="busy")
+    run.wait_for_step(2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert err == "stopped on request; go on with `rlhf run ... --workdir w --resume`\n"
+    assert run.alive() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_so_do_other_signals(run: Run, number: signal.Signals) -> None:
     process = run.start(trainer="hold")

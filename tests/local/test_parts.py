@@ -91,6 +91,8 @@ def test_a_port_for_metrics_that_cannot_be_had_is_refused() -> None:
     check_port(21952, places)
     with pytest.raises(InvalidJob, match="--metrics-port: port 21950 is taken; choose another"):
         check_port(21950, places)
+    with pytest.raises(InvalidJob, match="--metrics-port: port 21951 is taken"):
+        check_port(21951, places)  # where the trainers meet
     with pytest.raises(InvalidJob, match="--metrics-port: must be 1 to 65535; got 0"):
         check_port(0, places)
 

@@ -9,7 +9,7 @@ from tests.reconcile.test_stalled import unplaced
 from tests.reconcile.world import World, running
 
 from rlhf_operator.cluster.conditions import SILENT_SECONDS
-from rlhf_operator.cluster.desired import RuntimeWait
+from rlhf_operator.cluster.desired import Wait
 from rlhf_operator.process_state import Finish
 
 SCRIPT = (Path(__file__).parents[2] / "docs" / "argocd-health.lua").read_text()
@@ -95,7 +95,7 @@ def test_a_job_that_does_not_get_on():
     [
         (World(("spec.suspend=true",)), "Suspended"),
         (
-            World(("spec.runtime={name: a}",), runtime=RuntimeWait("RuntimeNotFound", "waits for a")),
+            World(("spec.runtime={name: a}",), runtime=Wait("RuntimeNotFound", "waits for a")),
             "RuntimeNotFound: waits for a",
         ),
     ],

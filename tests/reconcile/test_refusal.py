@@ -4,7 +4,7 @@ import pytest
 from tests.reconcile.world import World, names, reasons, running
 
 from rlhf_api.report import CheckpointStatus, TrainerStatus
-from rlhf_operator.cluster.refusal import by_server
+from rlhf_operator.cluster.refusal import by_server, of_job
 from rlhf_operator.condition import observed
 from rlhf_operator.process_state import Finish
 
@@ -219,3 +219,21 @@ def test_only_a_pod_that_can_never_be_taken_ends_its_job(status, kind, message, 
     refused = by_server(status, kind, message)
     assert isinstance(refused, Finish) is for_good
     assert message in (refused.message if isinstance(refused, Finish) else refused)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "whose"),
+    [
+        (403, 'pods "a" is forbidden: exceeded quota: tight', True),
+        (404, "could not find the requested resource", True),
+        (
+            403,
+            'pods is forbidden: User "system:serviceaccount:rlhf:rlhf" cannot create resource "pods"',
+            False,
+        ),
+        (500, "etcdserver: request timed out", False),
+        (0, "nobody answers", False),
+    ],
+)
+def test_a_refusal_is_the_jobs_unless_the_operator_lacks_a_right(status, message, whose):
+    assert of_job(status, message) is whose

@@ -15,7 +15,7 @@ from rlhf_api.roles import Role
 from rlhf_api.runtime import NamedRuntime
 from rlhf_api.status import JobStatus
 from rlhf_operator.cluster.cache import trimmed
-from rlhf_operator.cluster.desired import RuntimeWait, active_config, wanted
+from rlhf_operator.cluster.desired import Wait, active_config, wanted
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, RANK, ROLE, pod_name
 from rlhf_operator.cluster.next_step import Plan
@@ -57,7 +57,7 @@ class World:
     expired: bool = False
     defaults: Defaults = TODAY
     limits: Limits | None = None
-    runtime: NamedRuntime | RuntimeWait | None = None
+    runtime: NamedRuntime | Wait | None = None
     images: list[tuple[str, str]] = field(default_factory=list)
     """Default images that pods were made with, by name."""
     _asked: tuple[str, ...] | None = None

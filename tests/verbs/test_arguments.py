@@ -142,6 +142,12 @@ def test_a_kubeconfig_that_names_no_cluster(
             'User "a" cannot patch rlhfjobs; ask for the cluster\'s role',
             False,
         ),
+        (
+            403,
+            'GET /x: rlhfjobs "a" is forbidden: exceeded quota: jobs, used: 5, limited: 5',
+            'CLUSTER refused it: rlhfjobs "a" is forbidden: exceeded quota: jobs, used: 5, limited: 5',
+            False,
+        ),
         (409, "PATCH /x: conflict", "conflict", False),
         (415, "PATCH /x: no", "CLUSTER is too old: it does not know server-side apply", False),
         (422, "PATCH /x: spec.steps:\n must", "CLUSTER refused it: 422 spec.steps: must", False),

@@ -45,6 +45,8 @@ class ApiError(Exception):
         super().__init__(f"{status or 'no answer'} {reason}: {message}")
         self.kind = kind
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+        self.of_job = False
+        """The job cannot have what it asks for, as its status says: no failure of the operator."""
 
 
 class Api:

@@ -8,7 +8,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.runtime import NamedRuntime, merged, with_runtime
 from rlhf_api.spec import Spec
 
-from .limit_checks import check
+from .limit_checks import check, lacks_queue
 from .limits import Limits
 from .pinned import Pinned, with_generators
 from .settings import Defaults
@@ -16,8 +16,8 @@ from .snapshot import Job
 
 
 @dataclass(frozen=True)
-class RuntimeWait:
-    """Reason, as a word and a sentence, why a job cannot use the runtime that it references."""
+class Wait:
+    """Reason, as a word and a sentence, why a job cannot start yet: of its runtime, or of its queue."""
 
     reason: str
     message: str
@@ -32,8 +32,8 @@ class Desired:
     """Spec with the fields that may change while the pods run: suspend, generator.replicas, deadlines."""
     ignored: str | None = None
     """Reason why the present spec is not what runs."""
-    waits: RuntimeWait | None = None
-    """The job waits for its runtime, to exist or to be compatible; until then it has no pods."""
+    waits: Wait | None = None
+    """The job waits for its runtime, to exist or to be compatible, or for its queue; until then it has no pods."""
 
 
 def active_config(job: Job) -> str | None:
@@ -49,7 +49,7 @@ def wanted(
     running: Pinned | None,
     defaults: Defaults,
     limits: Limits | None = None,
-    runtime: NamedRuntime | RuntimeWait | None = None,
+    runtime: NamedRuntime | Wait | None = None,
 ) -> Desired:
     """Desired configuration. `running`: the content of `active_config`, if any; `defaults` and `limits`: the operator's
     present ones; `runtime`: the referenced one. Running pods keep those they started with until the job is suspended.
@@ -67,7 +67,9 @@ def wanted(
         return Desired(running, spec, f"the spec is not valid and the job goes on as it was: {error}")
     if running is None:
         own = Pinned.make(job.name, spec, defaults)
-        check(limits, own, job.queue)
+        check(limits, own)
+        if problem := lacks_queue(limits, job.queue):
+            return Desired(own, spec, waits=Wait("QueueRequired", str(problem)))
         if isinstance(runtime, NamedRuntime):
             return _joined(job, spec, runtime, own, limits)
         return Desired(own, spec, waits=runtime)
@@ -92,11 +94,11 @@ def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Li
     try:
         outcome = with_runtime(spec, runtime)
         pinned = Pinned.make(job.name, outcome, own.defaults.model_copy(update={"runtime": runtime}))
-        check(limits, pinned, job.queue)
+        check(limits, pinned)
     except InvalidJob as error:
         said = "; ".join(map(str, error.problems))
         message = f"{runtime.kind} {runtime.name} and this job do not go together: {said}"
-        return Desired(own, spec, waits=RuntimeWait("RuntimeRefused", message))
+        return Desired(own, spec, waits=Wait("RuntimeRefused", message))
     return Desired(pinned, outcome)
 
 

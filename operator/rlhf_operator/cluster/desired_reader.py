@@ -10,7 +10,7 @@ from rlhf_api.runtime import NamedRuntime, parse_runtime
 from rlhf_api.status import ENDED
 
 from .api import Api, ApiError, Body, Key
-from .desired import Desired, RuntimeWait, active_config, wanted
+from .desired import Desired, Wait, active_config, wanted
 from .pinned import DEFAULTS, Pinned, defaults_of_0_1, shows_defaults
 from .refusal import refused
 from .seal import check_unsealed, is_sealed
@@ -20,8 +20,8 @@ from .snapshot import Job, Pod
 _REMEMBERED = 4096
 """Configurations: each takes more memory than all else that is known of its job."""
 
-_Basis = tuple[str, int, str | None]
-"""Uid, generation and active configuration of the job that a configuration was read for."""
+_Basis = tuple[str, int, str | None, str | None]
+"""Uid, generation, queue and active configuration of the job that a configuration was read for."""
 
 
 class DesiredReader:
@@ -40,7 +40,7 @@ class DesiredReader:
             UnreadableConfig: the running configuration cannot be read, or is not ours and may not be run.
             ApiError: the API server did not reply.
         """
-        basis = (job.uid, job.generation, active_config(job))
+        basis = (job.uid, job.generation, job.queue, active_config(job))
         kept = self._kept.get(key)
         if kept is not None and kept[0] != basis and _begun(kept, basis):
             kept = self._kept[key] = basis, kept[1]
@@ -59,7 +59,7 @@ class DesiredReader:
     def forget(self, key: Key) -> None:
         self._kept.pop(key, None)
 
-    async def _runtime(self, job: Job) -> NamedRuntime | RuntimeWait | None:
+    async def _runtime(self, job: Job) -> NamedRuntime | Wait | None:
         """The runtime that the job references, or why it cannot be used; None if there is none or the job has ended."""
         status = job.status
         if status is not None and status.phase in ENDED and not refused(status):
@@ -78,16 +78,14 @@ class DesiredReader:
         try:
             return parse_runtime(await self._api.get(named.kind, where, named.name))
         except InvalidJob as error:
-            return RuntimeWait("RuntimeInvalid", f"{what}: {'; '.join(map(str, error.problems))}")
+            return Wait("RuntimeInvalid", f"{what}: {'; '.join(map(str, error.problems))}")
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
             reason = "RuntimeNotFound" if error.status == 404 else "RuntimeForbidden"
-            return RuntimeWait(reason, f"waits for {what}: {error.message}")
+            return Wait(reason, f"waits for {what}: {error.message}")
 
-    async def _running(
-        self, job: Job, pods: list[Pod], runtime: NamedRuntime | RuntimeWait | None
-    ) -> Pinned | None:
+    async def _running(self, job: Job, pods: list[Pod], runtime: NamedRuntime | Wait | None) -> Pinned | None:
         """The configuration that the job's pods run: the spec with today's defaults if it is the same, else from its
         ConfigMap.
         """
@@ -102,7 +100,7 @@ class DesiredReader:
             return None
         pinned = await self._with_defaults(found, job, pods)
         if not is_sealed(found, self._settings.token_keys, job):
-            check_unsealed(pinned, self._settings.limits, job, defaults.image)
+            check_unsealed(pinned, self._settings.limits, defaults.image)
         return pinned
 
     async def _with_defaults(self, found: Body, job: Job, pods: list[Pod]) -> Pinned:
@@ -125,5 +123,5 @@ class DesiredReader:
 
 def _begun(kept: tuple[_Basis, Desired], basis: _Basis) -> bool:
     """The job has begun with the very configuration that was worked out for it when it had none."""
-    (uid, generation, active), want = kept
-    return active is None and want.waits is None and basis == (uid, generation, want.pinned.name)
+    (*same, active), want = kept
+    return active is None and want.waits is None and basis == (*same, want.pinned.name)

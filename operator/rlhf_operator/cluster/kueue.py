@@ -51,6 +51,14 @@ def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str)
     return "admitted" if "Admitted" in held else "waiting"
 
 
+def kept_in_queue(job: Job, workload: Mapping[str, Any] | None, *, required: bool) -> Job:
+    """Where limits require a queue, a job whose label somebody takes stays in its Workload's, until it gives that
+    back."""
+    if workload is None or job.queue is not None or not required:
+        return job
+    return replace(job, queue=workload["spec"].get("queueName"))
+
+
 def deactivated(workload: Mapping[str, Any] | None) -> bool:
     """An administrator has taken the Workload out of its queue."""
     return workload is not None and not workload["spec"].get("active", True)

@@ -22,12 +22,12 @@ _VOLUMES = ("configMap", "emptyDir", "persistentVolumeClaim", "hostPath", "image
 """Sources of volumes that the operator's pods have, or that other limits are about."""
 
 
-def check(limits: Limits | None, pinned: Pinned, queue: str | None, own_image: str | None = None) -> None:
-    """Raises InvalidJob with everything in the job that the limits do not allow. `own_image` is always allowed; that of
-    `pinned` unless given."""
+def check(limits: Limits | None, pinned: Pinned, own_image: str | None = None) -> None:
+    """Raises InvalidJob with everything in the job's pods that the limits do not allow. `own_image` is always allowed;
+    that of `pinned` unless given."""
     if limits is None:
         return
-    found = list(_queue(limits, queue))
+    found = list[Problem]()
     for role in roles_of(pinned.config.spec):
         body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), uid="")
         found += _pod(
@@ -37,12 +37,12 @@ def check(limits: Limits | None, pinned: Pinned, queue: str | None, own_image: s
         raise InvalidJob(found)
 
 
-def _queue(limits: Limits, queue: str | None) -> Iterator[Problem]:
-    if limits.require_queue and not queue:
-        message = (
-            "this cluster's limits require a queue; name one, as in `kubectl label rlhfjob NAME KEY=QUEUE`"
-        )
-        yield Problem(f"metadata.labels[{show(QUEUE)}]", message)
+def lacks_queue(limits: Limits | None, queue: str | None) -> Problem | None:
+    """What is wrong with a job in no queue where the limits require one."""
+    if limits is None or not limits.require_queue or queue:
+        return None
+    message = "this cluster's limits require a queue; name one, as in `kubectl label rlhfjob NAME KEY=QUEUE`"
+    return Problem(f"metadata.labels[{show(QUEUE)}]", message)
 
 
 def _pod(limits: Limits, where: str, spec: Body, own_image: str) -> Iterator[Problem]:

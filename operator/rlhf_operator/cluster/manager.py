@@ -18,7 +18,7 @@ from .pod_status import OVER
 from .queue import Queue
 from .scope import Scope
 from .settings import Settings
-from .telemetry import Telemetry
+from .telemetry import Outcome, Telemetry
 from .watch import kinds_served, watch
 
 logger = logging.getLogger(__name__)
@@ -193,25 +193,26 @@ class Process:
             self._busy[key] = started = time.monotonic()
             try:
                 with about(key):
-                    done = await self._look_at(key)
+                    outcome = await self._look_at(key)
             finally:
                 del self._busy[key]
-            self._telemetry.reconciled(time.monotonic() - started, "done" if done else "error")
+            self._telemetry.reconciled(time.monotonic() - started, outcome)
 
-    async def _look_at(self, key: Key) -> bool:
+    async def _look_at(self, key: Key) -> Outcome:
         try:
             async with asyncio.timeout(_RECONCILE_SECONDS):
                 again = await self._reconcile(key)
         except ApiError as error:
             wait = self._queue.failed(key, hold=min(error.retry_after or 0.0, _LONGEST_HOLD))
             logger.warning("%s; again in %.1f s", error, wait)
+            return "refused" if error.of_job else "error"
         except Exception:
             wait = self._queue.failed(key)
             logger.exception("the reconcile failed; again in %.1f s", wait)
         else:
             self._queue.done(key, again)
-            return True
-        return False
+            return "done"
+        return "error"
 
     async def _until_stopped(self) -> None:
         """Stops taking new work, and gives running reconciles a grace period."""

@@ -11,7 +11,7 @@ from .cache import Cache
 from .companion_client import CompanionClient
 from .desired import Desired
 from .desired_reader import DesiredReader
-from .kueue import deactivated, quota
+from .kueue import deactivated, kept_in_queue, quota
 from .kueue_client import KueueClient
 from .next_step import POLL_SECONDS, Plan
 from .observed import Observed
@@ -84,6 +84,8 @@ class Reconciler:
         job = reopened(job, want.spec)
         trainer = await self._trainers.read(job, pods)
         workload, refusal = self._cache.workload(key), self._outcomes.refusal(key)
+        limits = self._settings.limits
+        job = kept_in_queue(job, workload, required=limits is not None and limits.require_queue)
         if refusal is not None and isinstance(refusal.why, Finish):
             # Of the spec of then; a later one reopens the job.
             job = replace(job, generation=refusal.generation)

@@ -33,7 +33,7 @@ def is_sealed(config_map: Mapping[str, Any], keys: Iterable[bytes], job: Job) ->
     return any(hmac.compare_digest(found.encode(), _seal(config_map, key, job).encode()) for key in keys)
 
 
-def check_unsealed(pinned: Pinned, limits: Limits | None, job: Job, own_image: str) -> None:
+def check_unsealed(pinned: Pinned, limits: Limits | None, own_image: str) -> None:
     """Checks the pods of a configuration that another release may have written, or a user.
 
     Raises:
@@ -42,7 +42,7 @@ def check_unsealed(pinned: Pinned, limits: Limits | None, job: Job, own_image: s
     problems = list(pods(pinned.config.spec))
     try:
         if not problems:
-            check(limits, pinned, job.queue, own_image)
+            check(limits, pinned, own_image)
     except InvalidJob as error:
         problems += error.problems
     if problems:

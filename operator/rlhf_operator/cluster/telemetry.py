@@ -1,12 +1,13 @@
 """Prometheus metrics of the operator and of its jobs."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from ..job_metrics import JobMetrics, Key, Status
 
-Outcome = Literal["done", "error"]
+Outcome = Literal["done", "refused", "error"]
+"""`refused`: the job cannot have what it asks for."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -26,7 +27,7 @@ class Telemetry:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        for outcome in ("done", "error"):  # initialised, so that rates see the series before the first event
+        for outcome in get_args(Outcome):  # initialised, so that rates see the series before the first event
             self._reconciles.labels(outcome)
         self._calls = Counter(
             "rlhf_operator_api_calls",

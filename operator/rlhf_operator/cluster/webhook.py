@@ -13,7 +13,7 @@ from rlhf_api.checks import check_change
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob, Problem
 
-from .limit_checks import check
+from .limit_checks import check, lacks_queue
 from .names import QUEUE
 from .pinned import Pinned
 from .refusal import refused
@@ -48,9 +48,11 @@ def _problems(
     try:
         spec = from_cluster(body).spec
         queue = body["metadata"].get("labels", {}).get(QUEUE)
-        check(settings.limits, Pinned.make(body["metadata"]["name"], spec, settings.defaults), queue)
+        check(settings.limits, Pinned.make(body["metadata"]["name"], spec, settings.defaults))
     except InvalidJob as error:
         return error.problems
+    if problem := lacks_queue(settings.limits, queue):
+        return (problem,)
     try:
         if before is None or _failed_by_its_spec(before):
             return ()

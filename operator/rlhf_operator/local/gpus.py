@@ -7,6 +7,7 @@ names it more than once, therefore claim to be on different hosts, and their wei
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import gpus_each
@@ -23,9 +24,12 @@ LIST_SECONDS = 60.0
 
 def present(environ: Mapping[str, str]) -> list[str]:
     """This machine's GPUs: what CUDA_VISIBLE_DEVICES names, else all that the driver lists. Files in /dev would not do:
-    in a container they keep the host's numbers, and under some hypervisors there are none."""
+    in a container they keep the host's numbers, and under some hypervisors there are none.
+
+    CUDA sees no GPU that is named after a -1."""
     if VISIBLE in environ:
-        return [name for name in environ[VISIBLE].split(",") if name]
+        names = takewhile(lambda name: name.strip() != "-1", environ[VISIBLE].split(","))
+        return [name for name in names if name]
     return listed()
 
 

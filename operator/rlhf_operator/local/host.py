@@ -186,12 +186,15 @@ class Host:
         """Requests a checkpoint and exit of the trainer; waits for its grace period, unless another stop is
         requested.
         """
-        if await self.trainer.ask_to_stop(control):
+        if self.trainer.answers:
             self.display.event("stopping after a checkpoint (Ctrl-C again to stop at once)")
-            status = self.trainer.status
+            status, asked = self.trainer.status, False
             per_step = status.seconds_per_step or 0.0 if status else 0.0
             deadline = time.monotonic() + min(GRACE_SECONDS + 2 * per_step, _GRACE_LIMIT)
             while self.trainer.process.running and time.monotonic() < deadline and self.stops < 2:
+                asked = asked or await self.trainer.ask_to_stop(
+                    control
+                )  # again where it is too busy to answer
                 await self._observe(control)
                 self._tell()
                 await self._pause(TICK_SECONDS / 5)  # to read its last checkpoint before it ends

@@ -24,7 +24,8 @@ def check_port(port: int | None, places: Sequence[Process]) -> None:
         return
     if not 1 <= port <= 65535:
         raise InvalidJob([Problem(OPTION, f"must be 1 to 65535; got {port}")])
-    if any(port == process.port for process in places) or not is_free(port):
+    taken = {*(p.port for p in places), *(int(p.master.rpartition(":")[2]) for p in places)}
+    if port in taken or not is_free(port):
         raise InvalidJob([Problem(OPTION, f"port {port} is taken; choose another or leave it out")])
 
 
