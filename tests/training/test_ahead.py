@@ -237,16 +237,38 @@ def test_a_generator_that_failed_and_has_new_weights_is_asked_again(http):
     run.end()
 
 
-@pytest.mark.parametrize(("more", "length"), [(1, 1), (0, LENGTH + 1)], ids=["more", "longer"])
-def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, length):
-    """As after `sampling` was changed in a clone: a group has as many responses as the job says, and none is longer."""
-    old = Response(array("i", [7] * length), array("f", [-0.5] * length), array("i", [0] * length))
+@pytest.mark.parametrize(
+    ("more", "length", "version", "prompt"),
+    [(1, 1, 6, (1, 2)), (0, LENGTH + 1, 6, (1, 2)), (0, 1, 5, (1, 2)), (0, 1, 6, (1, 3))],
+    ids=["more", "longer", "older", "prompt"],
+)
+def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, length, version, prompt):
+    """As after settings were changed in a clone: a group has as many responses as the job says, none is longer, or
+    older than the bound where its step comes later now, and all are to the prompt as it reads now."""
+    tokens = array("i", [version] * length)
+    old = Response(tokens, array("f", [-0.5] * length), tokens[:])
     run = Run(http, 1)
+    run.version = 7
     wanted = run.world.ctx.spec.sampling.answers_per_prompt
-    run.ahead.restore(encode([Work(Prompt("0/0", (), {}), [old.copy() for _ in range(wanted + more)])]))
-    run.join()
+    run.ahead.restore(encode([Work(Prompt("0/0", prompt, {}), [old.copy() for _ in range(wanted + more)])]))
+    server = run.join()
     run.publish()
     assert Counter(run.step()) == {f"0/{i}": wanted for i in range(PROMPTS)}
+    assert all(body["prompt"] == [1, 2] for body in server.asked), "nothing is gone on with"
+    run.end()
+
+
+def test_what_is_gone_on_with_may_be_as_old_as_its_step_allows(http):
+    """The first prompt of the second episode, begun when the weights of the last step came."""
+    run = Run(http, 2)
+    run.version = 7
+    begun = Response(array("i", [6]), array("f", [-0.5]), array("i", [6]))
+    run.ahead.restore(encode([Work(Prompt(f"0/{PROMPTS}", (1, 2), {}), [begun])]))
+    server = run.join()
+    run.publish()
+    run.step()
+    run.step()
+    assert [1, 2, 6] in [body["prompt"] for body in server.asked]
     run.end()
 
 
@@ -302,5 +324,5 @@ def test_a_blob_holds_whole_and_begun_responses_exactly():
 
 def exactly(works: list[Work]) -> None:
     found = decode(encode(works))
-    assert [(w.prompt.id, w.responses) for w in found] == [(w.prompt.id, w.responses) for w in works]
+    assert [(w.prompt, w.responses) for w in found] == [(w.prompt, w.responses) for w in works]
     assert decode(encode([])) == []
