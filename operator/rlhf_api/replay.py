@@ -1,10 +1,16 @@
 """`spec.replay`: how a step's responses reach training, and which earlier ones are trained on again."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from .base import Frozen, Positive, Sampler
+from .graph import Graph
+from .problems import Problem
+
+if TYPE_CHECKING:
+    from .spec import Spec
 
 BUILT_IN_SAMPLERS = ("uniform", "newest", "prioritized")
 EPISODES = "episodes/"
@@ -64,3 +70,13 @@ class Replay(Frozen):
     @property
     def sampler_is_import(self) -> bool:
         return ":" in self.sampler
+
+
+def unweighted(spec: "Spec", graph: Graph) -> Iterator[Problem]:
+    """Priorities in a job whose own graph has nothing to make them of."""
+    replay = spec.replay
+    if replay.sampler == "prioritized" and not any("advantages" in node.writes for node in graph.nodes):
+        message = f"draws by advantages, which the graph of {spec.algorithm!r} does not compute"
+        yield Problem(
+            replay.sampler_field, f"{message}; use uniform, newest or a function; got 'prioritized'"
+        )

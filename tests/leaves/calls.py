@@ -53,7 +53,7 @@ def serving(job: RLHFJob) -> Any:
             _fleet=fleet,
             _ctx=fleet._ctx,
             _episodes=issued,
-            _add=issued.append,
+            _add=lambda prompts, oldest: issued.append(prompts + oldest),
             _requests=begin,
         )
         RolloutsAhead.publish(ahead, 0, lambda: 1)

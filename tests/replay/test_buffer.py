@@ -7,8 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.api.manifests import job
 from tests.replay.made import episode, same, words
 
+from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.problems import InvalidJob
 from rlhf_api.replay import Replay
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
@@ -211,3 +213,12 @@ def test_whatever_else_it_does_is_one_clear_error(name, says):
         sampled_by(name, "relaySampleFn")
     assert [p.where for p in caught.value.problems] == ["spec.replay.relaySampleFn"]
     assert not re.search("\n", str(caught.value))
+
+
+def test_priorities_that_an_algorithm_of_ones_own_does_not_compute_are_refused():
+    """It has no advantages to draw by."""
+    own = ("spec.ppo={}", "spec.algorithm=examples.own_algorithm.best_of_n:ALGORITHM")
+    resolve(job(*own, "spec.replay={maxReplayEpisode: 2}").spec)
+    said = r"spec.replay.relaySampleFn: .* which the graph of 'examples.own_.*' does not compute; use uniform"
+    with pytest.raises(InvalidJob, match=said):
+        resolve(job(*own, "spec.replay={maxReplayEpisode: 2, relaySampleFn: prioritized}").spec)

@@ -297,6 +297,21 @@ def test_a_stream_goes_on_with_a_replacement(world, http):
     assert made[-1].requeued, "on record"
 
 
+class Cut(Generator):
+    """Loses the connection at the end of its first response, after its last token."""
+
+    async def _stream(self, response: Any, body: dict[str, Any], failing: bool) -> None:
+        await super()._stream(response, body, failing)
+        if body is self.asked[0]:
+            self._transport(response).close()
+
+
+def test_a_response_that_was_complete_when_its_generator_failed_is_an_answer(world, http):
+    world.announce(Cut(http, "alone"))
+    world.fleet.weights.publish(0)
+    assert [r.prompt.id for r in world.fleet.answer(PROMPTS).rollouts] == [p.id for p in PROMPTS]
+
+
 def test_weights_that_have_moved_since_a_batch_are_not_sent_as_the_version_that_sampled_it(world, http):
     """The one generator dies after a batch, and another one is there: it gets weights with the next stream."""
     first, second = Generator(http, "first", fails=4), Generator(http, "second")

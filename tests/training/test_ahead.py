@@ -17,6 +17,7 @@ from tests.trainer.test_fleet import World
 from rlhf_trainer.comms.frames import Kind
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.comms.roster import Stopped
+from rlhf_trainer.generation import requests
 from rlhf_trainer.generation.ahead import RolloutsAhead, decode, encode
 from rlhf_trainer.generation.work import Response, Work
 from rlhf_trainer.records import Prompt
@@ -54,8 +55,8 @@ class Run:
         self.ahead = RolloutsAhead(self.world.ctx, self.world.fleet)
         self.servers: list[Sampler] = []
 
-    def join(self, pause: float = 0.0) -> Sampler:
-        server = Sampler(self.http, f"s{len(self.world.sent.servers)}-{self.issued}-{len(self.servers)}")
+    def join(self, pause: float = 0.0, kind: type[Sampler] = Sampler) -> Sampler:
+        server = kind(self.http, f"s{len(self.world.sent.servers)}-{self.issued}-{len(self.servers)}")
         server.pause = pause
         self.servers.append(server)
         self.world.announce(*self.servers)
@@ -164,16 +165,110 @@ def test_what_was_begun_survives_a_snapshot(http):
     other.end()
 
 
-@pytest.mark.parametrize(("more", "length"), [(1, 1), (0, LENGTH + 1)], ids=["more", "longer"])
-def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, length):
-    """As after `sampling` was changed in a clone: a group has as many responses as the job says, and none is longer."""
-    old = Response(array("i", [7] * length), array("f", [-0.5] * length), array("i", [0] * length))
+class Lingering(Sampler):
+    """Says all that there is to say, and does not end the reply: as one that hangs right then."""
+
+    async def _stream(self, response: web.StreamResponse, body: dict[str, Any], failing: bool) -> None:
+        await super()._stream(response, body, failing)
+        while self.stuck:
+            await asyncio.sleep(0.01)
+
+
+def test_responses_that_are_complete_as_their_round_is_cut_off_are_answers(http, monkeypatch):
+    """They wait for no generator: nobody would be asked for them, and their step would wait for ever."""
+    monkeypatch.setattr(requests, "GRACE_SECONDS", 0.0)
     run = Run(http, 1)
+    server = run.join(kind=Lingering)
+    server.stuck = {1}
+    run.publish()
+    asked = run.world.fleet.ahead
+    eventually(lambda: any(work.whole for work in asked.works), "some are complete")
+    run.publish()
+    assert len(asked.works) == 2 * PROMPTS, "each is answered or waits"
+    server.stuck.clear()
+    assert run.step() == [f"0/{i}" for i in range(PROMPTS)]
+    run.end()
+
+
+class Held(Sampler):
+    """Requests from number `most` on wait."""
+
+    most = 0
+
+    async def _stream(self, response: web.StreamResponse, body: dict[str, Any], failing: bool) -> None:
+        number = len(self.asked)
+        while number > self.most:
+            await asyncio.sleep(0.01)
+        await super()._stream(response, body, failing)
+
+
+def test_generators_are_idle_once_the_last_response_has_come_and_not_before(http):
+    """Also where an episode of the round was taken meanwhile."""
+    run = Run(http, 2)
+    server: Any = run.join(kind=Held)
+    run.publish()
+    server.most = PROMPTS + 2
+    run.step()
+    server.most = 3 * PROMPTS - 1
+    asked = run.world.fleet.ahead
+    eventually(lambda: len(asked.answered) == 2 * PROMPTS - 1, "one is under way")
+    assert run.ahead.figures()["generators_idle_seconds"] == 0
+    server.most += 1
+    eventually(lambda: run.ahead.figures()["generators_idle_seconds"] > 0, "none is", timeout=10)
+    run.end()
+
+
+def test_a_generator_that_failed_and_has_new_weights_is_asked_again(http):
+    """It failed while the policy was trained, and took the weights that came of that."""
+    run = Run(http, 1)
+    failing, other = run.join(), run.join()
+    failing._fails = 0
+    run.publish()
+    asked = run.world.fleet.ahead
+    eventually(lambda: len(asked.answered) == 2 * PROMPTS, "the other one has answered everything")
+    assert failing.asked
+    run.step()
+    failing._fails, before = None, len(failing.asked)
+    run.publish()
+    assert run.world.sent.members[-1] == [failing.member.name, other.member.name]
+    run.step()
+    run.step()
+    assert len(failing.asked) > before
+    run.end()
+
+
+@pytest.mark.parametrize(
+    ("more", "length", "version", "prompt"),
+    [(1, 1, 6, (1, 2)), (0, LENGTH + 1, 6, (1, 2)), (0, 1, 5, (1, 2)), (0, 1, 6, (1, 3))],
+    ids=["more", "longer", "older", "prompt"],
+)
+def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, length, version, prompt):
+    """As after settings were changed in a clone: a group has as many responses as the job says, none is longer, or
+    older than the bound where its step comes later now, and all are to the prompt as it reads now."""
+    tokens = array("i", [version] * length)
+    old = Response(tokens, array("f", [-0.5] * length), tokens[:])
+    run = Run(http, 1)
+    run.version = 7
     wanted = run.world.ctx.spec.sampling.answers_per_prompt
-    run.ahead.restore(encode([Work(Prompt("0/0", (), {}), [old.copy() for _ in range(wanted + more)])]))
-    run.join()
+    run.ahead.restore(encode([Work(Prompt("0/0", prompt, {}), [old.copy() for _ in range(wanted + more)])]))
+    server = run.join()
     run.publish()
     assert Counter(run.step()) == {f"0/{i}": wanted for i in range(PROMPTS)}
+    assert all(body["prompt"] == [1, 2] for body in server.asked), "nothing is gone on with"
+    run.end()
+
+
+def test_what_is_gone_on_with_may_be_as_old_as_its_step_allows(http):
+    """The first prompt of the second episode, begun when the weights of the last step came."""
+    run = Run(http, 2)
+    run.version = 7
+    begun = Response(array("i", [6]), array("f", [-0.5]), array("i", [6]))
+    run.ahead.restore(encode([Work(Prompt(f"0/{PROMPTS}", (1, 2), {}), [begun])]))
+    server = run.join()
+    run.publish()
+    run.step()
+    run.step()
+    assert [1, 2, 6] in [body["prompt"] for body in server.asked]
     run.end()
 
 
@@ -229,5 +324,5 @@ def test_a_blob_holds_whole_and_begun_responses_exactly():
 
 def exactly(works: list[Work]) -> None:
     found = decode(encode(works))
-    assert [(w.prompt.id, w.responses) for w in found] == [(w.prompt.id, w.responses) for w in works]
+    assert [(w.prompt, w.responses) for w in found] == [(w.prompt, w.responses) for w in works]
     assert decode(encode([])) == []

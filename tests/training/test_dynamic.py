@@ -4,9 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
+import torch
 from examples.own_algorithm.best_of_n import ALGORITHM, graph
 from tests.replay.ppo_worker import Generators
-from tests.training.running import Job, resumed_is_whole
+from tests.training.running import Job, low_tokens, resumed_is_whole
+from torch import Tensor
 
 from rlhf_api.base import Frozen
 from rlhf_api.graph import CRITIC, SEQUENCES, Graph, Train
@@ -15,7 +17,7 @@ from rlhf_api.spec import Spec
 from rlhf_trainer.context import TrainerContext
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.records import Prompt, Sequences
 
 
 class Keep(Frozen):
@@ -73,6 +75,30 @@ def test_minibatches_of_different_sizes_are_refused():
     said = r"spec.replay.streamDataLoaderType: .*: train_policy 8, train_critic 4; give all the same"
     with pytest.raises(InvalidJob, match=said):
         own("UNEQUAL", "spec.custom.critic=true")
+
+
+class Asked(Generators):
+    """The first prompt that is answered was asked of two generators, which is told when the stream ends."""
+
+    def stream(self, prompts: list[Prompt], size: int | None) -> Iterator[Responses]:
+        first, rest = super().stream(prompts, size)
+        yield first
+        yield replace(rest, requeued=[first.rollouts[0].prompt.id])
+
+
+def test_a_prompt_that_was_asked_twice_and_has_no_score_is_dropped():
+    """In a minibatch before the last."""
+
+    def score(sequences: Sequences, rows: object) -> Tensor:
+        scores = low_tokens(sequences, rows)
+        scores[:4] = torch.nan if len(sequences) == 8 else 0.0
+        return scores
+
+    made = "klCoefficient: 0, minibatchSize: 8"
+    job = Job("grpo", made, *DYNAMIC, score=score, fleet=lambda ctx, models: Asked(ctx, models["policy"]))
+    job.steps(0, 1)
+    assert (job.ledger().dropped, job.ledger().lost) == (1, 0)
+    assert len(job.positions("trained")) == 7
 
 
 class Dying(Generators):

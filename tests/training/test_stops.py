@@ -1,18 +1,29 @@
 """A stop while others work on a step: as if the step had not begun, and nothing is lost or trained on twice."""
 
+import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.training.running import Job, low_tokens
+from tests.replay.ppo_worker import Generators
+from tests.training.running import RANKS, Job, low_tokens
+from tests.training.test_dynamic import DYNAMIC
 
+from rlhf_api.run import EXIT_SUSPENDED
+from rlhf_store.archive import Archive
+from rlhf_store.committing import Committer
+from rlhf_store.retention import Retention
+from rlhf_trainer.checkpoint.reading import Snapshot
+from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.generation.shared import generate_shared
-from rlhf_trainer.records import Sequences
-from rlhf_trainer.training.loop import _evaluate
+from rlhf_trainer.records import Prompt, Sequences
+from rlhf_trainer.training.loop import _evaluate, train
 
 
 class Fleet:
@@ -31,6 +42,9 @@ class Fleet:
 
     def figures(self) -> dict[str, float]:
         return {}
+
+    def changed(self) -> str:
+        return ""
 
     def answer(self, prompts: list[Any], sampling: Any, penalties: Any) -> Responses:
         if self.stopping:
@@ -175,3 +189,88 @@ def test_a_stop_while_a_policy_is_evaluated_leaves_that_out_unless_it_is_the_las
     assert _evaluate(ctx, task, None, 3) is None
     with pytest.raises(Stopped):
         _evaluate(ctx, task, None, 4)
+
+
+def run_until_stopped(job: Job, folder: Path) -> Snapshot:
+    """By the loop itself; the checkpoint that it leaves, which is its only one."""
+    job.ctx.services.control.checkpoint_requested = threading.Event()
+    archive = Archive(f"file://{folder}")
+    committer = Committer.take_over(archive, Retention(last=9))
+    with Saver(RANKS, archive, committer, committed=lambda _: None) as saver:
+        assert train(job.ctx, job.task, saver, (), None) == EXIT_SUSPENDED
+    (entry,) = archive.entries()
+    return Snapshot.open(RANKS, archive, entry)
+
+
+def test_a_stop_while_generators_are_awaited_for_new_weights_saves_the_step_that_made_them(tmp_path):
+    """As where all is stopped at once, and the generators end first."""
+    job, fleet = with_fleet()
+    publish = fleet.publish
+
+    def awaited(version: int) -> None:
+        if version == 3:
+            job.ctx.stop.set()
+            raise Stopped("stopped while waiting for the generators")
+        publish(version)
+
+    fleet.publish = awaited  # type: ignore[method-assign]
+    assert run_until_stopped(job, tmp_path).step == 3
+    assert job.positions("trained") == list(range(24))
+
+
+class Streaming(Generators):
+    """Stopped in its third step, before a batch or after one."""
+
+    def __init__(self, job: Any, policy: Any, after: int) -> None:
+        super().__init__(job, policy)
+        self._after = after
+        self.weights.changed = lambda: ""  # type: ignore[attr-defined]
+
+    def stream(self, prompts: list[Prompt], size: int | None) -> Iterator[Responses]:
+        for number, batch in enumerate(super().stream(prompts, size)):
+            if self.weights.version == 2 and number == self._after:
+                self._ctx.stop.set()
+                raise Stopped("stopped while the generators were at work")
+            yield batch
+
+
+def dynamic(after: int = 9, **more: Any) -> Job:
+    made = "klCoefficient: 0, minibatchSize: 8"
+    return Job(
+        "grpo", made, *DYNAMIC, fleet=lambda ctx, models: Streaming(ctx, models["policy"], after), **more
+    )
+
+
+@pytest.mark.parametrize(("after", "step", "trained"), [(0, 2, 16), (1, 3, 18)])
+def test_a_stop_while_minibatches_come_keeps_what_was_trained_on(after, step, trained, tmp_path):
+    """As if the step had not begun, before the first; else the step is of those that came."""
+    cut = run_until_stopped(dynamic(after), tmp_path)
+    assert cut.step == step
+    resumed = dynamic()
+    resumed.task.restore(cut)
+    assert len(resumed.positions("trained")) == trained
+    assert resumed.ledger().lost == 0
+    resumed.steps(step, 5)
+    assert resumed.ledger().lost == 0
+    assert resumed.positions("trained") == resumed.positions("issued"), "all, and none twice"
+
+
+def test_a_stop_while_a_minibatch_is_scored_puts_its_prompts_back(tmp_path):
+    calls = list[int]()
+
+    def stops(sequences: Sequences, rows: Any) -> torch.Tensor:
+        calls.append(len(sequences))
+        if len(calls) == 4:
+            job.ctx.stop.set()
+            raise Stopped("stopped while the reward was scoring")
+        return low_tokens(sequences, rows)
+
+    job = dynamic(score=stops)
+    cut = run_until_stopped(job, tmp_path)
+    assert (cut.step, calls) == (2, [8, 24, 8, 24])
+    assert len(job.positions("trained")) == 8 + 2
+    resumed = dynamic()
+    resumed.task.restore(cut)
+    resumed.steps(2, 4)
+    assert resumed.ledger().lost == 0
+    assert resumed.positions("trained") == resumed.positions("issued")

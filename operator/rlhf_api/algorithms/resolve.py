@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from .. import dynamic, rollout
+from .. import dynamic, replay, rollout
 from ..base import Frozen
 from ..graph import Graph, GraphError, Score
 from ..imports import named_object
@@ -29,9 +29,9 @@ def resolve(spec: Spec) -> Resolved:
     """The graph and the settings of a job.
 
     Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run,
-    reads other scores than `spec.reward.fineGrained` makes, trains on other minibatches than `dynamic` can or lacks
-    the correction that `spec.rollout` sets, or the graph has other roles and models than `spec.custom` says, by which
-    the job's processes were planned.
+    reads other scores than `spec.reward.fineGrained` makes, trains on other minibatches than `dynamic` can, lacks the
+    correction that `spec.rollout` sets or the advantages that replay is to draw by, or the graph has other roles and
+    models than `spec.custom` says, by which the job's processes were planned.
     """
     if algorithm_of(spec) is not CUSTOM:
         return Resolved(graph_of(spec), settings_of(spec))
@@ -54,7 +54,11 @@ def resolve(spec: Spec) -> Resolved:
         reads = "whole responses" if fine_grained else "each token (Score(per_token=True))"
         message = f"the graph of {spec.algorithm!r} reads scores of {reads}; got {show(fine_grained)}"
         raise InvalidJob([Problem("spec.reward.fineGrained", message)])
-    problems = [*dynamic.problems(spec, graph), *rollout.uncorrected(spec, graph)]
+    problems = [
+        *dynamic.problems(spec, graph),
+        *rollout.uncorrected(spec, graph),
+        *replay.unweighted(spec, graph),
+    ]
     if algorithm.rules is not None:
         problems += algorithm.rules(spec, "spec.custom.settings", settings)
     if problems:

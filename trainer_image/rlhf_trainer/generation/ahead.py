@@ -50,8 +50,9 @@ class RolloutsAhead:
         self._last = [], []
         self._renew(version)
         spec = self._ctx.spec
-        while len(self._episodes) < min(spec.rollout.max_staleness + 1, spec.steps - version) - collected:
-            self._add(issue())
+        most = spec.rollout.max_staleness
+        while (later := len(self._episodes) + collected) < min(most + 1, spec.steps - version):
+            self._add(issue(), oldest=version + later - most)
         self._requests.begin()
 
     def episode(self) -> Responses:
@@ -102,21 +103,26 @@ class RolloutsAhead:
         self._fleet.weights.publish(version)
         self._requests.end()
 
-    def _add(self, prompts: list[Prompt]) -> None:
+    def _add(self, prompts: list[Prompt], *, oldest: int) -> None:
+        """Requests an episode, whose tokens may be of weight version `oldest` and later."""
         self._episodes.append(prompts)
         if self._ctx.ranks.first:
-            works = [self._begun(work) for work in self._fleet.fresh(prompts)]
+            works = [self._begun(work, oldest) for work in self._fleet.fresh(prompts)]
             for work, prompt in zip(works, prompts, strict=True):
                 work.prompt = prompt
             self._requests.answered |= {work.prompt.id: work for work in works if work.whole}
             self._requests.waiting += [work for work in works if not work.whole]
 
-    def _begun(self, fresh: Work) -> Work:
-        """What a snapshot has of a prompt, unless the job now asks for another number of responses, or shorter ones."""
-        work = self._restored.pop(fresh.prompt.id, fresh)
-        longest = max(len(response.tokens) for response in work.responses)
-        same = len(work.responses) == len(fresh.responses)
-        return work if same and longest <= self._ctx.spec.sampling.max_new_tokens else fresh
+    def _begun(self, fresh: Work, oldest: int) -> Work:
+        """What a snapshot has of a prompt, unless the job now asks for another number of responses, for shorter or
+        younger ones, or the prompt reads otherwise."""
+        work, longest = self._restored.pop(fresh.prompt.id, fresh), self._ctx.spec.sampling.max_new_tokens
+        same = work.prompt.tokens == fresh.prompt.tokens and len(work.responses) == len(fresh.responses)
+        fits = all(
+            len(response.tokens) <= longest and min(response.versions, default=oldest) >= oldest
+            for response in work.responses
+        )
+        return work if same and fits else fresh
 
     def _wait(self, prompts: list[Prompt]) -> str:
         requests, missing = self._requests, [prompt.id for prompt in prompts]
@@ -145,13 +151,14 @@ class RolloutsAhead:
 
 def encode(works: Iterable[Work]) -> bytes:
     """Responses by the ids of their prompts: int64 `tokens`, `versions` and float32 `logprobs`, end to end; int32
-    `kept_counts` and `kept` where tokens have sampling masks."""
+    `prompts`, their tokens, and `kept_counts` and `kept` where tokens have sampling masks."""
     works = list(works)
     responses = [response for work in works for response in work.responses]
     arrays = {
         "tokens": flat_ints(r.tokens for r in responses),
         "logprobs": flat_floats(r.logprobs for r in responses),
         "versions": flat_ints(r.versions for r in responses),
+        "prompts": flat_int32s(work.prompt.tokens for work in works),
     }
     if any(r.kept_counts for r in responses):
         arrays |= {
@@ -159,16 +166,19 @@ def encode(works: Iterable[Work]) -> bytes:
             "kept": flat_int32s(r.kept for r in responses),
         }
     said = [[work.prompt.id, [[len(r.tokens), r.end] for r in work.responses]] for work in works]
-    return wire.encode(arrays, {"works": said})
+    return wire.encode(arrays, {"works": said, "prompts": [len(work.prompt.tokens) for work in works]})
 
 
 def decode(data: bytes) -> list[Work]:
-    """Inverse of `encode`; prompts have ids only. Raises ValueError for invalid data."""
+    """Inverse of `encode`; prompts have ids and tokens only, in data of an earlier release ids alone. Raises ValueError
+    for invalid data."""
     arrays, header = wire.decode(data)
+    lengths = header.get("prompts", [0] * len(header["works"]))
+    prompts = arrays.get("prompts", torch.zeros(0)).split(lengths)
     at, kept_at, works = 0, 0, list[Work]()
     counts, kept = (arrays.get(name, torch.zeros(0)).tolist() for name in ("kept_counts", "kept"))
-    for prompt_id, responses in header["works"]:
-        work = Work(Prompt(prompt_id, (), {}), [])
+    for (prompt_id, responses), prompt in zip(header["works"], prompts, strict=True):
+        work = Work(Prompt(prompt_id, tuple(prompt.tolist()), {}), [])
         for length, end in responses:
             tokens, logprobs, versions = (
                 array(kind, arrays[name][at : at + length].tolist())

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..comms.dispatch import Switches
 from ..comms.roster import Stopped, Unavailable
@@ -49,18 +49,18 @@ class Requests:
         self._round: Future[Round] | None = None
         self._switches = Switches()
         self._news = threading.Event()
-        self._arrivals = self._before = self._fruitless = 0
+        self._arrivals = self._before = self._last = self._fruitless = 0
         self._idle_since: float | None = None
         self._idle = 0.0
 
     def begin(self) -> None:
         """Starts a round with all waiting prompts; no other may be running."""
         assert self._round is None
-        self.waiting = [work for work in self.waiting if not work.whole]
         if not self.waiting:
             return
         self._idle, self._idle_since = self.idle_seconds, None
         self._switches, self._before = Switches(), self._arrivals
+        self._last = self._arrivals + len(self.waiting)
         self._round = self._start(self.waiting, self._arrived, self._switches)
         self._round.add_done_callback(lambda _: self._news.set())
 
@@ -90,14 +90,15 @@ class Requests:
         self._switches.closing = True
 
     def end(self) -> None:
-        """Ends the round, whose generators have new weights by now; incomplete prompts wait for the next one."""
+        """Ends the round, whose generators have new weights by now, also those that had failed in it; incomplete
+        prompts wait for the next one."""
         if self._round is None:
             return
         self.close()
         with suppress(TimeoutError):
             self._round.result(GRACE_SECONDS)
         self._switches.over = True
-        self._settle(self._round.result())
+        self._settle(replace(self._round.result(), failed={}))
 
     def forget(self, ids: Set[str]) -> None:
         """Drops prompts that are continued elsewhere."""
@@ -126,7 +127,7 @@ class Requests:
     def _arrived(self, work: Work) -> None:
         self.answered[work.prompt.id] = work
         self._arrivals += 1
-        if self._arrivals - self._before == len(self.waiting):
+        if self._arrivals == self._last:
             self._idle_since = time.monotonic()
         self._news.set()
 
@@ -134,7 +135,9 @@ class Requests:
         self._round = None
         if self._idle_since is None:
             self._idle_since = time.monotonic()
-        self.waiting = list(outcome.unanswered)
+        # A reply may be complete, and the round cut off before it is told.
+        self.answered |= {work.prompt.id: work for work in outcome.unanswered if work.whole}
+        self.waiting = [work for work in outcome.unanswered if not work.whole]
         self.refused |= {work.prompt.id: why for work, why in outcome.refused}
         self.requeued += [work.prompt.id for work in outcome.requeued]
         self._failed(outcome.failed)

@@ -4,6 +4,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import isfinite
 from statistics import fmean
 from typing import Any, Protocol, cast
@@ -38,7 +39,8 @@ class Task(Protocol):
         """Collects the data of the next step, unless it has it already; returns metrics."""
 
     def train(self, step: int) -> dict[str, float]:
-        """One training step on the collected data; returns metrics."""
+        """One training step on the collected data; returns metrics. Raises Stopped, on every rank, where it has trained
+        on nothing yet, as if the step had not begun."""
 
     def other_weights(self) -> str:
         """Names of generators whose served weights differ from what was sent, or ''. The same on every rank."""
@@ -100,20 +102,21 @@ def train(
         began = time.perf_counter()
         try:
             figures = task.collect(step)
+            if ctx.stop_requested():  # the collected data is saved too and trained on after `--resume`
+                return _suspend(ctx, task, saver, monitor, step)
+            ctx.report(activity="training")
+            trained = time.perf_counter()
+            figures |= task.train(step)
         except Stopped:  # on every rank, as if the step had not begun
             return _suspend(ctx, task, saver, monitor, step)
-        if ctx.stop_requested():  # the collected data is saved too and trained on after `--resume`
-            return _suspend(ctx, task, saver, monitor, step)
-        ctx.report(activity="training")
-        trained = time.perf_counter()
-        figures |= task.train(step)
         # Before these weights are served or saved.
         monitor.check(figures, step + 1, task.other_weights())
         figures["train_seconds"] = time.perf_counter() - trained
         step += 1
         ctx.report(activity="publishing weights")
         published = time.perf_counter()
-        figures |= task.publish(step)
+        with suppress(Stopped):  # on every rank; the next turn saves the step
+            figures |= task.publish(step)
         figures["broadcast_seconds"] = time.perf_counter() - published
         figures["seconds"] = time.perf_counter() - began
         _record(ctx, metrics, step, figures)

@@ -82,14 +82,11 @@ class OnlineTask(GraphTask):
             return self._metrics.collected(self._pending.columns, {})
         if self._spec.replay.dynamic:
             return {}
-        before, drawn = self._source.state(None), save_generators(self._ctx.ranks)
-        running = deepcopy(self._op_ctx.state)
+        put_back = self._moment()
         try:
             self._pending, timings = self._collector.episode(step + 1)
         except Stopped:
-            self._source.restore(before, None)
-            restore_generators(self._ctx.ranks, drawn)
-            self._op_ctx.state = running
+            put_back(None)
             if self._collector.ahead is not None:
                 self._collector.ahead.put_back()
             raise
@@ -177,19 +174,39 @@ class OnlineTask(GraphTask):
             issue = partial(self._source.issue, self._spec.data.prompts_per_step)
             ahead.publish(version, issue, collected=self._pending is not None)
 
+    def _moment(self) -> Callable[[Episode | None], None]:
+        """Puts prompts, random generators and running state back to this moment, but for the prompts of an episode that
+        was collected before. A collective."""
+        before, drawn = self._source.state(None), save_generators(self._ctx.ranks)
+        running = deepcopy(self._op_ctx.state)
+
+        def put_back(collected: Episode | None) -> None:
+            self._source.restore(before, collected)
+            restore_generators(self._ctx.ranks, drawn)
+            self._op_ctx.state = running
+
+        return put_back
+
     def _train_as_they_come(self, step: int, updates: Updates) -> tuple[Episode, dict[str, float]]:
-        """First pass over the step's responses, a minibatch at a time, while the generators continue."""
+        """First pass over the step's responses, a minibatch at a time, while the generators continue. A stop ends it
+        with those that came; the other prompts are put back. Raises Stopped if none did."""
         self._ctx.report(activity="generating and training")
         parts, agreement, seconds = list[Episode](), dict[str, float](), Counter[str]()
         (size,) = {node.minibatch_size for node in self._graph.train}
-        for part, timings in self._collector.stream(step + 1, size):
-            seconds.update(timings)
-            if part is None:
-                continue
-            if not parts and not self._collector.stale:
-                agreement = self._metrics.agreement(part.columns)
-            parts.append(part)
-            updates.run(part.columns, whole=True)
+        put_back = self._moment()
+        try:
+            for part, timings in self._collector.stream(step + 1, size):
+                seconds.update(timings)
+                if part is not None:
+                    if not parts and not self._collector.stale:
+                        agreement = self._metrics.agreement(part.columns)
+                    parts.append(part)
+                    updates.run(part.columns, whole=True)
+                put_back = self._moment()
+        except Stopped:  # on every rank
+            put_back(joined(parts) if parts else None)
+            if not parts:
+                raise
         episode = joined(parts)
         return episode, self._metrics.collected(episode.columns, dict(seconds)) | agreement
 

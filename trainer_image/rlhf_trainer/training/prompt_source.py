@@ -108,12 +108,12 @@ class PromptSource:
             raise InvalidJob([Problem("spec.data.train", message)])
         self._ledger, self._stream.position = ledger, state["position"]
         self._stream.reorders = tuple(state.get("reorders", ()))
-        self._again = dict(state.get("held", ()))
         self.places = (
             dict(zip(pending.prompt_ids, pending.columns["position"].tolist(), strict=True))
             if pending
             else {}
         )
+        self._again = {name: at for name, at in state.get("held", ()) if name not in self.places}
         self._tell()
 
     def _settle(self, positions: Sequence[int]) -> None:

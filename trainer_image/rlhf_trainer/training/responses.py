@@ -71,7 +71,8 @@ def message(answers: Responses, places: Mapping[str, int]) -> Message:
         dropped.setdefault(reason, []).append(places[prompt_id])
     header: dict[str, Any] = {
         "ids": [r.prompt.id for r in rollouts],
-        "requeued": [places[prompt_id] for prompt_id in answers.requeued],
+        # Told when the stream ends: some may have been dropped meanwhile.
+        "requeued": [places[prompt_id] for prompt_id in answers.requeued if prompt_id in places],
         "dropped": dropped,
         "unanswered": [places[prompt_id] for prompt_id in answers.unanswered],
     }
