@@ -47,8 +47,8 @@ class FunctionPool:
         return even_calls(count, self.concurrency)
 
     async def start(self) -> None:
-        """Imports the function in a first process. Raises InvalidJob where it cannot be imported, RuntimeError where the
-        process ends over it."""
+        """Imports the function in a first process. Raises InvalidJob where it cannot be imported, and RuntimeError if
+        the process ends over it."""
         try:
             self._idle.append(await self._started())
         except _Ended as error:
