@@ -16,6 +16,7 @@ from .algorithms.ppo import PPO
 from .base import Frozen
 from .graph import CRITIC
 from .problems import Problem, show
+from .rewards import RewardFunction
 from .roles import Role
 from .run import roles_of
 from .spec import Spec
@@ -164,9 +165,9 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
 
 
 def without_effect(spec: Spec) -> list[str]:
-    """Lines about fields that act again with another number: those of larger steps in a step of one update, and a
-    reward model whose weight is 0. Said and not refused, as the number is what is changed from run to run. And about a
-    penalty that hardly acts."""
+    """Lines about fields that act again with another number: those of larger steps in a step of one update, a
+    reward model whose weight is 0, times of calls beyond those of chunks. Said and not refused, as the number is what
+    is changed from run to run. And about a penalty that hardly acts."""
     idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
     why = "a step is one update, of a model that has not moved from what it is compared with"
     lines = [f"without effect: {', '.join(idle)}; {why}"] if idle else []
@@ -174,7 +175,18 @@ def without_effect(spec: Spec) -> list[str]:
     scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
     if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
         lines.append("without effect: spec.model.reward; spec.reward.modelWeight is 0")
-    return lines
+    return lines + _cut_short(spec)
+
+
+def _cut_short(spec: Spec) -> list[str]:
+    """Times of a reward's calls that are those of a whole chunk or more."""
+    default, most = RewardFunction.model_fields["timeout_seconds"].default, spec.reward.timeout_seconds
+    why = f"spec.reward.timeoutSeconds ends calls before, after {most} s with all retries; make that larger"
+    return [
+        f"without effect: spec.reward.functions[{i}].timeoutSeconds {entry.timeout_seconds}; {why}"
+        for i, entry in enumerate(spec.reward.functions)
+        if entry.timeout_seconds >= most and entry.timeout_seconds != default
+    ]
 
 
 def _weak_penalty(spec: Spec) -> list[str]:

@@ -307,6 +307,17 @@ def test_a_reward_model_of_no_weight_is_said_unless_a_critic_starts_from_it(over
 
 
 @pytest.mark.parametrize(
+    ("seconds", "chunk", "said"), [(300, 120, True), (119, 120, False), (300, 400, False), (30, 20, False)]
+)
+def test_a_time_for_a_call_that_its_chunk_does_not_have_is_said(seconds, chunk, said) -> None:
+    functions = f"[{{function: 'a:b'}}, {{function: 'a:c', timeoutSeconds: {seconds}}}]"
+    spec = job(f"spec.reward.functions={functions}", f"spec.reward.timeoutSeconds={chunk}").spec
+    line = "without effect: spec.reward.functions[1].timeoutSeconds 300; spec.reward.timeoutSeconds ends"
+    line = f"{line} calls before, after 120 s with all retries; make that larger"
+    assert without_effect(spec) == ([line] if said else [])
+
+
+@pytest.mark.parametrize(
     ("settings", "weak"), [("", ""), (", klIn: reward", "k3"), (", klIn: reward, klEstimator: k1", "")]
 )
 def test_an_estimator_that_holds_nothing_back_as_a_reward_is_said(settings, weak) -> None:

@@ -24,6 +24,8 @@ HOSTILE = (
     *(
         "sampling.answersPerPrompt=8",
         "ppo.overlongFilter=true",
+        "ppo.overlongBuffer=20",
+        "ppo.overlongPenalty=2.0",
         "ppo.dynamicSampling=3",
         "ppo.balanceTokens=true",
         "ppo.criticWarmupSteps=9",

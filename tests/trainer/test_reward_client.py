@@ -87,8 +87,18 @@ def test_a_few_without_a_score_are_named_and_counted(job):
     assert client.failures == job.failing
     assert (len(job.asked), job.told) == (1, [])
     expected = {"reward_judge_mean": 21 / 6, "reward_judge_failed": 2, "reward_judge_seconds": 0.5}
-    assert client.take_metrics() == expected | {"responses_dropped": 2}
+    assert client.take_metrics() == expected | {"responses_dropped": 2, "responses_dropped_share": 0.25}
     assert client.take_metrics() == {}
+
+
+def test_the_share_without_a_score_is_of_all_responses_of_the_step(job):
+    """Of those too whose groups dynamic sampling filters out afterwards."""
+    job.failing = {2: "judge: no answer", 5: "judge: no answer"}
+    client = job.client()
+    client.ask(SEQUENCES, "scores", ROWS)
+    job.failing = {}
+    client.ask(SEQUENCES, "scores", ROWS)
+    assert client.take_metrics()["responses_dropped_share"] == 2 / 16
 
 
 def test_scores_of_tokens_are_missing_for_all_tokens_of_a_response(job):

@@ -1,6 +1,7 @@
 """Scores of functions in processes of their own, of models, and of both."""
 
 import asyncio
+import re
 import threading
 import time
 
@@ -54,6 +55,9 @@ def raises(_prompts, _responses, rows):
 
 
 def one_for_all(prompts, responses, rows): return [1.0]
+def by_place(_p, responses, _r): return {i: 0.5 for i in range(len(responses))}
+def once_each(_p, responses, _r): return {len(response) / 2 for response in responses}
+def raw(_p, responses, _r): return bytes(len(responses))
 def nothing(*_): return None
 def a_float(*_): return 0.5
 def nan(_p, responses, _r): return [float("nan") if r == "b" else 0.0 for r in responses]
@@ -77,6 +81,7 @@ def of_tokens(_p, responses, _r, tokens):
     return [[float(len(text)) for text in found] for found in tokens]
 def some(_p, responses, _r, tokens): return [[1.0] for _ in tokens]
 def not_all_finite(_p, _r, _rows, tokens): return [[float("nan")] * len(found) for found in tokens]
+def by_token(_p, responses, _r, tokens): return [dict.fromkeys(range(len(found)), 0.5) for found in tokens]
 def several(_p, responses, _r): return [[1.0, 2.0] for _ in responses]
 def with_or_without(_p, responses, _r, tokens=None): return [1.0 if tokens is None else 2.0 for _ in responses]
 
@@ -95,6 +100,14 @@ def refused():
 
 def memory():
     raise MemoryError("too much")
+
+
+def hangs_alone(_prompts, responses, _rows):
+    if len(responses) > 1:
+        os._exit(3)
+    if responses == ["b"]:
+        time.sleep(3600)
+    return [1.0]
 
 
 hangs = ends(lambda: time.sleep(3600))
@@ -174,6 +187,9 @@ def test_functions_see_texts_and_rows_and_are_weighted(score):
         ("one_for_all", "returned 1 scores for 2 responses"),
         ("nothing", "returned a NoneType, not a list of one number for each response"),
         ("a_float", "returned a float, not a list"),
+        ("by_place", "returned a dict, not a list"),
+        ("once_each", "returned a set, not a list"),
+        ("raw", "returned a bytes, not a list"),
         ("nan", "scores must be finite numbers; got NaN for 'b'"),
         ("infinite", "finite numbers; got Infinity for 'b'"),
         ("huge", r"scores are of at most 3\.4e\+38; got 1000"),
@@ -232,6 +248,7 @@ def test_a_response_without_scores_has_none_for_any_token(score):
         ("some", "returned 1 numbers for 8 tokens, of 'morning'; return one for each, or one in all", True),
         ("several", "returned 2 numbers for 8 tokens", True),
         ("not_all_finite", "finite numbers; got NaN for 'morning'", True),
+        ("by_token", "finite numbers; got .* for 'morning'", True),
         (
             "several",
             "returned several numbers for 'morning'; rewards of tokens need .*fineGrained: true",
@@ -322,10 +339,16 @@ def test_what_a_hanging_function_started_is_ended_with_it(score, tmp_path):
 def test_a_batch_has_a_deadline_whatever_its_functions_do(score):
     """What has a score by then keeps it."""
     scores, report = score(("hangs", 1.0), seconds=10.0)
-    assert report.failures == dict.fromkeys((0, 1), "hangs: no score within 10 s"), (
-        "one call of two responses"
-    )
+    late = "hangs: no score within 10 s, which spec.reward.timeoutSeconds gives"
+    assert report.failures == dict.fromkeys((0, 1), late), "one call of two responses"
     assert scores[2:].tolist() == [1.0, 1.0]
+
+
+def test_what_was_scored_alone_keeps_its_score_when_the_time_is_over(score):
+    """The others of its call may hang for all of it."""
+    scores, report = score(("hangs_alone", 1.0), seconds=10.0)
+    assert scores[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
+    assert list(report.failures) == [1]
 
 
 def test_a_failure_is_tried_again(score, tmp_path):
@@ -343,6 +366,17 @@ def test_a_failure_is_tried_again(score, tmp_path):
 def test_a_function_that_cannot_be_imported_ends_the_role(score):
     with pytest.raises(InvalidJob, match="'functions_of_this_test:no_such' cannot be imported: AttributeErr"):
         score(("no_such", 1.0))
+
+
+def test_a_function_whose_process_ends_over_its_import_is_named(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "ends_over_its_import.py").write_text("raise SystemExit(3)\n")
+    pool = FunctionPool(WHERE, "ends_over_its_import:f", concurrency=1, timeout=60.0)
+    words = (
+        f"{WHERE}: 'ends_over_its_import:f' was not imported: the function's process ended with exit code 3"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        asyncio.run(pool.start())
 
 
 def test_a_models_score_that_is_not_finite_is_a_failure_and_not_a_score(score):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.support.forks import run_ranks
 from tests.training.running import RANKS, Job, low_tokens
 
 from rlhf_api.rows import AnswerRow, PairRow, PromptRow
@@ -130,3 +131,9 @@ def test_a_stop_during_an_evaluation_loses_no_step():
     weights, state = job.weights(), job.task.state()
     assert job.task.evaluate(1) == [], "the second set was stopped: no mean of the first alone"
     assert (job.weights(), job.task.state(), len(calls)) == (weights, state, 3)
+
+
+def test_a_stop_while_responses_are_judged_stops_all_ranks_there(tmp_path):
+    """Those without the judge would begin the next set, and wait there for ever for rank 0, which saves."""
+    said = run_ranks(2, "tests.training.evaluation_ranks", folder=tmp_path)
+    assert said == ["stopped while held-out responses were judged\nsaving\n"] * 2

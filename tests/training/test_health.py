@@ -118,6 +118,29 @@ def test_a_metric_that_no_step_has_is_named_once_every_model_is_trained():
     )
 
 
+@pytest.mark.parametrize("metric", ["token_mult_prob_error", "responses_dropped_share", "reward_judge_mean"])
+def test_a_rule_that_is_new_in_a_resumed_run_waits_for_a_metric_that_single_steps_lack(metric):
+    """All tokens may be of older weights, and responses that came with the checkpoint were scored before."""
+    rules, others = (
+        health({"metric": metric, "above": 1, "action": "fail"}),
+        {"loss": 1.0, "reward_mean": 0.5},
+    )
+    verdict = judge(rules, {}, others, 57, begun=True)
+    assert verdict.unknown == ()
+    verdict = judge(rules, verdict.watches, others | {"responses_dropped": 0.0, metric: 2.0}, 58, begun=True)
+    assert verdict.breach is not None
+    assert verdict.breach.message == f"{metric} 2 is above 1 in step 58"
+
+
+@pytest.mark.parametrize(
+    ("metric", "step"), [("token_mult_prob_error", 1), ("reward_juge_mean", 57), ("kl_maen", 57)]
+)
+def test_a_metric_that_the_step_should_have_is_still_missed(metric, step):
+    figures = {"loss": 1.0, "reward_mean": 0.5, "responses_dropped": 0.0}
+    rules = health({"metric": metric, "above": 1, "action": "fail"})
+    assert len(judge(rules, {}, figures, step, begun=True).unknown) == 1
+
+
 def test_generators_that_serve_another_policy_fail_the_job():
     figures = {"loss": 1.0, "logprob_difference": 0.5}
     breach = judge(Health(), {}, figures, 7, begun=True).breach

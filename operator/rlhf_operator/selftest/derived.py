@@ -11,6 +11,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithms import CUSTOM, algorithm_of, graph_of, settings_of
+from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.graph import CRITIC
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
@@ -92,6 +93,7 @@ def _settings(spec: Spec, responses: int) -> Overrides:
     most = {"minibatch_size": responses, "value_minibatch_size": responses}
     off = {"dynamic_sampling": 0, "overlong_filter": False, "overlong_buffer": 0, "critic_warmup_steps": 0}
     off |= {"balance_tokens": False}  # a step may be one update
+    off |= {"overlong_penalty": PolicyGradient.model_fields["overlong_penalty"].default}  # of a buffer alone
     wanted = {name: min(own, size) for name, size in most.items() if (own := getattr(settings, name, None))}
     wanted |= {name: value for name, value in off.items() if getattr(settings, name, value) != value}
     return {f"{section}.{to_camel(name)}": value for name, value in wanted.items()}

@@ -12,7 +12,7 @@ from typing import Any, Self
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
-from .samples import Failure, Result, Sample, even_calls, failed
+from .samples import CallFailure, Failure, Result, Sample, even_calls, failed
 
 START_SECONDS = 300.0
 """Deadline of a worker process to import the function, seconds."""
@@ -33,8 +33,8 @@ async def start(where: str, entry: RewardFunction) -> "FunctionPool":
 class FunctionPool:
     """Up to `concurrency` worker processes of a function, started on demand. Implements `Scorer`.
 
-    A call that exceeds its timeout kills its process and that process's children; the next call starts another. A
-    failed call for several responses is repeated for each one alone, so that the others get their scores.
+    A call that exceeds its timeout kills its process and that process's children; the next call starts another. Where a
+    call for several responses fails, each of them has a CallFailure, so that the others get their scores.
     """
 
     def __init__(self, where: str, path: str, *, concurrency: int, timeout: float) -> None:
@@ -47,16 +47,20 @@ class FunctionPool:
         return even_calls(count, self.concurrency)
 
     async def start(self) -> None:
-        """Imports the function in a first process. Raises InvalidJob where it cannot be imported."""
-        self._idle.append(await self._started())
+        """Imports the function in a first process. Raises InvalidJob where it cannot be imported, and RuntimeError if
+        the process ends over it."""
+        try:
+            self._idle.append(await self._started())
+        except _Ended as error:
+            raise RuntimeError(f"{self._where}: {self._path!r} was not imported: {error}") from None
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
         """One result per sample. Raises InvalidJob if the function raises, or returns anything but a finite number for
         each response or each of its tokens."""
         result = await self._call(samples)
-        if isinstance(result, Failure) and len(samples) > 1:
-            return [r for sample in samples for r in await self.score([sample])]
-        return [result] if isinstance(result, Failure) else list(result)
+        if not isinstance(result, Failure):
+            return result
+        return [CallFailure(result.reason)] * len(samples) if len(samples) > 1 else [result]
 
     async def _call(self, samples: Sequence[Sample]) -> list[Result] | Failure:
         try:

@@ -54,6 +54,7 @@ class RewardClient:
         self._stopping, self._report = stopping, report
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._scored: Counter[str] = Counter()
+        self._asked = 0
         self.failures: Mapping[int, str] = {}
         """Responses of the newest batch without a score: row -> reason."""
 
@@ -82,6 +83,7 @@ class RewardClient:
             self._report("scoring")
         for reason, count in Counter(failures.values()).items():
             log.warning("%d of %d responses have no score: %s", count, len(sequences), reason)
+        self._asked += len(sequences)
         self._sums["responses_dropped"] += len(failures)
         self.failures = failures
         return found
@@ -89,13 +91,16 @@ class RewardClient:
     def take_metrics(self) -> dict[str, float]:
         """Metrics of the batches since the last call: for each reward the mean score before its weight, the number of
         responses it failed to score and its seconds of work, as `reward_<name>_mean`, `_failed` and `_seconds`; and
-        `responses_dropped`, the number of responses left without a score."""
+        `responses_dropped`, the number of responses left without a score, and `responses_dropped_share`, of all."""
         means = {
             f"{n}_mean": self._sums.pop(f"{n}_total") / count for n, count in self._scored.items() if count
         }
         metrics = {k: v for k, v in self._sums.items() if not k.endswith("_total")} | means
+        if self._asked:
+            metrics["responses_dropped_share"] = self._sums["responses_dropped"] / self._asked
         self._sums.clear()
         self._scored.clear()
+        self._asked = 0
         return metrics
 
     def _round(

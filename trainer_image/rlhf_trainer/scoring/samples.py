@@ -31,6 +31,11 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True)
+class CallFailure(Failure):
+    """Of a whole call for several samples, any of which may be at fault: each is asked for alone."""
+
+
 Result = float | Sequence[float] | Failure
 """Score of the whole response; or one for each token, if the sample has `tokens`."""
 
@@ -59,17 +64,24 @@ async def score_all(
 
     Samples without a result by then have failed, with the reason of their last try if they had one.
     """
-    found: list[Result] = [Failure(f"no score within {seconds:g} s")] * len(samples)
+    late = Failure(f"no score within {seconds:g} s, which spec.reward.timeoutSeconds gives")
+    found: list[Result] = [late] * len(samples)
     places, size, turn = range(len(samples)), scorer.size(len(samples)), asyncio.Semaphore(scorer.concurrency)
+
+    async def ask(waiting: Sequence[int]) -> None:
+        results = await scorer.score([samples[place] for place in waiting])
+        for place, result in zip(waiting, results, strict=True):
+            found[place] = result
+        for place, result in zip(waiting, results, strict=True):
+            if isinstance(result, CallFailure):
+                await ask([place])
 
     async def settle(waiting: Sequence[int]) -> None:
         for retry in range(retries + 1):
             if retry:
                 await asyncio.sleep(min(PAUSE_SECONDS * 2 ** (retry - 1), LONGEST_PAUSE_SECONDS))
             async with turn:
-                results = await scorer.score([samples[place] for place in waiting])
-            for place, result in zip(waiting, results, strict=True):
-                found[place] = result
+                await ask(waiting)
             waiting = [place for place in waiting if isinstance(found[place], Failure)]
             if not waiting:
                 return

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from numbers import Real
 from pathlib import Path
@@ -28,6 +28,8 @@ FIRST_TO_KILL = "1000"
 """`oom_score_adj` of a worker: out of memory, the kernel kills a worker and not the server."""
 
 
+NO_SCORES = (str, bytes, Mapping, Set)
+"""Iterables that hold no scores."""
 LONGEST_MESSAGE = 2000
 """Characters of an error's message: it may quote all responses."""
 
@@ -74,8 +76,9 @@ def _scores(
 
 
 def _elements(found: object) -> list[object] | None:
-    """The elements of a list, an array or a tensor; None for what has none: numbers, also as arrays, and texts."""
-    if not isinstance(found, Iterable) or isinstance(found, str) or getattr(found, "ndim", 1) == 0:
+    """The elements of a list, an array or a tensor; None for what has none, such as numbers, also as arrays, and texts,
+    or none in the order of the responses: sets, and mappings, whose elements are their keys."""
+    if not isinstance(found, Iterable) or isinstance(found, NO_SCORES) or getattr(found, "ndim", 1) == 0:
         return None
     return list(found)
 

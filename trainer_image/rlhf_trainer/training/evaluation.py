@@ -10,6 +10,7 @@ from rlhf_api.evaluation import NO_PENALTIES, Penalties, evaluation_sets
 from rlhf_api.rows import Row
 from rlhf_api.spec import Sampling
 
+from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..data.prompts import prompts
 from ..data.stop_strings import StopStrings
@@ -30,7 +31,7 @@ Respond = Callable[[list[Prompt], Sampling, Penalties], Responses]
 def evaluate(
     ctx: TrainerContext, held_out: Mapping[str, Sequence[Row]], respond: Respond, judge: Judge | None
 ) -> list[dict[str, Any]]:
-    """Metrics of each held-out set, on the rank that has the judge. A collective."""
+    """Metrics of each held-out set, on the rank that has the judge. A collective; raises Stopped on every rank."""
     found, penalties = [], ctx.spec.evaluation.penalties if ctx.spec.evaluation else NO_PENALTIES
     for number, section in enumerate(evaluation_sets(ctx.spec)):
         rows = held_out[section.name]
@@ -40,9 +41,9 @@ def evaluate(
         # Not validated again: temperature 0 is invalid for training.
         update = {"answers_per_prompt": section.samples, "temperature": section.temperature}
         rollouts = respond(batch, ctx.spec.sampling.model_copy(update=update), penalties).rollouts
-        if judge is None:
+        scores = _judged(ctx, judge, rollouts)
+        if scores is None:
             continue
-        scores = judge(pack(rollouts), [dict(r.prompt.row) for r in rollouts])
         places_of = {prompt.id: place for place, prompt in enumerate(batch)}
         groups = torch.tensor([places_of[r.prompt.id] for r in rollouts])
         # The first response to each of the first prompts.
@@ -66,6 +67,23 @@ def figures(scores: Tensor, groups: Tensor) -> dict[str, float]:
         "count": len(scores),
         **{f"best_of_{k}": best_of(scores, groups, k) for k in sizes},
     }
+
+
+def _judged(ctx: TrainerContext, judge: Judge | None, rollouts: Sequence[Rollout]) -> Tensor | None:
+    """The scores, on the rank that has the judge. The others wait for it: they must not begin the next set where it was
+    stopped. Raises Stopped on every rank."""
+    found = list[Tensor]()
+
+    def stopped() -> bool:
+        try:
+            found.extend([judge(pack(rollouts), [dict(r.prompt.row) for r in rollouts])] if judge else ())
+        except Stopped:
+            return True
+        return False
+
+    if ctx.ranks.agree(stopped):
+        raise Stopped("stopped while held-out responses were judged")
+    return found[0] if found else None
 
 
 def _sample(ctx: TrainerContext, rollout: Rollout, score: float) -> dict[str, Any]:

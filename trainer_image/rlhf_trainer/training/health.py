@@ -9,6 +9,10 @@ from typing import Any
 from rlhf_api.health import Action, Health, HealthRule
 from rlhf_api.problems import Problem, suggestion
 
+from ..maths.agreement import AGREEMENT
+
+OF_REWARDS = ("reward_", "responses_dropped")
+"""Beginnings of the names of figures that scoring has, besides those of the responses' total rewards."""
 FINITE = ("loss", "grad_norm")
 """Suffixes of metrics that must be finite in every update; in float16 the norm of a skipped update is 0."""
 SEVERITY: tuple[Action, ...] = ("warn", "rollback", "pause", "fail")
@@ -70,7 +74,7 @@ def judge(
         where, before = f"spec.health.rules[{i}]", watches.get(key(rule), Watch())
         after[key(rule)] = before
         value = figures.get(rule.metric)
-        if value is None and begun and before == Watch():
+        if value is None and before == Watch() and _due(rule.metric, figures, step, begun=begun):
             message = f"step {step} has no metric {rule.metric!r}; {suggestion(rule.metric, list(figures))}"
             unknown.append(Problem(f"{where}.metric", message))
         if value is None or math.isnan(value):
@@ -141,6 +145,15 @@ def _other_weights(found: str, step: int) -> Breach:
         "that machine's memory, and for what else writes into the engine"
     )
     return Breach("spec.generator", "fail", "OtherWeights", message)
+
+
+def _due(metric: str, figures: Mapping[str, float], step: int, *, begun: bool) -> bool:
+    """True if this step of a job that ever has the metric has it. After the first step all tokens may be of older
+    weights, which are not compared; and responses that a snapshot brought were scored before."""
+    if metric in AGREEMENT:
+        return step == 1
+    scored = "reward_mean" not in figures or "responses_dropped" in figures
+    return begun and (scored or not metric.startswith(OF_REWARDS))
 
 
 def _broken(rule: HealthRule, values: Sequence[float], value: float) -> tuple[str, str]:

@@ -30,17 +30,13 @@ class OnlineMetrics:
 
     def collected(self, columns: Columns, timings: dict[str, float]) -> dict[str, float]:
         """Of the step's responses before its updates, and of their rewards."""
-        rewards = self._reward.take_metrics() if self._reward else {}
-        if "responses_dropped" in rewards:
-            dropped = rewards["responses_dropped"]
-            rewards["responses_dropped_share"] = dropped / (dropped + len(columns))
         return {
             **step_metrics(columns, self._compared(columns)),
             "tokens": int(columns.lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
             **timings,
-            **rewards,
+            **(self._reward.take_metrics() if self._reward else {}),
         }
 
     def agreement(self, columns: Columns) -> dict[str, float]:
