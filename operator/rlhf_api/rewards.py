@@ -72,7 +72,7 @@ class RewardFunction(RewardKind):
     that holds its value, which no manifest or log contains."""
     weight: float = 1.0
     timeout_seconds: Positive = 30
-    """Timeout of one call. A failed call for several responses is repeated for each one alone."""
+    """Timeout of one call. A failed call of a function for several responses is repeated for each one alone."""
     retries: int = Field(2, ge=0, le=100)
     """Retries of a failed response before it is left out of training."""
     concurrency: int = Field(4, ge=1, le=256)
