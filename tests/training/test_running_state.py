@@ -122,6 +122,12 @@ def test_pretraining_text_is_learned_beside_and_goes_on_after_a_resume():
     assert with_text(1e-9).steps(0, 4).lines[-1]["pretraining_loss"] > losses[-1], "nothing pulls there"
 
 
+def test_a_clone_that_is_the_first_to_have_pretraining_text_begins_with_its_first_row():
+    before = Job("grpo", "klCoefficient: 0, minibatchSize: 16").steps(0, 2).snapshot(2)
+    after = with_text().restore(before).steps(2, 3)
+    assert after.task.state()["pretraining"] == 2 * 2
+
+
 def test_the_critic_has_minibatches_of_its_own(monkeypatch):
     """32 responses a step: one update of the policy, four of the critic."""
     job = Job("ppo", "klCoefficient: 0.01, valueMinibatchSize: 8")
