@@ -27,14 +27,14 @@ def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directo
     if (adapter := engine.adapter) is not None:
         trained = _copied(engine, engine.trained_tensors())
         if engine.rank == 0:
-            with _renamed_into_place(directory.with_name(f"{directory.name}-adapter")) as new:
+            with renamed_into_place(directory.with_name(f"{directory.name}-adapter")) as new:
                 adapter.save(new, trained)
     if engine.rank == 0:
         model: Any = engine.unwrapped
         config = model.config.get_text_config()
         if config.pad_token_id is None:  # without one, a reward model cannot score batches elsewhere
             config.pad_token_id = tokenizer.pad_token_id
-        with _renamed_into_place(directory) as new:
+        with renamed_into_place(directory) as new:
             with _generation_config_as_it_was(model, new):
                 model.save_pretrained(new, state_dict=weights)
             tokenizer.save_pretrained(new)
@@ -75,7 +75,7 @@ def _generation_config_as_it_was(model: Any, directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _renamed_into_place(directory: Path) -> Iterator[Path]:
+def renamed_into_place(directory: Path) -> Iterator[Path]:
     """A temporary path for a folder, renamed to `directory` on exit."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
