@@ -21,7 +21,7 @@ class Source(Frozen):
     none (by rows).
     """
     system_prompt: str | None = None
-    """Overrides `data.systemPrompt`."""
+    """Overrides `data.systemPrompt`; an empty one too."""
 
 
 def parsed(text: str) -> Source:
@@ -47,9 +47,9 @@ def training_sources(spec: "Spec") -> tuple[Source, ...]:
     """The sources of a validated `spec.data`, each with its system prompt."""
     data = spec.data
     given = data.sources or tuple(map(parsed, data.train or ()))
+    usual = {"system_prompt": data.system_prompt}
     return tuple(
-        source.model_copy(update={"system_prompt": source.system_prompt or data.system_prompt})
-        for source in given
+        source.model_copy(update=usual) if source.system_prompt is None else source for source in given
     )
 
 

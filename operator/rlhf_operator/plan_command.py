@@ -140,10 +140,11 @@ def _batches(spec: Spec, batch: Batch) -> Iterator[str]:
     for node in graph.train:
         size = min(node.minibatch_size or batch.count, batch.count)
         share = size / batch.count * tokens / ranks
-        least = max(1, ceil(share / spec.trainer.micro_batch_tokens))
+        most = spec.trainer.micro_batch(node.model.field)
+        least = max(1, ceil(share / most))
         yield (
             f"{node.name}: epochs {epochs} x updates {batch.count // size} of {size} {what}; ranks {ranks} x "
-            f"micro-batches {least} or more of {spec.trainer.micro_batch_tokens} tokens"
+            f"micro-batches {least} or more of {most} tokens"
         )
 
 

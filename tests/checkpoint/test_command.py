@@ -29,6 +29,11 @@ def test_ls(place, rlhf):
     assert twelve.split() == ["12", time, *three.split()[2:4], "0.25", "1", "good"]
 
 
+def test_a_directory_may_be_named_as_a_status_names_it(rlhf, tmp_path):
+    (folder := tmp_path / "my runs" / "checkpoints").mkdir(parents=True)
+    assert rlhf("ls", folder.as_uri()) == (0, [f"{folder.as_uri()} holds no checkpoint"], "")
+
+
 def test_verify_reads_everything_and_tells_by_its_exit_code(place, rlhf):
     trainer = place.trainer()
     trainer.save(1)

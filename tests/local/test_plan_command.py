@@ -60,6 +60,22 @@ def test_batches_and_seconds_before_a_run(manifest, capsys):
     ]
 
 
+def test_the_critics_updates_are_of_its_own_micro_batches(tmp_path, capsys):
+    (tmp_path / "job.yaml").write_text(
+        yaml.safe_dump(
+            document(
+                "spec.model.parameters=1.0e9",
+                "spec.data={train: [a.jsonl], maxPromptLength: 500, promptsPerStep: 8}",
+                "spec.sampling={maxNewTokens: 500}",
+                "spec.trainer={microBatchTokens: 8000, criticMicroBatchTokens: 2000}",
+            )
+        )
+    )
+    _, policy, critic, *_ = plan(capsys, str(tmp_path / "job.yaml"))
+    assert policy.endswith("micro-batches 1 or more of 8000 tokens")
+    assert critic.endswith("micro-batches 4 or more of 2000 tokens")
+
+
 def test_a_rate_that_is_missing_is_asked_for(manifest, capsys):
     *_, step, advice = plan(capsys, manifest)
     assert step.split() == ["step", "-"]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from tests.support.models import tiny_model
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from rlhf_api.problems import InvalidJob
@@ -132,6 +134,39 @@ def test_a_tokenizer_without_padding_pads_with_its_end(tokenizer, tmp_path):
     bare.save_pretrained(tmp_path)
     loaded = load_tokenizer(str(tmp_path))
     assert loaded.pad_token_id == loaded.eos_token_id == tokenizer.eos_token_id
+
+
+def without(path: str, folder: Path, *names: str) -> str:
+    """A copy of the model, whose file lacks these weights."""
+    shutil.copytree(path, folder)
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if name not in names}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+def test_a_model_whose_files_lack_weights_is_refused_and_not_filled_with_random_ones(tmp_path):
+    path = str(tiny_model(tmp_path / "whole", tie=False, seed=0))
+    norm = without(path, tmp_path / "norm", "model.norm.weight")
+    for load in (load_policy, load_reward, load_critic):
+        with pytest.raises(ValueError, match=r"norm' lacks weights of LlamaFor\w+: model.norm.weight"):
+            load(norm, torch.float32)
+    head = without(path, tmp_path / "head", "lm_head.weight")
+    with pytest.raises(ValueError, match=r"lacks weights of LlamaForCausalLM: lm_head.weight"):
+        load_policy(head, torch.float32)
+    for load in (load_reward, load_critic):
+        load(head, torch.float32)  # which have a head of their own
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_a_reward_model_is_no_policy(tie, tmp_path):
+    """Its body with tied embeddings has all weights of one."""
+    path = str(tiny_model(tmp_path / "policy", tie=tie, seed=0))
+    load_reward(path, torch.float32).save_pretrained(tmp_path / "reward")
+    with pytest.raises(
+        ValueError, match=r"is \w+ForSequenceClassification; a policy or reference is a causal"
+    ):
+        load_policy(str(tmp_path / "reward"), torch.float32)
 
 
 def test_what_is_wrong_is_said_plainly(path, tokenizer, tmp_path):

@@ -6,18 +6,22 @@ import sys
 
 import pytest
 import torch
+from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.graph import CRITIC, POLICY, REWARD_MODEL
 from rlhf_api.lora import Lora
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
+from rlhf_api.rows import AnswerRow
 from rlhf_api.run import RunConfig
 from rlhf_trainer import progress
+from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.load import create_policy, create_tokenizer
 from rlhf_trainer.models.loading import load_frozen, load_job_tokenizer, load_trained
 from rlhf_trainer.settings import ModelSource, model_source
+from rlhf_trainer.training import assembly
 
 LLAMA = {
     "hidden_size": 32,
@@ -138,3 +142,24 @@ def test_each_frozen_weight_under_an_adapter_is_a_sign_of_progress():
     frozen, before = len(list(model.parameters())), progress.count()
     Adapter(model, Lora(rank=2), 0, "base")
     assert progress.count() - before >= frozen
+
+
+def test_a_model_from_scratch_is_made_in_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A trainer that is killed meanwhile is started again as one that goes on, and makes it anew."""
+    created = {"create": {"modelType": "llama", "config": LLAMA}}
+    made = config(created, "sft", reward={}, sampling={}).model_copy(
+        update={"workdir": str(tmp_path), "resume": True}
+    )
+    ranks, rows = Ranks(0, 1, torch.device("cpu")), [AnswerRow(prompt="good", answer="bad")]
+    monkeypatch.setattr(distributed, "barrier", lambda: None)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(assembly, "create_policy", killed)
+        with pytest.raises(KeyboardInterrupt):
+            assembly.prepare_model(made, ranks, rows)
+    assert not (tmp_path / "initial").exists()
+    assembly.prepare_model(made, ranks, rows)
+    assert (tmp_path / "initial" / "model.safetensors").exists()

@@ -1,6 +1,7 @@
 """Sources of a dataset: files and objects of a store, read row by row, and mixed."""
 
 import json
+from datetime import date
 from pathlib import Path
 
 import obstore
@@ -201,6 +202,11 @@ def test_sources_in_the_manifest():
     )
 
 
+def test_an_empty_system_prompt_of_a_source_takes_the_place_of_the_others():
+    empty = MIXED.replace("S", "''")
+    assert [source.system_prompt for source in training_sources(job(empty).spec)] == ["", "T"]
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -247,6 +253,19 @@ def test_rows_of_a_function_of_ones_own_are_read_when_they_are_needed():
     assert isinstance(rows[1], PromptRow)
     assert (rows[1].prompt, Counted.asked) == ("p1", [1, 1])
     with pytest.raises(InvalidJob, match=rf"{path}\[2\]"):
+        rows.check()
+
+
+def dated() -> list[dict[str, object]]:
+    return [{"prompt": "a", "day": date(2026, 1, 2)}, {"prompt": "b", "image": b"png"}]
+
+
+def test_rows_of_a_function_are_what_reward_functions_can_be_sent():
+    rows = opened(Source(path=f"{__name__}:dated"))
+    assert rows[0].model_dump() == {"prompt": "a", "day": "2026-01-02"}, "as of a Parquet file"
+    with pytest.raises(
+        InvalidJob, match=r"dated\[1\]: cannot be JSON: a bytes has no place in it; leave that"
+    ):
         rows.check()
 
 

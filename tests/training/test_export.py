@@ -62,6 +62,19 @@ def test_a_path_of_this_machine_is_no_base_model(tmp_path):
     assert "| figure |" not in card, "a run without a step has none"
 
 
+def test_a_policys_generation_config_is_saved_as_it_was(tmp_path):
+    """Also one that Transformers reads and would not write: many a model's has a temperature and no do_sample."""
+    job = Job("grpo", "klCoefficient: 0")
+    given = {"eos_token_id": [256, 7], "temperature": 0.6, "top_p": 0.9}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    own = GenerationConfig.from_pretrained(tmp_path)
+    job.models["policy"].unwrapped.generation_config = own
+    export_models(replace(job.ctx, workdir=tmp_path), {job.task._graph.trained[0]: job.models["policy"]})
+    saved = json.loads((tmp_path / "policy" / "generation_config.json").read_text())
+    assert given.items() <= saved.items()
+    assert job.models["policy"].generation_config is own
+
+
 @pytest.mark.parametrize(
     ("given", "base"),
     [("{policy: some/policy}", "some/policy"), ("{policy: some/policy, reward: some/reward}", "some/reward")],

@@ -4,11 +4,19 @@ import json
 from typing import Any
 
 import pytest
+import torch
+from tests.replay.ppo_worker import engine
 from tests.training.running import Job, resumed_is_whole
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import AnswerRow
+from rlhf_trainer.batches import ResponseLogprobs
+from rlhf_trainer.checkpoint.reading import MissingTensor
+from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops.compute import kl_coefficient
+from rlhf_trainer.records import Sequences
 
 WARMING_UP = "klCoefficient: 0.1, klTarget: 0.5, klHorizon: 200, criticWarmupSteps: 2"
 ADAPTIVE = "klTarget: 0.5, klHorizon: 200, minibatchSize: 16"
@@ -120,6 +128,57 @@ def test_pretraining_text_is_learned_beside_and_goes_on_after_a_resume():
     losses = [line["pretraining_loss"] for line in whole.lines]
     assert losses[-1] < losses[0]
     assert with_text(1e-9).steps(0, 4).lines[-1]["pretraining_loss"] > losses[-1], "nothing pulls there"
+
+
+def test_a_clone_that_is_the_first_to_have_pretraining_text_begins_with_its_first_row():
+    before = Job("grpo", "klCoefficient: 0, minibatchSize: 16").steps(0, 2).snapshot(2)
+    after = with_text().restore(before).steps(2, 3)
+    assert after.task.state()["pretraining"] == 2 * 2
+
+
+class PartlyUsed(LlamaForCausalLM):
+    """With weights that no forward pass of text reads, as those of a model for pictures too."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.pictures = torch.nn.Linear(4, 4)
+
+
+def test_a_model_with_weights_that_get_no_gradient_is_saved_and_goes_on():
+    def update(model: TrainedModel) -> None:
+        sequences = Sequences.pack([([1, 2], [3, 4])])
+        model.update(sequences, ResponseLogprobs(), lambda logprobs, _: (-logprobs.sum(), {}), 0.01)
+
+    whole, after = engine(PartlyUsed, 2, 0.01), engine(PartlyUsed, 2, 0.01)
+    update(whole)
+    saved = {name: tensor.clone() for name, tensor in training_state(whole)}
+    assert saved["exp_avg/pictures.weight"].count_nonzero() == 0
+    load_training_state(after, saved.__getitem__)
+    for model in (whole, after):
+        update(model)
+    for (name, one), (_, other) in zip(training_state(whole), training_state(after), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_a_checkpoint_of_other_models_is_told_as_that_and_not_as_damaged():
+    """Of a clone with another algorithm or model."""
+    before = Job("grpo", "klCoefficient: 0").steps(0, 1).snapshot(1)
+    real = before.tensor
+
+    def tensor(group: str, name: str) -> torch.Tensor:
+        if group not in before.groups:
+            raise MissingTensor(f"the snapshot of step 1 has no tensor {name!r} in {group!r}")
+        return real(group, name)
+
+    before.tensor = tensor
+    with pytest.raises(InvalidJob, match=r"spec\.model\.critic: .* no tensor 'step' in 'critic'; keep"):
+        Job("ppo", "klCoefficient: 0.1").restore(before)
+    wide = before.groups["policy"]["parameters/lm_head.weight"]
+    before.groups["policy"]["parameters/lm_head.weight"] = torch.cat([wide, wide])
+    with pytest.raises(
+        InvalidJob, match=r"spec\.model\.policy: .* has shape \(516, 32\), the model \(258, 32\)"
+    ):
+        Job("grpo", "klCoefficient: 0").restore(before)
 
 
 def test_the_critic_has_minibatches_of_its_own(monkeypatch):

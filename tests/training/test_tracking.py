@@ -159,6 +159,17 @@ def test_tensorboard_shows_steps_that_are_trained_again_once(tmp_path):
     assert {v.tag for e in after for v in e.summary.value} == {*STEP, "evaluation/sums/mean"} - {"loss"}
 
 
+def test_tensorboard_shows_once_what_a_run_from_the_start_trains_again(tmp_path):
+    """It was killed before it had a checkpoint."""
+    run(tmp_path, {"kind": "tensorboard"}, steps=2)
+    (before,) = (tmp_path / "tensorboard").iterdir()
+    before.rename(before.with_name(f"before.{before.name}"))  # both may have been made within a second
+    run(tmp_path, {"kind": "tensorboard"}, steps=3)
+    (after,) = (file for file in (tmp_path / "tensorboard").iterdir() if not file.name.startswith("before"))
+    starts = [e for e in events(after) if e.session_log.status == e.session_log.START]
+    assert [event.step for event in starts] == [0], "TensorBoard leaves out all that was told before"
+
+
 def events(file: Path) -> Any:
     """TFRecords: a length, its checksum, the data, its checksum."""
     data = file.read_bytes()

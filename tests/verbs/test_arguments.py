@@ -184,6 +184,7 @@ ORIGIN = Origin(store="s3://bucket/team/ppo", step=20)
         ("s3://bucket/ppo/", "s3://bucket/new"),
         ("s3://bucket", "s3://bucket/new"),
         ("file:///data/ppo", "file:///data/new"),
+        ("file:///checkpoints", "file:///new"),
         (None, None),
     ],
 )

@@ -4,6 +4,7 @@ import argparse
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from rlhf_api.problems import InvalidJob, Problem
 
@@ -41,7 +42,7 @@ def url(store: str) -> str:
     scheme, separator, rest = store.partition("://")
     if separator and scheme != "file":
         return store
-    folder = Path(rest if separator else store)
+    folder = Path(unquote(rest) if separator else store)
     if not folder.is_dir():
         raise InvalidJob([Problem(store, "no such directory, and no URL of a store (s3://, gs://, az://)")])
     inner = folder / "checkpoints"  # the default store of a run

@@ -76,8 +76,8 @@ def cloned(document: Mapping[str, Any], name: str, origin: Origin) -> dict[str, 
 def beside(store: str, name: str) -> str:
     """Replaces the last part of a store's URL; for a bucket without a path, a bucket of its own name."""
     scheme, _, rest = store.rstrip("/").partition("://")
-    parent, _, last = rest.rpartition("/")
-    return f"{scheme}://{parent or last}/{name}"
+    parent, slash, last = rest.rpartition("/")
+    return f"{scheme}://{parent if slash else last}/{name}"
 
 
 def _print(document: Mapping[str, Any], origin: Origin, options: argparse.Namespace) -> int:

@@ -79,7 +79,7 @@ def _write_lines(path: str, file: Path, new: Path) -> None:
             for batch in ParquetFile(file).iter_batches(BATCH_ROWS):
                 for row in batch.to_pylist():
                     given = {key: value for key, value in row.items() if value is not None}
-                    lines.write(json.dumps(given, default=_plain, ensure_ascii=False) + "\n")
+                    lines.write(json.dumps(given, default=plain, ensure_ascii=False) + "\n")
                     number += 1
     except ArrowException as error:
         raise InvalidJob([Problem(path, f"is no Parquet: {str(error).splitlines()[0]}")]) from None
@@ -87,7 +87,8 @@ def _write_lines(path: str, file: Path, new: Path) -> None:
         raise InvalidJob([Problem(f"{path}[{number}]", f"cannot be JSON: {error}")]) from None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value that JSON lacks as one that it has. Raises TypeError for any other."""
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, Decimal):

@@ -1,5 +1,6 @@
 """Rows of a sequence returned by a user's function, which the manifest names instead of a file."""
 
+import json
 from typing import Any
 
 from rlhf_api.graph import RowKind
@@ -8,6 +9,7 @@ from rlhf_api.row_files import Rows
 from rlhf_api.rows import Row, checked_row
 
 from ..imports import import_function
+from .copies import plain
 
 
 class ImportedRows(Rows):
@@ -40,6 +42,11 @@ class ImportedRows(Rows):
             found = self._rows[index]
         except Exception as error:
             raise InvalidJob([Problem(self.where(index), _failure("cannot be read", error))]) from error
+        if self._kind == "prompts":  # whole rows are sent to reward functions
+            try:
+                found = json.loads(json.dumps(found, default=plain))
+            except (TypeError, ValueError) as error:
+                raise InvalidJob([Problem(self.where(index), f"cannot be JSON: {error}")]) from None
         return checked_row(found, self._kind, lambda: self.where(index))
 
     def where(self, index: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from rlhf_api.graph import Graph, Model
 from rlhf_api.problems import InvalidJob, Problem
 
-from ..checkpoint.reading import Snapshot
+from ..checkpoint.reading import MissingTensor, Snapshot
 from ..checkpoint.segments import Group
 from ..models.average import MovingAverage
 from ..models.state import load_training_state, training_state
@@ -45,12 +45,19 @@ class Learner:
         }
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Inverse of both; an average that the snapshot lacks begins with its weights. Raises InvalidJob if an adapter
-        or its base has changed."""
+        """Inverse of both; an average that the snapshot lacks begins with its weights. Raises InvalidJob if a model,
+        an adapter or its base has changed."""
         check_fingerprints(self.models, snapshot.state)
         self.op_ctx.restore(snapshot.state)
         for used, model in self.models.items():
-            load_training_state(model, partial(snapshot.tensor, used.name))
+            try:
+                load_training_state(model, partial(snapshot.tensor, used.name))
+            except (
+                MissingTensor,
+                ValueError,
+            ) as error:  # of what the snapshot says that it holds: on every rank
+                message = f"the checkpoint is of another model: {error}; keep spec.algorithm and spec.model"
+                raise InvalidJob([Problem(f"spec.model.{used.field}", message)]) from error
         for used, average in self.averages.items():
             if (group := f"{used.name}_average") in snapshot.groups:
                 average.load(partial(snapshot.tensor, group))

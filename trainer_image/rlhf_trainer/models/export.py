@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, distributed
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from .. import progress
 from .trained_model import TrainedModel
@@ -26,15 +27,16 @@ def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directo
     if (adapter := engine.adapter) is not None:
         trained = _copied(engine, engine.trained_tensors())
         if engine.rank == 0:
-            with _renamed_into_place(directory.with_name(f"{directory.name}-adapter")) as new:
+            with renamed_into_place(directory.with_name(f"{directory.name}-adapter")) as new:
                 adapter.save(new, trained)
     if engine.rank == 0:
         model: Any = engine.unwrapped
         config = model.config.get_text_config()
         if config.pad_token_id is None:  # without one, a reward model cannot score batches elsewhere
             config.pad_token_id = tokenizer.pad_token_id
-        with _renamed_into_place(directory) as new:
-            model.save_pretrained(new, state_dict=weights)
+        with renamed_into_place(directory) as new:
+            with _generation_config_as_it_was(model, new):
+                model.save_pretrained(new, state_dict=weights)
             tokenizer.save_pretrained(new)
     distributed.barrier()
 
@@ -57,7 +59,23 @@ def _copied(engine: TrainedModel, tensors: Iterator[tuple[str, Tensor]]) -> dict
 
 
 @contextmanager
-def _renamed_into_place(directory: Path) -> Iterator[Path]:
+def _generation_config_as_it_was(model: Any, directory: Path) -> Iterator[None]:
+    """Saves the model's generation configuration beside what is saved meanwhile. Transformers reads many that it
+    refuses to write, such as one with a temperature and no `do_sample`."""
+    own: GenerationConfig | None = getattr(model, "generation_config", None)
+    if own is None or not model.can_generate():
+        yield
+        return
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+    own.to_json_file(directory / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
+
+
+@contextmanager
+def renamed_into_place(directory: Path) -> Iterator[Path]:
     """A temporary path for a folder, renamed to `directory` on exit."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))

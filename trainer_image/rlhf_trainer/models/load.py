@@ -26,6 +26,9 @@ from transformers import (
 
 from .. import progress
 
+_HEADS = ("score.", "classifier.")
+"""Beginnings of the names of a reward model's or critic's head."""
+
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer at `path`; without a padding token of its own it pads with its end-of-sequence token, which is safe
@@ -42,7 +45,11 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_policy(path: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal language model. Raises ValueError if it cannot be loaded."""
+    """A causal language model. Raises ValueError if it cannot be loaded, or is a reward model or critic."""
+    config = _config(path)
+    if _is_classifier(config):
+        kind = ", ".join(config.architectures or ())
+        raise ValueError(f"{path!r} is {kind}; a policy or reference is a causal language model")
     return _model(AutoModelForCausalLM, path, dtype=dtype)
 
 
@@ -175,14 +182,23 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
 
 
 def _model(kind: Any, path: str, **arguments: Any) -> PreTrainedModel:
-    """Each parameter that is made or filled, and what is downloaded, is a sign of progress."""
+    """Each parameter that is made or filled, and what is downloaded, is a sign of progress. Raises ValueError where the
+    files lack weights, which Transformers makes at random, of anything but the head of a reward model or critic."""
     told = register_module_parameter_registration_hook(lambda *_: progress.sign())
     try:
         with progress.growing(Path(HF_HUB_CACHE, f"models--{path.replace('/', '--')}")):
-            model: PreTrainedModel = _from_pretrained(kind, path, **arguments)
-            return model
+            model, loaded = _from_pretrained(kind, path, output_loading_info=True, **arguments)
     finally:
         told.remove()
+    lacks = sorted(name for name in loaded["missing_keys"] if not name.startswith(_HEADS))
+    if lacks:
+        more = f" and {len(lacks) - 3} more" if len(lacks) > 3 else ""
+        raise ValueError(
+            f"{path!r} lacks weights of {type(model).__name__}: {', '.join(lacks[:3])}{more}; they would be random; "
+            "are the names in its files those of Transformers?"
+        )
+    found: PreTrainedModel = model
+    return found
 
 
 def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:

@@ -136,7 +136,10 @@ def _link_moments(engine: TrainedModel) -> None:
 
 def _read(engine: TrainedModel, parameter: Parameter, moment: str | None) -> Tensor:
     if not engine.stage:
-        return parameter.detach() if moment is None else _optimizer(engine).state[parameter][moment]
+        if moment is None:
+            return parameter.detach()
+        state = _optimizer(engine).state.get(parameter, {})  # torch makes none without a gradient
+        return state[moment] if state else _zeros(parameter)
     if moment is None:
         whole: Tensor = deepspeed.utils.safe_get_full_fp32_param(parameter)
     else:
@@ -153,8 +156,8 @@ def _write(engine: TrainedModel, parameter: Parameter, moment: str | None, value
             deepspeed.utils.safe_set_full_fp32_param(parameter, value)
         else:
             deepspeed.utils.safe_set_full_optimizer_state(parameter, value, moment)
-    elif moment is not None:
-        _optimizer(engine).state[parameter][moment].copy_(value)
+    elif moment is not None and (state := _optimizer(engine).state.get(parameter)):
+        state[moment].copy_(value)
     if moment is None:
         # The weights of the forward pass, rounded from the master weights as an optimizer step does.
         with (

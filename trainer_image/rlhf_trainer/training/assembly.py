@@ -1,6 +1,5 @@
 """Builds a manifest's models and tasks: load, check, wrap in DeepSpeed, connect."""
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
 from ..graph.learner import Learner
 from ..models.average import MovingAverage
-from ..models.export import share
+from ..models.export import renamed_into_place
 from ..models.load import create_policy, create_tokenizer, load_tokenizer
 from ..models.loading import load_job_tokenizer, load_trained, loading
 from ..models.trained_model import TrainedModel
@@ -46,8 +45,8 @@ def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTr
     section, initial = config.spec.model.create, Path(config.workdir, "initial")
     if section is not None and ranks.first and not (config.resume and initial.exists()):
         texts = (text for row in progress.each(rows) for text in row.texts)
-        shutil.rmtree(initial, ignore_errors=True)
-        loading("spec.model.create", lambda: create(initial, section, texts, config.spec.seed))
+        with renamed_into_place(initial) as new:  # a start after a kill takes what is there for whole
+            loading("spec.model.create", lambda: create(new, section, texts, config.spec.seed))
     distributed.barrier()
     return load_job_tokenizer(config)
 
@@ -58,7 +57,6 @@ def create(directory: Path, section: CreateModel, texts: Iterable[str], seed: in
     # As every role will load it: some model types bring a tokenizer class, and tokens, of their own.
     tokenizer = load_tokenizer(str(directory))
     create_policy(section.model_type, section.config, tokenizer, seed).save_pretrained(directory)
-    share(directory)
     if tokenizer.get_vocab() != load_tokenizer(str(directory)).get_vocab():
         raise ValueError(
             f"{section.model_type!r} models insist on a tokenizer class of their own; use another type, such as llama"

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import isfinite
 from statistics import fmean
 from typing import Any, Protocol, cast
@@ -84,7 +85,8 @@ def train(
     """
     spec = ctx.spec
     monitor = Monitor(ctx, saver, begins=task.begins)
-    step = _restore(ctx, task, saver, monitor, earlier)
+    suspend = partial(_suspend, ctx, task, saver, monitor)
+    step, reward = _restore(ctx, task, saver, monitor, earlier)
     task.reorder(monitor.rollbacks)
     metrics = None
     if tracking is not None:
@@ -92,23 +94,23 @@ def train(
     ctx.report(step=step, activity="waiting for the other roles")
     task.publish(step)
     if step == 0:
-        _evaluate(ctx, task, metrics, step)
+        reward = _evaluate(ctx, task, metrics, step)
 
     while step < spec.steps:
         faults.point(f"step:{step}")
         saver.check()
         if ctx.stop_requested():
-            return _suspend(ctx, task, saver, monitor, step)
+            return suspend(step, reward)
         began = time.perf_counter()
         try:
             figures = task.collect(step)
             if ctx.stop_requested():  # the collected data is saved too and trained on after `--resume`
-                return _suspend(ctx, task, saver, monitor, step)
+                return suspend(step, reward)
             ctx.report(activity="training")
             trained = time.perf_counter()
             figures |= task.train(step)
         except Stopped:  # on every rank, as if the step had not begun
-            return _suspend(ctx, task, saver, monitor, step)
+            return suspend(step, reward)
         # Before these weights are served or saved.
         monitor.check(figures, step + 1, task.other_weights())
         figures["train_seconds"] = time.perf_counter() - trained
@@ -138,8 +140,8 @@ def train(
 
 def _restore(
     ctx: TrainerContext, task: Task, saver: Saver, monitor: Monitor, earlier: Sequence[Entry]
-) -> int:
-    """Restores the newest intact snapshot; returns its step, or 0 without one."""
+) -> tuple[int, float | None]:
+    """Restores the newest intact snapshot; returns its step and its evaluation, or 0 and None without one."""
     ctx.report(activity="restoring")
     url = saver.archive.store.url
     for entry in reversed(earlier):
@@ -154,16 +156,19 @@ def _restore(
         saver.knows(snapshot.stored)
         ctx.report(last_checkpoint=CheckpointStatus(step=snapshot.step, time=snapshot.time, uri=url))
         log.info("resumed from the checkpoint of step %d in %s", snapshot.step, url)
-        return snapshot.step
+        return snapshot.step, entry.reward
     if earlier:
         steps = ", ".join(str(entry.step) for entry in earlier)
         message = f"every checkpoint in {url} is damaged (of steps {steps}), see the log; start anew in another place"
         raise InvalidJob([Problem("spec.checkpoint.store", message)])
-    return 0
+    return 0, None
 
 
-def _suspend(ctx: TrainerContext, task: Task, saver: Saver, monitor: Monitor, step: int) -> int:
-    _save(ctx, task, saver, monitor, step, None)
+def _suspend(
+    ctx: TrainerContext, task: Task, saver: Saver, monitor: Monitor, step: int, reward: float | None
+) -> int:
+    """`reward` is the step's evaluation, which a checkpoint of it may have already."""
+    _save(ctx, task, saver, monitor, step, reward)
     _finish(ctx, saver)
     return EXIT_SUSPENDED
 

@@ -21,13 +21,13 @@ class Metrics:
     """`metrics.jsonl`, `evaluation.jsonl` and `reward.png` of a work directory, and the job's trackers."""
 
     def __init__(self, workdir: Path, step: int, tracking: Tracking, *, rollbacks: int = 0) -> None:
-        """Drops lines of steps after `step`, left by a run that went beyond its last snapshot. `rollbacks` as in
-        `Tracking.begin`."""
+        """Drops lines of steps after `step`, left by a run that went beyond its last snapshot; from step 0 on all, as
+        that is evaluated again. `rollbacks` as in `Tracking.begin`."""
         self._workdir, self._tracking = workdir, tracking
         tracking.begin(step, rollbacks)
         self._steps, self._evaluations = workdir / STEPS, workdir / EVALUATIONS
         for file in (self._steps, self._evaluations):
-            _keep(file, step)
+            _keep(file, step or -1)
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=10)
 
     def step(self, values: Mapping[str, Any]) -> None:

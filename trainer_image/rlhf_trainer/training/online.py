@@ -159,7 +159,7 @@ class OnlineTask(GraphTask):
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
         if self._text:
-            self._text.position = cast(int, snapshot.state["pretraining"])
+            self._text.position = cast(int, snapshot.state.get("pretraining", 0))
 
     def reorder(self, times: int) -> None:
         """Reshuffles the prompts not issued yet."""

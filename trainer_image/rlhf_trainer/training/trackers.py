@@ -43,7 +43,7 @@ class TensorBoard:
     def __init__(self, run: Run, **settings: Any) -> None:
         from tensorboardX import SummaryWriter
 
-        given = {"purge_step": run.step + 1 if run.step else None, "filename_suffix": f".{run.step}"}
+        given = {"purge_step": run.step + 1 if run.step else 0, "filename_suffix": f".{run.step}"}
         self._writer = SummaryWriter(str(run.folder / "tensorboard"), **given, **settings)
 
     def log(self, figures: Figures, step: int) -> None:
