@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.models import byte_tokenizer
 from tokenizers.normalizers import Strip
+from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig
 
 from rlhf_api.problems import InvalidJob
@@ -137,6 +138,16 @@ def test_answers_end_unless_they_are_cut():
     assert whole.response[-1] == TOKENIZER.eos_token_id
     assert (len(whole.response), whole.response_cut) == (3, 0)
     assert (TOKENIZER.decode(cut.response), cut.response_cut) == ("abc", 1)
+
+
+def test_a_tokenizer_that_ends_each_text_ends_no_prompt():
+    """As those do that were saved after fine-tuning with `add_eos_token`: nothing follows that token."""
+    ending = byte_tokenizer()
+    end = (ending.eos_token, ending.eos_token_id)
+    ending.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
+    assert ending("ab")["input_ids"][-1] == end[1]
+    assert encode(ending, "ab", "cd", 9, 9) == encode(TOKENIZER, "ab", "cd", 9, 9)
+    assert encode_prompt(ending, "ab<eos>", 9).prompt[-1] == end[1], "the row's own stays"
 
 
 def test_a_prompt_knows_its_row_and_is_unique_in_the_run():

@@ -124,7 +124,11 @@ def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int) -
 
 def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Text) -> list[int]:
     if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
+        tokens = list(tokenizer(prompt)["input_ids"])
+        end = tokenizer.eos_token
+        # Some tokenizers end each text (`add_eos_token`); the response is to follow.
+        added = end is not None and tokens[-1:] == [tokenizer.eos_token_id] and not prompt.endswith(end)
+        return tokens[:-1] if added else tokens
     return _ids(tokenizer, render(tokenizer, prompt, for_response=True))
 
 
