@@ -26,9 +26,6 @@ from transformers import (
 
 from .. import progress
 
-_HEADS = ("score.", "classifier.")
-"""Beginnings of the names of a reward model's or critic's head."""
-
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer at `path`; without a padding token of its own it pads with its end-of-sequence token, which is safe
@@ -190,7 +187,8 @@ def _model(kind: Any, path: str, **arguments: Any) -> PreTrainedModel:
             model, loaded = _from_pretrained(kind, path, output_loading_info=True, **arguments)
     finally:
         told.remove()
-    lacks = sorted(name for name in loaded["missing_keys"] if not name.startswith(_HEADS))
+    needed = "" if kind is AutoModelForCausalLM else f"{model.base_model_prefix}."
+    lacks = sorted(name for name in loaded["missing_keys"] if name.startswith(needed))
     if lacks:
         more = f" and {len(lacks) - 3} more" if len(lacks) > 3 else ""
         raise ValueError(
