@@ -92,13 +92,12 @@ def choices(error: ErrorDetails) -> list[str]:
     return expected.replace("'", "").replace(" or ", ", ").split(", ")
 
 
-def _meant(key: str, keys: Sequence[str], model: type[BaseModel], section: str) -> str:
+def _meant(key: str, keys: Sequence[str], model: type[BaseModel], section: str, above: str) -> str:
     """A sentence with the field that a key stands for: another system's name for one beside it or elsewhere, a mistyped
     one beside it, one in another place, a similar one."""
-    if (other := OTHER_NAMES.get(plain(key))) in keys:
-        return f'did you mean "{other}"?'
     typed = closest(key, keys, 1 if plain(key) in OTHER_NAMES else 0.8)
-    elsewhere = [] if typed else places(model, key, section)
+    found = [] if typed else places(model, key, section)
+    elsewhere = [field for field in found if field.rpartition(".")[0] == above] or found
     return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, keys)
 
 
@@ -112,7 +111,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Prob
         if location[:-1] == ("spec", "sampling") and plain(key) in map(plain, PENALTIES):
             message = "is for evaluation, and stands in spec.evaluation: training's log-probabilities do not know of it"
             return Problem(where, f"{message}; remove it here (value {show(value)})")
-        meant = _meant(key, keys_at(model, location[:-1]), model, section)
+        meant = _meant(key, keys_at(model, location[:-1]), model, section, path(location[:-1]))
         return Problem(where, f"unknown field (value {show(value)}); {meant}")
     if error["type"] == "missing":
         return Problem(where, "is required and missing")

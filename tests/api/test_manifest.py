@@ -53,7 +53,7 @@ BAD = [
     ("spec.ppo.gamma=1.5", "spec.ppo.gamma", "must be less than or equal to 1; got 1.5"),
     ("spec.ppo.minibatchSize=9", "spec.ppo.minibatchSize", "a step has 8 answers"),
     ("spec.ppo.kl_coefficent=0.1", "spec.ppo.kl_coefficent", 'did you mean "klCoefficient"?'),
-    ("spec.checkpoint.every=3", "spec.checkpoint.every", 'did you mean "everySteps"?'),
+    ("spec.checkpoint.every=3", "spec.checkpoint.every", "did you mean spec.checkpoint.everySteps?"),
     (
         "spec.replay.maxReplayEpisode=-2",
         "spec.replay.maxReplayEpisode",
