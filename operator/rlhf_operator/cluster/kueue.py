@@ -52,8 +52,8 @@ def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str)
 
 
 def kept_in_queue(job: Job, workload: Mapping[str, Any] | None, *, required: bool) -> Job:
-    """Where limits require a queue, a job whose label somebody takes stays in its Workload's, until it gives that
-    back."""
+    """The job; where limits require a queue and its label was removed, with its Workload's queue, for as long as it has
+    a Workload."""
     if workload is None or job.queue is not None or not required:
         return job
     return replace(job, queue=workload["spec"].get("queueName"))

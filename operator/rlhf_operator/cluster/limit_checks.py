@@ -38,7 +38,7 @@ def check(limits: Limits | None, pinned: Pinned, own_image: str | None = None) -
 
 
 def lacks_queue(limits: Limits | None, queue: str | None) -> Problem | None:
-    """What is wrong with a job in no queue where the limits require one."""
+    """The problem of a job without a queue label where the limits require one; None without a problem."""
     if limits is None or not limits.require_queue or queue:
         return None
     message = "this cluster's limits require a queue; name one, as in `kubectl label rlhfjob NAME KEY=QUEUE`"

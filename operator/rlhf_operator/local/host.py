@@ -192,9 +192,8 @@ class Host:
             per_step = status.seconds_per_step or 0.0 if status else 0.0
             deadline = time.monotonic() + min(GRACE_SECONDS + 2 * per_step, _GRACE_LIMIT)
             while self.trainer.process.running and time.monotonic() < deadline and self.stops < 2:
-                asked = asked or await self.trainer.ask_to_stop(
-                    control
-                )  # again where it is too busy to answer
+                # Again where it is too busy to answer.
+                asked = asked or await self.trainer.ask_to_stop(control)
                 await self._observe(control)
                 self._tell()
                 await self._pause(TICK_SECONDS / 5)  # to read its last checkpoint before it ends

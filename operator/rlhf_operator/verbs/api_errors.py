@@ -14,10 +14,10 @@ def explain(error: ApiError, where: str) -> str:
             return f"{where} does not accept your credentials ({said}); log in again"
         case 403 if " cannot " in said:  # of roles; quotas and admission say otherwise what they forbid
             return f"{said}; ask for the cluster's role `view` (to look) or `edit` in that namespace"
-        case 409:
-            return said
         case 403:
             return f"{where} refused it: {said}"
+        case 409:
+            return said
         case 415:
             return f"{where} is too old: it does not know server-side apply ({said}); Kubernetes 1.20 does"
         case 429:

@@ -52,10 +52,8 @@ class Learner:
         for used, model in self.models.items():
             try:
                 load_training_state(model, partial(snapshot.tensor, used.name))
-            except (
-                MissingTensor,
-                ValueError,
-            ) as error:  # of what the snapshot says that it holds: on every rank
+            except (MissingTensor, ValueError) as error:
+                # Of what the snapshot says that it holds: on every rank.
                 message = f"the checkpoint is of another model: {error}; keep spec.algorithm and spec.model"
                 raise InvalidJob([Problem(f"spec.model.{used.field}", message)]) from error
         for used, average in self.averages.items():
