@@ -32,11 +32,15 @@ class Sampler(Generator):
     end responses under way, as the gate of a real one does."""
 
     pause = 0.0
+    through = 10**6
+    """How many requests are answered at once; those after them stop in their middle, until new weights come."""
 
     async def _stream(self, response: web.StreamResponse, body: dict[str, Any], failing: bool) -> None:  # noqa: ARG002
-        version = int(response.headers["x-weight-version"])
+        version, number = int(response.headers["x-weight-version"]), len(self.asked)
         for place in range(body["max_tokens"]):
             await asyncio.sleep(self.pause)
+            while number > self.through and place == LENGTH // 2 and self.version == version:
+                await asyncio.sleep(0.01)
             if self.version != version:
                 for k in range(body["n"]):
                     await send(response, k, [], Kind.ABORT)
@@ -133,12 +137,14 @@ def test_no_token_is_older_than_the_bound_and_every_prompt_is_trained_on_once(ht
 def test_responses_that_new_weights_interrupt_go_on_with_them(http):
     """The episode after the next begins with version 0 and ends with version 1."""
     run = Run(http, 1)
-    server = run.join(pause=0.2)
+    server = run.join()
+    server.through = PROMPTS
     run.publish()
     run.step()
     eventually(run.some_are_begun, "the next ones are")
     run.publish()
     eventually(lambda: run.world.fleet.continued > 0, "they go on")
+    server.through *= 10
     run.step()
     assert any(len(body["prompt"]) > 2 for body in server.asked), "asked to go on from where it was"
     run.end()
@@ -146,7 +152,7 @@ def test_responses_that_new_weights_interrupt_go_on_with_them(http):
 
 def test_what_was_begun_survives_a_snapshot(http):
     run = Run(http, 2)
-    run.join(pause=0.2)
+    run.join().through = 0
     run.publish()
     eventually(run.some_are_begun, "the first ones are")
     data = run.ahead.blob()()
