@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/rollouts.py --model qwen2.5-7b [--requests 1024] [--answer 256]
 
-The generator role serves on the second GPU, `LLM.generate` runs on the first; both are up before either is measured,
-and they are measured one after the other. With and without a seed for each request, which our client always
-gives. Prints one JSON line for each figure; `driver_cores` is the CPU time of this process, the client, over the time
-of a round.
+The generator role serves on the second GPU, with weights from this process as from a trainer, `LLM.generate` runs on
+the first; both are up before either is measured, and they are measured one after the other. With and without a seed for
+each request, which our client always gives. Prints one JSON line for each figure; `driver_cores` is the CPU time of
+this process, the client, over the time of a round.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.generation.work import Work
 from rlhf_trainer.records import Prompt
+from rlhf_trainer.weights.broadcaster import WeightSync
 
 EOS = 0
 SHORTEST, LONGEST = 64, 128
@@ -66,6 +67,16 @@ def offline(options: argparse.Namespace) -> None:
         tell({"what": "offline", "kind": kind, "tokens": tokens, "tokens/s": tokens / seconds})
 
 
+def publish(server: Server, model: Any, device: torch.device) -> None:
+    """A generator answers with a weight version, so it needs one."""
+    with Background(server.token) as http:
+        sync = WeightSync(http, host="127.0.0.1", timeout_s=60.0, bucket_bytes=256 << 20, device=device)
+        report = sync.send(
+            [server.member()], lambda: ((n, p.detach()) for n, p in model.named_parameters()), 1
+        )
+        assert report.holders, report.lost
+
+
 def online(server: Server, options: argparse.Namespace) -> None:
     assert server.config is not None
     member = server.member()
@@ -88,6 +99,7 @@ def online(server: Server, options: argparse.Namespace) -> None:
             current = {"current": lambda: {member.uid: member}}
             outcome = start_round(http, client, works, [member], limits=limits, **current).result(600)
             seconds, used = time.monotonic() - began, time.process_time() - cpu
+            assert len(outcome.results) == len(works), outcome
             tokens = sum(len(response.tokens) for _, work in outcome.results for response in work.responses)
             figures = {"answers": len(outcome.results), "tokens": tokens, "tokens/s": tokens / seconds}
             tell({"what": "our client", "kind": kind, **figures, "driver_cores": used / seconds})
@@ -116,9 +128,6 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
     model = make_model(options.model, device)
     save(model, folder / "model")
     options.vocabulary = model.config.vocab_size
-    del model
-    if gpu:
-        torch.cuda.empty_cache()
     engine: dict[str, Any] = {"max-num-seqs": 1024, "max-num-batched-tokens": 8192}
     if gpu:
         engine |= {"kv-cache-memory-bytes": 60 << 30}
@@ -136,15 +145,20 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
     command = [sys.executable, __file__, "--offline", json.dumps(arguments)]
     command += ["--requests", str(options.requests), "--answer", str(options.answer)]
     command += ["--vocabulary", str(options.vocabulary)]
-    with (server.folder / "offline.log").open("ab") as log:
-        alone = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
+    alone = None
     try:
         server.launch()
+        tell({"what": "generator ready", "seconds": server.wait_ready()})
+        publish(server, model, device)
+        del model
+        if gpu:
+            torch.cuda.empty_cache()
+        with (server.folder / "offline.log").open("ab") as log:
+            alone = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
         assert alone.stdin is not None
         assert alone.stdout is not None
-        tell({"what": "generator ready", "seconds": server.wait_ready()})
         for line in alone.stdout:  # vLLM writes lines of its own there
             if line.strip() == "ready":
                 break
@@ -157,7 +171,8 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
         alone.wait(60)
     finally:
         server.kill()
-        alone.kill()
+        if alone is not None:
+            alone.kill()
 
 
 if __name__ == "__main__":
