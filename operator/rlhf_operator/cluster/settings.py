@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from ipaddress import ip_network
 from typing import Annotated, Any
 
@@ -30,6 +31,8 @@ class Defaults(Report):
     """Module in the image that starts a trainer's ranks."""
     runtime: NamedRuntime | None = None
     """The referenced runtime; already merged into the spec, and kept here to detect the job's own changes."""
+    release: str = ""
+    """The operator's, whose defaults the fields have that the spec does not set."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Settings:
             image=self.trainer_image,
             image_pull_policy=self.image_pull_policy,
             workspace_claim=self.workspace_claim,
+            release=version("rlhf-operator"),
         )
 
     @classmethod
