@@ -256,6 +256,7 @@ def _decode(text: bytes) -> Body | None:
 
 
 def _refusal(status: int, answer: Body, call: str, retry_after: str | None, kind: str) -> ApiError:
-    after = retry_after or (answer.get("details") or {}).get("retryAfterSeconds")
+    details = answer.get("details")  # a proxy's may be anything
+    after = retry_after or (details.get("retryAfterSeconds") if isinstance(details, dict) else None)
     seconds = float(after) if after is not None and str(after).isdigit() else None
     return ApiError(status, answer.get("reason") or "", f"{call}: {answer.get('message', '')}", seconds, kind)
