@@ -17,6 +17,7 @@ from rlhf_api.runtime import NamedRuntime
 from .limits import Limits
 
 FIELD_MANAGER = "rlhf-operator"
+_RELEASE = version("rlhf-operator")
 _PEERS = TypeAdapter(list[dict[str, Any]])
 _PRICES = TypeAdapter(dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]])
 
@@ -81,7 +82,7 @@ class Settings:
             image=self.trainer_image,
             image_pull_policy=self.image_pull_policy,
             workspace_claim=self.workspace_claim,
-            release=version("rlhf-operator"),
+            release=_RELEASE,
         )
 
     @classmethod
