@@ -22,7 +22,7 @@ _NATIVE = re.compile(
 )
 """Last log lines of libraries that end their process without a Python exception."""
 BEYOND_LIMIT = (
-    "storage usage exceeds the total limit|EmptyDir volume .* exceeds the limit|its local ephemeral storage limit"
+    "storage usage exceeds the total limit|EmptyDir .* exceeds the limit|its local ephemeral storage limit"
 )
 """What kubelets say of a pod that they evict for what it wrote to the disk."""
 _TYPES = {

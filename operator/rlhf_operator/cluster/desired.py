@@ -103,8 +103,8 @@ def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Li
 
 
 def _changed(running: Spec, spec: Spec, *, same_release: bool) -> list[str]:
-    """Fields that differ between the job's spec and what runs. Defaults, which stand for what was taken out of the spec,
-    are compared within one release: those of another may differ."""
+    """Fields that differ between the job's spec and what runs. Defaults, as of what was taken out of the spec, are
+    compared within one release: those of another may differ."""
     before = running.model_dump(mode="json", by_alias=True)
     if same_release:
         now = spec.model_dump(mode="json", by_alias=True)

@@ -44,7 +44,9 @@ def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Bo
     reason, message = status.get("reason") or "", (status.get("message") or "").strip()
     # A pod that failed before it was deleted failed by itself: the report of a peer's end may arrive first, and the
     # whole gang is deleted then. So did one that was evicted for what it wrote, and its successors would do the same.
-    disrupted = (told is not None and at >= told) or (_by_its_node(reason, conditions) and not re.search(BEYOND_LIMIT, message))
+    disrupted = (told is not None and at >= told) or (
+        _by_its_node(reason, conditions) and not re.search(BEYOND_LIMIT, message)
+    )
     if end is None:  # evicted before it ran, or its node's kubelet lost it
         said = f"{reason or 'failed'}: {message or 'no container was run'}"
         code, said, log = _failed_init(status) or (SIGTERMED, said, "")
