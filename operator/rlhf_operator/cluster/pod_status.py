@@ -22,6 +22,8 @@ _DISRUPTED = {
     "UnexpectedAdmissionError",
 }
 """Reasons of a pod's end that are not its own, for servers that have no DisruptionTarget condition."""
+_LOST = ("ContainerStatusUnknown", "Unknown")
+"""Reasons of kubelets, and of containerd, for a container that is gone with no end seen: its node has started again."""
 OVER = ("Failed", "Succeeded")
 """Phases of a pod that has ended."""
 _RACES = "OutOf"
@@ -45,7 +47,7 @@ def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Bo
     # A pod that failed before it was deleted failed by itself: the report of a peer's end may arrive first, and the
     # whole gang is deleted then. So did one that was evicted for what it wrote, and its successors would do the same.
     disrupted = (told is not None and at >= told) or (
-        _by_its_node(reason, conditions) and not re.search(BEYOND_LIMIT, message)
+        _by_its_node(reason, end, conditions) and not re.search(BEYOND_LIMIT, message)
     )
     if end is None:  # evicted before it ran, or its node's kubelet lost it
         said = f"{reason or 'failed'}: {message or 'no container was run'}"
@@ -69,9 +71,10 @@ def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Bo
     )
 
 
-def _by_its_node(reason: str, conditions: Mapping[str, Body]) -> bool:
+def _by_its_node(reason: str, end: Body | None, conditions: Mapping[str, Body]) -> bool:
     told = conditions.get("DisruptionTarget", {}).get("status") == "True"
-    return told or reason in _DISRUPTED or reason.startswith(_RACES)
+    lost = end is not None and end.get("reason") in _LOST
+    return told or lost or reason in _DISRUPTED or reason.startswith(_RACES)
 
 
 def _last_lines(end: Body) -> str:
