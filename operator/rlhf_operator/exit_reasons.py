@@ -21,9 +21,13 @@ _NATIVE = re.compile(
     r"(?P<line>Watchdog caught collective operation timeout: .*|Fatal Python error: .*|(?<=what\(\): ).*)"
 )
 """Last log lines of libraries that end their process without a Python exception."""
+BEYOND_LIMIT = (
+    "storage usage exceeds the total limit|EmptyDir .* exceeds the limit|its local ephemeral storage limit"
+)
+"""What kubelets say of a pod that they evict for what it wrote to the disk."""
 _TYPES = {
     "CudaOutOfMemory": "CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
-    "DiskFull": "No space left on device|os error 28|Disk quota exceeded",
+    "DiskFull": f"No space left on device|os error 28|Disk quota exceeded|{BEYOND_LIMIT}",
     "HostOutOfMemory": r"\bMemoryError\b|can't allocate memory|Cannot allocate memory|std::bad_alloc"
     r"|(?<!maybe )for lack of memory|\(OOMKilled\)",
     "NcclTimeout": "Watchdog caught collective operation timeout|NCCL.*(?:timeout|timed out)",

@@ -162,8 +162,10 @@ def _whole(servers: Sequence[ProcessState]) -> set[int]:
 
 
 def _due(spec: Spec, role: Role, restarts: Restarts, ended: float, now: float) -> bool:
-    """True once the backoff after an end is over."""
-    return now >= ended + restarts.pause(budget(spec, role)[0])
+    """True once the backoff after an end is over; after the last restart, where the clock of the process's node is
+    ahead."""
+    since = ended if ended <= now else restarts.last
+    return now >= since + restarts.pause(budget(spec, role)[0])
 
 
 def pause_left(

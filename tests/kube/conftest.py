@@ -5,6 +5,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from tests.cluster.packages import Unavailable
@@ -72,11 +73,11 @@ def operators(control_plane: Cluster, namespace: str, monkeypatch: pytest.Monkey
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
     monkeypatch.setattr(budget, "_FIRST", 0.0)
 
-    def run(body: Callable[..., Awaitable[None]]) -> None:
+    def run(body: Callable[..., Awaitable[None]], **settings: Any) -> None:
         async def together() -> None:
             async with AsyncExitStack() as stack:
-                count = len(inspect.signature(body).parameters)
-                await body(*[await stack.enter_async_context(hands(namespace)) for _ in range(count)])
+                these = [hands(namespace, **settings) for _ in inspect.signature(body).parameters]
+                await body(*[await stack.enter_async_context(each) for each in these])
 
         asyncio.run(together())
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from tests.kube.jobs import PPO
 
@@ -14,24 +14,33 @@ from rlhf_operator.cluster.reconcile import Reconciler
 from rlhf_operator.cluster.recorder import Recorder
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.telemetry import Telemetry
+from rlhf_operator.cluster.watch import kinds_served
 
-WATCHED = ("RLHFJob", "Pod")
 
-Operators = Callable[[Callable[..., Awaitable[None]]], None]
-"""Runs what a test does with as many operators as it has parameters."""
+class Operators(Protocol):
+    """Runs what a test does with as many operators as it has parameters; `settings`: of all of them."""
+
+    def __call__(self, body: Callable[..., Awaitable[None]], **settings: Any) -> None: ...
 
 
 class Hands:
     """With a cache of its own, filled when it looks."""
 
-    def __init__(self, api: Api, namespace: str, image: str, **more: Any) -> None:
+    def __init__(self, api: Api, namespace: str, **more: Any) -> None:
         self.api, self.cache, self.namespace = api, Cache(), namespace
-        settings = Settings(trainer_image=image, token_key=b"k" * 48, own_namespace=namespace, **more)
+        settings = Settings(
+            **{"trainer_image": "trainer:1", "token_key": b"k" * 48, "own_namespace": namespace, **more}
+        )
         self.reconciler = Reconciler(settings, api, self.cache, Recorder(api), Telemetry())
 
     async def see(self) -> None:
         """All there is."""
-        await resync.fill(self.api, self.namespace, WATCHED, lambda body, _: self.cache.put(body))
+        kinds = await kinds_served(self.api)
+        await resync.fill(self.api, self.namespace, kinds, lambda body, _: self.cache.put(body))
+
+    async def sweep(self) -> resync.Swept:
+        """What a listing shows that was not seen."""
+        return await resync.sweep(self.api, self.namespace, await kinds_served(self.api), self.cache)
 
     async def act(self, name: str) -> None:
         """On what was seen."""
@@ -54,10 +63,10 @@ class Hands:
 
 
 @asynccontextmanager
-async def hands(namespace: str, image: str = "trainer:1", **settings: Any) -> AsyncIterator[Hands]:
+async def hands(namespace: str, **settings: Any) -> AsyncIterator[Hands]:
     """In the cluster that KUBECONFIG names; `settings`: more of the operator's."""
     async with asyncio.timeout(60), await Api.connect() as api:
-        working = Hands(api, namespace, image, **settings)
+        working = Hands(api, namespace, **settings)
         yield working
         await working.reconciler.close()
 

@@ -5,11 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.kube.hands import WATCHED, Hands, Operators, job
+from tests.kube.hands import Hands, Operators, job
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
-from rlhf_operator.cluster import resync
 from rlhf_operator.cluster.cache import COMPANIONS
 
 pytestmark = pytest.mark.usefixtures("crd")
@@ -35,7 +34,7 @@ async def content(operator: Hands, kind: str) -> dict:
 async def resync_and_look(operator: Hands) -> list[str]:
     """What was applied, of a job that was looked at if the listing says so."""
     calls, operator.api._observe = [], lambda verb, kind, *_: calls.append((verb, kind))
-    swept = await resync.sweep(operator.api, operator.namespace, WATCHED, operator.cache)
+    swept = await operator.sweep()
     if swept.touched:
         await operator.look("ppo")
     return [kind for verb, kind in calls if verb == "apply"]

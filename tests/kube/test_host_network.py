@@ -1,27 +1,21 @@
 """Pods on the node's network, as a real API server takes them and the scheduler would read them."""
 
-import asyncio
-
 import pytest
-from tests.kube.hands import hands, job
-from tests.support.cluster import Cluster
+from tests.kube.hands import Hands, Operators, job
 
 pytestmark = pytest.mark.usefixtures("crd")
 HOST_NETWORK = {"template": {"spec": {"hostNetwork": True}}}
 
 
-def test_the_server_declares_every_port_as_one_of_the_node(namespace, control_plane: Cluster, monkeypatch):
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+def test_the_server_declares_every_port_as_one_of_the_node(operators: Operators, namespace: str) -> None:
+    async def body(operator: Hands) -> None:
+        for name in ("one", "two"):
+            made = job(namespace, name)
+            await operator.api.create({**made, "spec": {**made["spec"], "pods": HOST_NETWORK}})
+            await operator.look(name)
+        pods = [pod async for pod in operator.api.list("Pod", namespace, labels="rlhf.dev/job")]
+        ports = [port for pod in pods for port in pod["spec"]["containers"][0]["ports"]]
+        assert [port["hostPort"] for port in ports] == [port["containerPort"] for port in ports]
+        assert len({port["hostPort"] for port in ports}) == len(ports) == len(pods) + 2
 
-    async def body() -> None:
-        async with hands(namespace) as operator:
-            for name in ("one", "two"):
-                made = job(namespace, name)
-                await operator.api.create({**made, "spec": {**made["spec"], "pods": HOST_NETWORK}})
-                await operator.look(name)
-            pods = [pod async for pod in operator.api.list("Pod", namespace, labels="rlhf.dev/job")]
-            ports = [port for pod in pods for port in pod["spec"]["containers"][0]["ports"]]
-            assert [port["hostPort"] for port in ports] == [port["containerPort"] for port in ports]
-            assert len({port["hostPort"] for port in ports}) == len(ports) == len(pods) + 2
-
-    asyncio.run(body())
+    operators(body)

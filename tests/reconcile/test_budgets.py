@@ -105,6 +105,37 @@ def test_a_rule_goes_by_kubernetes_own_reason():
     assert world.status.restarts == 1
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        'Usage of EmptyDir volume "cache" exceeds the limit "10Gi". ',
+        "Pod ephemeral local storage usage exceeds the total limit of containers 5Gi. ",
+        'Container role exceeded its local ephemeral storage limit "5Gi". ',
+    ],
+)
+def test_a_pod_that_is_evicted_for_what_it_wrote_itself_is_a_failure_and_says_so(said):
+    """Kubelets call that an eviction too, and the pods after it would fill their disks as well, without end."""
+    world = running("spec.reward.backoffLimit=1")
+    for _ in range(2):
+        world.end("job-reward-0", 137)
+        world.pods["job-reward-0"]["status"] |= {"reason": "Evicted", "message": said}
+        world.settle()
+    assert world.status.phase == "Failed"
+    told = f"reward-0 was ended by SIGKILL (Evicted: {said.strip()})"
+    assert world.status.message.startswith(told)
+    assert "DiskFull; started again 1 of 1 times" in world.status.message
+
+
+def test_a_node_whose_clock_is_ahead_delays_no_start():
+    """Its kubelet says that the pod ended an hour from now."""
+    world = running()
+    for name in ("job-reward-0", "job-trainer-0"):
+        now, world.now = world.now, world.now + datetime.timedelta(hours=1)
+        world.end(name, 1)
+        world.now = now
+        assert until_made(world, name) <= 10
+
+
 def test_a_trainer_that_fails_before_its_first_checkpoint_is_started_again():
     world = World()
     world.settle()

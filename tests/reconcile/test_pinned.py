@@ -8,6 +8,7 @@ import pytest
 from tests.api.manifests import job
 from tests.reconcile.world import TODAY, World, names, reasons, running
 
+from rlhf_api.manifest import load
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_operator.cluster.desired import active_config, wanted
@@ -19,9 +20,11 @@ from rlhf_operator.cluster.pod_process import RESUME_CONFIG, START_CONFIG
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job, Pod
 
+FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
+EXAMPLES = [file for file in FILES if "kind: RLHFJob\n" in file.read_text()]
 RELEASE_0_1 = json.loads(Path(__file__).with_name("release-0.1.0.json").read_text())
 """A job that runs, its ConfigMap and its pods, as release 0.1.0 left them."""
-NEWER = Defaults(image="trainer:2", image_pull_policy="Always", workspace_claim="elsewhere")
+NEWER = Defaults(image="trainer:2", image_pull_policy="Always", workspace_claim="elsewhere", release="2")
 
 
 def pinned(*overrides: str) -> Pinned:
@@ -104,6 +107,31 @@ def test_a_changed_spec_is_named_and_waits():
     message = next(c.message for c in world.status.conditions if c.type == "SpecChanged")
     assert message == "spec.ppo changed while the job runs; suspend and resume it to have that applied"
     assert json.loads(world.want.pinned.texts[START_CONFIG])["spec"]["ppo"]["klCoefficient"] == 0.05
+
+
+@pytest.mark.parametrize(
+    ("field", "section"),
+    [
+        ("spec.ppo.klCoefficient=0.5", "spec.ppo"),
+        ("spec.environment={A: b}", "spec.environment"),
+        ("spec.generator.pods.nodeSelector={gpu: h100}", "spec.generator"),
+    ],
+)
+def test_what_is_taken_out_of_a_spec_is_named_and_waits_too(field, section):
+    world = running(field)
+    world.overrides = ()
+    world.step()
+    message = next(c.message for c in world.status.conditions if c.type == "SpecChanged")
+    assert message.startswith(f"{section} changed while the job runs")
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_no_example_is_changed_by_being_written_down(file):
+    made = load(file)
+    body = made.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    body["metadata"] |= {"namespace": "ns", "uid": "u"}
+    again = Pinned.read(Pinned.make("job", made.spec, TODAY).config_map(), TODAY)
+    assert wanted(Job.of(body), again, TODAY).ignored is None
 
 
 def test_two_configurations_of_one_name_are_not_to_be_found_by_search():

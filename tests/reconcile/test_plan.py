@@ -165,6 +165,17 @@ def test_an_eviction_is_no_failure_of_the_role():
     assert status(world).phase == "Running"
 
 
+@pytest.mark.parametrize(("code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
+def test_a_node_that_starts_again_is_no_failure_of_the_roles_that_were_on_it(code, reason):
+    """Before its pods are deleted: what containerd, or else its kubelet, says of a container that it finds gone."""
+    world = running("spec.trainer.backoffLimit=0")
+    world.end("job-trainer-0", code)
+    (container,) = world.pods["job-trainer-0"]["status"]["containerStatuses"]
+    container["state"]["terminated"]["reason"] = reason
+    world.settle()
+    assert (world.attempts(), status(world).phase, status(world).restarts) == ({"2"}, "Running", 0)
+
+
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "cpu", "pods"])
 def test_a_race_for_a_node_is_no_failure_of_the_role(resource):
     """Two schedulers, or one that did not know of a device's fault yet, gave the same GPU away twice."""

@@ -221,6 +221,31 @@ def test_an_attempt_that_was_refused_is_no_attempt(meanwhile):
     tell(told)
 
 
+def test_what_a_refused_look_had_to_tell_is_told_and_so_is_the_refusal():
+    """By events: `kubectl describe` is where people look for a quota."""
+
+    async def told(story: Story) -> None:
+        events = list[tuple[str, str]]()
+
+        def refuse(body: Body) -> None:
+            if body["kind"] == "Event":
+                events.append((body["reason"], body["message"]))
+            elif body["kind"] == "Pod":
+                raise ApiError(403, "Forbidden", "POST pods: exceeded quota", kind="Pod")
+
+        story.submit("first", "spec.suspend=true")
+        story.server.refuse = refuse
+        await story.look()
+        story.submit("first", generation=2)
+        for _ in range(2):
+            with pytest.raises(ApiError, match="exceeded quota"):
+                await story.look()
+        assert [reason for reason, _ in events] == ["Suspended", "Resumed", "PodsWaiting"]
+        assert "exceeded quota" in events[-1][1]
+
+    tell(told)
+
+
 def test_a_job_that_trains_is_not_ended_by_a_pod_that_is_suddenly_invalid(monkeypatch):
     """Of the same configuration as those that run: somebody's webhook makes it invalid, and may soon be mended."""
 

@@ -4,7 +4,8 @@ import pytest
 from tests.reconcile.world import World, names, reasons, running
 
 from rlhf_api.report import CheckpointStatus, TrainerStatus
-from rlhf_operator.cluster.refusal import by_server, of_job
+from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.refusal import by_server
 from rlhf_operator.condition import observed
 from rlhf_operator.process_state import Finish
 
@@ -231,9 +232,10 @@ def test_only_a_pod_that_can_never_be_taken_ends_its_job(status, kind, message, 
             'pods is forbidden: User "system:serviceaccount:rlhf:rlhf" cannot create resource "pods"',
             False,
         ),
+        (403, 'admission webhook "w" denied the request: the image "a" cannot be verified', True),
         (500, "etcdserver: request timed out", False),
         (0, "nobody answers", False),
     ],
 )
 def test_a_refusal_is_the_jobs_unless_the_operator_lacks_a_right(status, message, whose):
-    assert of_job(status, message) is whose
+    assert ApiError(status, "", message, kind="Pod").of_job is whose

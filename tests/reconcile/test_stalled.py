@@ -98,6 +98,15 @@ def test_gangs_that_hold_gpus_for_each_other_are_told_of():
     assert "2 other pods hold their nodes meanwhile: set spec.scheduling.gang" in stalled(world)[2]
 
 
+def test_a_generator_without_a_node_beside_a_job_that_trains_is_no_gang_s_deadlock():
+    """Neither a gang nor a deadline before running would change anything now."""
+    world = running("spec.generator.replicas=2")
+    unplaced(world, "job-generator-1")
+    world.step()
+    assert stalled(world)[:2] == ("True", "Unschedulable")
+    assert "spec.scheduling" not in stalled(world)[2]
+
+
 def test_a_scheduler_that_counts_its_nodes_anew_tells_the_same_of_the_same_pod():
     world = World()
     world.step()

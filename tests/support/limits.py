@@ -4,8 +4,9 @@ from typing import Any
 
 LIMITS: dict[str, Any] = {
     "serviceAccounts": ["default", "training"],
-    "images": ["registry.example/team", "registry.example/one"],
+    "images": ["registry.example/team/", "registry.example/one"],
     "hostPaths": ["/models"],
+    "volumeTypes": ["projected"],
     "capabilities": ["IPC_LOCK"],
     "priorityClasses": ["batch"],
 }
@@ -44,6 +45,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (volume("/modelsx"), "host path"),
     (template(volumes=[{"name": "v", "hostPath": {"path": "/models/../etc"}}]), "host path"),
     (template(volumes=[{"name": "v", "nfs": {"server": "nas", "path": "/home"}}]), "type of volume"),
+    ({"volumes": [{"name": "v", "mountPath": "/v", "secret": "s"}]}, "type of volume"),
     (template(volumes=[{"name": "v", "awsElasticBlockStore": {"volumeID": "vol-1"}}]), "type of volume"),
     ({"priorityClass": "system-node-critical"}, "priority class"),
     (template(priorityClassName="system-node-critical"), "priority class"),

@@ -138,8 +138,14 @@ def test_a_kubeconfig_that_names_no_cluster(
         ),
         (
             403,
-            'GET /x: User "a" cannot patch rlhfjobs',
-            'User "a" cannot patch rlhfjobs; ask for the cluster\'s role',
+            'GET /x: rlhfjobs is forbidden: User "a" cannot patch resource "rlhfjobs"',
+            'rlhfjobs is forbidden: User "a" cannot patch resource "rlhfjobs"; ask for the cluster\'s role',
+            False,
+        ),
+        (
+            403,
+            'PATCH /x: admission webhook "w" denied the request: steps cannot be odd',
+            'CLUSTER refused it: admission webhook "w" denied the request: steps cannot be odd',
             False,
         ),
         (

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from types import TracebackType
@@ -31,6 +32,7 @@ _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE = "application/merge-patch+json"
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+_BY_ROLES = re.compile(r'\bforbidden: User ".*?" cannot ')
 
 Observe = Callable[[str, str, int, float], None]
 """Called after every API call: verb, kind, status (0 without a reply), seconds."""
@@ -45,8 +47,17 @@ class ApiError(Exception):
         super().__init__(f"{status or 'no answer'} {reason}: {message}")
         self.kind = kind
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
-        self.of_job = False
-        """The job cannot have what it asks for, as its status says: no failure of the operator."""
+
+    @property
+    def lacks_right(self) -> bool:
+        """403 of roles; quotas and admission forbid with the same code, and say otherwise what."""
+        return self.status == 403 and _BY_ROLES.search(self.message) is not None
+
+    @property
+    def of_job(self) -> bool:
+        """The job cannot have what it asks for, by a quota, a policy, or as the server knows none of it: no failure of
+        the operator."""
+        return self.status in (400, 403, 404, 422) and self.kind != "RLHFJob" and not self.lacks_right
 
 
 class Api:
@@ -245,6 +256,7 @@ def _decode(text: bytes) -> Body | None:
 
 
 def _refusal(status: int, answer: Body, call: str, retry_after: str | None, kind: str) -> ApiError:
-    after = retry_after or (answer.get("details") or {}).get("retryAfterSeconds")
+    details = answer.get("details")  # a proxy's may be anything
+    after = retry_after or (details.get("retryAfterSeconds") if isinstance(details, dict) else None)
     seconds = float(after) if after is not None and str(after).isdigit() else None
     return ApiError(status, answer.get("reason") or "", f"{call}: {answer.get('message', '')}", seconds, kind)

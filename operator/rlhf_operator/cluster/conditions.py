@@ -57,11 +57,11 @@ def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
     silent_since, ignored = None if look.finish else observed.silent_since, observed.wanted.ignored
     found = [
         *(c for c in status.conditions if c.type != "Suspended"),
-        _scheduled(look.pods, observed.refused, stamp),
+        _scheduled(look.pods, observed.refused, phase, stamp),
         _suspended(look.finish, look.suspending, stamp),
         failed_for_good(look.finish.reason, look.finish.message, stamp)
         if look.finish and look.finish.phase == "Failed"
-        else _stalled(look.pods, observed.refused, silent_since, look.stall, stamp, now),
+        else _stalled(look.pods, observed.refused, silent_since, look.stall, phase, stamp, now),
         *([condition("SlowNetwork", "True", "NcclOverTcp", look.over_tcp, stamp)] if look.over_tcp else ()),
         *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
     ]
@@ -90,20 +90,20 @@ def waiting_reason(pods: Sequence[Pod], refused: Finish | str | None) -> str:
     return troubled[0] + more if troubled else ""
 
 
-def _scheduled(pods: Sequence[Pod], refused: Finish | str | None, stamp: str) -> Condition:
+def _scheduled(pods: Sequence[Pod], refused: Finish | str | None, phase: Phase, stamp: str) -> Condition:
     if isinstance(refused, str):
         return condition("PodsScheduled", "False", "PodsRefused", refused, stamp)
     waiting = [pod for pod in pods if not pod.scheduled and pod.ended is None]
     if waiting:
-        reason, message = _unplaced(pods, waiting)
+        reason, message = _unplaced(pods, waiting, phase)
         return condition("PodsScheduled", "False", reason, message, stamp)
     return condition("PodsScheduled", "True", "Scheduled", "", stamp)
 
 
-def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod]) -> tuple[str, str]:
-    """Two jobs, each with some pods scheduled, may wait for each other for ever."""
+def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod], phase: Phase) -> tuple[str, str]:
+    """Two jobs, each with some pods scheduled, may wait for each other for ever; one that runs waits for no other."""
     holding, why = [pod for pod in pods if pod.node and pod.ended is None], waiting_reason(waiting, None)
-    if not holding:
+    if not holding or phase == "Running":
         return "Unschedulable", why
     advice = "set spec.scheduling.gang, or spec.scheduling.preRunningDeadlineSeconds to let go of them"
     return "PartlyScheduled", f"{why}; {len(holding)} other pods hold their nodes meanwhile: {advice}"
@@ -119,6 +119,7 @@ def _stalled(
     refused: Finish | str | None,
     silent_since: float | None,
     stall: str,
+    phase: Phase,
     stamp: str,
     now: float,
 ) -> Condition:
@@ -133,7 +134,7 @@ def _stalled(
         return condition("Stalled", "True", "PodsRefused", refused, stamp)
     living = [pod for pod in pods if pod.ended is None]
     if waiting := [pod for pod in living if not pod.scheduled]:
-        return condition("Stalled", "True", *_unplaced(living, waiting), stamp)
+        return condition("Stalled", "True", *_unplaced(living, waiting, phase), stamp)
     for pod in (pod for pod in living if pod.waiting_reason):
         reason = (pod.waiting_reason or "").partition(":")[0]
         return condition("Stalled", "True", reason, waiting_reason([pod], None), stamp)

@@ -83,7 +83,7 @@ def wanted(
             "ttl_seconds_after_finished": spec.ttl_seconds_after_finished,
         }
     )
-    changed = ", ".join(_changed(kept, spec))
+    changed = ", ".join(_changed(kept, spec, same_release=running.defaults.release == defaults.release))
     reason = f"{changed} changed while the job runs; suspend and resume it to have that applied"
     return Desired(running, kept, reason if changed else None)
 
@@ -102,10 +102,13 @@ def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Li
     return Desired(pinned, outcome)
 
 
-def _changed(running: Spec, spec: Spec) -> list[str]:
-    """Fields that differ between the job's spec and what runs. Defaults are not compared: those of another release may
-    differ."""
+def _changed(running: Spec, spec: Spec, *, same_release: bool) -> list[str]:
+    """Fields that differ between the job's spec and what runs. Defaults, as of what was taken out of the spec, are
+    compared within one release: those of another may differ."""
     before = running.model_dump(mode="json", by_alias=True)
+    if same_release:
+        now = spec.model_dump(mode="json", by_alias=True)
+        return [f"spec.{key}" for key, value in now.items() if value != before[key]]
     said = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return [f"spec.{key}" for key, value in said.items() if not _within(value, before.get(key))]
 

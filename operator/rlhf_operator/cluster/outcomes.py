@@ -10,7 +10,7 @@ from .cache import Cache
 from .names import pod_name
 from .next_step import Plan
 from .pod_client import owned_by
-from .refusal import Refusal, by_server, of_job
+from .refusal import Refusal, by_server
 from .snapshot import Job
 
 
@@ -44,7 +44,6 @@ class Outcomes:
             trains = job.status is not None and job.status.phase == "Running"
             why = by_server(error.status, error.kind, f"{error.reason}: {error.message}", trains=trains)
             self._refused[key] = Refusal(job.generation, why)
-            error.of_job = of_job(error.status, error.message)
             raise
         finally:
             trainers = [new for new in todo.create if new.role is Role.TRAINER]

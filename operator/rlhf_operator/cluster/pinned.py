@@ -73,7 +73,8 @@ class Pinned:
             UnreadableConfig: this release cannot read it.
         """
         name, texts = config_map["metadata"]["name"], dict(config_map.get("data") or {})
-        texts.setdefault(DEFAULTS, defaults.model_dump_json(by_alias=True, indent=1))
+        of_then = defaults.model_copy(update={"release": ""})
+        texts.setdefault(DEFAULTS, of_then.model_dump_json(by_alias=True, indent=1))
         try:
             config = RunConfig.model_validate_json(texts[START_CONFIG], extra="ignore")
             json.loads(texts[RESUME_CONFIG])

@@ -1,10 +1,11 @@
 """Reads the start and the end of a pod from its status; pure."""
 
 import datetime
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..exit_reasons import exit_words, telling_line
+from ..exit_reasons import BEYOND_LIMIT, exit_words, telling_line
 from ..process_state import SIGTERMED, Ended
 from ..redaction import redacted
 
@@ -21,6 +22,8 @@ _DISRUPTED = {
     "UnexpectedAdmissionError",
 }
 """Reasons of a pod's end that are not its own, for servers that have no DisruptionTarget condition."""
+_LOST = ("ContainerStatusUnknown", "Unknown")
+"""Reasons of kubelets, and of containerd, for a container that is gone with no end seen: its node has started again."""
 OVER = ("Failed", "Succeeded")
 """Phases of a pod that has ended."""
 _RACES = "OutOf"
@@ -40,20 +43,20 @@ def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Bo
     told = _told_to_end(meta)
     # The terminated state of a deleted pod's container that its kubelet has lost lacks a time.
     at = _time(end, "finishedAt") or told or (_time(status, "startTime") if end is None else None) or 0.0
-    disrupted = (
-        # A pod that failed before it was deleted failed by itself: the report of a peer's end may arrive first, and
-        # the whole gang is deleted then.
-        (told is not None and at >= told)
-        or status.get("reason") in _DISRUPTED
-        or str(status.get("reason")).startswith(_RACES)
-        or conditions.get("DisruptionTarget", {}).get("status") == "True"
+    reason, message = status.get("reason") or "", (status.get("message") or "").strip()
+    # A pod that failed before it was deleted failed by itself: the report of a peer's end may arrive first, and the
+    # whole gang is deleted then. So did one that was evicted for what it wrote, and its successors would do the same.
+    disrupted = (told is not None and at >= told) or (
+        _by_its_node(reason, end, conditions) and not re.search(BEYOND_LIMIT, message)
     )
     if end is None:  # evicted before it ran, or its node's kubelet lost it
-        said = f"{status.get('reason') or 'failed'}: {status.get('message') or 'no container was run'}"
+        said = f"{reason or 'failed'}: {message or 'no container was run'}"
         code, said, log = _failed_init(status) or (SIGTERMED, said, "")
-        return Ended(at, code, said, disrupted, status.get("reason") or "", log)
+        return Ended(at, code, said, disrupted, reason, log)
     code = end.get("exitCode", SIGTERMED)
     how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
+    if reason:
+        how += f" ({': '.join(filter(None, (reason, message)))})"
     log = _last_lines(end)
     telling = telling_line(log)
     why = f"{how}: {telling}" if telling else how
@@ -63,9 +66,15 @@ def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Bo
         f"{why}; see `kubectl logs {meta['name']}`",
         disrupted,
         # The pod's reason is more precise than its container's exit.
-        status.get("reason") or end.get("reason") or "",
+        reason or end.get("reason") or "",
         log,
     )
+
+
+def _by_its_node(reason: str, end: Body | None, conditions: Mapping[str, Body]) -> bool:
+    told = conditions.get("DisruptionTarget", {}).get("status") == "True"
+    lost = end is not None and end.get("reason") in _LOST
+    return told or lost or reason in _DISRUPTED or reason.startswith(_RACES)
 
 
 def _last_lines(end: Body) -> str:

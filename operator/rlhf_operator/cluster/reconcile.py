@@ -125,6 +125,8 @@ class Reconciler:
         if todo.status is not None:
             status = await self._with_checkpoint(job, pods, todo.status)
             version = await self._statuses.write(key, job, status)
+        for event in todo.events:  # not after the acts: one that is refused ends this look
+            await self._recorder.record(job.body, event)
         # First: a member about to be deleted should get no more work.
         told = await self._trainers.tell(job, pods, todo.members)
         await self._delete_pods(job, todo)
@@ -141,8 +143,6 @@ class Reconciler:
                 await run_all(self._pods.create(job, want.pinned, pod, admitted, known) for pod in wave)
         if todo.generators is not None:
             await self._api.scale("RLHFJob", job.namespace, job.name, todo.generators, version)
-        for event in todo.events:
-            await self._recorder.record(job.body, event)
         if todo.expire:
             await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
         return told

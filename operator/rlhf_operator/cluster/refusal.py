@@ -57,12 +57,6 @@ def by_server(status: int, kind: str, message: str, *, trains: bool = False) -> 
     return f"pods are not made: {status or 'no answer'} {message}"
 
 
-def of_job(status: int, message: str) -> bool:
-    """True if the API server refuses what the job asks for: by a quota, a policy, or as it knows none of it; not where
-    the operator lacks a right (`User "..." cannot create resource ...`)."""
-    return status in (400, 403, 404, 422) and not (status == 403 and '" cannot ' in message)
-
-
 def leave_alone(why: str) -> Plan:
     """Reports what this release cannot read, and changes nothing until another release takes over."""
     message = f"another release wrote what this one cannot read; job and pods are left alone: {why}"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from ipaddress import ip_network
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from rlhf_api.runtime import NamedRuntime
 from .limits import Limits
 
 FIELD_MANAGER = "rlhf-operator"
+_RELEASE = version("rlhf-operator")
 _PEERS = TypeAdapter(list[dict[str, Any]])
 _PRICES = TypeAdapter(dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]])
 
@@ -30,6 +32,8 @@ class Defaults(Report):
     """Module in the image that starts a trainer's ranks."""
     runtime: NamedRuntime | None = None
     """The referenced runtime; already merged into the spec, and kept here to detect the job's own changes."""
+    release: str = ""
+    """The operator's, whose defaults the fields have that the spec does not set."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Settings:
             image=self.trainer_image,
             image_pull_policy=self.image_pull_policy,
             workspace_claim=self.workspace_claim,
+            release=_RELEASE,
         )
 
     @classmethod

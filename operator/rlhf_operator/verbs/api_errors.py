@@ -12,7 +12,7 @@ def explain(error: ApiError, where: str) -> str:
             return f"cannot reach {where}: {said}; is it up, and is that the cluster you mean?"
         case 401:
             return f"{where} does not accept your credentials ({said}); log in again"
-        case 403 if " cannot " in said:  # of roles; quotas and admission say otherwise what they forbid
+        case 403 if error.lacks_right:
             return f"{said}; ask for the cluster's role `view` (to look) or `edit` in that namespace"
         case 403:
             return f"{where} refused it: {said}"
