@@ -59,6 +59,7 @@ class OfflineTask(GraphTask):
         self._op_ctx.step = step
         updates = Updates(self._learner, self._source.group)
         updates.run(batch, whole=True)
+        self._learner.follow()
         return updates.metrics()
 
     def other_weights(self) -> str:
