@@ -121,6 +121,11 @@ def test_errors_name_the_field_that_holds_the_path(tokenizer, path):
         load_trained(config({"policy": path, "reward": "/none"}), CRITIC, tokenizer)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: sequences of up to 65 tokens do not fit"):
         load_frozen(config({"policy": path}, prompt=41), Role.REFERENCE, tokenizer)
+    text = {"data": {"train": ["rows.jsonl"], "maxPromptLength": 40, "maxAnswerLength": 26}}
+    mixed = config({"policy": path}, pretraining={"data": ["text.jsonl"]}, **text)
+    with pytest.raises(InvalidJob, match=r"spec.model.policy: sequences of up to 66 tokens do not fit"):
+        load_trained(mixed, POLICY, tokenizer)
+    load_trained(mixed, CRITIC, tokenizer)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: there is no directory '/none'"):
         load_job_tokenizer(config({"policy": "/none"}))
     other = create_tokenizer(["other words altogether, of which there are many more"], 300)
