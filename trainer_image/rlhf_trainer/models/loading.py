@@ -16,12 +16,15 @@ from rlhf_api.run import RunConfig
 from ..settings import ModelSource, frozen_source, longest, longest_update, model_source
 from . import load
 
-LOADERS: dict[Head, Callable[[str, torch.dtype], PreTrainedModel]] = {
+Loader = Callable[[str, torch.dtype], PreTrainedModel]
+LOADERS: dict[Head, Loader] = {
     "causal": load.load_policy,
     "score": load.load_reward,
     "value": load.load_critic,
     "token_score": load.load_token_reward,
 }
+FROZEN = {**LOADERS, "score": load.load_scorer}
+"""Loaders of models that are not trained."""
 Loaded = TypeVar("Loaded")
 
 
@@ -33,7 +36,7 @@ def load_trained(config: RunConfig, used: Model, tokenizer: PreTrainedTokenizerB
     """
     source, dtype = model_source(config, used.field), config.spec.trained_dtype(used.field)
     length = longest_update(config.spec) if used.field == "policy" else longest(config.spec)
-    return _load(source, used.head, dtype, tokenizer, length)
+    return _load(LOADERS[used.head], source, dtype, tokenizer, length)
 
 
 def load_frozen(
@@ -43,14 +46,15 @@ def load_frozen(
     given: rewards of tokens need another. Raises InvalidJob, as `load_trained` does.
     """
     source, dtype = frozen_source(config, role), config.dtype(role)
-    return _load(source, head or role.row.head, dtype, tokenizer, longest(config.spec))
+    loader = FROZEN[head or role.row.head]
+    return _load(loader, source, dtype, tokenizer, longest(config.spec))
 
 
 def _load(
-    source: ModelSource, head: Head, dtype: DType, tokenizer: PreTrainedTokenizerBase, length: int
+    loader: Loader, source: ModelSource, dtype: DType, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> PreTrainedModel:
     def fitting() -> PreTrainedModel:
-        model = LOADERS[head](source.path, getattr(torch, dtype))
+        model = loader(source.path, getattr(torch, dtype))
         load.check_fit(model.config, tokenizer, length)
         return model
 
