@@ -21,7 +21,7 @@ from .updates import Updates, held_out_losses
 
 
 class OfflineTask(GraphTask):
-    """One update of each trained model per step, on the next rows of the dataset. Implements `loop.Task`."""
+    """One update of each trained model per step, on the next rows of the dataset. Implements `task.Task`."""
 
     def __init__(
         self,

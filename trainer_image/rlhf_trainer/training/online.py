@@ -39,7 +39,7 @@ from .updates import PretrainingText, Updates
 
 
 class OnlineTask(GraphTask):
-    """Policy-gradient training by an algorithm's graph. Implements `loop.Task`.
+    """Policy-gradient training by an algorithm's graph. Implements `task.Task`.
 
     An episode is the responses to one step's prompts. It is collected before the step trains on it (`fixed`), or while
     it does (`dynamic`).
