@@ -19,9 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import torch
 
 from rlhf_api.roles import Role
 from rlhf_api.run import HEALTH, Process, RunConfig, command, environment
+from rlhf_trainer.models.load import load_reward, load_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -32,14 +34,16 @@ LONGEST = 300.0
 
 
 def job(folder: Path) -> RunConfig:
-    model = tiny_model(folder / "policy", tie=False, seed=1)
+    model, reward = tiny_model(folder / "policy", tie=False, seed=1), folder / "reward"
+    load_reward(str(model), torch.float32).save_pretrained(reward)
+    load_tokenizer(str(model)).save_pretrained(reward)
     (folder / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": f"{i} is"}) + "\n" for i in range(64))
     )
     spec = {
         "algorithm": "ppo",
         "steps": 1,
-        "model": {"policy": str(model), "reward": str(model), "dtype": "float32"},
+        "model": {"policy": str(model), "reward": str(reward), "dtype": "float32"},
         "data": {"train": [str(folder / "prompts.jsonl")], "maxPromptLength": 16, "promptsPerStep": 8},
         "sampling": {"maxNewTokens": 16},
         "trainer": {"processesPerReplica": 2},

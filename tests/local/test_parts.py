@@ -301,6 +301,21 @@ def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
+def test_a_language_model_is_no_reward_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "x"}\n')
+    given = (f"spec.data.train=[{tmp_path / 'prompts.jsonl'}]", "spec.reward.functions=[]")
+    says = {}
+    for kind in ("LlamaForCausalLM", "LlamaForSequenceClassification", "MyReward"):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]}))
+        says[kind] = [str(p) for p in check_files(job(*given, f"spec.model.reward={tmp_path}").spec)]
+    (problem,) = says.pop("LlamaForCausalLM")
+    assert problem.startswith(
+        "spec.model.reward: is LlamaForCausalLM, which has no trained head to score with; name"
+    )
+    assert not any(says.values())
+
+
 def test_layers_that_a_model_does_not_have_are_named(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

@@ -25,6 +25,7 @@ from rlhf_trainer.models.load import (
     load_critic,
     load_policy,
     load_reward,
+    load_scorer,
     load_tokenizer,
 )
 from rlhf_trainer.records import Sequences
@@ -156,6 +157,27 @@ def test_a_model_whose_files_lack_weights_is_refused_and_not_filled_with_random_
         load_policy(head, torch.float32)
     for load in (load_reward, load_critic):
         load(head, torch.float32)  # which have a head of their own
+
+
+def test_a_reward_that_scores_has_a_trained_head_and_no_random_one(path, tmp_path):
+    with pytest.raises(ValueError, match=r"is \w+; a reward needs a trained sequence-classification model"):
+        load_scorer(path, torch.float32)
+    trained = load_reward(path, torch.float32)
+    trained.save_pretrained(tmp_path / "reward")
+    loaded = load_scorer(str(tmp_path / "reward"), torch.float32)
+    assert torch.equal(loaded.score.weight, trained.score.weight)
+    bare = without(str(tmp_path / "reward"), tmp_path / "bare", "score.weight")
+    for load in (load_scorer, load_reward, load_critic):
+        with pytest.raises(
+            ValueError, match=r"bare' lacks weights of \w+: score.weight; they would be random"
+        ):
+            load(bare, torch.float32)
+    load_critic(path, torch.float32).save_pretrained(tmp_path / "critic")
+    bare = without(str(tmp_path / "critic"), tmp_path / "valueless", "score.weight", "classifier.weight")
+    with pytest.raises(
+        ValueError, match=r"lacks weights of \w+ForTokenClassification: (score|classifier).weight"
+    ):
+        load_critic(bare, torch.float32)
 
 
 @pytest.mark.parametrize("tie", [True, False])

@@ -18,7 +18,7 @@ from rlhf_api.run import RunConfig
 from rlhf_trainer import progress
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.models.adapter import Adapter
-from rlhf_trainer.models.load import create_policy, create_tokenizer
+from rlhf_trainer.models.load import create_policy, create_tokenizer, load_reward
 from rlhf_trainer.models.loading import load_frozen, load_job_tokenizer, load_trained
 from rlhf_trainer.settings import ModelSource, model_source
 from rlhf_trainer.training import assembly
@@ -98,8 +98,17 @@ def test_each_trained_model_has_the_head_of_its_graph(tokenizer, path, used, kin
     ("role", "kind"),
     [(Role.REFERENCE, "LlamaForCausalLM"), (Role.REWARD, "LlamaForSequenceClassification")],
 )
-def test_each_frozen_model_has_the_head_of_its_role(tokenizer, path, role, kind):
-    assert type(load_frozen(config({"policy": path, "reward": path}), role, tokenizer)).__name__ == kind
+def test_each_frozen_model_has_the_head_of_its_role(tokenizer, path, role, kind, tmp_path):
+    load_reward(path, torch.float32).save_pretrained(tmp_path)
+    made = config({"policy": path, "reward": str(tmp_path)})
+    assert type(load_frozen(made, role, tokenizer)).__name__ == kind
+
+
+def test_a_policy_is_no_reward_model(tokenizer, path):
+    with pytest.raises(
+        InvalidJob, match=r"spec.model.reward: .* is LlamaForCausalLM; a reward needs a trained"
+    ):
+        load_frozen(config({"policy": path, "reward": path}), Role.REWARD, tokenizer)
 
 
 def test_each_role_has_its_dtype(tokenizer, path):
@@ -121,6 +130,11 @@ def test_errors_name_the_field_that_holds_the_path(tokenizer, path):
         load_trained(config({"policy": path, "reward": "/none"}), CRITIC, tokenizer)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: sequences of up to 65 tokens do not fit"):
         load_frozen(config({"policy": path}, prompt=41), Role.REFERENCE, tokenizer)
+    text = {"data": {"train": ["rows.jsonl"], "maxPromptLength": 40, "maxAnswerLength": 26}}
+    mixed = config({"policy": path}, pretraining={"data": ["text.jsonl"]}, **text)
+    with pytest.raises(InvalidJob, match=r"spec.model.policy: sequences of up to 66 tokens do not fit"):
+        load_trained(mixed, POLICY, tokenizer)
+    load_trained(mixed, CRITIC, tokenizer)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: there is no directory '/none'"):
         load_job_tokenizer(config({"policy": "/none"}))
     other = create_tokenizer(["other words altogether, of which there are many more"], 300)

@@ -1,6 +1,7 @@
 """Numbers that go on from step to step: they are part of each snapshot, and a resumed run is the same bit for bit."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,12 @@ from tests.replay.ppo_worker import engine
 from tests.training.running import Job, resumed_is_whole
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rlhf_api.algorithms.dpo import ALGORITHM as DIRECT
+from rlhf_api.algorithms.dpo import DPO
+from rlhf_api.graph import POLICY, Graph, Infer
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import AnswerRow
+from rlhf_api.spec import Spec
 from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.checkpoint.reading import MissingTensor
 from rlhf_trainer.models.state import load_training_state, training_state
@@ -19,6 +24,7 @@ from rlhf_trainer.ops.compute import kl_coefficient
 from rlhf_trainer.records import Sequences
 
 WARMING_UP = "klCoefficient: 0.1, klTarget: 0.5, klHorizon: 200, criticWarmupSteps: 2"
+EMPTY = ("sampling", "generator", "reward")
 ADAPTIVE = "klTarget: 0.5, klHorizon: 200, minibatchSize: 16"
 
 
@@ -102,6 +108,26 @@ def test_a_moving_average_that_a_checkpoint_lacks_begins_with_its_weights():
     before = Job("ppo", "klCoefficient: 0.1").steps(0, 2)
     after = Job("ppo", "klCoefficient: 0.1, referenceEma: 0.9").restore(before.snapshot(2))
     assert after.steps(2, 3).lines[0]["kl_mean"] == pytest.approx(0.0, abs=1e-6)
+
+
+def with_moving_reference(spec: Spec, settings: DPO) -> Graph:
+    rows, reference, train = DIRECT.graph(spec, settings).nodes
+    assert isinstance(reference, Infer)
+    return Graph((rows, replace(reference, model=POLICY, average=0.5), train))
+
+
+OWN_DPO = replace(DIRECT, graph=with_moving_reference)
+
+
+def test_a_moving_reference_follows_a_policy_that_is_trained_on_given_responses():
+    """Of an algorithm of one's own, half way between two steps' weights."""
+    alone = ("spec.model={policy: org/policy, dtype: float32}", *(f"spec.{n}={{}}" for n in EMPTY))
+    custom = "spec.custom={rows: pairs, scores: false, settings: {beta: 0.2}}"
+    job = Job(f"{__name__}:OWN_DPO", "", custom, *alone).steps(0, 1)
+    (average,) = job.task._learner.averages.values()
+    before, now = job.initial.state_dict(), dict(job.models["policy"].named_tensors())
+    for name, tensor in average.state():
+        torch.testing.assert_close(tensor, (before[name] + now[name]) / 2)
 
 
 def test_values_are_of_the_moving_critic():

@@ -41,6 +41,12 @@ def longest(spec: Spec) -> int:
     return spec.data.max_prompt_length + answer
 
 
+def longest_update(spec: Spec) -> int:
+    """As `longest`, with the pretraining text that is mixed into the policy's updates."""
+    text = spec.data.max_prompt_length + spec.data.max_answer_length if spec.pretraining else 0
+    return max(longest(spec), text)
+
+
 def interface(address: str) -> str | None:
     """The network interface that has an address. By default gloo resolves the host name, which on a node's network may
     give the loopback interface."""

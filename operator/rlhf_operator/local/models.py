@@ -62,6 +62,11 @@ def mistyped(spec: Spec) -> Iterator[Problem]:
             lacks := _lacks(Path(name), alone=field == "policy" and not model.tokenizer)
         ):
             yield Problem(where, f"{lacks}; got {name!r}")
+        elif field == "reward" and spec.reward.model_weight and (kinds := _only_causal(Path(name))):
+            message = (
+                f"is {kinds}, which has no trained head to score with; name one that algorithm reward made"
+            )
+            yield Problem(where, f"{message}; got {name!r}")
 
 
 def _lacks(directory: Path, *, alone: bool) -> str:
@@ -78,6 +83,12 @@ def _lacks(directory: Path, *, alone: bool) -> str:
             "has no tokenizer (tokenizer.json or the like); copy its files there, or set spec.model.tokenizer"
         )
     return ""
+
+
+def _only_causal(directory: Path) -> str:
+    """The classes of a language model's directory; '' for any other model."""
+    named = json.loads((directory / "config.json").read_bytes()).get("architectures") or ()
+    return ", ".join(map(str, named)) if all(str(name).endswith("ForCausalLM") for name in named) else ""
 
 
 def _looks_local(name: str) -> bool:

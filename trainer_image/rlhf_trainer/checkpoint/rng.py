@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,14 +41,29 @@ def save_generators(ranks: Ranks) -> dict[str, Tensor]:
     }
 
 
+def remember_generators(device: torch.device) -> Callable[[], None]:
+    """Remembers this rank's generators as they are; returns what puts them back."""
+    python, legacy, torch_cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    torch_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def put_back() -> None:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(torch_cpu)
+        if torch_cuda is not None:
+            torch.cuda.set_rng_state(torch_cuda, device)
+
+    return put_back
+
+
 @contextmanager
-def undisturbed_generators(ranks: Ranks) -> Iterator[None]:
-    """Leaves the generators as they were, whatever is drawn meanwhile, and however it ends; a collective."""
-    before = save_generators(ranks)
+def undisturbed_generators(device: torch.device) -> Iterator[None]:
+    """Leaves this rank's generators as they were, whatever is drawn meanwhile, and however it ends."""
+    put_back = remember_generators(device)
     try:
         yield
     finally:
-        restore_generators(ranks, before)
+        put_back()
 
 
 def restore_generators(ranks: Ranks, states: dict[str, Tensor]) -> None:

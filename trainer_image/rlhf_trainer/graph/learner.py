@@ -37,6 +37,11 @@ class Learner:
         """JSON of the operations and the adapters, as a copy."""
         return {"algorithm": deepcopy(self.op_ctx.state), **fingerprints(self.models)}
 
+    def follow(self) -> None:
+        """Updates the moving averages with the models' present weights, once a training step."""
+        for average in self.averages.values():
+            average.update()
+
     def groups(self) -> dict[str, Group]:
         """Tensors by model; iterating is a collective."""
         return {

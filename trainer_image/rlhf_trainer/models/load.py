@@ -1,18 +1,12 @@
 """Creates, loads and checks Hugging Face models and tokenizers."""
 
-import os
-import stat
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.constants import HF_HUB_CACHE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
-    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -24,14 +18,18 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from .. import progress
+from .pretrained import from_pretrained, load_config, load_model
+
+CAUSAL, SCORE, VALUE = "ForCausalLM", "ForSequenceClassification", "ForTokenClassification"
+"""Ends of the names of model classes."""
+HEADS = {SCORE: AutoModelForSequenceClassification, VALUE: AutoModelForTokenClassification}
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer at `path`; without a padding token of its own it pads with its end-of-sequence token, which is safe
     here because every mask comes from lengths. Raises ValueError if it cannot be loaded or has no end token.
     """
-    tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, path)
+    tokenizer: PreTrainedTokenizerBase = from_pretrained(AutoTokenizer, path)
     if tokenizer.eos_token_id is None:
         raise ValueError(
             f"the tokenizer of {path!r} has no end-of-sequence token; set eos_token in its configuration"
@@ -43,37 +41,43 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 def load_policy(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A causal language model. Raises ValueError if it cannot be loaded, or is a reward model or critic."""
-    config = _config(path)
-    if _is_classifier(config):
-        kind = ", ".join(config.architectures or ())
-        raise ValueError(f"{path!r} is {kind}; a policy or reference is a causal language model")
-    return _model(AutoModelForCausalLM, path, dtype=dtype)
+    config = load_config(path)
+    if _is(config, "Classification"):
+        raise ValueError(f"{path!r} is {_kind(config)}; a policy or reference is a causal language model")
+    return load_model(AutoModelForCausalLM, path, dtype=dtype)
 
 
 def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A reward model, one score per sequence. A causal language model gets a new score head: small, random and the same
-    at every call. Raises ValueError if the model cannot be loaded.
+    """A reward model to train, one score per sequence. A causal language model gets a new score head: small, random and
+    the same at every call. Raises ValueError if the model cannot be loaded.
     """
-    config = _config(path)
-    if _is_classifier(config):
-        _check_one_output(config, path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # every rank starts from the same head
-        return _model(AutoModelForSequenceClassification, path, dtype=dtype, num_labels=1)
+        return _with_head(path, dtype, SCORE, trained=_is(load_config(path), SCORE))
+
+
+def load_scorer(path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A reward model to score with. Raises ValueError for any other model: scores of a new head would be random."""
+    _check_kind(
+        path, SCORE, "a reward needs a trained sequence-classification model, as algorithm reward makes"
+    )
+    return _with_head(path, dtype, SCORE, trained=True)
+
+
+def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A fine-grained reward model: token classification with one output. Raises ValueError for any other model."""
+    _check_kind(path, VALUE, "fine-grained rewards need a token-classification model")
+    return _with_head(path, dtype, VALUE, trained=True)
 
 
 def served_config(path: str, *, score: bool) -> PreTrainedConfig:
     """The configuration of a model for another engine than ours: a causal language model, or with `score` a sequence
     classifier with one output. Raises ValueError for any other: that engine might initialise a random head.
     """
-    config = _config(path)
-    if not any(
-        name.endswith("ForSequenceClassification" if score else "ForCausalLM")
-        for name in config.architectures or ()
-    ):
-        kind = ", ".join(config.architectures or ()) or "of no known kind"
-        needed = "a trained sequence-classification model" if score else "a causal language model"
-        raise ValueError(f"{path!r} is {kind}; engine vllm needs {needed}")
+    kind, needed = (
+        (SCORE, "a trained sequence-classification model") if score else (CAUSAL, "a causal language model")
+    )
+    config = _check_kind(path, kind, f"engine vllm needs {needed}")
     if score:
         _check_one_output(config, path)
     return config
@@ -84,32 +88,21 @@ def positions_of(config: PreTrainedConfig) -> int:
     return getattr(config.get_text_config(), "max_position_embeddings", None) or 0
 
 
-def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A fine-grained reward model: token classification with one output. Raises ValueError for any other model."""
-    config = _config(path)
-    if not _is_classifier(config, "ForTokenClassification"):
-        kind = ", ".join(config.architectures or ()) or "of no known kind"
-        raise ValueError(f"{path!r} is {kind}; fine-grained rewards need a token-classification model")
-    _check_one_output(config, path)
-    return _model(AutoModelForTokenClassification, path, dtype=dtype, num_labels=1)
-
-
 def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A value model, one output per token.
 
     A causal language model gets a zero head, so that all values start at 0; a reward model keeps its score head, so
     that values start as the score of the text so far; a saved critic loads unchanged.
     """
-    config = _config(path)
-    if _is_classifier(config):
-        _check_one_output(config, path)
-    model = _model(AutoModelForTokenClassification, path, dtype=dtype, num_labels=1)
+    config = load_config(path)
+    saved = _is(config, VALUE)
+    model = _with_head(path, dtype, VALUE, trained=saved)
     head = _head(model)
-    if not _is_classifier(config, "ForTokenClassification"):
+    if not saved:
         nn.init.zeros_(head.weight)
         if head.bias is not None:
             nn.init.zeros_(head.bias)
-    if _is_classifier(config, "ForSequenceClassification"):
+    if _is(config, SCORE):
         with torch.no_grad():
             head.weight.copy_(_head(load_reward(path, dtype)).weight)
     return model
@@ -178,74 +171,28 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
         )
 
 
-def _model(kind: Any, path: str, **arguments: Any) -> PreTrainedModel:
-    """Each parameter that is made or filled, and what is downloaded, is a sign of progress. Raises ValueError where the
-    files lack weights, which Transformers makes at random, of anything but the head of a reward model or critic."""
-    told = register_module_parameter_registration_hook(lambda *_: progress.sign())
-    try:
-        with progress.growing(Path(HF_HUB_CACHE, f"models--{path.replace('/', '--')}")):
-            model, loaded = _from_pretrained(kind, path, output_loading_info=True, **arguments)
-    finally:
-        told.remove()
-    needed = "" if kind is AutoModelForCausalLM else f"{model.base_model_prefix}."
-    lacks = sorted(name for name in loaded["missing_keys"] if name.startswith(needed))
-    if lacks:
-        more = f" and {len(lacks) - 3} more" if len(lacks) > 3 else ""
-        raise ValueError(
-            f"{path!r} lacks weights of {type(model).__name__}: {', '.join(lacks[:3])}{more}; they would be random; "
-            "are the names in its files those of Transformers?"
-        )
-    found: PreTrainedModel = model
-    return found
+def _with_head(path: str, dtype: torch.dtype, kind: str, *, trained: bool) -> PreTrainedModel:
+    """A model of one output, whose head comes from its files if it is `trained`."""
+    config = load_config(path)
+    if _is(config, "Classification"):
+        _check_one_output(config, path)
+    return load_model(HEADS[kind], path, trained_head=trained, dtype=dtype, num_labels=1)
 
 
-def _from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
-    if path.startswith((".", "/", "~")) and not Path(path).is_dir():
-        raise ValueError(f"there is no directory {path!r}")
-    try:
-        return kind.from_pretrained(path, trust_remote_code=False, **arguments)
-    except Exception as error:  # the libraries below raise almost any exception for invalid input
-        _check_readable(path)
-        _check_known(path)
-        where = "" if Path(path).is_dir() else ", which is no directory, from the hub"
-        first, *rest = (str(error) or type(error).__name__).strip().splitlines()
-        # What such a line introduces is the reason.
-        reason = " ".join(" ".join([first, *rest]).split()) if first.rstrip().endswith(":") else first
-        raise ValueError(f"cannot load {path!r}{where}: {reason}") from error
-
-
-def _check_known(path: str) -> None:
-    """Raises ValueError for a model of a type that neither Transformers nor the job has: code beside it is not run."""
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(path)
-    except Exception:
-        return  # no configuration to tell
-    kind = config.get("model_type")
-    if kind is not None and kind not in CONFIG_MAPPING:
-        raise ValueError(
-            f"cannot load {path!r}: Transformers has no model type {kind!r}; name its classes in "
-            "spec.model.architectures (code that lies beside a model is not run)"
-        )
-
-
-def _check_readable(path: str) -> None:
-    """Raises ValueError for a file that this user may not read, which safetensors reports as missing."""
-    for file in sorted(Path(path).glob("*")):
-        if not os.access(file, os.R_OK, effective_ids=True):
-            found = file.stat()
-            raise ValueError(
-                f"cannot load {path!r}: user {os.geteuid()} may not read {file.name}, which is of user {found.st_uid} "
-                f"with mode {stat.filemode(found.st_mode)}; chmod -R a+rX {path!r}"
-            )
-
-
-def _config(path: str) -> PreTrainedConfig:
-    config: PreTrainedConfig = _from_pretrained(AutoConfig, path)
+def _check_kind(path: str, kind: str, needed: str) -> PreTrainedConfig:
+    """The configuration. Raises ValueError for a model of another kind than is `needed`."""
+    config = load_config(path)
+    if not _is(config, kind):
+        raise ValueError(f"{path!r} is {_kind(config)}; {needed}")
     return config
 
 
-def _is_classifier(config: PreTrainedConfig, kind: str = "Classification") -> bool:
+def _is(config: PreTrainedConfig, kind: str) -> bool:
     return any(name.endswith(kind) for name in config.architectures or ())
+
+
+def _kind(config: PreTrainedConfig) -> str:
+    return ", ".join(config.architectures or ()) or "of no known kind"
 
 
 def _check_one_output(config: PreTrainedConfig, path: str) -> None:

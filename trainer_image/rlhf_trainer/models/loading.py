@@ -13,15 +13,18 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 
-from ..settings import ModelSource, frozen_source, longest, model_source
+from ..settings import ModelSource, frozen_source, longest, longest_update, model_source
 from . import load
 
-LOADERS: dict[Head, Callable[[str, torch.dtype], PreTrainedModel]] = {
+Loader = Callable[[str, torch.dtype], PreTrainedModel]
+LOADERS: dict[Head, Loader] = {
     "causal": load.load_policy,
     "score": load.load_reward,
     "value": load.load_critic,
     "token_score": load.load_token_reward,
 }
+FROZEN = {**LOADERS, "score": load.load_scorer}
+"""Loaders of models that are not trained."""
 Loaded = TypeVar("Loaded")
 
 
@@ -31,8 +34,9 @@ def load_trained(config: RunConfig, used: Model, tokenizer: PreTrainedTokenizerB
     Raises InvalidJob, naming the field that holds the path, if the model cannot be loaded or does not support this
     tokenizer's ids or the job's longest sequence.
     """
-    source = model_source(config, used.field)
-    return _load(config, source, used.head, config.spec.trained_dtype(used.field), tokenizer)
+    source, dtype = model_source(config, used.field), config.spec.trained_dtype(used.field)
+    length = longest_update(config.spec) if used.field == "policy" else longest(config.spec)
+    return _load(LOADERS[used.head], source, dtype, tokenizer, length)
 
 
 def load_frozen(
@@ -41,15 +45,17 @@ def load_frozen(
     """Loads the frozen model of a role, or what stands in for it, in its compute dtype. `head` is the role's own unless
     given: rewards of tokens need another. Raises InvalidJob, as `load_trained` does.
     """
-    return _load(config, frozen_source(config, role), head or role.row.head, config.dtype(role), tokenizer)
+    source, dtype = frozen_source(config, role), config.dtype(role)
+    loader = FROZEN[head or role.row.head]
+    return _load(loader, source, dtype, tokenizer, longest(config.spec))
 
 
 def _load(
-    config: RunConfig, source: ModelSource, head: Head, dtype: DType, tokenizer: PreTrainedTokenizerBase
+    loader: Loader, source: ModelSource, dtype: DType, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> PreTrainedModel:
     def fitting() -> PreTrainedModel:
-        model = LOADERS[head](source.path, getattr(torch, dtype))
-        load.check_fit(model.config, tokenizer, longest(config.spec))
+        model = loader(source.path, getattr(torch, dtype))
+        load.check_fit(model.config, tokenizer, length)
         return model
 
     return loading(source.where, fitting)

@@ -40,20 +40,21 @@ def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_training_state(engine: TrainedModel, get: Callable[[str], Tensor]) -> None:
-    """Inverse of `training_state`, for an engine made in the same way; a collective.
+    """Inverse of `training_state`, for an engine made in the same way, whatever it holds by now; a collective.
 
     `get` returns the tensor of a name, on every rank, or raises LookupError if it is missing: states of releases
     without `loss_scale` resume with a fresh one. Training then continues as if it had never stopped. Raises ValueError
     where a tensor has another shape than the model's.
     """
     step = int(get("step"))
-    if step:
+    # An engine that has moments already loads the zeros of a state from before the first update.
+    if begun := step > 0 or _step(engine) > 0:
         _create_moments(engine)
         _link_moments(engine)
         _set_step(engine, step)
     for name, parameter in _trained(engine):
         _write(engine, parameter, None, _fitting(get, f"{MASTER}/{name}", parameter))
-        for moment in MOMENTS if step else ():
+        for moment in MOMENTS if begun else ():
             _write(engine, parameter, moment, _fitting(get, f"{moment}/{name}", parameter))
     _load_scaler(engine, get)
 

@@ -30,10 +30,10 @@ from ..models.trained_model import TrainedModel
 from ..ops import OpContext
 from ..settings import model_source
 from ..weights.broadcaster import WeightSync
-from .loop import Task
 from .offline import OfflineTask
 from .online import OnlineTask
 from .remote import Remote
+from .task import Task
 from .updates import PretrainingText
 
 if TYPE_CHECKING:

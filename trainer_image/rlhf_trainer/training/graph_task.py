@@ -11,7 +11,7 @@ from .remote import Remote
 
 
 class GraphTask:
-    """A learner with the executor of its preparing nodes; the part of `loop.Task` that follows from these alone."""
+    """A learner with the executor of its preparing nodes; the part of `task.Task` that follows from these alone."""
 
     def __init__(self, ctx: TrainerContext, learner: Learner, remote: Remote) -> None:
         self._ctx, self._learner, self._graph, self._op_ctx = ctx, learner, learner.graph, learner.op_ctx

@@ -21,7 +21,7 @@ from .updates import Updates, held_out_losses
 
 
 class OfflineTask(GraphTask):
-    """One update of each trained model per step, on the next rows of the dataset. Implements `loop.Task`."""
+    """One update of each trained model per step, on the next rows of the dataset. Implements `task.Task`."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class OfflineTask(GraphTask):
         self._op_ctx.step = step
         updates = Updates(self._learner, self._source.group)
         updates.run(batch, whole=True)
+        self._learner.follow()
         return updates.metrics()
 
     def other_weights(self) -> str:

@@ -16,7 +16,7 @@ from rlhf_api.rows import Row
 from rlhf_store.manifest import DamagedSnapshot
 
 from ..checkpoint.reading import Snapshot
-from ..checkpoint.rng import restore_generators, save_generators, undisturbed_generators
+from ..checkpoint.rng import remember_generators, undisturbed_generators
 from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..generation.ahead import BLOB
@@ -39,7 +39,7 @@ from .updates import PretrainingText, Updates
 
 
 class OnlineTask(GraphTask):
-    """Policy-gradient training by an algorithm's graph. Implements `loop.Task`.
+    """Policy-gradient training by an algorithm's graph. Implements `task.Task`.
 
     An episode is the responses to one step's prompts. It is collected before the step trains on it (`fixed`), or while
     it does (`dynamic`).
@@ -107,8 +107,7 @@ class OnlineTask(GraphTask):
             if len(replayed):
                 updates.run(replayed, last=1)
             updates.run(columns, first=1)
-        for average in self._learner.averages.values():
-            average.update()
+        self._learner.follow()
         self._source.trained(episode)
         self._buffer.add(episode, step + 1)
         metrics |= updates.metrics()
@@ -136,7 +135,7 @@ class OnlineTask(GraphTask):
         if self._fleet is not None and self._collector.stale:
             self._send(self._fleet)
         # A stop may cut it off, after which the resumed run must draw as one without a stop.
-        with undisturbed_generators(self._ctx.ranks):
+        with undisturbed_generators(self._ctx.ranks.device):
             return evaluate(self._ctx, self._held_out, self._collector.respond, self._judge)
 
     def state(self) -> Mapping[str, Any]:
@@ -176,13 +175,13 @@ class OnlineTask(GraphTask):
 
     def _moment(self) -> Callable[[Episode | None], None]:
         """Puts prompts, random generators and running state back to this moment, but for the prompts of an episode that
-        was collected before. A collective."""
-        before, drawn = self._source.state(None), save_generators(self._ctx.ranks)
-        running = deepcopy(self._op_ctx.state)
+        was collected before."""
+        before, running = self._source.state(None), deepcopy(self._op_ctx.state)
+        put_generators_back = remember_generators(self._ctx.ranks.device)
 
         def put_back(collected: Episode | None) -> None:
             self._source.restore(before, collected)
-            restore_generators(self._ctx.ranks, drawn)
+            put_generators_back()
             self._op_ctx.state = running
 
         return put_back

@@ -1,0 +1,78 @@
+"""A run's checkpoints: it goes on from the newest intact one, and saves all that a later start needs."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.report import CheckpointStatus
+from rlhf_api.run import EXIT_SUSPENDED
+from rlhf_store.manifest import DamagedSnapshot, Entry
+
+from ..checkpoint.reading import Snapshot
+from ..checkpoint.rng import restore_generators, save_generators
+from ..checkpoint.saver import Saver
+from ..context import TrainerContext
+from .monitor import Monitor
+from .task import Task
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """State of the task, of the health rules and of every rank's random generators. Methods are collectives."""
+
+    ctx: TrainerContext
+    task: Task
+    monitor: Monitor
+    saver: Saver
+
+    def restore(self, earlier: Sequence[Entry]) -> tuple[int, float | None]:
+        """Restores the newest intact snapshot; returns its step and its evaluation, or 0 and None without one."""
+        ranks, url = self.ctx.ranks, self.saver.archive.store.url
+        self.ctx.report(activity="restoring")
+        for entry in reversed(earlier):
+            try:
+                snapshot = Snapshot.open(ranks, self.saver.archive, entry)
+                self.task.restore(snapshot)
+                restore_generators(ranks, snapshot.tensors("generators"))
+            except DamagedSnapshot as error:
+                log.error(
+                    "DAMAGED CHECKPOINT of step %d, falling back to the one before: %s", entry.step, error
+                )
+                continue
+            self.monitor.restore(cast(dict[str, Any], snapshot.state.get("health", {})))
+            self.saver.knows(snapshot.stored)
+            self.ctx.report(last_checkpoint=CheckpointStatus(step=snapshot.step, time=snapshot.time, uri=url))
+            log.info("resumed from the checkpoint of step %d in %s", snapshot.step, url)
+            return snapshot.step, entry.reward
+        if earlier:
+            steps = ", ".join(str(entry.step) for entry in earlier)
+            message = f"every checkpoint in {url} is damaged (of steps {steps}), see the log"
+            raise InvalidJob([Problem("spec.checkpoint.store", f"{message}; start anew in another place")])
+        return 0, None
+
+    def save(self, step: int, reward: float | None) -> None:
+        """Returns when everything is copied; the upload continues in the background. `reward`: the step's evaluation,
+        which a checkpoint of it may have already."""
+        if self.saver.busy:
+            self.finish()
+        self.ctx.report(activity="saving")
+        ranks = self.ctx.ranks
+        groups = {**self.task.groups(), "generators": save_generators(ranks).items()}
+        state = {**self.task.state(), "health": self.monitor.state()}
+        blobs = self.task.blobs() if ranks.first else {}
+        self.saver.begin(step, state, groups, blobs, reward, good=self.monitor.good)
+
+    def suspend(self, step: int, reward: float | None) -> int:
+        """Saves the step and waits until it is stored; returns the exit code of a suspended run."""
+        self.save(step, reward)
+        self.finish()
+        return EXIT_SUSPENDED
+
+    def finish(self) -> None:
+        """Waits until no upload is under way."""
+        self.ctx.report(activity="waiting for the checkpoint store")
+        self.saver.finish()

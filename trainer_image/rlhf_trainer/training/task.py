@@ -1,0 +1,50 @@
+"""What the training loop asks of an algorithm."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ..checkpoint.reading import Snapshot
+from ..checkpoint.segments import Group
+
+
+class Task(Protocol):
+    """An algorithm's part of a step. Every method is called on all ranks."""
+
+    def collect(self, step: int) -> dict[str, float]:
+        """Collects the data of the next step, unless it has it already; returns metrics."""
+
+    def train(self, step: int) -> dict[str, float]:
+        """One training step on the collected data; returns metrics. Raises Stopped, on every rank, where it has trained
+        on nothing yet, as if the step had not begun."""
+
+    def other_weights(self) -> str:
+        """Names of generators whose served weights differ from what was sent, or ''. The same on every rank."""
+
+    def publish(self, version: int) -> dict[str, float]:
+        """Makes the weights known to whoever works with them outside this process; returns figures of that."""
+
+    def evaluate(self, step: int) -> list[dict[str, Any]]:
+        """Metrics of each held-out set, on rank 0."""
+
+    def state(self) -> Mapping[str, Any]:
+        """JSON state of the task for a snapshot: a copy, since it is written while later steps train."""
+
+    def groups(self) -> Mapping[str, Group]:
+        """Tensors of the task for a snapshot; iterating is a collective."""
+
+    def blobs(self) -> Mapping[str, Callable[[], bytes]]:
+        """Blobs of the task for a snapshot, by name; rank 0's are stored. Each is encoded on another thread while later
+        steps train, but has the state of this moment."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Inverse of `state`, `groups` and `blobs`. Called again with an older snapshot if one is damaged."""
+
+    def reorder(self, times: int) -> None:
+        """Reshuffles the remaining data until that was done `times` times in the whole run."""
+
+    @property
+    def begins(self) -> int:
+        """Number of initial steps in which some model is not trained (critic warm-up)."""
+
+    def export(self) -> None:
+        """Writes the trained models to the work directory."""
