@@ -633,3 +633,16 @@ def test_nothing_starts_for_a_bad_job(run: Run, overrides: tuple[str, ...], word
     assert err.startswith("error: ")
     assert words in err
     assert not run.work.exists()
+
+
+def test_logs_that_a_user_has_deleted_cost_a_restart_nothing(run: Run) -> None:
+    process = run.start(trainer="hold serve")
+    run.wait_for_checkpoint()
+    for log in (run.work / "logs").glob("*.log"):
+        log.unlink()
+    for reaper in run.reapers(process).values():
+        os.kill(reaper, signal.SIGKILL)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, ""), out
+    assert run.status()["phase"] == "Succeeded"
+    assert run.alive() == []
