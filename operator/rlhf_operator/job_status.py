@@ -13,7 +13,6 @@ from rlhf_api.status import ENDED, Condition, FailureStatus, JobStatus, Phase, R
 from .condition import LONGEST, ConditionType, condition, with_times
 from .process_state import Ended, Finish, ProcessState
 
-"""The trainer's activity before its first step."""
 NO_PROGRESS = "NoProgress"
 """Reason of a job that is stalled by its trainer."""
 _CONDITION_OF: dict[Phase, ConditionType] = {
