@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import itertools
+import os
 import secrets
 import signal
 import time
@@ -32,7 +33,7 @@ from .metrics import Metrics
 from .metrics_server import MetricsServer
 from .processes import Command, Supervised
 from .progress import Display
-from .reaper import become_subreaper
+from .reaper import become_subreaper, descendants
 from .stopping import newly_ended, remaining, stop_all
 from .trainer import Trainer
 
@@ -43,7 +44,8 @@ _GRACE_LIMIT = 600.0
 
 
 class Host:
-    """One run. It owns this process: its signals, and all descendants, which it ends before it returns."""
+    """One run. It owns this process: its signals, and all descendants since its start, which it ends before it
+    returns."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Host:
         self.restarts: dict[Role, Restarts] = {}
         self.stops = 0
         """Number of stop requests so far."""
+        self._strangers = descendants(os.getpid())
         self._token = secrets.token_hex(32)
         self._wake = asyncio.Event()
         self._file = workdir.StatusFile(self.folder / workdir.STATUS, display.event)
@@ -101,7 +104,7 @@ class Host:
                 finally:
                     watching.cancel()
         finally:
-            await stop_all(self.processes, impatient=lambda: self.stops > 1)
+            await stop_all(self.processes, lambda: self.stops > 1, self._strangers)
             self.outcome = finish.message
             self._show_steps()
             self._tell(finish)
@@ -110,7 +113,7 @@ class Host:
     async def _loop(self, control: ControlClient) -> Finish:
         while not self.stops:
             await self._observe(control)
-            if message := remaining(self.processes):
+            if message := remaining(self.processes, self._strangers):
                 return Finish("Failed", "ProcessesRemain", message)
             for action in self._decide(time.monotonic()):
                 if isinstance(action, Finish):
@@ -136,7 +139,7 @@ class Host:
         return silence(self.config.spec, seen, self.trainer.progressed, report.activity if report else None)
 
     async def _observe(self, control: ControlClient) -> None:
-        for process in newly_ended(self.processes):
+        for process in newly_ended(self.processes, self._strangers):
             if not _as_it_should(process):
                 self.display.event(f"{process.process.name} {process.ended.reason if process.ended else ''}")
         waiting = [p for p in self.processes if p.running and not p.ready and listens(p.process)]
