@@ -28,8 +28,9 @@ def present(environ: Mapping[str, str]) -> list[str]:
     """This machine's GPUs: what CUDA_VISIBLE_DEVICES names, else all that the driver lists. Files in /dev would not do:
     in a container they keep the host's numbers, and under some hypervisors there are none.
 
-    As to CUDA, the first word that can name none, such as -1 or a scheduler's NoDevFiles, hides all from there on. Raises
-    InvalidJob for a number that the driver does not list: CUDA would see no GPU, and the job would run on the CPU.
+    As to CUDA, the first word that can name none, such as -1 or a scheduler's NoDevFiles, hides all from there on.
+    Raises InvalidJob for a number that the driver does not list: CUDA would see no GPU, and the job would run on the
+    CPU.
     """
     if VISIBLE not in environ:
         return listed()

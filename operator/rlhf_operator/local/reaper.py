@@ -68,8 +68,8 @@ def kill(processes: Iterable[int]) -> None:
 
 
 def kill_descendants(pid: int, deadline_seconds: float = 5.0, besides: Collection[int] = ()) -> None:
-    """SIGKILL to all descendants of `pid`, except `besides` and their descendants, repeated until none is left: a killed
-    process may just have forked."""
+    """SIGKILL to all descendants of `pid`, except `besides` and theirs, repeated until none is left: a killed process
+    may just have forked."""
     deadline = time.monotonic() + deadline_seconds
     while (alive := descendants(pid, besides)) and time.monotonic() < deadline:
         kill(alive)
