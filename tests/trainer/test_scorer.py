@@ -265,6 +265,28 @@ def test_a_server_in_trouble_fails_its_health_check(trainer):
         trainer.http.run(trainer.http.json("GET", address, timeout=60))
 
 
+def test_a_server_that_hangs_over_a_message_fails_its_health_check(trainer):
+    """So its host replaces it, where another trainer would find it as it is."""
+    begun, over = threading.Event(), threading.Event()
+
+    def hangs(_message):
+        begun.set()
+        over.wait(60)
+        return {"scores": torch.zeros(len(SEQUENCES))}, {}
+
+    runner = web.AppRunner(application(SCORE_ROUTE, hangs, TOKEN, longest=0.0))
+    trainer.http.run(runner.setup())
+    trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    asked = trainer.http.start(trainer.http.post_bytes(address + SCORE_ROUTE, encode(*pack(SEQUENCES))))
+    assert begun.wait(60)
+    with pytest.raises(HttpError, match=r"503: .*one message has taken \d+ s so far"):
+        trainer.http.run(trainer.http.json("GET", address + HEALTH, timeout=60))
+    over.set()
+    assert asked.result(60)
+    assert trainer.http.run(trainer.http.json("GET", address + HEALTH, timeout=60)) == {"status": "ok"}
+
+
 def test_nobody_answers_in_time(trainer):
     gone = Server(trainer.http, "reward-0")
     gone.die()

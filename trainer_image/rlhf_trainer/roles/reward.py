@@ -103,7 +103,8 @@ def run(env: ProcessEnv) -> None:
         scores = scaled_scores(total, bias=section.bias, scale=section.scale, clip=section.clip)
         return {name: scores}, report.model_dump(mode="json")
 
-    listening = partial(application, SCORE_ROUTE, answer, env.token)
+    longest = spec.reward.timeout_seconds
+    listening = partial(application, SCORE_ROUTE, answer, env.token, longest=longest)
     serve(listening(engine.trouble) if engine else listening(), listen_host(env.host), env.port)
     if engine:
         engine.close()
