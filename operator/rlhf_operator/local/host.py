@@ -41,6 +41,8 @@ TICK_SECONDS = 0.5
 GRACE_SECONDS = 30.0
 """Grace period of the trainer after a stop request, seconds, plus the time of two steps."""
 _GRACE_LIMIT = 600.0
+STANDSTILL_SECONDS = 30.0
+"""A turn of the loop that takes longer was none of its own: this process was stopped, and maybe the others too."""
 
 
 class Host:
@@ -68,6 +70,7 @@ class Host:
         self.restarts: dict[Role, Restarts] = {}
         self.stops = 0
         """Number of stop requests so far."""
+        self._turned = time.monotonic()
         self._strangers = descendants(os.getpid())
         self._token = secrets.token_hex(32)
         self._wake = asyncio.Event()
@@ -111,7 +114,9 @@ class Host:
         return self.status
 
     async def _loop(self, control: ControlClient) -> Finish:
+        self._turned = time.monotonic()
         while not self.stops:
+            self._excuse(time.monotonic())
             await self._observe(control)
             if message := remaining(self.processes, self._strangers):
                 return Finish("Failed", "ProcessesRemain", message)
@@ -123,6 +128,18 @@ class Host:
             self._tell()
             await self._pause()
         return await self._stop(control)
+
+    def _excuse(self, now: float) -> None:
+        """Moves all deadlines by the time for which this process stood still, by Ctrl-Z or a scheduler that suspends
+        jobs: nobody may have got on meanwhile."""
+        lost, self._turned = now - self._turned, now
+        if lost <= STANDSTILL_SECONDS:
+            return
+        self.display.event(f"this process stood still for {lost:.0f} s")
+        self.trainer.progressed += lost
+        for process in self.processes:
+            if process.started is not None:
+                process.started += lost
 
     def _decide(self, now: float) -> Sequence[Action]:
         """The restart policy's actions; a trainer that hangs is killed first, and is restarted when that has ended
