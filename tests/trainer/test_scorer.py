@@ -229,10 +229,17 @@ def test_the_jobs_own_mistake_names_its_field(trainer):
     assert caught.value.problems == (Problem(FIELD, "the function raised KeyError: 'a: b'"),)
 
 
-def replies(trainer: Trainer, make) -> None:
-    """A member that answers each message with the arrays that `make` has of its sequences."""
+def replies(trainer: Trainer, make, sent=None) -> None:
+    """A member that answers each message with the arrays that `make` has of its sequences, or with what `sent` makes of
+    that."""
     server = Server(trainer.http, "reward-0")
     app = application(SCORE_ROUTE, lambda message: (make(unpack(message)), {}), TOKEN)
+
+    async def other(_request, response) -> None:
+        if sent is not None and response.content_type == "application/octet-stream":
+            response.body = sent(response.body)
+
+    app.on_response_prepare.append(other)
     runner = web.AppRunner(app)
     trainer.http.run(runner.setup())
     trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
@@ -301,6 +308,16 @@ def test_nobody_answers_in_time(trainer):
 def test_a_request_to_stop_ends_the_wait(trainer):
     trainer.control.stop_requested.set()
     with pytest.raises(Stopped, match="while waiting for the reward"):
+        trainer.scorer().ask(SEQUENCES, "scores", ROWS)
+
+
+def test_a_request_to_stop_ends_the_wait_for_a_member_that_fails(trainer):
+    def stops(_asked):
+        trainer.control.stop_requested.set()
+        return {"scores": torch.zeros(2)}
+
+    replies(trainer, stops, sent=lambda _reply: b"half a reply")
+    with pytest.raises(Stopped, match="while the reward failed"):
         trainer.scorer().ask(SEQUENCES, "scores", ROWS)
 
 
