@@ -54,6 +54,7 @@ ROWS: dict[str, list[float]] = {
         BETWEEN + CHANGE_SECONDS + HUNG,
     ],
     "the same in a reward or reference": [HUNG_SECONDS + HUNG],
+    "a reward or reference hangs over a chunk": [Reference().timeout_seconds + HUNG],
     "meanwhile, no token of a prompt comes": [Generator().timeout_seconds],
     "meanwhile, a generator takes no weights": [Weights().timeout_seconds],
     "meanwhile, no values of a chunk come": [Reference().timeout_seconds],

@@ -5,6 +5,7 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -201,7 +202,7 @@ def _run(job: RLHFJob, options: argparse.Namespace, make: Command) -> int:
 def _conclude(status: JobStatus, message: str, folder: Path) -> None:
     """Prints the outcome: where the results are, or what failed and how to continue."""
     step = status.last_checkpoint.step if status.last_checkpoint else None
-    resume = f"go on with `rlhf run ... --workdir {folder} --resume`"
+    resume = f"go on with `rlhf run ... --workdir {shlex.quote(str(folder))} --resume`"
     if status.phase == "Failed":
         say(f"error: {message}", sys.stderr)
         if step is not None:

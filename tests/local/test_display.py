@@ -1,5 +1,6 @@
 """What the user sees: lines, and the live display on a terminal."""
 
+import contextlib
 import datetime
 import fcntl
 import io
@@ -12,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -130,34 +132,11 @@ def test_a_narrow_terminal_cuts_neither_figures_nor_the_newest_events_reason() -
 
 def test_the_live_display_on_a_real_terminal(tmp_path: Path) -> None:
     """In a pseudo-terminal; Ctrl-C is typed, as a user does."""
-    (tmp_path / "p.jsonl").write_text('{"prompt": "hi"}\n')
-    made = document("spec.data.train[0]=p.jsonl", "spec.reward.functions=[]")
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(made))
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    launcher = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("launch.py")), "run", "job.yaml"],
-        cwd=tmp_path,
-        env={**os.environ, "FAKE_TRAINER": "hold", "TERM": "xterm"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=_at_the_terminal,
-    )
-    os.close(theirs)
-    shown, typed = b"", False
-    while True:
-        try:
-            assert select.select([ours], [], [], 60)[0], shown[-4000:].decode()
-            shown += os.read(ours, 65536)
-        except OSError:  # how Linux says that the other end is closed
-            break
-        if not typed and b"checkpoint of step 2" in shown:
-            os.write(ours, b"\x03")
-            typed = True
-    assert launcher.wait(20) == 130
-    os.close(ours)
+    with launched(tmp_path, TERM="xterm") as (launcher, terminal):
+        shown = read_until(terminal, b"checkpoint of step 2")
+        os.write(terminal, b"\x03")
+        shown += read_until(terminal)
+        assert launcher.wait(20) == 130
     # The terminal writes ^C where the key comes, which may be within a character.
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
     last = text[text.rindex("╭") :]
@@ -166,6 +145,66 @@ def test_the_live_display_on_a_real_terminal(tmp_path: Path) -> None:
     assert last.splitlines()[-1].startswith("stopped on request; go on with `rlhf run")
     assert shown.endswith(b"\n")
     assert b"\x1b[?25h" in shown  # the cursor is back
+
+
+def test_a_terminal_that_cannot_be_written_over_gets_lines(tmp_path: Path) -> None:
+    with launched(tmp_path, TERM="dumb") as (launcher, terminal):
+        shown = read_until(terminal, b"checkpoint of step 2")
+        os.write(terminal, b"\x03")
+        shown += read_until(terminal)
+        assert launcher.wait(20) == 130
+    assert b"trainer-0 is ready" in shown
+    assert b"\x1b" not in shown
+
+
+def test_a_terminal_that_is_closed_stops_the_run_after_a_checkpoint(tmp_path: Path) -> None:
+    with launched(tmp_path, TERM="xterm") as (launcher, terminal):
+        read_until(terminal, b"checkpoint of step 2")
+        os.close(terminal)
+        assert launcher.wait(20) == 130
+    status = json.loads((tmp_path / "runs" / "job" / "status.json").read_text())
+    assert (status["phase"], status["message"]) == ("Suspended", "stopped on request")
+
+
+@contextlib.contextmanager
+def launched(folder: Path, **environ: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """A run that waits at step 2, and our end of its terminal."""
+    (folder / "p.jsonl").write_text('{"prompt": "hi"}\n')
+    made = document("spec.data.train[0]=p.jsonl", "spec.reward.functions=[]")
+    (folder / "job.yaml").write_text(yaml.safe_dump(made))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    launcher = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("launch.py")), "run", "job.yaml"],
+        cwd=folder,
+        env={**os.environ, "FAKE_TRAINER": "hold", **environ},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=_at_the_terminal,
+    )
+    os.close(theirs)
+    try:
+        yield launcher, ours
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(ours)
+        launcher.kill()  # if a test failed; its processes end with it
+        launcher.wait()
+
+
+def read_until(terminal: int, words: bytes | None = None) -> bytes:
+    """What the terminal shows until then, or until its other end is closed."""
+    shown = b""
+    while words is None or words not in shown:
+        assert select.select([terminal], [], [], 60)[0], shown[-4000:].decode()
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            assert words is None, shown[-4000:].decode()
+            break
+    return shown
 
 
 def _at_the_terminal() -> None:

@@ -124,6 +124,16 @@ def test_what_the_user_hid_stays_hidden(driver):
     assert gpus.present({gpus.VISIBLE: ""}) == []
     assert gpus.present({gpus.VISIBLE: "-1"}) == []
     assert gpus.present({gpus.VISIBLE: "1,-1,0"}) == ["1"]  # CUDA sees none after it
+    assert gpus.present({gpus.VISIBLE: "NoDevFiles"}) == []
+    assert gpus.present({gpus.VISIBLE: "0, 2,"}) == ["0", "2"]
+    uuids = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,MIG-GPU-8932f937/1/0"
+    assert gpus.present({gpus.VISIBLE: uuids}) == uuids.split(",")
+
+
+def test_a_number_that_no_gpu_has_is_refused(driver):
+    driver("printf '0\\n1\\n'")
+    with pytest.raises(InvalidJob, match="CUDA_VISIBLE_DEVICES: the driver lists 0, 1; got 2"):
+        gpus.present({gpus.VISIBLE: "1,2"})
 
 
 def test_a_gpu_that_is_named_twice_is_shared_by_processes_that_nccl_takes_for_two_hosts():

@@ -36,12 +36,18 @@ class Run:
         self.mark = f"RLHF_TEST_MARK={folder}"
         (folder / "p.jsonl").write_text('{"prompt": "hi"}\n')
 
-    def start(self, *arguments: str, overrides: tuple[str, ...] = (), **roles: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, overrides: tuple[str, ...] = (), script: str = "", **roles: str
+    ) -> subprocess.Popen[str]:
+        """`script`: what the shell does whose process becomes the launcher."""
         made = document("spec.data.train[0]=p.jsonl", "spec.reward.functions=[]", *QUICK, *overrides)
         (self.folder / "job.yaml").write_text(yaml.safe_dump(made))
         environ = {f"FAKE_{role.upper()}": words for role, words in roles.items()}
         return subprocess.Popen(
-            [sys.executable, str(LAUNCH), "run", "job.yaml", "--workdir", "w", *arguments],
+            [
+                *("sh", "-c", f'{script} exec "$@"', "sh"),
+                *(sys.executable, str(LAUNCH), "run", "job.yaml", "--workdir", "w", *arguments),
+            ],
             cwd=self.folder,
             env={**os.environ, **environ, "RLHF_TEST_MARK": str(self.folder)},
             stdout=subprocess.PIPE,
@@ -633,3 +639,24 @@ def test_nothing_starts_for_a_bad_job(run: Run, overrides: tuple[str, ...], word
     assert err.startswith("error: ")
     assert words in err
     assert not run.work.exists()
+
+
+def test_logs_that_a_user_has_deleted_cost_a_restart_nothing(run: Run) -> None:
+    process = run.start(trainer="hold serve")
+    run.wait_for_checkpoint()
+    for log in (run.work / "logs").glob("*.log"):
+        log.unlink()
+    for reaper in run.reapers(process).values():
+        os.kill(reaper, signal.SIGKILL)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, ""), out
+    assert run.status()["phase"] == "Succeeded"
+    assert run.alive() == []
+
+
+def test_what_a_script_started_before_it_became_the_launcher_goes_on(run: Run) -> None:
+    """As of a container that starts TensorBoard and then `exec rlhf run`."""
+    process = run.start(trainer="crash serve", script="sleep 600 >/dev/null 2>&1 &")
+    out, err = process.communicate(timeout=40)
+    assert process.returncode == 0, out + err
+    assert run.alive() == ["sleep 600 "]

@@ -1,6 +1,7 @@
 """The launcher's smaller parts: ports, ends in words, status, files of a job."""
 
 import datetime
+import io
 import json
 import os
 import random
@@ -24,10 +25,12 @@ from rlhf_operator.cli import main
 from rlhf_operator.exit_reasons import cause, exit_words, failure_type, telling_line
 from rlhf_operator.job_status import first_status, job_status
 from rlhf_operator.local import reaper
+from rlhf_operator.local.host import Host
 from rlhf_operator.local.metrics_server import check_port
 from rlhf_operator.local.ports import assign, place
 from rlhf_operator.local.preflight import check_files, of_a_cluster
-from rlhf_operator.process_state import Ended, Finish, ProcessState
+from rlhf_operator.local.progress import Lines
+from rlhf_operator.process_state import Ended, Finish, Kill, ProcessState
 
 OOM = " for lack of memory (the kernel's count of out-of-memory kills rose by 1)"
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -448,6 +451,22 @@ def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_
     assert (said["ended"], said["at first"], said["alive"]) == (0, "", [])
     assert said["late"].startswith(f"processes of reward-0 have not ended 0 s after SIGKILL (pids: {left}); ")
     assert said["reason"].startswith("lost its supervising process, which was ended by SIGKILL; see ")
+
+
+def test_a_launcher_that_stood_still_blames_nobody_for_it(tmp_path: Path) -> None:
+    """As after Ctrl-Z, or where a scheduler suspends a job with all of its processes."""
+    config = RunConfig(job="a", spec=job().spec, workdir=str(tmp_path))
+    said = io.StringIO()
+    host = Host(config, Lines(said, 1), place(config, None))
+    now = time.monotonic()
+    host.processes[0].started, host.processes[1].started = now - 100.0, now
+    host.trainer.progressed = now - 50.0
+    host._excuse(now + 1.0)
+    late = now + 1.0 + config.spec.trainer.progress_deadline_seconds
+    assert [type(action) for action in host._decide(late)] == [Kill]
+    host._excuse(late)
+    assert Kill not in [type(action) for action in host._decide(late)]
+    assert said.getvalue().endswith(" this process stood still for 900 s\n")
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,21 @@ def test_a_generator_that_goes_on_hanging_is_waited_for_as_long_as_for_a_start(h
         world.fleet.weights.publish(0)
 
 
+def test_a_request_to_stop_ends_the_wait_for_a_generator_that_hangs(world, http, monkeypatch):
+    world.announce(Generator(http, "alone"))
+    world.sent.failures, world.sent.silent = 10**9, True
+    send = world.sent.send
+
+    def stopped_meanwhile(*given):
+        world.control.stop_requested.set()
+        return send(*given)
+
+    monkeypatch.setattr(world.sent, "send", stopped_meanwhile)
+    with pytest.raises(Stopped, match="while waiting for the generators"):
+        world.fleet.weights.publish(0)
+    assert len(world.sent.came) == 1
+
+
 def test_who_drains_is_asked_nothing_more_and_who_comes_gets_weights_first(world, http):
     first, second = Generator(http, "first"), Generator(http, "second")
     world.announce(first)

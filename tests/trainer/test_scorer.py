@@ -229,10 +229,17 @@ def test_the_jobs_own_mistake_names_its_field(trainer):
     assert caught.value.problems == (Problem(FIELD, "the function raised KeyError: 'a: b'"),)
 
 
-def replies(trainer: Trainer, make) -> None:
-    """A member that answers each message with the arrays that `make` has of its sequences."""
+def replies(trainer: Trainer, make, sent=None) -> None:
+    """A member that answers each message with the arrays that `make` has of its sequences, or with what `sent` makes of
+    that."""
     server = Server(trainer.http, "reward-0")
     app = application(SCORE_ROUTE, lambda message: (make(unpack(message)), {}), TOKEN)
+
+    async def other(_request, response) -> None:
+        if sent is not None and response.content_type == "application/octet-stream":
+            response.body = sent(response.body)
+
+    app.on_response_prepare.append(other)
     runner = web.AppRunner(app)
     trainer.http.run(runner.setup())
     trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
@@ -265,6 +272,28 @@ def test_a_server_in_trouble_fails_its_health_check(trainer):
         trainer.http.run(trainer.http.json("GET", address, timeout=60))
 
 
+def test_a_server_that_hangs_over_a_message_fails_its_health_check(trainer):
+    """So its host replaces it, where another trainer would find it as it is."""
+    begun, over = threading.Event(), threading.Event()
+
+    def hangs(_message):
+        begun.set()
+        over.wait(60)
+        return {"scores": torch.zeros(len(SEQUENCES))}, {}
+
+    runner = web.AppRunner(application(SCORE_ROUTE, hangs, TOKEN, longest=0.0))
+    trainer.http.run(runner.setup())
+    trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    asked = trainer.http.start(trainer.http.post_bytes(address + SCORE_ROUTE, encode(*pack(SEQUENCES))))
+    assert begun.wait(60)
+    with pytest.raises(HttpError, match=r"503: .*one message has taken \d+ s so far"):
+        trainer.http.run(trainer.http.json("GET", address + HEALTH, timeout=60))
+    over.set()
+    assert asked.result(60)
+    assert trainer.http.run(trainer.http.json("GET", address + HEALTH, timeout=60)) == {"status": "ok"}
+
+
 def test_nobody_answers_in_time(trainer):
     gone = Server(trainer.http, "reward-0")
     gone.die()
@@ -279,6 +308,16 @@ def test_nobody_answers_in_time(trainer):
 def test_a_request_to_stop_ends_the_wait(trainer):
     trainer.control.stop_requested.set()
     with pytest.raises(Stopped, match="while waiting for the reward"):
+        trainer.scorer().ask(SEQUENCES, "scores", ROWS)
+
+
+def test_a_request_to_stop_ends_the_wait_for_a_member_that_fails(trainer):
+    def stops(_asked):
+        trainer.control.stop_requested.set()
+        return {"scores": torch.zeros(2)}
+
+    replies(trainer, stops, sent=lambda _reply: b"half a reply")
+    with pytest.raises(Stopped, match="while the reward failed"):
         trainer.scorer().ask(SEQUENCES, "scores", ROWS)
 
 

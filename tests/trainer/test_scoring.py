@@ -125,6 +125,11 @@ def child_hangs(_prompts, responses, rows):
     os.wait()
 
 
+def forks(_prompts, responses, _rows):
+    child = os.fork() == 0
+    return [-1.0 if child else float(len(response)) for response in responses]
+
+
 def fails_once(_prompts, responses, rows):
     file = Path(rows[0]["file"])
     if not file.exists():
@@ -334,6 +339,11 @@ def test_what_a_hanging_function_started_is_ended_with_it(score, tmp_path):
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_a_child_that_a_function_forks_and_lets_return_replies_to_no_call(score):
+    scores, _ = score(("forks", 1.0), times=4)
+    assert scores.tolist() == [7.0, 1.0, 14.0, 2.0]
 
 
 def test_a_batch_has_a_deadline_whatever_its_functions_do(score):

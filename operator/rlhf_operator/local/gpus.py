@@ -4,6 +4,7 @@ NCCL refuses two members of a group on one GPU of one host. Processes that share
 names it more than once, therefore claim to be on different hosts, and their weights are sent by TCP.
 """
 
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -18,6 +19,7 @@ from rlhf_api.spec import Spec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOST = "NCCL_HOSTID"
+_NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 LIST_SECONDS = 60.0
 
@@ -26,11 +28,17 @@ def present(environ: Mapping[str, str]) -> list[str]:
     """This machine's GPUs: what CUDA_VISIBLE_DEVICES names, else all that the driver lists. Files in /dev would not do:
     in a container they keep the host's numbers, and under some hypervisors there are none.
 
-    CUDA sees no GPU that is named after a -1."""
-    if VISIBLE in environ:
-        names = takewhile(lambda name: name.strip() != "-1", environ[VISIBLE].split(","))
-        return [name for name in names if name]
-    return listed()
+    As to CUDA, the first word that can name none, such as -1 or a scheduler's NoDevFiles, hides all from there on.
+    Raises InvalidJob for a number that the driver does not list: CUDA would see no GPU, and the job would run on the
+    CPU.
+    """
+    if VISIBLE not in environ:
+        return listed()
+    named = [*takewhile(_NAME.fullmatch, (name.strip() for name in environ[VISIBLE].split(",")))]
+    if unknown := [name for name in named if name.isdecimal() and listed() and name not in listed()]:
+        message = f"the driver lists {', '.join(listed())}; got {', '.join(unknown)}"
+        raise InvalidJob([Problem(VISIBLE, message)])
+    return named
 
 
 @cache

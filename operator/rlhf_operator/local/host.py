@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import itertools
+import os
 import secrets
 import signal
 import time
@@ -32,7 +33,7 @@ from .metrics import Metrics
 from .metrics_server import MetricsServer
 from .processes import Command, Supervised
 from .progress import Display
-from .reaper import become_subreaper
+from .reaper import become_subreaper, descendants
 from .stopping import newly_ended, remaining, stop_all
 from .trainer import Trainer
 
@@ -40,10 +41,13 @@ TICK_SECONDS = 0.5
 GRACE_SECONDS = 30.0
 """Grace period of the trainer after a stop request, seconds, plus the time of two steps."""
 _GRACE_LIMIT = 600.0
+STANDSTILL_SECONDS = 30.0
+"""A turn of the loop that takes longer was none of its own: this process was stopped, and maybe the others too."""
 
 
 class Host:
-    """One run. It owns this process: its signals, and all descendants, which it ends before it returns."""
+    """One run. It owns this process: its signals, and all descendants since its start, which it ends before it
+    returns."""
 
     def __init__(
         self,
@@ -66,6 +70,8 @@ class Host:
         self.restarts: dict[Role, Restarts] = {}
         self.stops = 0
         """Number of stop requests so far."""
+        self._turned = time.monotonic()
+        self._strangers = descendants(os.getpid())
         self._token = secrets.token_hex(32)
         self._wake = asyncio.Event()
         self._file = workdir.StatusFile(self.folder / workdir.STATUS, display.event)
@@ -101,16 +107,18 @@ class Host:
                 finally:
                     watching.cancel()
         finally:
-            await stop_all(self.processes, impatient=lambda: self.stops > 1)
+            await stop_all(self.processes, lambda: self.stops > 1, self._strangers)
             self.outcome = finish.message
             self._show_steps()
             self._tell(finish)
         return self.status
 
     async def _loop(self, control: ControlClient) -> Finish:
+        self._turned = time.monotonic()
         while not self.stops:
+            self._excuse(time.monotonic())
             await self._observe(control)
-            if message := remaining(self.processes):
+            if message := remaining(self.processes, self._strangers):
                 return Finish("Failed", "ProcessesRemain", message)
             for action in self._decide(time.monotonic()):
                 if isinstance(action, Finish):
@@ -120,6 +128,18 @@ class Host:
             self._tell()
             await self._pause()
         return await self._stop(control)
+
+    def _excuse(self, now: float) -> None:
+        """Moves all deadlines by the time for which this process stood still, by Ctrl-Z or a scheduler that suspends
+        jobs: nobody may have got on meanwhile."""
+        lost, self._turned = now - self._turned, now
+        if lost <= STANDSTILL_SECONDS:
+            return
+        self.display.event(f"this process stood still for {lost:.0f} s")
+        self.trainer.progressed += lost
+        for process in self.processes:
+            if process.started is not None:
+                process.started += lost
 
     def _decide(self, now: float) -> Sequence[Action]:
         """The restart policy's actions; a trainer that hangs is killed first, and is restarted when that has ended
@@ -136,7 +156,7 @@ class Host:
         return silence(self.config.spec, seen, self.trainer.progressed, report.activity if report else None)
 
     async def _observe(self, control: ControlClient) -> None:
-        for process in newly_ended(self.processes):
+        for process in newly_ended(self.processes, self._strangers):
             if not _as_it_should(process):
                 self.display.event(f"{process.process.name} {process.ended.reason if process.ended else ''}")
         waiting = [p for p in self.processes if p.running and not p.ready and listens(p.process)]

@@ -73,6 +73,7 @@ class Supervised:
         self.end.unlink(missing_ok=True)
         self.uid, self.ready, self.ended, self._killed_because = str(uuid.uuid4()), False, None, ""
         self.reaper_gone, self._reaper_late, self._oom_kills = None, None, OomKills()
+        self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             log.write(
                 f"=== {datetime.datetime.now().isoformat(' ', 'seconds')} {shlex.join(argv)}\n".encode()
@@ -127,9 +128,13 @@ class Supervised:
             self.reaper.send_signal(number)
 
     def _tail(self) -> str:
-        with self.log.open("rb") as log:
-            log.seek(max(self._log_from, self.log.stat().st_size - _TAIL_BYTES))
-            return log.read().decode(errors="replace")
+        """The end of its log since its start; empty where somebody has deleted that."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(self._log_from, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""
 
 
 def threads_each(spec: Spec, role: Role, cores: int) -> int:

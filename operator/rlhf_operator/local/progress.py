@@ -10,7 +10,7 @@ from rlhf_api.status import JobStatus
 
 from ..exits import say
 from .figures import step_line, time_left
-from .screen import Screen
+from .screen import Screen, can_redraw
 
 Step = Mapping[str, Any]
 """A line of `metrics.jsonl`."""
@@ -63,6 +63,6 @@ class Lines:
 
 
 def display(job: str, total_steps: int) -> Display:
-    """The display for the output: live on a terminal, else lines."""
+    """The display for the output: live on a terminal that allows it, else lines."""
     out = sys.stdout
-    return Screen(job, out) if out.isatty() else Lines(out, total_steps)
+    return Screen(job, out) if can_redraw(out) else Lines(out, total_steps)

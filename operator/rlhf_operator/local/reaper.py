@@ -67,10 +67,11 @@ def kill(processes: Iterable[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def kill_descendants(pid: int, deadline_seconds: float = 5.0) -> None:
-    """SIGKILL to all descendants of `pid`, repeated until none is left: a killed process may just have forked."""
+def kill_descendants(pid: int, deadline_seconds: float = 5.0, besides: Collection[int] = ()) -> None:
+    """SIGKILL to all descendants of `pid`, except `besides` and theirs, repeated until none is left: a killed process
+    may just have forked."""
     deadline = time.monotonic() + deadline_seconds
-    while (alive := descendants(pid)) and time.monotonic() < deadline:
+    while (alive := descendants(pid, besides)) and time.monotonic() < deadline:
         kill(alive)
         time.sleep(0.01)
 

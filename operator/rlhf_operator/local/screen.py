@@ -3,6 +3,7 @@
 import datetime
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TextIO
 
 from rich.columns import Columns
@@ -19,6 +20,11 @@ from .figures import time_left, timing
 
 _EVENTS = 6
 _COLOURS = {"Running": "green", "Succeeded": "green", "Failed": "red", "Suspended": "yellow"}
+
+
+def can_redraw(out: TextIO) -> bool:
+    """True for a terminal that can be written over, which one of TERM=dumb cannot, such as a shell in Emacs."""
+    return out.isatty() and not Console(file=out).is_dumb_terminal
 
 
 class Screen:
@@ -48,7 +54,7 @@ class Screen:
             self._broken = True  # the terminal is gone; the run continues
 
     def close(self) -> None:
-        if not self._broken:
+        with suppress(OSError):
             self._live.stop()
 
 

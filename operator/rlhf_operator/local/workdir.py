@@ -58,6 +58,9 @@ def locked(workdir: Path) -> Iterator[None]:
         except BlockingIOError:
             message = "another `rlhf run` is using it now; wait for its end or give another --workdir"
             raise InvalidJob([Problem(str(workdir), message)]) from None
+        except OSError as error:  # of some network file systems
+            message = f"cannot be locked: {error.strerror}; give a --workdir on another file system"
+            raise InvalidJob([Problem(str(workdir), message)]) from None
         yield
 
 

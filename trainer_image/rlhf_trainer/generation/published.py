@@ -58,10 +58,12 @@ class PublishedWeights:
         """
         self._refusals.clear()
         self._deadline = time.monotonic() + self._ctx.spec.generator.startup_timeout_seconds
-        while self._ctx.ranks.say(self._wait_for_members) != "stop":
+        said = self._ctx.ranks.say(self._wait_for_members)
+        while said != "stop":
             if self._sent(version):
                 self._version = self._current = version
                 return
+            said = self._ctx.ranks.say(self._wait_again)
         raise Stopped("stopped while waiting for the generators")
 
     @property
@@ -113,6 +115,10 @@ class PublishedWeights:
         except Stopped:
             return "stop"
         return "send"
+
+    def _wait_again(self) -> str:
+        """On rank 0, after members that answered did not take the weights: they may hang until their host ends them."""
+        return "stop" if self._ctx.stop.is_set() else self._wait_for_members()
 
     def _sent(self, version: int) -> bool:
         """True if a generator has taken the weights, on every rank."""

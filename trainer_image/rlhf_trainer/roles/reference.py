@@ -62,7 +62,8 @@ def run(env: ProcessEnv) -> None:
     def answer(message: Message) -> Message:
         return {"logprobs": logprobs(unpack(message))}, {}
 
-    listening = partial(application, LOGPROBS_ROUTE, answer, env.token)
+    longest = config.spec.reference.timeout_seconds
+    listening = partial(application, LOGPROBS_ROUTE, answer, env.token, longest=longest)
     serve(listening(engine.trouble) if engine else listening(), listen_host(env.host), env.port)
     if engine:
         engine.close()

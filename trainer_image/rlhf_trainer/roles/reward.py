@@ -21,7 +21,7 @@ from ..models.inference import served
 from ..models.load import positions_of
 from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_device
 from ..process import run_role
-from ..scoring import kinds
+from ..scoring import kinds, process_groups
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
 from ..scoring.rewards import ModelScore, ModelScorer, Rewards, TokenScorer, forward_scores
 from ..scoring.server import application, serve
@@ -73,6 +73,7 @@ def run(env: ProcessEnv) -> None:
         else:
             scorer = model_scorer(config, tokenizer)
         model = spec.reward.model_weight, scorer
+    process_groups.adopt_orphans()
     # Functions run on an event loop in a thread that lives as long as the role, since the kernel ends their processes
     # with it.
     loop = asyncio.new_event_loop()
@@ -102,7 +103,8 @@ def run(env: ProcessEnv) -> None:
         scores = scaled_scores(total, bias=section.bias, scale=section.scale, clip=section.clip)
         return {name: scores}, report.model_dump(mode="json")
 
-    listening = partial(application, SCORE_ROUTE, answer, env.token)
+    longest = spec.reward.timeout_seconds
+    listening = partial(application, SCORE_ROUTE, answer, env.token, longest=longest)
     serve(listening(engine.trouble) if engine else listening(), listen_host(env.host), env.port)
     if engine:
         engine.close()

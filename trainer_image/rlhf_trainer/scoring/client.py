@@ -82,7 +82,7 @@ class Scorer:
             InvalidJob: the role says that the job itself is at fault.
             Unavailable: no member replied in time.
             RuntimeError: members that live failed at a chunk, or took longer than the timeout, several times.
-            Stopped: the run is to stop, and the members need longer than LAST_SECONDS.
+            Stopped: the run is to stop, and the members fail or need longer than LAST_SECONDS.
         """
         client = _ChunkClient(self._http, self._route, sequences, array, rows, header)
         waiting: list[Chunk] = [sorted(c) for c in plan(sequences.lengths.tolist(), 1, self._chunk_tokens)[0]]
@@ -97,6 +97,8 @@ class Scorer:
                 progressed = time.monotonic()
             waiting = outcome.unanswered
             if waiting:
+                if self._roster.stopping:
+                    raise Stopped(f"stopped while the {self._role.value} failed")
                 reasons = "; ".join(outcome.failed.values()) or "none takes work"
                 if time.monotonic() > progressed + self._timeout + self._patience:
                     raise Unavailable(f"every {self._role.value} fails: {reasons}; see its log")

@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Self
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
+from . import process_groups
 from .samples import CallFailure, Failure, Result, Sample, even_calls, failed
 
 START_SECONDS = 300.0
@@ -64,7 +64,7 @@ class FunctionPool:
 
     async def _call(self, samples: Sequence[Sample]) -> list[Result] | Failure:
         try:
-            worker = self._idle.pop() if self._idle else await self._started()
+            worker = await self._free()
         except _Ended as error:
             return failed(str(error))
         try:
@@ -76,7 +76,7 @@ class FunctionPool:
             return failed(str(error))
         finally:
             if worker.asking:  # it has not replied and gets no further calls
-                worker.kill()
+                await worker.end()
             else:
                 self._idle.append(worker)
         self._raise_if_invalid(reply)
@@ -85,12 +85,21 @@ class FunctionPool:
             return scores
         return failed(str(reply.get("failed") or f"the function's process replied {reply}"))
 
+    async def _free(self) -> "_Worker":
+        """A process without a call: one that waits for the next, unless somebody has killed it, or a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.lives:
+                return worker
+            await worker.end()
+        return await self._started()
+
     async def _started(self) -> "_Worker":
         worker = await _Worker.start(self._where, self._path)
         try:
             self._raise_if_invalid(await worker.ask(None, START_SECONDS))
         except BaseException:
-            worker.kill()
+            await worker.end()
             raise
         return worker
 
@@ -146,10 +155,13 @@ class _Worker:
         self.asking = False
         return reply
 
-    def kill(self) -> None:
+    @property
+    def lives(self) -> bool:
+        return self._process.returncode is None
+
+    async def end(self) -> None:
         """Kills the process and its children."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        await process_groups.end(self._process)
 
 
 def _how(code: int) -> str:

@@ -7,12 +7,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
+from . import process_groups
 from .samples import Failure, Result, Sample, failed
 
 TOOLS = {"bwrap": "bubblewrap 0.8 or newer", "prlimit": "util-linux", "choom": "util-linux"}
@@ -107,6 +107,7 @@ class Program:
     async def _run(self, command: Sequence[str], sample: Sample, seconds: float) -> int | Failure:
         """Exit code of a command in the sandbox; 128 plus the signal that ended it."""
         status, told = os.pipe()
+        os.set_blocking(status, False)
         try:
             with tempfile.TemporaryDirectory() as folder:
                 row = Path(folder, "row.json")
@@ -114,26 +115,17 @@ class Program:
                 if _root():  # NOBODY has to be able to read it
                     Path(folder).chmod(0o755)
                     row.chmod(0o644)
-                code, errors = await self._bounded(command, sample, seconds, row, told)
-            os.close(told)
-            told = -1
-            exit_code = _exit_code(os.read(status, 1 << 16))
+                return await self._bounded(command, sample, seconds, row, status, told)
         except (OSError, TimeoutError) as error:
             return failed(str(error) or type(error).__name__)
         finally:
             os.close(status)
-            if told >= 0:
-                os.close(told)
-        if exit_code is None:  # bubblewrap ended before the command did
-            return failed(f"the sandbox ended with exit code {code}: {errors}")
-        if exit_code == 128 + signal.SIGKILL:
-            return failed("the program was ended by SIGKILL, maybe for lack of memory")
-        return exit_code
+            os.close(told)
 
     async def _bounded(
-        self, command: Sequence[str], sample: Sample, seconds: float, row: Path, told: int
-    ) -> tuple[int, str]:
-        """Exit code of the sandbox and the end of its stderr. Raises TimeoutError."""
+        self, command: Sequence[str], sample: Sample, seconds: float, row: Path, status: int, told: int
+    ) -> int | Failure:
+        """As `_run`; bubblewrap tells the pipe `told`, which is read at `status`. Raises TimeoutError."""
         nobody = NOBODY if _root() else None
         with tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(
@@ -154,11 +146,16 @@ class Program:
             except TimeoutError:
                 raise TimeoutError(f"the program took longer than {seconds:g} s") from None
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                code = await process.wait()
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - QUOTED))
-            return code, errors.read(QUOTED).decode(errors="replace").strip()
+                said = _said(status)
+                inside = [said["child-pid"]] if "child-pid" in said else []
+                code = await process_groups.end(process, *inside)
+            if (exit_code := said.get("exit-code")) is None:  # bubblewrap ended before the command did
+                errors.seek(max(0, errors.seek(0, os.SEEK_END) - QUOTED))
+                why = errors.read(QUOTED).decode(errors="replace").strip()
+                return failed(f"the sandbox ended with exit code {code}: {why}")
+        if exit_code == 128 + signal.SIGKILL:
+            return failed("the program was ended by SIGKILL, maybe for lack of memory")
+        return exit_code
 
     def _refuse(self, message: str) -> None:
         raise InvalidJob([Problem(self._where, message)])
@@ -178,10 +175,14 @@ def _view(row: Path) -> Iterator[str]:
     yield from ("--remount-ro", "/dev", "--remount-ro", "/")  # both are tmpfs without a size limit
 
 
-def _exit_code(status: bytes) -> int | None:
-    """Exit code of the command, from bubblewrap's JSON lines; None if it never ran."""
-    codes = [json.loads(line).get("exit-code") for line in status.splitlines()]
-    return next((code for code in codes if code is not None), None)
+def _said(status: int) -> dict[str, int]:
+    """What bubblewrap has told so far, in lines of JSON: `child-pid`, the leader of a group of its own in the sandbox,
+    and the command's `exit-code`, which is missing if it never ran."""
+    try:
+        lines = os.read(status, 1 << 16).splitlines()
+    except BlockingIOError:
+        return {}
+    return {key: value for line in lines for key, value in json.loads(line).items()}
 
 
 def _root() -> bool:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,19 +23,32 @@ MAX_REQUEST_BYTES = 1 << 30
 
 
 def application(
-    route: str, score: Score, token: str, trouble: Callable[[], str] = lambda: ""
+    route: str,
+    score: Score,
+    token: str,
+    trouble: Callable[[], str] = lambda: "",
+    *,
+    longest: float = math.inf,
 ) -> web.Application:
-    """`POST route` scores a message, one at a time; the health check fails if `trouble` returns a reason.
+    """`POST route` scores a message, one at a time; the health check fails if `trouble` returns a reason, or while one
+    message takes more than `longest` seconds, after which the trainer waits for it no more.
 
     InvalidJob is answered with 422, an invalid message with 400, any other error with 500 and its name. Run it with
     `handler_cancellation`, so that requests of clients that have disconnected are not begun.
     """
-    worker = ThreadPoolExecutor(max_workers=1)
+    worker, begun = ThreadPoolExecutor(max_workers=1), list[float]()
+
+    def timed(message: Message) -> Message:
+        begun.append(time.monotonic())
+        try:
+            return score(message)
+        finally:
+            begun.clear()
 
     async def handle(request: web.Request) -> web.Response:
         try:
             message = decode(await request.read())
-            result = await asyncio.get_running_loop().run_in_executor(worker, score, message)
+            result = await asyncio.get_running_loop().run_in_executor(worker, timed, message)
         except WireError as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         except InvalidJob as error:
@@ -44,7 +59,8 @@ def application(
         return web.Response(body=encode(*result), content_type="application/octet-stream")
 
     async def health(_request: web.Request) -> web.Response:
-        reason = trouble()
+        taken = time.monotonic() - max(begun, default=math.inf)
+        reason = trouble() or (f"one message has taken {taken:.0f} s so far" if taken > longest else "")
         return web.json_response({"status": reason or "ok"}, status=503 if reason else 200)
 
     app = web.Application(middlewares=[token_required(token)], client_max_size=MAX_REQUEST_BYTES)

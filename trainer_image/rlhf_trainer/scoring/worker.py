@@ -114,8 +114,12 @@ def main() -> None:
         print(json.dumps({"invalid": error.problems[0].message}), file=replies, flush=True)
         return
     print(json.dumps({"ready": True}), file=replies, flush=True)
+    own = os.getpid()
     for line in calls:
-        print(json.dumps(call(function, *json.loads(line))), file=replies, flush=True)
+        reply = call(function, *json.loads(line))
+        if os.getpid() != own:  # a child that the function forked, and that returned as well
+            os._exit(0)
+        print(json.dumps(reply), file=replies, flush=True)
 
 
 def _tokens_parameter(function: Function) -> inspect.Parameter | None:
