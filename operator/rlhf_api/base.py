@@ -56,7 +56,7 @@ _LABEL = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 _JOB_NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 SCHEMES = ("file", "s3", "gs", "az")
 """Kinds of object stores, by their URLs."""
-_STORE_URL = rf"^({'|'.join(SCHEMES)})://.+$"
+_STORE_URL = rf"^(file:///|({'|'.join(SCHEMES[1:])})://)[^/?#]+(/[^/?#]+)*/?$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
 _NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _PATH = r"^(/\.?[A-Za-z0-9_-][^/:]*)+$"
@@ -71,7 +71,7 @@ PATTERNS = {
     _HTTP_URL: "must be a URL that begins with http:// or https:// and has no user, password or space",
     _LABEL: "must be at most 40 of a-z, 0-9 and -, with no - at either end",
     _JOB_NAME: "must be at most 40 of a-z, 0-9 and -, begin with a letter and not end with -",
-    _STORE_URL: "must be a URL that begins with file://, s3://, gs:// or az://",
+    _STORE_URL: "must be a URL that begins with file:///, s3://, gs:// or az://, without ?, # and empty parts (//)",
     _QUANTITY: 'must be a Kubernetes quantity, such as "500m" or "16Gi"',
     _NAME: "must be the name of an object in the cluster: a-z, 0-9, - and . with a letter or digit at both ends",
     _PATH: "must be an absolute path without .. and : and with no / at its end",

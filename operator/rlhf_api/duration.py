@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from .algorithms import graph_of, settings_of
+from .algorithms import graph_of
 from .base import ModelField
 from .graph import Dataset, Graph, Infer, Score, Train
 from .problems import InvalidJob, Problem
@@ -177,5 +177,4 @@ def _update(spec: Spec, sizes: _Sizes, node: Train) -> float:
     field = node.model.field
     operations = 6 if spec.model.adapter(field) is None else 4
     operations += {"none": 0, "selective": 1, "full": 2}[spec.trainer.gradient_checkpointing]
-    epochs: int = getattr(settings_of(spec), "epochs", 1)
-    return epochs * operations * sizes.of(field)
+    return node.epochs * operations * sizes.of(field)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from rlhf_api.algorithms import graph_of, settings_of
+from rlhf_api.algorithms import graph_of
 from rlhf_api.duration import PHASES, Batch, Machine, Work, of_step, predicted, rates
 from rlhf_api.manifest import load
 from rlhf_api.model_files import model_sizes
@@ -136,14 +136,13 @@ def _batches(spec: Spec, batch: Batch) -> Iterator[str]:
         f"prompts included = {tokens:,.0f} tokens"
     )
     ranks = spec.trainer.ranks
-    epochs: int = getattr(settings_of(spec), "epochs", 1)
     for node in graph.train:
         size = min(node.minibatch_size or batch.count, batch.count)
         share = size / batch.count * tokens / ranks
         most = spec.trainer.micro_batch(node.model.field)
         least = max(1, ceil(share / most))
         yield (
-            f"{node.name}: epochs {epochs} x updates {batch.count // size} of {size} {what}; ranks {ranks} x "
+            f"{node.name}: epochs {node.epochs} x updates {batch.count // size} of {size} {what}; ranks {ranks} x "
             f"micro-batches {least} or more of {most} tokens"
         )
 

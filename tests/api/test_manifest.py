@@ -110,7 +110,10 @@ BAD = [
     ("spec.generator.replicas=0", "spec.generator.replicas", "got 0"),
     ("spec.generator.engineArguments.max_model_len=9", "engineArguments.max_model_len", "max-model-len"),
     ("spec.generator.engineArguments.dtype=half", "engineArguments.dtype", "spec.generator.dtype"),
-    ("spec.checkpoint.store=http://x/y", "spec.checkpoint.store", "begins with file://, s3://"),
+    *(
+        (f"spec.checkpoint.store={url}", "spec.checkpoint.store", "begins with file:///, s3://")
+        for url in ("http://x/y", "file://runs/x", "s3://x/run#1", "s3://x/run?1", "s3://x//run")
+    ),
     ("spec.environment.RLHF_TOKEN=x", "spec.environment.RLHF_TOKEN", "are ours; got 'x'"),
     ("spec.environment={A: 1}", "spec.environment.A", "must be text; put it in quotes; got 1"),
     ("spec.surprise={1: 2}", "spec.surprise.1", "a key must be text; put it in quotes; got 1"),

@@ -1,5 +1,6 @@
 """`rlhf data`: what a job's rows become, before anything is spent on them."""
 
+import gc
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from tests.support.rlhf import heed_signals
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
+from rlhf_trainer.data.encode import Encoded
 from rlhf_trainer.inspect_data import MOST_PROBLEMS, check, main, show
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}", "spec.data.maxPromptLength=4", "spec.data.maxAnswerLength=3")
@@ -35,6 +37,13 @@ def test_check_tells_lengths_and_what_is_cut(tmp_path):
     assert head == f"spec.data: {tmp_path}/rows.jsonl: 10 rows, 4 of 4 samples an epoch"
     assert prompts == "  prompt tokens: shortest 1, 50% 5, 90% 9, 99% 9, longest 10; 6 of 10 cut to 4"
     assert responses == "  response tokens: shortest 2, 50% 3, 90% 4, 99% 4, longest 4; 3 of 10 cut to 3"
+
+
+def test_check_keeps_no_tokens_of_rows_it_has_read(tmp_path):
+    """Those of a million rows would take tens of gigabytes."""
+    rows = [{"prompt": "p", "answer": "a"}] * 50
+    for _line in check(spec(tmp_path, rows), byte_tokenizer()):
+        assert sum(isinstance(kept, Encoded) for kept in gc.get_objects()) <= 1
 
 
 def test_check_names_all_that_is_wrong(tmp_path):

@@ -1,9 +1,11 @@
 """The figures of a run on disk: what a resumed run keeps, and the picture."""
 
 import json
+from math import isnan
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
 from tests.api.manifests import job
 from tests.support import metrics_page
 
@@ -101,9 +103,13 @@ def test_the_picture_shows_reward_kl_and_evaluation():
     assert left.lines[0].get_ydata().tolist() == [row["reward_mean"] for row in PPO]
     assert [line.get_label() for line in right.lines] == ["KL (nats a token)", "evaluation"]
     sets = [{"step": step, "set": name, "mean": 0.4} for step in (0, 4) for name in ("greedy", "eight")]
-    _, right = reward_figure(PPO, sets, "a run").axes
+    left, right = reward_figure(PPO, sets, "a run").axes
     assert [line.get_label() for line in right.lines[1:]] == ["evaluation: greedy", "evaluation: eight"]
+    colours = {to_hex(line.get_color()) for line in (*left.lines, *right.lines)}
+    assert len(colours) == 4, "of reward, KL and each set"
     (only,) = reward_figure(SFT, [], "a run").axes
     assert only.get_ylabel() == "loss"
+    (only,) = reward_figure([{"step": 1}, *SFT[1:]], [], "a step that trains nothing").axes
+    assert isnan(only.lines[0].get_ydata()[0])
     (only,) = reward_figure(SFT, [{"step": 0, "set": "held_out", "loss": 2.0}], "a run").axes
     assert [line.get_label() for line in only.lines] == ["training", "evaluation"]

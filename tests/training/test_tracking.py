@@ -24,7 +24,7 @@ from tests.support.rlhf import succeed
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer.training import tracking
 from rlhf_trainer.training.metrics import Metrics
-from rlhf_trainer.training.trackers import Run
+from rlhf_trainer.training.trackers import Run, WandB
 
 STEP = {"reward_mean": 0.5, "kl_mean": 0.01, "loss": float("nan"), "tokens": 128}
 
@@ -52,6 +52,17 @@ class Refuses(Told):
 
 def never(_run: Run) -> Told:
     raise PermissionError("no key")
+
+
+class Down:
+    tried, over = threading.Event(), threading.Event()
+
+
+def down_at_first(run: Run) -> Told:
+    if not Down.over.is_set():
+        Down.tried.set()
+        raise ConnectionError("nobody listens")
+    return Told(run)
 
 
 class Hangs(Told):
@@ -108,10 +119,29 @@ def test_those_that_fail_are_told_of_once_and_the_others_go_on(tmp_path, caplog)
     caplog.set_level(logging.WARNING)
     run(tmp_path, {"kind": here("Refuses")}, {"kind": here("never")}, {"kind": here("Told")}, steps=5)
     assert [len(told.lines) for told in Told.made if type(told) is Told] == [6]
-    said = sorted(record.getMessage() for record in caplog.records)
-    assert len(said) == 2
-    assert "did not take the figures of step 1: ConnectionError: nobody listens at tracker.example" in said[0]
-    assert "cannot be begun, and gets no figures: PermissionError: no key" in said[1]
+    said = sorted(record.getMessage().removeprefix(f"tracker {__name__}:") for record in caplog.records)
+    assert said == [
+        "Refuses did not take the figures of step 1: ConnectionError: nobody listens at tracker.example",
+        "Refuses was not told 6 lines",
+        "never cannot be begun, and is tried again every 60 s: PermissionError: no key",
+        "never was not told 6 lines",
+    ]
+
+
+def test_one_whose_server_is_down_as_the_run_begins_gets_every_figure_later(tmp_path, caplog, monkeypatch):
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(tracking, "AGAIN_SECONDS", 0.01)
+    with tracked(tmp_path, {"kind": here("down_at_first")}) as feeds:
+        metrics = Metrics(tmp_path, 0, feeds)
+        metrics.step({"step": 1, **STEP})
+        assert Down.tried.wait(60)
+        Down.over.set()
+        metrics.step({"step": 2, **STEP})
+    (told,) = Told.made
+    assert [step for step, _ in told.lines] == [1, 2]
+    assert told.end
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "cannot be begun, and is tried again every 0.01 s: ConnectionError: nobody listens" in said
 
 
 def test_one_that_hangs_holds_nobody_up(tmp_path, caplog, monkeypatch):
@@ -157,6 +187,13 @@ def test_tensorboard_shows_steps_that_are_trained_again_once(tmp_path):
     purge = [e.step for e in after if e.session_log.status == e.session_log.START]
     assert purge == [3], "TensorBoard leaves out what was told before of steps from there on"
     assert {v.tag for e in after for v in e.summary.value} == {*STEP, "evaluation/sums/mean"} - {"loss"}
+
+
+def test_tensorboards_files_go_where_the_settings_say(tmp_path):
+    run(tmp_path, {"kind": "tensorboard", "settings": {"logdir": str(tmp_path / "shared")}})
+    (file,) = (tmp_path / "shared").iterdir()
+    assert [e.step for e in events(file) for v in e.summary.value if v.tag == "reward_mean"] == [1, 2, 3]
+    assert not (tmp_path / "tensorboard").exists()
 
 
 def test_tensorboard_shows_once_what_a_run_from_the_start_trains_again(tmp_path):
@@ -289,6 +326,22 @@ def test_weights_and_biases_writes_what_its_sync_sends(tmp_path, monkeypatch):
     assert (back.run_id, back.display_name) == (f"{made.run_id}-rollback-1", "job-rollback-1")
     rewards = [i.key or i.nested_key[0] for r in after for i in r.history.item].count("reward_mean")
     assert rewards == 2, "of steps 3 and 4, which were trained again on other data"
+
+
+def test_weights_and_biases_is_begun_by_a_later_try_with_the_same_id(tmp_path, monkeypatch):
+    from wandb.errors import CommError
+
+    monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("WANDB_X_SERVICE_WAIT", "300")
+    quiet = {"console": "off", "silent": True, "init_timeout": 1}
+    again = Run("the-same", "job", "chats", tmp_path, 0, {})
+    with pytest.raises(CommError):
+        WandB(again, settings=quiet)
+    tracker = WandB(again, settings=quiet, mode="offline")
+    tracker.log({"loss": 1.0}, 1)
+    tracker.close(ok=True)
+    assert list(tmp_path.glob("wandb/offline-run-*/run-the-same.wandb"))
 
 
 def logged(file: Path) -> Any:

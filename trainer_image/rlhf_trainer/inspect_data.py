@@ -32,6 +32,8 @@ from .settings import model_source
 MOST_PROBLEMS = 20
 """Maximum number of problems reported per file."""
 PERCENTILES = (50, 90, 99)
+Lengths = list[tuple[int, int]]
+"""Of each sequence: its length, and the number of tokens cut from it."""
 DIM, GREEN, RESET = "\033[2m", "\033[32m", "\033[0m"
 
 
@@ -53,17 +55,15 @@ def check(
         for i, file in enumerate(dataset.files):
             share = dataset.mixture.shares[i]
             yield f"{field}: {file.name}: {len(file):,} rows, {share:,} of {dataset.mixture.samples:,} samples an epoch"
-            encoded, wrong = _encoded(dataset, range(first, first + len(file)), kind, tokenizer, spec.data)
+            prompts, responses, wrong = _read(dataset, range(first, first + len(file)), kind, tokenizer, spec.data)
             first += len(file)
             if len(wrong) > MOST_PROBLEMS:
                 rest = Problem(file.name, f"and {len(wrong) - MOST_PROBLEMS} more rows like these")
                 wrong = [*wrong[:MOST_PROBLEMS], rest]
             problems += wrong
-            longest = spec.data.max_prompt_length
-            yield from _lengths("prompt", [(len(e.prompt), e.prompt_cut) for e in encoded], longest)
+            yield from _lengths("prompt", prompts, spec.data.max_prompt_length)
             if kind != "prompts":
-                lengths = [(len(e.response), e.response_cut) for e in encoded]
-                yield from _lengths("response", lengths, spec.data.max_answer_length)
+                yield from _lengths("response", responses, spec.data.max_answer_length)
     if problems:
         raise InvalidJob(problems)
 
@@ -106,10 +106,11 @@ def _named(spec: Spec) -> Iterator[tuple[str, RowKind, Dataset]]:
         yield "spec.pretraining.data", "responses", text
 
 
-def _encoded(
+def _read(
     dataset: Dataset, rows: range, kind: RowKind, tokenizer: PreTrainedTokenizerBase | None, data: Data
-) -> tuple[list[Encoded], list[Problem]]:
-    found, problems = list[Encoded](), list[Problem]()
+) -> tuple[Lengths, Lengths, list[Problem]]:
+    """The lengths of prompts and responses, without their tokens, which would fill the memory; and what is wrong."""
+    prompts, responses, problems = Lengths(), Lengths(), list[Problem]()
     for number in rows:
         source, at = dataset.place(number)
         try:
@@ -118,14 +119,15 @@ def _encoded(
             problems += error.problems
             continue
         try:
-            found += encode_row(row, kind, tokenizer, data) if tokenizer is not None else []
+            for made in encode_row(row, kind, tokenizer, data) if tokenizer is not None else ():
+                prompts.append((len(made.prompt), made.prompt_cut))
+                responses.append((len(made.response), made.response_cut))
         except InvalidJob as error:
             problems += [Problem(dataset.files[source].where(at), str(problem)) for problem in error.problems]
-    return found, problems
+    return prompts, responses, problems
 
 
-def _lengths(what: str, found: Sequence[tuple[int, int]], longest: int) -> Iterator[str]:
-    """`found`: length and number of cut tokens of each sequence."""
+def _lengths(what: str, found: Lengths, longest: int) -> Iterator[str]:
     if not found:
         return
     whole, cut = sorted(length + lost for length, lost in found), sum(lost > 0 for _, lost in found)

@@ -3,6 +3,7 @@
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,8 @@ def reward_figure(
     left.set(title=title, xlabel="step")
     left.grid(alpha=0.3)
     if "reward_mean" not in rows[0]:
-        left.plot(steps, [row["loss"] for row in rows], color="tab:blue", label="training")
+        # Missing in a step that trains nothing yet.
+        left.plot(steps, [row.get("loss", nan) for row in rows], color="tab:blue", label="training")
         left.set_ylabel("loss")
         _draw_sets(left, judged, "loss")
         if judged:
@@ -83,15 +85,15 @@ def reward_figure(
 
 
 def _draw_sets(axes: "Axes", judged: Sequence[Mapping[str, Any]], figure: str) -> None:
-    """One line for each evaluation set."""
+    """One line for each evaluation set, in the colours after those of reward and KL."""
     sets = dict.fromkeys(row.get("set") for row in judged)
-    for name in sets:
+    for i, name in enumerate(sets):
         of_set = [row for row in judged if row.get("set") == name]
         axes.plot(
             [row["step"] for row in of_set],
             [row[figure] for row in of_set],
             "o--",
-            color="tab:green" if len(sets) == 1 else None,
+            color=f"C{2 + i % 8}",
             label=f"evaluation: {name}" if len(sets) > 1 else "evaluation",
         )
 

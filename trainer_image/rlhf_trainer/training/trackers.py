@@ -43,8 +43,12 @@ class TensorBoard:
     def __init__(self, run: Run, **settings: Any) -> None:
         from tensorboardX import SummaryWriter
 
-        given = {"purge_step": run.step + 1 if run.step else 0, "filename_suffix": f".{run.step}"}
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"), **given, **settings)
+        given = {
+            "logdir": str(run.folder / "tensorboard"),
+            "purge_step": run.step + 1 if run.step else 0,
+            "filename_suffix": f".{run.step}",
+        }
+        self._writer = SummaryWriter(**{**given, **settings})
 
     def log(self, figures: Figures, step: int) -> None:
         for name, value in figures.items():
@@ -64,21 +68,29 @@ class WandB:
     def __init__(self, run: Run, **settings: Any) -> None:
         import wandb
 
-        self._open.add(self)
         named: dict[str, Any] = {"name": run.name, "id": run.id, "resume": "allow", "dir": str(run.folder)}
         quiet = wandb.Settings(console="off", silent=True)  # the console log stays the job's
         given = {"project": run.project, "config": dict(run.manifest), "settings": quiet, **settings}
-        self._run: Any = wandb.init(**{**named, **given})
+        try:
+            self._run: Any = wandb.init(**{**named, **given})
+        except Exception:
+            self._end_process()  # which has the run's id in use
+            raise
+        self._open.add(self)
 
     def log(self, figures: Figures, step: int) -> None:
         self._run.log(dict(figures), step=step)
 
     def close(self, *, ok: bool) -> None:
-        import wandb
-
         self._run.finish(exit_code=0 if ok else 1)
         self._open.discard(self)
         # `finish` does not wait until the client's process, which ends with this one, has written the last records.
+        self._end_process()
+
+    def _end_process(self) -> None:
+        """Ends the client's process, unless it has another run open."""
+        import wandb
+
         if not self._open:
             wandb.teardown()
 

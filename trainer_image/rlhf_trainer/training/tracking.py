@@ -30,6 +30,8 @@ CLOSE_SECONDS = 30.0
 ID = "run-id"
 """File in the work directory with the run's id for trackers."""
 PROJECT = "rlhf"
+AGAIN_SECONDS = 60.0
+"""Interval between the tries to create a tracker whose server is down, seconds."""
 
 
 class Tracking:
@@ -79,7 +81,8 @@ class _Feed:
         self._kind = wanted.kind
         self._make: Callable[[], Tracker] = partial(make, run, **wanted.settings)
         self._lines: queue.Queue[tuple[Mapping[str, float], int]] = queue.Queue(WAITING)
-        self._over, self._ok, self._dropped, self._complained = threading.Event(), True, 0, False
+        self._over, self._ok, self._complained = threading.Event(), True, False
+        self._dropped, self._refused = 0, 0  # counted on a thread each
         # A daemon thread: a client that hangs does not block the trainer's exit.
         self._thread = threading.Thread(target=self._run, name=f"tracker {self._kind}", daemon=True)
         self._thread.start()
@@ -98,17 +101,17 @@ class _Feed:
 
     def join(self) -> None:
         self._thread.join(CLOSE_SECONDS)
+        behind, lost = self._lines.qsize(), self._dropped + self._refused
         if self._thread.is_alive():
-            behind = self._lines.qsize()
             log.warning("tracker %s did not end in %g s, %d lines behind", self._kind, CLOSE_SECONDS, behind)
-        if self._dropped:
-            log.warning("tracker %s was not told %d lines", self._kind, self._dropped)
+        else:
+            lost += behind  # nothing, if it could be created
+        if lost:
+            log.warning("tracker %s was not told %d lines", self._kind, lost)
 
     def _run(self) -> None:
-        try:
-            tracker = self._make()
-        except Exception as error:
-            self._complain("cannot be begun, and gets no figures", error)
+        tracker = self._created()
+        if tracker is None:
             return
         while True:
             try:
@@ -120,11 +123,25 @@ class _Feed:
             try:
                 tracker.log(figures, step)
             except Exception as error:
+                self._refused += 1
                 self._complain(f"did not take the figures of step {step}", error)
         try:
             tracker.close(ok=self._ok)
         except Exception as error:
             self._complain("cannot be closed", error)
+
+    def _created(self) -> Tracker | None:
+        """The tracker, as soon as it can be created: while its server is down its lines wait. None if it cannot by the
+        end of the run."""
+        while True:
+            last = self._over.is_set()
+            try:
+                return self._make()
+            except Exception as error:
+                self._complain(f"cannot be begun, and is tried again every {AGAIN_SECONDS:g} s", error)
+            if last:
+                return None
+            self._over.wait(AGAIN_SECONDS)
 
     def _complain(self, what: str, error: Exception) -> None:
         """Logs an error once: an unreachable server would fill the log."""
