@@ -203,6 +203,9 @@ class Graph:
             if node.name in names:
                 yield f"two nodes are named {node.name!r}"
             names.add(node.name)
+            if text := next((part for part in (node.reads, node.writes) if isinstance(part, str)), None):
+                yield f"node {node.name!r} has the text {text!r} for its columns; write ({text!r},)"
+                return
             for column in node.reads:
                 if column not in written:
                     known = ", ".join(written) or "none"

@@ -62,6 +62,10 @@ WRONG: list[tuple[tuple[Node, ...], str]] = [
         (Generate(), Train(name="train", model=CRITIC, loss="value")),
         "Generate samples from a model that no Train node trains",
     ),
+    (
+        (Generate(), Train(name="train", model=POLICY, loss="policy", reads="sequences")),
+        "node 'train' has the text 'sequences' for its columns; write ('sequences',)",
+    ),
 ]
 
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from rlhf_api.graph import RowKind
+from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.row_files import Rows
 from rlhf_api.rows import Row, checked_row
@@ -25,7 +26,7 @@ class ImportedRows(Rows):
         try:
             self._rows: Any = function()
         except Exception as error:
-            raise InvalidJob([Problem(name, _failure("has no rows", error))]) from error
+            raise InvalidJob([Problem(name, f"has no rows: {described(error)}")]) from error
         if not (hasattr(self._rows, "__len__") and hasattr(self._rows, "__getitem__")):
             message = f"must return a sequence of rows, with len() and [i]; got {type(self._rows).__name__}"
             raise InvalidJob([Problem(name, message)])
@@ -41,7 +42,7 @@ class ImportedRows(Rows):
         try:
             found = self._rows[index]
         except Exception as error:
-            raise InvalidJob([Problem(self.where(index), _failure("cannot be read", error))]) from error
+            raise InvalidJob([Problem(self.where(index), f"cannot be read: {described(error)}")]) from error
         if self._kind == "prompts":  # whole rows are sent to reward functions
             try:
                 found = json.loads(json.dumps(found, default=plain))
@@ -51,7 +52,3 @@ class ImportedRows(Rows):
 
     def where(self, index: int) -> str:
         return f"{self.name}[{index}]"
-
-
-def _failure(what: str, error: Exception) -> str:
-    return f"{what}: {type(error).__name__}: {error}"

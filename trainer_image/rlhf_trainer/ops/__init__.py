@@ -1,7 +1,10 @@
 """Tables of the operations that a graph names by key; a key may also be `module:name`, a user's function."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
+from rlhf_api.graph import Compute, Graph, Infer, Train
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.spec import Spec
 
 from ..batches import (
@@ -11,8 +14,10 @@ from ..batches import (
     sequence_scores,
 )
 from . import compute, losses
-from .context import ComputeFn, LossFn, OpContext, find
+from .context import ComputeFn, LossFn, OpContext
+from .own import WHERE, own_compute, own_loss, own_output
 
+Operation = TypeVar("Operation")
 COMPUTE: dict[str, ComputeFn] = {
     "importance_weights": compute.importance_weight_column,
     "overlong_mask": compute.overlong_mask,
@@ -51,12 +56,41 @@ ROW_OUTPUTS = ("scores",)
 """Outputs with one number per sequence; the others have one per response token."""
 
 
+def compute_fn(key: str) -> ComputeFn:
+    """The function of a Compute node."""
+    return _find(COMPUTE, key, own_compute)
+
+
+def loss_fn(key: str) -> LossFn:
+    """The loss of a Train node."""
+    return _find(LOSSES, key, own_loss)
+
+
 def output_fn(key: str, spec: Spec) -> OutputFn:
     """The function that reads `key` from a model's logits."""
-    if key in OUTPUTS:
-        return OUTPUTS[key](spec)
-    own: OutputFn = find({}, key)
-    return own
+    return _find(OUTPUTS, key, lambda path: lambda _spec: own_output(path))(spec)
+
+
+def check(graph: Graph, spec: Spec) -> None:
+    """Looks up every operation of a graph. Raises InvalidJob for an unknown key, and for a name that is not a function
+    that can be imported and called as one of its node is."""
+    for node in graph.nodes:
+        if isinstance(node, Compute):
+            compute_fn(node.function)
+        if isinstance(node, Train):
+            loss_fn(node.loss)
+        if isinstance(node, Infer | Train):
+            output_fn(node.output, spec)
+
+
+def _find(table: Mapping[str, Operation], key: str, own: Callable[[str], Operation]) -> Operation:
+    if key in table:
+        return table[key]
+    if ":" not in key:
+        known = ", ".join(table)
+        message = f"the graph names {key!r}, which is none of {known}, nor a function as module:name"
+        raise InvalidJob([Problem(WHERE, message)])
+    return own(key)
 
 
 __all__ = [
@@ -67,6 +101,8 @@ __all__ = [
     "ComputeFn",
     "LossFn",
     "OpContext",
-    "find",
+    "check",
+    "compute_fn",
+    "loss_fn",
     "output_fn",
 ]
