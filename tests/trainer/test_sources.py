@@ -317,14 +317,15 @@ def test_rows_of_a_function_are_what_reward_functions_can_be_sent():
         ("no_rows", "has no rows: FileNotFoundError: corpus.bin"),
         ("missing", "cannot be imported"),
         ("write", "has no rows: TypeError"),
-        ("dict", "has no rows"),
+        ("list", "has no rows"),
+        ("dict", "got dict"),
         ("splits", "must return a sequence of rows, with len() and [i]; got dict of 'train', 'test'"),
         ("Unsized", "has no rows: RuntimeError: streamed"),
         ("object", "must return a sequence of rows, with len() and [i]; got object"),
     ],
 )
 def test_a_function_that_has_none(name: str, said: str):
-    path = f"{'builtins' if name in ('dict', 'object') else __name__}:{name}"
+    path = f"{'builtins' if name in ('list', 'dict', 'object') else __name__}:{name}"
     with pytest.raises(InvalidJob) as raised:
         open_dataset("spec.data.samplesPerEpoch", [Source(path=path)], "prompts")
     assert said in str(raised.value)

@@ -34,7 +34,11 @@ class ImportedRows(Rows):
         except Exception as error:
             raise InvalidJob([Problem(name, f"has no rows: {described(error)}")]) from error
         if self._count is None:
-            named = f" of {', '.join(map(repr, self._rows))}" if isinstance(self._rows, Mapping) else ""
+            named = (
+                f" of {', '.join(map(repr, self._rows))}"
+                if isinstance(self._rows, Mapping) and self._rows
+                else ""
+            )
             seen = f"{type(self._rows).__name__}{named}"
             message = f"must return a sequence of rows, with len() and [i]; got {seen}"
             raise InvalidJob([Problem(name, message)])
