@@ -36,5 +36,6 @@ def described(error: BaseException) -> str:
 
 
 def _of_library(frame: FrameType) -> bool:
-    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    # Of a module that Python runs by its name, as our workers, `__name__` is `__main__`.
+    package = str(frame.f_globals.get("__package__")).partition(".")[0]
     return package in _OURS or frame.f_code.co_filename.startswith((*_LIBRARIES, "<"))

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -23,6 +24,8 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+
+from rlhf_api.problems import closest
 
 from .. import progress
 
@@ -126,6 +129,17 @@ def create_policy(
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
     }
+    if model_type not in CONFIG_MAPPING:
+        close = closest(model_type, list(CONFIG_MAPPING))
+        meant = (
+            f"did you mean {close!r}?"
+            if close
+            else "one of your own is of a class in spec.model.architectures"
+        )
+        raise ValueError(f"there is no model type {model_type!r}; {meant}")
+    if CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        message = f"{model_type!r} models have no ...ForCausalLM class"
+        raise ValueError(f"{message}; take another type, or name one in spec.model.architectures")
     try:
         full = AutoConfig.for_model(model_type, **({"vocab_size": len(tokenizer)} | tokens | dict(config)))
         check_fit(full, tokenizer, max_length=1)
