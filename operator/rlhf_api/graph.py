@@ -64,13 +64,16 @@ class Generate(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Node):
-    """Sequences made of dataset rows of kind `rows`. `group` consecutive sequences stay in one micro-batch: 2 for the
-    two responses of a pair."""
+    """Sequences made of dataset rows of kind `rows`; of a pair the chosen response, then the rejected one."""
 
     name: str = "dataset"
     rows: RowKind
-    group: int = 1
     writes: tuple[str, ...] = (SEQUENCES,)
+
+    @property
+    def group(self) -> int:
+        """Consecutive sequences that stay in one micro-batch: the two responses of a pair."""
+        return 2 if self.rows == "pairs" else 1
 
 
 @dataclass(frozen=True, kw_only=True)
