@@ -32,7 +32,8 @@ def described(error: BaseException) -> str:
     frames = traceback.walk_tb(error.__traceback__)
     places = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames if not _of_library(frame)]
     place = f" ({places[-1]})" if places else ""
-    return f"{type(error).__name__}: {str(error)[:_LONGEST_MESSAGE]}{place}"
+    message = " ".join(str(error).split("\n"))[:_LONGEST_MESSAGE]
+    return f"{type(error).__name__}: {message}{place}"
 
 
 def _of_library(frame: FrameType) -> bool:

@@ -112,10 +112,10 @@ def losses(job: RLHFJob) -> Any:
         made = made.with_tokens(token_scores=made["values"])
         for node in found.graph.prepare:
             if isinstance(node, Compute):
-                made = compute_fn(node.function)(made, ctx)
+                made = compute_fn(node.function, ctx.spec)(made, ctx)
                 numbers += [made[name].tolist() for name in node.writes]
         for node in found.graph.train:
-            loss = loss_fn(node.loss)(made, ctx)
+            loss = loss_fn(node.loss, ctx.spec)(made, ctx)
             sequences, draw = made.sequences, torch.Generator().manual_seed(3)
             if job.spec.pretraining:
                 sequences, loss = mixed(sequences, loss, columns(), job.spec.pretraining.coefficient)

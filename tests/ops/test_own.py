@@ -7,9 +7,12 @@ import pytest
 import torch
 from tests.ops.made import columns, context
 
+from rlhf_api.algorithms.policy_gradient import PolicyGradient
+from rlhf_api.base import Frozen
 from rlhf_api.graph import POLICY, SEQUENCES, Compute, Dataset, Graph, Train
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.ops import check, compute_fn, loss_fn, output_fn
+from rlhf_trainer.batches import MicroBatch
+from rlhf_trainer.ops import OpContext, check, compute_fn, loss_fn, output_fn
 
 FUNCTIONS = """
 import json
@@ -108,11 +111,13 @@ def refused(call, *said: str) -> None:
 
 def test_what_is_right_computes():
     ctx = context("grpo")
-    assert torch.equal(compute_fn(named("good"))(columns(), ctx)["own"], torch.ones(len(columns())))
+    assert torch.equal(
+        compute_fn(named("good"), context("grpo").spec)(columns(), ctx)["own"], torch.ones(len(columns()))
+    )
     logprobs = torch.ones(4, requires_grad=True)
-    loss, numbers = loss_fn(named("likelihood"))(columns(), ctx)(logprobs, None)
+    loss, numbers = loss_fn(named("likelihood"), context("grpo").spec)(columns(), ctx)(logprobs, None)
     assert (loss.item(), numbers["count"].item()) == (-4, 3)
-    loss, _ = loss_fn(named("nothing_to_train_on"))(columns(), ctx)(logprobs, None)
+    loss, _ = loss_fn(named("nothing_to_train_on"), context("grpo").spec)(columns(), ctx)(logprobs, None)
     assert float(loss) == 0
 
 
@@ -133,7 +138,7 @@ def test_what_is_right_computes():
     ],
 )
 def test_a_compute_function_that_is_wrong(function, said):
-    compute = compute_fn(named(function))
+    compute = compute_fn(named(function), context("grpo").spec)
     told, *text = said
     refused(lambda: compute(columns(), context("grpo")), f"'{named(function)}' ", told, *map(line_of, text))
 
@@ -151,7 +156,9 @@ def test_a_compute_function_that_is_wrong(function, said):
 )
 def test_a_loss_that_is_wrong(function, said):
     def trained() -> None:
-        loss_fn(named(function))(columns(), context("grpo"))(torch.ones(4, requires_grad=True), None)
+        loss_fn(named(function), context("grpo").spec)(columns(), context("grpo"))(
+            torch.ones(4, requires_grad=True), None
+        )
 
     told, *text = said
     refused(trained, f"'{named(function)}' ", told, *map(line_of, text))
@@ -162,9 +169,30 @@ def test_an_output_that_is_no_tensor():
     refused(lambda: output(torch.ones(2, 3), None), f"'{named('no_values')}' returned a list, not a tensor")
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Frozen(), "'policy' raised AttributeError: 'Frozen' object has no attribute 'clip_ratio'"),
+        (PolicyGradient(), "'policy' raised ValueError: too many values to unpack (expected 2)"),
+    ],
+    ids=["settings that it does not know", "an output without entropies"],
+)
+def test_a_loss_of_ours_in_an_algorithm_that_does_not_give_what_it_reads(settings, said):
+    spec = context("grpo").spec.model_copy(update={"algorithm": "own:ALGORITHM"})
+    ctx = OpContext(spec, settings)
+
+    def trained() -> None:
+        given = columns()
+        sequences = given.sequences
+        micro = MicroBatch.build(sequences, range(len(sequences)), 0)
+        loss_fn("policy", spec)(given, ctx)(torch.zeros(int(sequences.response_lengths.sum())), micro)
+
+    refused(trained, said)
+
+
 def test_errors_of_the_machine_leave_the_process_to_be_started_again():
     with pytest.raises(ConnectionError):
-        compute_fn(named("the_machine"))(columns(), context("grpo"))
+        compute_fn(named("the_machine"), context("grpo").spec)(columns(), context("grpo"))
 
 
 @pytest.mark.parametrize(

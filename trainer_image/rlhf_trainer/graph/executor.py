@@ -41,7 +41,9 @@ class Executor:
         """
         graph, ctx = learner.graph, learner.op_ctx
         self._ranks, self._learner, self._graph, self._remote = ranks, learner, graph, remote
-        self._functions = {n.name: compute_fn(n.function) for n in graph.prepare if isinstance(n, Compute)}
+        self._functions = {
+            n.name: compute_fn(n.function, ctx.spec) for n in graph.prepare if isinstance(n, Compute)
+        }
         self._outputs = {n.name: output_fn(n.output, ctx.spec) for n in graph.prepare if isinstance(n, Infer)}
         self._pool = ThreadPoolExecutor(max_workers=max(1, len(remote)), thread_name_prefix="remote")
 

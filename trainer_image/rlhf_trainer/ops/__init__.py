@@ -1,8 +1,9 @@
 """Tables of the operations that a graph names by key; a key may also be `module:name`, a user's function."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any
 
+from rlhf_api.algorithms import CUSTOM, algorithm_of
 from rlhf_api.graph import Compute, Graph, Infer, Train
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.spec import Spec
@@ -15,9 +16,8 @@ from ..batches import (
 )
 from . import compute, losses
 from .context import ComputeFn, LossFn, OpContext
-from .own import WHERE, own_compute, own_loss, own_output
+from .own import WHERE, guarded_compute, guarded_loss, guarded_output, own_function
 
-Operation = TypeVar("Operation")
 COMPUTE: dict[str, ComputeFn] = {
     "importance_weights": compute.importance_weight_column,
     "overlong_mask": compute.overlong_mask,
@@ -56,19 +56,23 @@ ROW_OUTPUTS = ("scores",)
 """Outputs with one number per sequence; the others have one per response token."""
 
 
-def compute_fn(key: str) -> ComputeFn:
+def compute_fn(key: str, spec: Spec) -> ComputeFn:
     """The function of a Compute node."""
-    return _find(COMPUTE, key, own_compute)
+    found = _find(COMPUTE, key, "(columns, ctx)")
+    return guarded_compute(key, found) if _guards(key, spec) else found
 
 
-def loss_fn(key: str) -> LossFn:
+def loss_fn(key: str, spec: Spec) -> LossFn:
     """The loss of a Train node."""
-    return _find(LOSSES, key, own_loss)
+    found = _find(LOSSES, key, "(columns, ctx)")
+    return guarded_loss(key, found) if _guards(key, spec) else found
 
 
 def output_fn(key: str, spec: Spec) -> OutputFn:
     """The function that reads `key` from a model's logits."""
-    return _find(OUTPUTS, key, lambda path: lambda _spec: own_output(path))(spec)
+    if key in OUTPUTS:
+        return OUTPUTS[key](spec)
+    return guarded_output(key, _find(OUTPUTS, key, "(logits, micro)"))
 
 
 def check(graph: Graph, spec: Spec) -> None:
@@ -76,21 +80,28 @@ def check(graph: Graph, spec: Spec) -> None:
     that can be imported and called as one of its node is."""
     for node in graph.nodes:
         if isinstance(node, Compute):
-            compute_fn(node.function)
+            compute_fn(node.function, spec)
         if isinstance(node, Train):
-            loss_fn(node.loss)
+            loss_fn(node.loss, spec)
         if isinstance(node, Infer | Train):
             output_fn(node.output, spec)
 
 
-def _find(table: Mapping[str, Operation], key: str, own: Callable[[str], Operation]) -> Operation:
+def _guards(key: str, spec: Spec) -> bool:
+    """True for a user's function, and for ours in a user's algorithm, which may not be what they were made for."""
+    return ":" in key or algorithm_of(spec) is CUSTOM
+
+
+def _find(table: Mapping[str, Callable[..., Any]], key: str, parameters: str) -> Callable[..., Any]:
+    """The operation of a key in the table, or the user's function that `module:name` names."""
     if key in table:
         return table[key]
     if ":" not in key:
-        known = ", ".join(table)
-        message = f"the graph names {key!r}, which is none of {known}, nor a function as module:name"
+        message = (
+            f"the graph names {key!r}, which is none of {', '.join(table)}, nor a function as module:name"
+        )
         raise InvalidJob([Problem(WHERE, message)])
-    return own(key)
+    return own_function(key, parameters)
 
 
 __all__ = [

@@ -1,5 +1,5 @@
-"""A user's own operations, `module:name`: what they raise, or return in place of columns and losses, ends the job with
-the function's name and line."""
+"""Operations of a user's own algorithm: what they raise, or return in place of columns and losses, ends the job with
+their name and the line. One of ours raises too where columns or settings are not those that it reads."""
 
 import inspect
 import json
@@ -23,13 +23,12 @@ OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError, torch.Accelerato
 """Errors that are not the function's: they end the process, and its host starts it again."""
 
 
-def own_compute(path: str) -> ComputeFn:
+def guarded_compute(path: str, function: ComputeFn) -> ComputeFn:
     """A Compute node's function: (columns, context) -> the columns with those that it writes."""
-    function = _function(path, "(columns, ctx)")
 
     def compute(columns: Columns, ctx: OpContext) -> Columns:
         with _blamed(path), torch.no_grad():
-            made = function(columns, ctx)
+            made: object = function(columns, ctx)
         _check_state(path, ctx)
         if not isinstance(made, Columns):
             raise _wrong(path, f"returned a {_kind(made)}, not Columns such as columns.with_rows(...)")
@@ -46,13 +45,12 @@ def own_compute(path: str) -> ComputeFn:
     return compute
 
 
-def own_loss(path: str) -> LossFn:
+def guarded_loss(path: str, function: LossFn) -> LossFn:
     """A Train node's loss: (columns of a minibatch, context) -> the loss of its micro-batches."""
-    function = _function(path, "(columns, ctx)")
 
     def of_minibatch(columns: Columns, ctx: OpContext) -> Loss:
         with _blamed(path):
-            loss = function(columns, ctx)
+            loss: object = function(columns, ctx)
         _check_state(path, ctx)
         if not callable(loss):
             raise _wrong(
@@ -69,13 +67,12 @@ def own_loss(path: str) -> LossFn:
     return of_minibatch
 
 
-def own_output(path: str) -> OutputFn:
+def guarded_output(path: str, function: OutputFn) -> OutputFn:
     """What a node reads from a model's output: (logits, micro-batch) -> values."""
-    function = _function(path, "(logits, micro)")
 
     def output(logits: Tensor, micro: MicroBatch) -> Tensor:
         with _blamed(path):
-            found = function(logits, micro)
+            found: object = function(logits, micro)
         if not isinstance(found, Tensor):
             raise _wrong(path, f"returned a {_kind(found)}, not a tensor")
         return found
@@ -83,7 +80,8 @@ def own_output(path: str) -> OutputFn:
     return output
 
 
-def _function(path: str, parameters: str) -> Callable[..., Any]:
+def own_function(path: str, parameters: str) -> Callable[..., Any]:
+    """The function `module:name`. Raises InvalidJob if it cannot be imported, or called with the `parameters`, two."""
     function = import_function(path, WHERE)
     try:
         inspect.signature(function).bind(None, None)
