@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from .algorithms import ALGORITHMS
-from .imports import look_here, named_object
+from .imports import described, look_here, named_object
 from .problems import InvalidJob, Problem, closest, show
 
 FOLDER = Path("experiments")
@@ -50,7 +50,7 @@ def from_function(name: str) -> Any:
     try:
         document = named_object(name)()
     except Exception as error:
-        raise InvalidJob([Problem(name, f"makes no manifest: {type(error).__name__}: {error}")]) from error
+        raise InvalidJob([Problem(name, f"makes no manifest: {described(error)}")]) from error
     if not isinstance(document, Mapping):
         raise InvalidJob([Problem(name, f"must return a manifest as a dict; got {show(document)}")])
     return document

@@ -64,13 +64,16 @@ class Generate(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Node):
-    """Sequences made of dataset rows of kind `rows`. `group` consecutive sequences stay in one micro-batch: 2 for the
-    two responses of a pair."""
+    """Sequences made of dataset rows of kind `rows`; of a pair the chosen response, then the rejected one."""
 
     name: str = "dataset"
     rows: RowKind
-    group: int = 1
     writes: tuple[str, ...] = (SEQUENCES,)
+
+    @property
+    def group(self) -> int:
+        """Consecutive sequences that stay in one micro-batch: the two responses of a pair."""
+        return 2 if self.rows == "pairs" else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +206,9 @@ class Graph:
             if node.name in names:
                 yield f"two nodes are named {node.name!r}"
             names.add(node.name)
+            if text := next((part for part in (node.reads, node.writes) if isinstance(part, str)), None):
+                yield f"node {node.name!r} has the text {text!r} for its columns; write ({text!r},)"
+                return
             for column in node.reads:
                 if column not in written:
                     known = ", ".join(written) or "none"

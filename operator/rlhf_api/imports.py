@@ -1,9 +1,17 @@
-"""Imports objects of a user's modules, named `package.module:name`."""
+"""Imports objects of a user's modules, named `package.module:name`, and describes what their code raises."""
 
 import importlib
 import sys
+import sysconfig
+import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any
+
+_OURS = ("rlhf_api", "rlhf_store", "rlhf_operator", "rlhf_trainer")
+_LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
+_LONGEST_MESSAGE = 2000
+"""Characters of an error's message: a reward function's may quote all responses."""
 
 
 def look_here() -> None:
@@ -16,3 +24,19 @@ def named_object(path: str) -> Any:
     """Imports the object; raises whatever its module raises."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def described(error: BaseException) -> str:
+    """`KeyError: 'grade' (/job/rewards.py:10)`: an error of a user's code, and the innermost line of its traceback that
+    is neither a library's nor ours, if there is one."""
+    frames = traceback.walk_tb(error.__traceback__)
+    places = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames if not _of_library(frame)]
+    place = f" ({places[-1]})" if places else ""
+    message = " ".join(str(error).split("\n"))[:_LONGEST_MESSAGE]
+    return f"{type(error).__name__}: {message}{place}"
+
+
+def _of_library(frame: FrameType) -> bool:
+    # Of a module that Python runs by its name, as our workers, `__name__` is `__main__`.
+    package = str(frame.f_globals.get("__package__")).partition(".")[0]
+    return package in _OURS or frame.f_code.co_filename.startswith((*_LIBRARIES, "<"))

@@ -31,6 +31,22 @@ def unwritten_graph(spec, settings):
     return Graph(tuple(node for node in graph(spec, settings).nodes if node.name != "choose"))
 
 UNWRITTEN = replace(ALGORITHM, graph=unwritten_graph)
+
+def misspelt_graph(spec, settings):
+    return Graph(nodes_of(settings))
+
+MISSPELT = replace(ALGORITHM, graph=misspelt_graph)
+NODES = replace(ALGORITHM, graph=lambda spec, settings: graph(spec, settings).nodes)
+
+def failing_rules(spec, where, settings):
+    yield settings.kept
+
+FAILING = replace(ALGORITHM, rules=failing_rules)
+
+class Plain:
+    keep = 1
+
+PLAIN = replace(ALGORITHM, settings=Plain)
 """
 
 
@@ -96,6 +112,23 @@ def test_a_wrong_one_is_refused(override, said, folder, tmp_path):
             "spec.algorithm: 'wrong_algorithms:NUMBER' is a int, not a rlhf_api.algorithms.Algorithm",
         ),
         (
+            "spec.algorithm=wrong_algorithms:MISSPELT",
+            "spec.algorithm: the graph of 'wrong_algorithms:MISSPELT' cannot be made: "
+            "NameError: name 'nodes_of' is not defined (",
+        ),
+        (
+            "spec.algorithm=wrong_algorithms:NODES",
+            "spec.algorithm: the graph function of 'wrong_algorithms:NODES' returned a tuple, not a Graph",
+        ),
+        (
+            "spec.algorithm=wrong_algorithms:FAILING",
+            "spec.algorithm: the rules of 'wrong_algorithms:FAILING' raised AttributeError: ",
+        ),
+        (
+            "spec.algorithm=wrong_algorithms:PLAIN",
+            "spec.algorithm: the settings of 'wrong_algorithms:PLAIN' have to be a class that derives from ",
+        ),
+        (
             "spec.custom.scores=false",
             "spec.custom: the graph of 'examples.own_algorithm.best_of_n:ALGORITHM' has ",
         ),
@@ -108,7 +141,7 @@ def test_a_wrong_one_is_refused(override, said, folder, tmp_path):
             "spec.reward.fineGrained: the graph of 'examples.own_algorithm.best_of_n:ALGORITHM' reads scores of whole",
         ),
     ],
-    ids=["type", "declaration", "settings", "tokens"],
+    ids=["type", "error", "no graph", "rules", "no settings", "declaration", "settings", "tokens"],
 )
 def test_what_the_trainer_refuses(override, said, folder, monkeypatch):
     monkeypatch.chdir(ROOT)

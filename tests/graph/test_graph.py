@@ -20,6 +20,7 @@ from rlhf_api.graph import (
     Train,
 )
 from rlhf_api.roles import Role
+from rlhf_trainer.batches import plan
 from rlhf_trainer.ops import COMPUTE, LOSSES, OUTPUTS, output_fn
 
 TRAIN = Train(name="train", model=POLICY, loss="policy", reads=(SEQUENCES,))
@@ -61,6 +62,10 @@ WRONG: list[tuple[tuple[Node, ...], str]] = [
     (
         (Generate(), Train(name="train", model=CRITIC, loss="value")),
         "Generate samples from a model that no Train node trains",
+    ),
+    (
+        (Generate(), Train(name="train", model=POLICY, loss="policy", reads="sequences")),
+        "node 'train' has the text 'sequences' for its columns; write ('sequences',)",
     ),
 ]
 
@@ -106,6 +111,14 @@ def test_given_responses_need_no_generators(algorithm, rows, roles):
     found = graph(algorithm)
     assert (found.rows, found.generates, found.roles) == (rows, False, roles)
     assert len(found.trained) == 1
+
+
+@pytest.mark.parametrize(("rows", "together"), [("pairs", True), ("responses", False)])
+def test_the_responses_of_a_pair_share_a_micro_batch_whatever_their_lengths(rows, together):
+    source = Graph((Dataset(rows=rows), TRAIN)).source
+    assert isinstance(source, Dataset)
+    (batches,) = plan([5, 90, 6, 80], 1, 100, source.group)
+    assert all(sorted(batch) in ([0, 1], [2, 3]) for batch in batches) is together
 
 
 def test_a_moving_average_is_no_role():

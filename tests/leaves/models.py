@@ -25,7 +25,7 @@ from rlhf_trainer.data.dataset import open_datasets, stream
 from rlhf_trainer.data.prompts import prompts
 from rlhf_trainer.models import load, loading
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
-from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext, find
+from rlhf_trainer.ops import OpContext, compute_fn, loss_fn
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.ops.pretraining import mixed
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
@@ -112,10 +112,10 @@ def losses(job: RLHFJob) -> Any:
         made = made.with_tokens(token_scores=made["values"])
         for node in found.graph.prepare:
             if isinstance(node, Compute):
-                made = find(COMPUTE, node.function)(made, ctx)
+                made = compute_fn(node.function, ctx.spec)(made, ctx)
                 numbers += [made[name].tolist() for name in node.writes]
         for node in found.graph.train:
-            loss = find(LOSSES, node.loss)(made, ctx)
+            loss = loss_fn(node.loss, ctx.spec)(made, ctx)
             sequences, draw = made.sequences, torch.Generator().manual_seed(3)
             if job.spec.pretraining:
                 sequences, loss = mixed(sequences, loss, columns(), job.spec.pretraining.coefficient)

@@ -210,8 +210,10 @@ def test_what_is_wrong_is_said_plainly(path, tokenizer, tmp_path):
         check_fit(config, tokenizer, 64)
     with pytest.raises(ValueError, match="at least 258 tokens, got vocab_size 100"):
         create_tokenizer(TEXTS, 100)
-    with pytest.raises(ValueError, match="'qwen99'"):
-        create_policy("qwen99", SMALL, tokenizer, 0)
+    with pytest.raises(ValueError, match=r"^there is no model type 'lama'; did you mean 'llama'\?$"):
+        create_policy("lama", SMALL, tokenizer, 0)
+    with pytest.raises(ValueError, match=r"^'vit' models have no \.\.\.ForCausalLM class"):
+        create_policy("vit", SMALL, tokenizer, 0)
     with pytest.raises(ValueError, match="cannot make a 'qwen2' model"):
         create_policy("qwen2", SMALL | {"vocab_size": 10}, tokenizer, 0)
 

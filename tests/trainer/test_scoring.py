@@ -118,6 +118,15 @@ cannot_connect = ends(refused)
 has_no_memory = ends(memory)
 
 
+def of_a_library(_prompts, responses, _rows):
+    return [__import__("json").loads("{") for _ in responses]
+
+
+class Made:
+    def __init__(self):
+        pass
+
+
 def child_hangs(_prompts, responses, rows):
     if os.fork() == 0:
         Path(rows[0]["file"]).write_text(str(os.getpid()))
@@ -189,6 +198,8 @@ def test_functions_see_texts_and_rows_and_are_weighted(score):
     ("name", "message"),
     [
         ("raises", r"the function raised KeyError: 'no such key' \(.*functions_of_this_test\.py:\d+\)"),
+        ("of_a_library", r"the function raised JSONDecodeError: .* \(.*functions_of_this_test\.py:\d+\)$"),
+        ("Made", r"the function raised TypeError: .* but 4 were given$"),
         ("one_for_all", "returned 1 scores for 2 responses"),
         ("nothing", "returned a NoneType, not a list of one number for each response"),
         ("a_float", "returned a float, not a list"),

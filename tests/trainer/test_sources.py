@@ -1,8 +1,10 @@
 """Sources of a dataset: files and objects of a store, read row by row, and mixed."""
 
 import json
+import random
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 
 import obstore
 import pyarrow
@@ -19,6 +21,7 @@ from rlhf_api.rows import PromptRow
 from rlhf_api.sources import Source, training_sources
 from rlhf_trainer.data.copies import local_file
 from rlhf_trainer.data.dataset import Dataset, open_dataset, open_datasets, stream
+from rlhf_trainer.roles.trainer import check_same_rows
 
 ROWS = [{"prompt": f'p{i} "[{{,"\\ \u2028 \U0001f600', "more": {"n": [i, [{}]]}} for i in range(5)]
 
@@ -256,6 +259,45 @@ def test_rows_of_a_function_of_ones_own_are_read_when_they_are_needed():
         rows.check()
 
 
+def shuffled() -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = [{"prompt": f"p{i}"} for i in range(100)]
+    random.shuffle(rows)
+    return rows
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same rows", "another order"])
+def test_a_rank_whose_function_returned_other_rows_than_rank_0_s_is_told(same):
+    def rank(number: int) -> SimpleNamespace:
+        random.seed(0 if same else number)
+        return SimpleNamespace(rank=number, share=share)
+
+    def share(make):
+        sent.append(make())
+        return sent[0]
+
+    sent: list[object] = []
+    source = Source(path=f"{__name__}:shuffled")
+    check_same_rows(rank(0), [opened(source), None])
+    second = rank(1)
+    if same:
+        check_same_rows(second, [opened(source), None])
+        return
+    with pytest.raises(InvalidJob, match=f"{source.path}: rank 1 of the trainer got other rows than rank 0"):
+        check_same_rows(second, [opened(source), None])
+
+
+def splits() -> dict[str, object]:
+    return {"train": [{"prompt": "a"}], "test": []}
+
+
+class Unsized:
+    def __len__(self) -> int:
+        raise RuntimeError("streamed")
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {"prompt": "a"}
+
+
 def dated() -> list[dict[str, object]]:
     return [{"prompt": "a", "day": date(2026, 1, 2)}, {"prompt": "b", "image": b"png"}]
 
@@ -275,12 +317,15 @@ def test_rows_of_a_function_are_what_reward_functions_can_be_sent():
         ("no_rows", "has no rows: FileNotFoundError: corpus.bin"),
         ("missing", "cannot be imported"),
         ("write", "has no rows: TypeError"),
-        ("dict", "has no rows"),
+        ("list", "has no rows"),
+        ("dict", "got dict"),
+        ("splits", "must return a sequence of rows, with len() and [i]; got dict of 'train', 'test'"),
+        ("Unsized", "has no rows: RuntimeError: streamed"),
         ("object", "must return a sequence of rows, with len() and [i]; got object"),
     ],
 )
 def test_a_function_that_has_none(name: str, said: str):
-    path = f"{'builtins' if name in ('dict', 'object') else __name__}:{name}"
+    path = f"{'builtins' if name in ('list', 'dict', 'object') else __name__}:{name}"
     with pytest.raises(InvalidJob) as raised:
         open_dataset("spec.data.samplesPerEpoch", [Source(path=path)], "prompts")
     assert said in str(raised.value)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_api.imports import named_object
+from rlhf_api.imports import described, named_object
 from rlhf_api.problems import InvalidJob, Problem
 
 Function = Callable[..., Any]
@@ -14,9 +14,7 @@ def import_function(path: str, where: str) -> Function:
     try:
         function = named_object(path)
     except Exception as error:
-        raise InvalidJob(
-            [Problem(where, f"{path!r} cannot be imported: {type(error).__name__}: {error}")]
-        ) from error
+        raise InvalidJob([Problem(where, f"{path!r} cannot be imported: {described(error)}")]) from error
     if not callable(function):
         raise InvalidJob([Problem(where, f"{path!r} is a {type(function).__name__}, not a function")])
     return function  # type: ignore[no-any-return]

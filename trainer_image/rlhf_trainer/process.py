@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import EXIT_INVALID, ProcessEnv
 
@@ -44,7 +45,7 @@ def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
         end(env, str(error))
         code = error.code
     except Exception as error:
-        end(env, f"{type(error).__name__}: {error}", error)
+        end(env, described(error), error)
         log.exception("the role ends")
         code = 1
     logging.shutdown()

@@ -158,13 +158,13 @@ class Columns:
         return self.tokens.get("mask")
 
     def with_tokens(self, **columns: Tensor) -> Self:
-        """Adds or replaces token columns. Raises ValueError for one that is not [A]."""
+        """Adds or replaces token columns. Raises ValueError for one that is not [A], TypeError for no tensor."""
         return replace(
             self, tokens={**self.tokens, **self._checked(columns, int(self.lengths.sum()), "tokens")}
         )
 
     def with_rows(self, **columns: Tensor) -> Self:
-        """Adds or replaces row columns. Raises ValueError for one that is not [N]."""
+        """Adds or replaces row columns. Raises ValueError for one that is not [N], TypeError for no tensor."""
         return replace(self, rows={**self.rows, **self._checked(columns, len(self), "sequences")})
 
     def select(self, rows: Tensor) -> Self:
@@ -190,6 +190,8 @@ class Columns:
     @staticmethod
     def _checked(columns: dict[str, Tensor], count: int, what: str) -> dict[str, Tensor]:
         for name, column in columns.items():
+            if not isinstance(column, Tensor):
+                raise TypeError(f"column {name!r} is a {type(column).__name__}; make a tensor of it")
             if column.shape != (count,):
                 shape = tuple(column.shape)
                 raise ValueError(

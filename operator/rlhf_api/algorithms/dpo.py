@@ -31,7 +31,7 @@ class DPO(Frozen):
 def _graph(spec: Spec, _settings: DPO) -> Graph:
     return Graph(
         (
-            Dataset(rows="pairs", group=2),
+            Dataset(rows="pairs"),
             reference(spec, output="logprobs_untempered"),
             Train(
                 name="train_policy",

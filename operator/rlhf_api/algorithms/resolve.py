@@ -8,10 +8,11 @@ from pydantic import ValidationError
 from .. import dynamic, replay, rollout
 from ..base import Frozen
 from ..graph import Graph, GraphError, Score
-from ..imports import named_object
+from ..imports import described, named_object
 from ..problems import InvalidJob, Problem, from_pydantic, show
 from ..spec import Spec
 from . import CUSTOM, Algorithm, algorithm_of, graph_of, settings_of
+from .base import Rules
 from .custom import Custom
 
 WHERE = "spec.algorithm"
@@ -60,7 +61,7 @@ def resolve(spec: Spec) -> Resolved:
         *replay.unweighted(spec, graph),
     ]
     if algorithm.rules is not None:
-        problems += algorithm.rules(spec, "spec.custom.settings", settings)
+        problems += _ruled(algorithm.rules, spec, settings)
     if problems:
         raise InvalidJob(problems)
     return Resolved(graph, settings)
@@ -69,33 +70,51 @@ def resolve(spec: Spec) -> Resolved:
 def imported(spec: Spec) -> tuple[Algorithm, Graph, Frozen]:
     """The user's algorithm with its graph and settings, not compared with `spec.custom`.
 
-    Raises InvalidJob if it cannot be imported, its settings are invalid, or its graph cannot run.
+    Raises InvalidJob if it cannot be imported, its settings are invalid, or its graph cannot be made or run.
     """
     algorithm, declared = _import(spec.algorithm), settings_of(spec)
     assert isinstance(declared, Custom)
-    settings = _settings(algorithm, declared)
+    settings = _settings(spec.algorithm, algorithm, declared)
     try:
-        return algorithm, algorithm.graph(spec, settings), settings
+        graph: object = algorithm.graph(spec, settings)
     except GraphError as error:
         raise _wrong(f"the graph of {spec.algorithm!r} cannot run: {error}") from error
+    except Exception as error:
+        raise _wrong(f"the graph of {spec.algorithm!r} cannot be made: {described(error)}") from error
+    if not isinstance(graph, Graph):
+        raise _wrong(f"the graph function of {spec.algorithm!r} returned a {_kind(graph)}, not a Graph")
+    return algorithm, graph, settings
 
 
 def _import(path: str) -> Algorithm:
     try:
         found = named_object(path)
     except Exception as error:  # a user's module may raise any exception
-        raise _wrong(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise _wrong(f"{path!r} cannot be imported: {described(error)}") from error
     if not isinstance(found, Algorithm):
-        raise _wrong(f"{path!r} is a {type(found).__name__}, not a rlhf_api.algorithms.Algorithm")
+        raise _wrong(f"{path!r} is a {_kind(found)}, not a rlhf_api.algorithms.Algorithm")
     return found
 
 
-def _settings(algorithm: Algorithm, declared: Custom) -> Frozen:
-    model = algorithm.settings or Frozen
+def _settings(path: str, algorithm: Algorithm, declared: Custom) -> Frozen:
+    model: object = algorithm.settings or Frozen
+    if not (isinstance(model, type) and issubclass(model, Frozen)):
+        raise _wrong(f"the settings of {path!r} have to be a class that derives from rlhf_api.base.Frozen")
     try:
         return model.model_validate_json(json.dumps(declared.settings))
     except ValidationError as error:
         raise from_pydantic(error, model, ("spec", "custom", "settings")) from None
+
+
+def _ruled(rules: Rules, spec: Spec, settings: Frozen) -> list[Problem]:
+    try:
+        return list(rules(spec, "spec.custom.settings", settings))
+    except Exception as error:
+        raise _wrong(f"the rules of {spec.algorithm!r} raised {described(error)}") from error
+
+
+def _kind(found: object) -> str:
+    return type(found).__name__
 
 
 def _wrong(message: str) -> InvalidJob:

@@ -8,7 +8,7 @@ ALGORITHM = Algorithm(
     settings=None,
     graph=lambda _spec, _settings: Graph(
         (
-            Dataset(rows="pairs", group=2),
+            Dataset(rows="pairs"),
             Train(name="train", model=REWARD_MODEL, loss="preference", output="scores", reads=(SEQUENCES,)),
         )
     ),

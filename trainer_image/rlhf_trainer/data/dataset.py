@@ -49,6 +49,10 @@ class Dataset(Rows):
     def _ends(self) -> list[int]:
         return list(accumulate(self.mixture.counts))
 
+    def checksums(self) -> dict[str, int]:
+        """Of the rows that a user's functions have returned, by the functions' names."""
+        return {file.name: file.checksum() for file in self.files if isinstance(file, ImportedRows)}
+
     def check(self) -> str | None:
         """Reads and checks all rows; returns the place of the first conversation (which needs a chat template), or
         None.

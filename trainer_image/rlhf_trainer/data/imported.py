@@ -1,15 +1,21 @@
 """Rows of a sequence returned by a user's function, which the manifest names instead of a file."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
+from zlib import crc32
 
 from rlhf_api.graph import RowKind
+from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.row_files import Rows
 from rlhf_api.rows import Row, checked_row
 
 from ..imports import import_function
 from .copies import plain
+
+COMPARED = 64
+"""Rows of each rank that are compared with rank 0's."""
 
 
 class ImportedRows(Rows):
@@ -24,16 +30,37 @@ class ImportedRows(Rows):
         function = import_function(name, name)
         try:
             self._rows: Any = function()
+            self._count = len(self._rows) if self._is_sequence() else None
         except Exception as error:
-            raise InvalidJob([Problem(name, _failure("has no rows", error))]) from error
-        if not (hasattr(self._rows, "__len__") and hasattr(self._rows, "__getitem__")):
-            message = f"must return a sequence of rows, with len() and [i]; got {type(self._rows).__name__}"
+            raise InvalidJob([Problem(name, f"has no rows: {described(error)}")]) from error
+        if self._count is None:
+            named = (
+                f" of {', '.join(map(repr, self._rows))}"
+                if isinstance(self._rows, Mapping) and self._rows
+                else ""
+            )
+            seen = f"{type(self._rows).__name__}{named}"
+            message = f"must return a sequence of rows, with len() and [i]; got {seen}"
             raise InvalidJob([Problem(name, message)])
-        if not len(self):
+        if not self._count:
             raise InvalidJob([Problem(name, "has no rows")])
 
+    def _is_sequence(self) -> bool:
+        found = self._rows
+        return (
+            hasattr(found, "__len__")
+            and hasattr(found, "__getitem__")
+            and not isinstance(found, Mapping | str)
+        )
+
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._count or 0
+
+    def checksum(self) -> int:
+        """Of the number of rows and some of them, from first to last."""
+        some = range(0, len(self), -(-len(self) // COMPARED))
+        texts = (text for i in some for text in self.row(i).texts)
+        return crc32("\0".join([str(len(self)), *texts]).encode(errors="replace"))
 
     def row(self, index: int) -> Row:
         if not 0 <= index < len(self):
@@ -41,7 +68,7 @@ class ImportedRows(Rows):
         try:
             found = self._rows[index]
         except Exception as error:
-            raise InvalidJob([Problem(self.where(index), _failure("cannot be read", error))]) from error
+            raise InvalidJob([Problem(self.where(index), f"cannot be read: {described(error)}")]) from error
         if self._kind == "prompts":  # whole rows are sent to reward functions
             try:
                 found = json.loads(json.dumps(found, default=plain))
@@ -51,7 +78,3 @@ class ImportedRows(Rows):
 
     def where(self, index: int) -> str:
         return f"{self.name}[{index}]"
-
-
-def _failure(what: str, error: Exception) -> str:
-    return f"{what}: {type(error).__name__}: {error}"

@@ -28,7 +28,9 @@ class Mixture:
         for i in sorted(range(len(by)), key=lambda i: shares[i] - exact[i])[: wanted - sum(shares)]:
             shares[i] += 1
         if 0 in shares:
-            raise ValueError(f"{wanted} samples an epoch leave none for source {shares.index(0)}")
+            raise ValueError(
+                f"{wanted} samples an epoch leave none for source {shares.index(0)}; raise its weight, or their number"
+            )
         return cls(tuple(counts), tuple(shares))
 
     @property

@@ -18,7 +18,7 @@ from rlhf_api.problems import InvalidJob, Problem
 
 from ..comms.ranks import Message, Ranks
 from ..comms.roster import Stopped
-from ..ops import COMPUTE, ROW_OUTPUTS, find, output_fn
+from ..ops import ROW_OUTPUTS, compute_fn, output_fn
 from ..records import Columns, Sequences
 from .learner import Learner
 
@@ -41,7 +41,9 @@ class Executor:
         """
         graph, ctx = learner.graph, learner.op_ctx
         self._ranks, self._learner, self._graph, self._remote = ranks, learner, graph, remote
-        self._functions = {n.name: find(COMPUTE, n.function) for n in graph.prepare if isinstance(n, Compute)}
+        self._functions = {
+            n.name: compute_fn(n.function, ctx.spec) for n in graph.prepare if isinstance(n, Compute)
+        }
         self._outputs = {n.name: output_fn(n.output, ctx.spec) for n in graph.prepare if isinstance(n, Infer)}
         self._pool = ThreadPoolExecutor(max_workers=max(1, len(remote)), thread_name_prefix="remote")
 

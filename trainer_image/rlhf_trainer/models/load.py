@@ -7,6 +7,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -17,6 +19,8 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+
+from rlhf_api.problems import closest
 
 from .pretrained import from_pretrained, load_config, load_model
 
@@ -119,6 +123,17 @@ def create_policy(
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
     }
+    if model_type not in CONFIG_MAPPING:
+        close = closest(model_type, list(CONFIG_MAPPING))
+        meant = (
+            f"did you mean {close!r}?"
+            if close
+            else "one of your own is of a class in spec.model.architectures"
+        )
+        raise ValueError(f"there is no model type {model_type!r}; {meant}")
+    if CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        message = f"{model_type!r} models have no ...ForCausalLM class"
+        raise ValueError(f"{message}; take another type, or name one in spec.model.architectures")
     try:
         full = AutoConfig.for_model(model_type, **({"vocab_size": len(tokenizer)} | tokens | dict(config)))
         check_fit(full, tokenizer, max_length=1)

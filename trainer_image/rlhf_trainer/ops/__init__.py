@@ -1,7 +1,11 @@
 """Tables of the operations that a graph names by key; a key may also be `module:name`, a user's function."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from rlhf_api.algorithms import CUSTOM, algorithm_of
+from rlhf_api.graph import Compute, Graph, Infer, Train
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.spec import Spec
 
 from ..batches import (
@@ -11,7 +15,8 @@ from ..batches import (
     sequence_scores,
 )
 from . import compute, losses
-from .context import ComputeFn, LossFn, OpContext, find
+from .context import ComputeFn, LossFn, OpContext
+from .own import WHERE, guarded_compute, guarded_loss, guarded_output, own_function
 
 COMPUTE: dict[str, ComputeFn] = {
     "importance_weights": compute.importance_weight_column,
@@ -51,12 +56,52 @@ ROW_OUTPUTS = ("scores",)
 """Outputs with one number per sequence; the others have one per response token."""
 
 
+def compute_fn(key: str, spec: Spec) -> ComputeFn:
+    """The function of a Compute node."""
+    found = _find(COMPUTE, key, "(columns, ctx)")
+    return guarded_compute(key, found) if _guards(key, spec) else found
+
+
+def loss_fn(key: str, spec: Spec) -> LossFn:
+    """The loss of a Train node."""
+    found = _find(LOSSES, key, "(columns, ctx)")
+    return guarded_loss(key, found) if _guards(key, spec) else found
+
+
 def output_fn(key: str, spec: Spec) -> OutputFn:
     """The function that reads `key` from a model's logits."""
     if key in OUTPUTS:
         return OUTPUTS[key](spec)
-    own: OutputFn = find({}, key)
-    return own
+    return guarded_output(key, _find(OUTPUTS, key, "(logits, micro)"))
+
+
+def check(graph: Graph, spec: Spec) -> None:
+    """Looks up every operation of a graph. Raises InvalidJob for an unknown key, and for a name that is not a function
+    that can be imported and called as one of its node is."""
+    for node in graph.nodes:
+        if isinstance(node, Compute):
+            compute_fn(node.function, spec)
+        if isinstance(node, Train):
+            loss_fn(node.loss, spec)
+        if isinstance(node, Infer | Train):
+            output_fn(node.output, spec)
+
+
+def _guards(key: str, spec: Spec) -> bool:
+    """True for a user's function, and for ours in a user's algorithm, which may not be what they were made for."""
+    return ":" in key or algorithm_of(spec) is CUSTOM
+
+
+def _find(table: Mapping[str, Callable[..., Any]], key: str, parameters: str) -> Callable[..., Any]:
+    """The operation of a key in the table, or the user's function that `module:name` names."""
+    if key in table:
+        return table[key]
+    if ":" not in key:
+        message = (
+            f"the graph names {key!r}, which is none of {', '.join(table)}, nor a function as module:name"
+        )
+        raise InvalidJob([Problem(WHERE, message)])
+    return own_function(key, parameters)
 
 
 __all__ = [
@@ -67,6 +112,8 @@ __all__ = [
     "ComputeFn",
     "LossFn",
     "OpContext",
-    "find",
+    "check",
+    "compute_fn",
+    "loss_fn",
     "output_fn",
 ]

@@ -1,13 +1,13 @@
 """Samplers that select earlier responses to train on again: the built-in ones, and a user's function."""
 
 import random
-import traceback
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.replay import Replay
 
@@ -80,10 +80,7 @@ class EpisodeSampler:
         try:
             returned = self._function(buffers)
         except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            raise self._wrong(
-                f"the function raised {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
-            ) from error
+            raise self._wrong(f"the function raised {described(error)}") from error
         if not isinstance(returned, list | tuple):
             raise self._wrong(f"returned a {type(returned).__name__}, not a list of samples")
         return returned

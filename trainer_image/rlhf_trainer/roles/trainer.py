@@ -98,6 +98,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     committer = take_over(archive, config, run) if ranks.first else None
     if services is not None and committer is not None:
         services.http.claim(committer.epoch)
+    check_same_rows(ranks, [rows, *held_out.values(), text])
     tokenizer = prepare_model(config, ranks, rows)
     if conversation is not None:
         check_template(tokenizer, conversation)
@@ -197,6 +198,18 @@ def check_rows(datasets: Sequence[Dataset | None]) -> str | None:
     if problems:
         raise InvalidJob(problems)
     return next(iter(conversations), None)
+
+
+def check_same_rows(ranks: Ranks, datasets: Sequence[Dataset | None]) -> None:
+    """Compares what a user's functions have returned with rank 0's; a collective. Raises InvalidJob on a rank where
+    they returned other rows: its ranks would train on some twice, and on others never."""
+    own = {name: sum_ for dataset in filter(None, datasets) for name, sum_ in dataset.checksums().items()}
+    if not own:
+        return
+    _, firsts = ranks.share(lambda: ({}, dict(own)))
+    if others := [name for name, sum_ in own.items() if firsts[name] != sum_]:
+        message = f"rank {ranks.rank} of the trainer got other rows than rank 0, or another order; seed what is random"
+        raise InvalidJob([Problem(name, message) for name in others])
 
 
 if __name__ == "__main__":

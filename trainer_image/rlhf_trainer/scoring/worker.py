@@ -10,13 +10,13 @@ import json
 import math
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob, show
 
 from ..imports import Function, import_function
@@ -26,12 +26,8 @@ from .samples import LARGEST_SCORE
 FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
 FIRST_TO_KILL = "1000"
 """`oom_score_adj` of a worker: out of memory, the kernel kills a worker and not the server."""
-
-
 NO_SCORES = (str, bytes, Mapping, Set)
 """Iterables that hold no scores."""
-LONGEST_MESSAGE = 2000
-"""Characters of an error's message: it may quote all responses."""
 
 
 def call(
@@ -52,9 +48,9 @@ def call(
     except _Unfit as error:
         return {"invalid": str(error)}
     except (OSError, MemoryError) as error:
-        return {"failed": _raised(error)}
+        return {"failed": f"the function raised {described(error)}"}
     except Exception as error:
-        return {"invalid": _raised(error)}
+        return {"invalid": f"the function raised {described(error)}"}
 
 
 class _Unfit(Exception):
@@ -137,12 +133,6 @@ def _finite(score: Any, response: str) -> float:
     if size > LARGEST_SCORE:
         raise _Unfit(f"scores are of at most {LARGEST_SCORE:.2g}; got {show(value)} for {show(response)}")
     return float(value)
-
-
-def _raised(error: BaseException) -> str:
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    said = str(error)[:LONGEST_MESSAGE]
-    return f"the function raised {type(error).__name__}: {said} ({at.filename}:{at.lineno})"
 
 
 if __name__ == "__main__":

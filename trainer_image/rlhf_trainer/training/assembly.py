@@ -14,7 +14,7 @@ from rlhf_api.report import STARTING
 from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
 
-from .. import faults, progress
+from .. import faults, ops, progress
 from ..comms.ranks import Ranks
 from ..context import TrainerContext
 from ..data.encode import end_tokens
@@ -74,6 +74,7 @@ def make_task(
     spec = ctx.spec
     found = resolve(spec)
     graph = found.graph
+    ops.check(graph, spec)
     models = {used: trained_model(ctx, config, used) for used in graph.trained}
     averages = {used: MovingAverage(models[used], share) for used, share in graph.averages.items()}
     learner = Learner(graph, models, OpContext(spec, found.settings), averages)

@@ -14,7 +14,7 @@ from ..data.dataset import stream
 from ..graph.learner import Learner
 from ..maths.agreement import AGREEMENT
 from ..maths.schedule import learning_rate
-from ..ops import LOSSES, find, output_fn
+from ..ops import loss_fn, output_fn
 from ..ops.datasets import given_columns
 from ..ops.pretraining import mixed
 from ..records import Columns
@@ -73,7 +73,7 @@ class Updates:
             return
         faults.point(f"update:{self._ctx.step}.{self._count}")
         self._count += 1
-        loss = find(LOSSES, node.loss)(part, self._ctx)
+        loss = loss_fn(node.loss, spec)(part, self._ctx)
         rate = learning_rate_of(spec, node.model == CRITIC, self._ctx.step, node.from_step)
         model, sequences = self._models[node.model], part.sequences
         if self._text is not None and node.model == POLICY:
@@ -92,7 +92,7 @@ def held_out_losses(learner: Learner, columns: Columns, group: int) -> dict[str,
     update. A collective."""
     graph, ctx, found = learner.graph, learner.op_ctx, dict[str, float]()
     for node in graph.train:
-        loss = find(LOSSES, node.loss)(columns, ctx)
+        loss = loss_fn(node.loss, ctx.spec)(columns, ctx)
         read, model = output_fn(node.output, ctx.spec), learner.models[node.model]
         measured = model.measure(columns.sequences, read, loss, group)
         found |= {_prefix(graph, node) + name: value for name, value in measured.items()}
