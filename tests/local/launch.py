@@ -4,9 +4,11 @@ import os
 import sys
 from pathlib import Path
 
+from haste import Haste
+
 from rlhf_api.run import Process, RunConfig
 from rlhf_operator.cli import main
-from rlhf_operator.local import liveness
+from rlhf_operator.local import host, liveness, stopping
 
 
 def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
@@ -15,4 +17,8 @@ def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
 
 if __name__ == "__main__":
     liveness.LIVE_SECONDS = float(os.environ.get("RLHF_TEST_LIVE_SECONDS", "20"))
+    if patience := os.environ.get("RLHF_TEST_STOP_SECONDS"):
+        host.GRACE_SECONDS = stopping._STOP_SECONDS = float(patience)
+    if folder := os.environ.get("RLHF_TEST_SILENCE"):
+        host.silence = Haste(Path(folder))
     sys.exit(main(make=fake))
