@@ -4,11 +4,12 @@ import os
 import sys
 from pathlib import Path
 
-from haste import Haste
-
 from rlhf_api.run import Process, RunConfig
 from rlhf_operator.cli import main
 from rlhf_operator.local import host, liveness, stopping
+
+sys.path.append(str(Path(__file__).parents[2]))
+from tests.support.haste import Haste
 
 
 def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
@@ -20,5 +21,5 @@ if __name__ == "__main__":
     if patience := os.environ.get("RLHF_TEST_STOP_SECONDS"):
         host.GRACE_SECONDS = stopping._STOP_SECONDS = float(patience)
     if folder := os.environ.get("RLHF_TEST_SILENCE"):
-        host.silence = Haste(Path(folder))
+        host.silence = Haste(Path(folder), 2)
     sys.exit(main(make=fake))

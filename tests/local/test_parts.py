@@ -93,7 +93,7 @@ def test_the_trainer_is_told_of_those_that_run_once_for_each_change(tmp_path: Pa
         Process(role, 0, 1 + i, "127.0.0.1", "")
         for i, role in enumerate((Role.TRAINER, Role.GENERATOR, Role.REWARD))
     ]
-    trainer, generator, reward = processes = [Supervised(each, tmp_path) for each in places]
+    trainer, generator, _ = processes = [Supervised(each, tmp_path) for each in places]
     for each in processes:
         each.uid, each.started, each.ready = f"the first {each.process.name}", 1.0, True
     told: list[list[str]] = []

@@ -1,28 +1,33 @@
 """A trainer's silence by how often its host has looked, where the trainer says that it is silent for good: no deadline
-passes because the machine is busy, and none has to be waited for."""
+passes because the machine is busy, and none has to be waited for. `python -m tests.support.haste` is `rlhf` so."""
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.support.faults import HUNG, QUIET
+
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 from rlhf_operator import progress_deadline
+from rlhf_operator.cli import main
+from rlhf_operator.local import host
 from rlhf_operator.process_state import ProcessState
 from rlhf_operator.progress_deadline import Silence
 
-QUIET, HUNG = "quiet", "hung"
-"""Files that the trainer makes: it makes no progress until the user is told of that, or never again."""
-TOLD_LOOKS, DUE_LOOKS = 2, 4
+REAL_LOOKS = 10
+"""Looks at a real trainer, two in each half second: its other ranks get to where they wait for one that hangs."""
 
 
 class Haste:
-    """In place of `silence`: in a silence that is meant the user is told after TOLD_LOOKS, and the deadline is over
-    after DUE_LOOKS."""
+    """In place of `silence`: in a silence that is meant, by files that the trainer makes in `folder`, the user is told
+    after `looks`, and the deadline is over after twice as many. QUIET: it lasts until the user is told; HUNG: for ever.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self._marks = folder / QUIET, folder / HUNG
+    def __init__(self, folder: Path, looks: int) -> None:
+        self._marks, self._needed = (folder / QUIET, folder / HUNG), looks
         self._begun = self._progressed = 0.0
         self._looks = 0
 
@@ -38,8 +43,13 @@ class Haste:
             self._begun, self._progressed, self._looks = begun, progressed, 0
         quiet, hung = (mark.exists() for mark in self._marks)
         self._looks += quiet
-        if found is None or self._looks < TOLD_LOOKS:
+        if found is None or self._looks < self._needed:
             return found
-        share = 1 if hung and self._looks >= DUE_LOOKS else progress_deadline.TOLD_AT
+        share = 1 if hung and self._looks >= 2 * self._needed else progress_deadline.TOLD_AT
         # A second more: it is held against a time of just before.
         return replace(found, since=time.monotonic() - share * found.limit - 1)
+
+
+if __name__ == "__main__":
+    host.silence = Haste(Path(sys.argv[sys.argv.index("--workdir") + 1]), REAL_LOOKS)
+    sys.exit(main())
