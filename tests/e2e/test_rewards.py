@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 from tests.e2e.test_bad_input import JOB
 from tests.support.models import tiny_model
 from tests.support.rlhf import ROOT, run
+from tests.support.vllm_server import free_port
 from tests.trainer.test_reward_program import NONE
 
 FUNCTIONS = """
@@ -33,9 +33,7 @@ def test_three_kinds_of_rewards_and_a_prompt_that_has_none(tmp_path):
     rows = [{"prompt": f"Tell me about {i}", "answer": "No.", "dies": i == 0} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "functions_of_this_run.py").write_text(FUNCTIONS)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     functions = [
         {"function": "functions_of_this_run:letters", "retries": 1},
         {"function": "functions_of_this_run:steps"},

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from rlhf_api.run import Process, RunConfig
 from rlhf_operator.cli import main
-from rlhf_operator.local import liveness
+from rlhf_operator.local import host, liveness, stopping
+
+sys.path.append(str(Path(__file__).parents[2]))
+from tests.support.haste import Haste
 
 
 def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
@@ -15,4 +18,8 @@ def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
 
 if __name__ == "__main__":
     liveness.LIVE_SECONDS = float(os.environ.get("RLHF_TEST_LIVE_SECONDS", "20"))
+    if patience := os.environ.get("RLHF_TEST_STOP_SECONDS"):
+        host.GRACE_SECONDS = stopping._STOP_SECONDS = float(patience)
+    if folder := os.environ.get("RLHF_TEST_SILENCE"):
+        host.silence = Haste(Path(folder), 2)
     sys.exit(main(make=fake))

@@ -137,14 +137,19 @@ def train() -> None:
                 state["activity"] = "training"
             while word in ("hold", "busy") and not stop.is_set():
                 time.sleep(0.01)
+            if word in ("stuck", "stopped"):
+                show()
+                (workdir / "quiet").touch()
             if word == "stuck":  # goes on once it is told of, and hangs then
                 while '"NoProgress"' not in (workdir / "status.json").read_text():
                     time.sleep(0.01)
                 state["progressCount"] += 1
+                show()
+            if word in ("stuck", "stopped"):
+                (workdir / "hung").touch()
             while word in ("deaf", "stuck"):
                 time.sleep(1)
             if word == "stopped":
-                show()
                 os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(0.05)
     (workdir / "policy").mkdir(exist_ok=True)

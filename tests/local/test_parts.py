@@ -1,5 +1,6 @@
 """The launcher's smaller parts: ports, ends in words, status, files of a job."""
 
+import asyncio
 import datetime
 import io
 import json
@@ -20,20 +21,31 @@ from rlhf_api.oom import OomKills
 from rlhf_api.problems import InvalidJob
 from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, RunConfig
+from rlhf_api.run import Membership, Process, RunConfig
 from rlhf_operator.cli import main
+from rlhf_operator.control import ControlClient
 from rlhf_operator.exit_reasons import cause, exit_words, failure_type, telling_line
 from rlhf_operator.job_status import first_status, job_status
 from rlhf_operator.local import reaper
 from rlhf_operator.local.host import Host
 from rlhf_operator.local.metrics_server import check_port
-from rlhf_operator.local.ports import assign, place
+from rlhf_operator.local.ports import assign, is_free, place
 from rlhf_operator.local.preflight import check_files, of_a_cluster
+from rlhf_operator.local.processes import Supervised
 from rlhf_operator.local.progress import Lines
+from rlhf_operator.local.trainer import Trainer
 from rlhf_operator.process_state import Ended, Finish, Kill, ProcessState
 
 OOM = " for lack of memory (the kernel's count of out-of-memory kills rose by 1)"
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def _free_range(count: int) -> int:
+    """The first of so many ports in a row that nobody has."""
+    while True:
+        (base,) = assign(["the first"], None).values()
+        if all(is_free(base + i) for i in range(1, count)):
+            return base
 
 
 def test_ports_are_free_and_different() -> None:
@@ -42,7 +54,7 @@ def test_ports_are_free_and_different() -> None:
     assert list(found) == names
     assert len(set(found.values())) == 20
     config = RunConfig(job="j", spec=job("spec.trainer.replicas=2").spec, workdir="/w")
-    base = 21900
+    base = _free_range(9)
     processes = place(config, base)
     assert [(p.name, p.port) for p in processes[:3]] == [
         ("trainer-0", base),
@@ -77,11 +89,46 @@ def test_a_port_is_given_once_though_nobody_listens_there_yet(monkeypatch) -> No
         role.listen()
 
 
+def test_the_trainer_is_told_of_those_that_run_once_for_each_change(tmp_path: Path) -> None:
+    places = [
+        Process(role, 0, 1 + i, "127.0.0.1", "")
+        for i, role in enumerate((Role.TRAINER, Role.GENERATOR, Role.REWARD))
+    ]
+    trainer, generator, _ = processes = [Supervised(each, tmp_path) for each in places]
+    for each in processes:
+        each.uid, each.started, each.ready = f"the first {each.process.name}", 1.0, True
+    told: list[list[str]] = []
+
+    class Control(ControlClient):
+        def __init__(self) -> None:
+            self.takes = True
+
+        async def members(self, _address: str, membership: Membership) -> bool:
+            told.append([member.uid for member in membership.members])
+            return self.takes
+
+    control, host = Control(), Trainer(trainer, Lines(io.StringIO(), 4), None)
+
+    def tell(*, takes: bool = True) -> None:
+        control.takes = takes
+        asyncio.run(host.tell_members(control, processes))
+
+    tell()
+    tell()
+    generator.ended = Ended(2.0, 137, "was ended by SIGKILL")
+    tell(takes=False)
+    tell()
+    generator.ended, generator.uid = None, "the next generator-0"
+    tell()
+    both, alone = ["the first generator-0", "the first reward-0"], ["the first reward-0"]
+    assert told == [both, alone, alone, ["the next generator-0", *alone]]
+
+
 def test_a_taken_port_is_named_with_its_process() -> None:
+    port = _free_range(2) + 1
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         with pytest.raises(InvalidJob, match=rf"port {port} of b is taken; .* choose another --base-port"):
             assign(["a", "b"], port - 1)
     with pytest.raises(InvalidJob, match="ports 65535 to 65536 must lie in 1 to 65535"):
@@ -89,13 +136,14 @@ def test_a_taken_port_is_named_with_its_process() -> None:
 
 
 def test_a_port_for_metrics_that_cannot_be_had_is_refused() -> None:
-    places = [Process(Role.TRAINER, 0, 21950, "127.0.0.1", "127.0.0.1:21951")]
+    port = _free_range(3)
+    places = [Process(Role.TRAINER, 0, port, "127.0.0.1", f"127.0.0.1:{port + 1}")]
     check_port(None, places)
-    check_port(21952, places)
-    with pytest.raises(InvalidJob, match="--metrics-port: port 21950 is taken; choose another"):
-        check_port(21950, places)
-    with pytest.raises(InvalidJob, match="--metrics-port: port 21951 is taken"):
-        check_port(21951, places)  # where the trainers meet
+    check_port(port + 2, places)
+    with pytest.raises(InvalidJob, match=f"--metrics-port: port {port} is taken; choose another"):
+        check_port(port, places)
+    with pytest.raises(InvalidJob, match=f"--metrics-port: port {port + 1} is taken"):
+        check_port(port + 1, places)  # where the trainers meet
     with pytest.raises(InvalidJob, match="--metrics-port: must be 1 to 65535; got 0"):
         check_port(0, places)
 
@@ -415,8 +463,8 @@ def test_validate(
 
 HALF_ENDED = """
 import ctypes, subprocess, threading, time
-child = subprocess.Popen(["sleep", "60"])
-threading.Thread(target=lambda: time.sleep(60)).start()
+child = subprocess.Popen(["sleep", "600"])
+threading.Thread(target=lambda: time.sleep(600)).start()
 print(child.pid, flush=True)
 ctypes.CDLL(None).pthread_exit(None)
 """
@@ -428,7 +476,7 @@ def test_the_children_of_a_process_whose_first_thread_has_ended_are_found() -> N
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while Path(f"/proc/{parent.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -443,7 +491,7 @@ def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_
     script = Path(__file__).with_name("stuck.py")
     spec = job().spec.model_dump_json(by_alias=True, exclude_unset=True)
     done = subprocess.run(
-        [sys.executable, script, tmp_path, spec], capture_output=True, text=True, timeout=60
+        [sys.executable, script, tmp_path, spec], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 
 ASKED = "asked-to-stop"
+QUIET, HUNG = "quiet", "hung"
+"""Marks of a silence that is meant (tests/support/haste.py)."""
 _seen: list[str] = []
 
 
@@ -60,6 +62,8 @@ def stop_each_rank(point: str) -> None:
     if point in {"0": ("update:1.0",), "1": ("load:policy", "update:3.0")}[rank] and _first_time(
         f"stopped-{rank}-{point}"
     ):
+        for mark in (QUIET, HUNG):
+            Path(os.environ["RLHF_RUN_CONFIG"]).with_name(mark).touch()
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -93,8 +97,17 @@ def _first_time(mark: str = "killed-once") -> bool:
 
 def hold_second_step(point: str) -> None:
     """Step 2 begins once the test has put the file ASKED beside the run's configuration."""
-    if point == "step:1":
-        mark, deadline = Path(os.environ["RLHF_RUN_CONFIG"]).with_name(ASKED), time.monotonic() + 60
+    _hold("step:1", point)
+
+
+def hold_fourth_step(point: str) -> None:
+    """As hold_second_step."""
+    _hold("step:3", point)
+
+
+def _hold(wanted: str, point: str) -> None:
+    if point == wanted:
+        mark, deadline = Path(os.environ["RLHF_RUN_CONFIG"]).with_name(ASKED), time.monotonic() + 300
         while not mark.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nobody put {mark}")

@@ -12,11 +12,13 @@ SLOW_BYTES_PER_SECOND = 200_000
 
 
 class Proxy:
-    """Passes bytes on while `open`; else refuses, swallows or delays them. A change cuts the connections there are."""
+    """Passes bytes on while `open`; else refuses, swallows or delays them, and `met` is set. A change cuts the
+    connections there are."""
 
     def __init__(self, port: int) -> None:
         self._target = port
         self._mode: Mode = "open"
+        self.met = threading.Event()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._listener = self._listen(0)
@@ -43,6 +45,8 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = listener.accept()
+                if self._mode != "open":
+                    self.met.set()
                 if self._mode == "refused":
                     client.close()
                     continue

@@ -51,17 +51,22 @@ def heed_signals() -> None:
 
 
 def start(
-    manifest: Path, workdir: Path, *overrides: str, flags: tuple[str, ...] = (), **environ: str
+    manifest: Path,
+    workdir: Path,
+    *overrides: str,
+    flags: tuple[str, ...] = (),
+    module: str = "rlhf_operator.cli",
+    **environ: str,
 ) -> subprocess.Popen:
     """`rlhf run` in the repository's root, each override as `--set`."""
     sets = [part for override in overrides for part in ("--set", override)]
-    return launch("run", str(manifest), "--workdir", str(workdir), *sets, *flags, **environ)
+    return launch("run", str(manifest), "--workdir", str(workdir), *sets, *flags, module=module, **environ)
 
 
-def launch(*arguments: str, **environ: str) -> subprocess.Popen:
+def launch(*arguments: str, module: str = "rlhf_operator.cli", **environ: str) -> subprocess.Popen:
     """`rlhf` with these arguments in the repository's root, its output in one pipe."""
     return subprocess.Popen(
-        [sys.executable, "-m", "rlhf_operator.cli", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

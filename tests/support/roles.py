@@ -19,7 +19,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import CONTROL_MEMBERS, HEALTH, Process, RunConfig, environment
 
 TOKEN = "token-of-tests"
-READY_S = 120
+READY_S = 300
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Job:
         resume: bool = False,
         overrides: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
-        timeout: float = 120,
+        timeout: float = 500,
     ) -> list[int]:
         """One gang from start to end in the work directory `name`; the exit codes of its ranks.
 

@@ -13,7 +13,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 from tests.support.vllm_server import free_port
 
-READY_S = 60
+READY_S = 240
 BUCKET = "checkpoints"
 
 

@@ -31,10 +31,15 @@ def work(folder: Path, role: Role) -> None:
     model = FrozenModel(options, TEMPERATURE if role is Role.REFERENCE else 1.0)
     compute = model.logprobs if role is Role.REFERENCE else model.scores
     found = compute(Sequences.pack([tuple(row) for row in rows])).tolist()
-    partial = folder / f"{role.value}.partial"
-    partial.write_text(json.dumps({"found": found, "trouble": model.trouble(), "pid": os.getpid()}))
-    partial.rename(folder / f"{role.value}.json")
+    write(folder / f"{role.value}.json", {"found": found, "trouble": model.trouble(), "pid": os.getpid()})
     time.sleep(600)
+
+
+def write(file: Path, told: object) -> None:
+    """All at once: the test looks whether it is there."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(told))
+    partial.rename(file)
 
 
 def main() -> None:
@@ -48,7 +53,7 @@ def main() -> None:
             os._exit(1)
         children.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    (folder / "codes.json").write_text(json.dumps(codes))
+    write(folder / "codes.json", codes)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -34,6 +35,7 @@ class Generator:
         """Prompts, by their first token, of which nothing comes after the first frame."""
         self.slow: dict[int, list[float]] = {}
         """By the first token of the prompt: seconds before each frame."""
+        self.wait: Callable[[int, float], Awaitable[None]] = lambda _first, seconds: asyncio.sleep(seconds)
         self.given_up: list[int] = []
         """The first tokens of prompts whose requests were cancelled."""
         self.highest = self.now = 0
@@ -75,7 +77,7 @@ class Generator:
         first, pauses = body["prompt"][0], iter(self.slow.get(body["prompt"][0], ()))
         for place in range(2):
             for k in reversed(range(body["n"])):
-                await asyncio.sleep(next(pauses, 0))
+                await self.wait(first, next(pauses, 0))
                 reason = self.finish_reason if place else Kind.TOKENS
                 await send(response, k, [k if place else first], reason or Kind.TOKENS)
             if failing and self._status == 0:  # dies in the middle of a response

@@ -42,7 +42,7 @@ def ask(
     headers = {"Authorization": f"Bearer {given}"} if token else {}
     request = urllib.request.Request(url, data=body, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -107,7 +107,7 @@ def test_files_that_a_library_writes_are_signs_for_as_long_as_they_grow(tmp_path
         """Their count once the thread has made three more looks: the second began after this call and is counted."""
         while looks.acquire(blocking=False):
             pass
-        assert all(looks.acquire(timeout=30) for _ in range(3))
+        assert all(looks.acquire(timeout=120) for _ in range(3))
         return progress.count()
 
     monkeypatch.setattr(progress, "_size", look)

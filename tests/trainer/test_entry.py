@@ -39,7 +39,7 @@ def run(tmp_path: Path, body: str, **changes: str | None) -> tuple[subprocess.Co
     } | changes
     environ = os.environ | {name: value for name, value in given.items() if value is not None}
     command = [sys.executable, "-c", ROLE.format(body=body)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False), end
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False), end
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ CONFIG = {
         "steps": 100,
         "model": {"policy": "some/policy"},
         "data": {"train": ["x.jsonl"]},
-        "generator": {"startupTimeoutSeconds": 5, "concurrentRequests": 2, "timeoutSeconds": 10},
+        "generator": {"startupTimeoutSeconds": 120, "concurrentRequests": 2, "timeoutSeconds": 600},
         "reward": {"functions": [{"function": "a:b"}]},
     },
 }
@@ -95,7 +95,7 @@ class World:
         *,
         staleness: int = 0,
         max_new_tokens: int = 256,
-        startup_seconds: int = 5,
+        startup_seconds: int = 120,
     ) -> None:
         more = {
             "rollout": {"maxStaleness": staleness},
@@ -229,7 +229,7 @@ def test_prompts_of_one_that_is_drained_midway_wait_for_the_next(world, http):
         assert asking.is_alive()
     world.announce(second, draining=(first,))
     first.open.set()
-    asking.join(20)
+    asking.join(120)
     assert found == [len(PROMPTS)]
     assert (len(first.asked), len(second.asked)) == (2, len(PROMPTS) - 2)
 

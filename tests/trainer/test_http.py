@@ -31,7 +31,7 @@ def test_no_error_shows_the_token(answer):
     with Background("secret-of-the-job") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        for asked in (http.json("POST", url, {}, timeout=10), http.post_bytes(url, b""), stream(http, url)):
+        for asked in (http.json("POST", url, {}, timeout=120), http.post_bytes(url, b""), stream(http, url)):
             with pytest.raises(aiohttp.ClientError) as caught:
                 http.run(asked)
             assert "secret-of-the-job" not in repr(caught.value)
@@ -48,12 +48,12 @@ def test_a_connection_has_a_deadline_of_its_own_whatever_its_request_has(monkeyp
         url = f"http://127.0.0.1:{full.getsockname()[1]}/"
         with socket.create_connection(full.getsockname()):  # the one that waits to be accepted
             for asked in (
-                http.json("GET", url, timeout=5),
+                http.json("GET", url, timeout=120),
                 http.post_bytes(url, b""),
                 stream(http, url),
             ):
                 with pytest.raises(aiohttp.ConnectionTimeoutError):
-                    http.run(asyncio.wait_for(asked, 30))
+                    http.run(asyncio.wait_for(asked, 120))
 
 
 class Counting:
@@ -87,7 +87,7 @@ def test_calls_share_so_many_connections_to_a_server_and_streams_none_of_them():
 
         async def ask() -> tuple[list, list]:
             streams = [asyncio.ensure_future(stream(http, server.url)) for _ in range(5)]
-            waiting = [http.json("GET", server.url + "x", timeout=30) for _ in range(3 * calls)]
+            waiting = [http.json("GET", server.url + "x", timeout=120) for _ in range(3 * calls)]
             await asyncio.gather(*waiting, return_exceptions=True)
             return await asyncio.gather(*streams), waiting
 
@@ -153,6 +153,6 @@ def test_a_server_that_ends_the_connection_after_an_error_s_reply_is_asked_again
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         with pytest.raises(HttpError, match="500"):
-            http.run(http.json("POST", url, {}, timeout=10))
-        assert http.run(http.json("POST", url, {}, timeout=10)) is None
+            http.run(http.json("POST", url, {}, timeout=120))
+        assert http.run(http.json("POST", url, {}, timeout=120)) is None
         server.close()

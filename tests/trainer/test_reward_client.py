@@ -51,15 +51,15 @@ class Job:
         part = {"total": float(scores.nansum()), "failed": len(why), "seconds": 0.5}
         return found, {"failures": why, "parts": {"judge": part}}
 
-    def client(self, share: float = 0.25, patience: float = 60.0) -> RewardClient:
+    def client(self, share: float = 0.25, patience: float = 600.0) -> RewardClient:
         scorer = Scorer(
             Role.REWARD,
             SCORE_ROUTE,
             http=self._http,
             roster=self._roster,
             chunk_tokens=1000,
-            timeout=20.0,
-            patience=20.0,
+            timeout=120.0,
+            patience=120.0,
         )
         return RewardClient(
             scorer,
@@ -115,12 +115,12 @@ def test_more_than_the_share_pauses_the_job_until_they_are_scored(job):
     client = job.client()
     asking = threading.Thread(target=lambda: found.append(client.ask(SEQUENCES, "scores", ROWS)))
     asking.start()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while not job.told and time.monotonic() < until:
         time.sleep(0.01)
     assert job.told[0] == "paused: 4 of 8 responses have no score (judge: HTTP 503)"
     job.failing = {5: "judge: HTTP 503"}
-    asking.join(timeout=20)
+    asking.join(timeout=120)
     (scores,) = found
     assert scores.isnan().nonzero().flatten().tolist() == [5]
     assert scores[[1, 2, 7]].tolist() == [1, 2, 7]

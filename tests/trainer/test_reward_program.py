@@ -112,9 +112,9 @@ def test_its_limits_are_the_kernels():
 def test_what_waits_for_ever_is_a_failure_and_is_ended_with_all_that_it_started():
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     sleeps = "import os, time\nos.fork()\nos.setsid()\ntime.sleep(3600)"
-    assert run(sleeps, "exit(0)", timeout=3.0) == [Failure("the program took longer than 3 s"), 1.0]
+    assert run(sleeps, timeout=3.0) == [Failure("the program took longer than 3 s")]
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    psutil.wait_procs(left, timeout=20)
+    psutil.wait_procs(left, timeout=120)
     assert [child for child in left if child.is_running()] == []
 
 

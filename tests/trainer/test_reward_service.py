@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.support.vllm_server import free_port
 
 from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob
@@ -38,12 +39,10 @@ def asked(
 @pytest.fixture
 def example():
     """The address of examples/rewards/server.py, running."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, EXAMPLE / "server.py", "--port", str(port)])
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         while True:
             with socket.socket() as there:
                 if there.connect_ex(("127.0.0.1", port)) == 0:

@@ -4,12 +4,15 @@ import asyncio
 import time
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
 from aiohttp import web
 from tests.support.kube import eventually
 from tests.support.models import byte_tokenizer
+from tests.trainer import deadlines
+from tests.trainer.deadlines import Clock
 from tests.trainer.servers import IN_STREAM, Generator
 
 from rlhf_api.evaluation import Penalties
@@ -26,7 +29,7 @@ from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.generation.work import Response, Work
 from rlhf_trainer.records import Prompt, Rollout
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 PROMPTS = [Prompt(f"0/{i}", (i, i + 1), {}) for i in range(12)]
 
 
@@ -89,14 +92,14 @@ def start(
     *,
     answers: int = 2,
     concurrent: int = 2,
-    silence: float = 10.0,
+    silence: float = 10 * PATIENCE_SECONDS,
     **more,
 ) -> "Future[Round]":
     """A round, with a membership that stays as it is."""
     present = {"current": lambda: {m.uid: m for m in members}}
     asker = client(http, answers=answers)
     limits = {"limits": Limits(concurrent, silence)}
-    works = [Work.begin(prompt, answers) for prompt in prompts]
+    works = more.pop("works", None) or [Work.begin(prompt, answers) for prompt in prompts]
     return start_round(http, asker, works, members, **(present | limits | more))
 
 
@@ -116,7 +119,9 @@ def test_a_prompt_may_have_a_temperature_of_its_own(http):
     server = Generator(http, "a")
     works = [Work.begin(PROMPTS[0], 1), Work.begin(PROMPTS[1], 1, temperature=0.0)]
     present = {"current": lambda: {server.member.uid: server.member}}
-    start_round(http, client(http), works, [server.member], **present, limits=Limits(1, 10.0)).result(60)
+    start_round(http, client(http), works, [server.member], **present, limits=Limits(1, 10.0)).result(
+        PATIENCE_SECONDS
+    )
     assert {body["prompt"][0]: body["temperature"] for body in server.asked} == {0: 0.7, 1: 0.0}
 
 
@@ -200,10 +205,7 @@ def test_prompts_of_a_generator_that_is_gone_without_a_word_go_to_the_other(http
         gone = len(lost.asked) == 2
         return {s.member.uid: s.member for s in (lost, staying) if not (gone and s is lost)}
 
-    # Well within the timeout of a prompt.
-    done, left, failed = ask(
-        http, PROMPTS, [lost.member, staying.member], current=current, silence=10 * PATIENCE_SECONDS
-    )
+    done, left, failed = ask(http, PROMPTS, [lost.member, staying.member], current=current)
     assert (left, failed) == ([], {"lost"})
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
 
@@ -216,7 +218,7 @@ def test_prompts_of_a_server_that_ends_without_answering_go_to_the_other(http):
     while len(ending.asked) < 2:
         time.sleep(0.01)
     ending.stop_listening()
-    outcome = asked.result(8)  # not after the silence of a prompt, which is 10 s
+    outcome = asked.result(PATIENCE_SECONDS)  # which is well within the silence of a prompt
     assert set(outcome.failed) == {"ending"}
     assert outcome.unanswered == []
     assert Counter(r.prompt.id for r in rollouts(outcome)) == {p.id: 2 for p in PROMPTS}
@@ -254,7 +256,7 @@ def test_a_request_that_is_refused_is_not_tried_elsewhere(http):
 
 def test_a_prompt_that_is_refused_is_told_and_the_others_are_answered(http):
     picky = Generator(http, "a", fails=7, status=400)
-    outcome = start(http, PROMPTS, [picky.member]).result(60)
+    outcome = start(http, PROMPTS, [picky.member]).result(PATIENCE_SECONDS)
     assert len(rollouts(outcome)) == 7 * 2
     assert outcome.unanswered == []
     assert outcome.failed == {}
@@ -265,21 +267,28 @@ def test_a_prompt_that_is_refused_is_told_and_the_others_are_answered(http):
 
 def test_prompts_that_go_to_another_generator_are_told(http):
     bad, good = Generator(http, "bad", fails=2), Generator(http, "good")
-    outcome = start(http, PROMPTS, [bad.member, good.member]).result(60)
+    outcome = start(http, PROMPTS, [bad.member, good.member]).result(PATIENCE_SECONDS)
     assert 1 <= len(outcome.requeued) <= 2, "what was with the one that failed"
     assert len(bad.asked) - 2 == len(outcome.requeued)
 
 
-def test_a_prompt_that_takes_long_is_not_given_up_while_its_tokens_come(http):
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with deadlines.clock() as clock:
+        yield clock
+
+
+def test_a_prompt_that_takes_long_is_not_given_up_while_its_tokens_come(http, clock):
     """Six events, each less than the deadline after the one before, and together longer than it."""
     server = Generator(http, "a")
-    server.slow[PROMPTS[0].tokens[0]] = [0.6] * 6
-    outcome = start(http, PROMPTS, [server.member], answers=3, silence=2.0).result(60)
+    server.slow[PROMPTS[0].tokens[0]], server.wait = [6.0] * 6, clock.wait
+    outcome = start(http, PROMPTS, [server.member], answers=3, silence=20.0).result(PATIENCE_SECONDS)
+    assert clock.now == 36
     assert len(rollouts(outcome)) == 3 * len(PROMPTS)
     assert (outcome.refused, outcome.requeued, outcome.failed) == ([], [], {})
 
 
-def test_a_prompt_that_waits_in_line_is_not_given_up_while_others_get_tokens(http):
+def test_a_prompt_that_waits_in_line_is_not_given_up_while_others_get_tokens(http, clock):
     """The server works on one at a time, and the last waits for longer than the deadline."""
     server, turn = Generator(http, "a"), asyncio.Lock()
     plain = server._stream
@@ -288,21 +297,31 @@ def test_a_prompt_that_waits_in_line_is_not_given_up_while_others_get_tokens(htt
         async with turn:
             await plain(*arguments)
 
-    server._stream = one_at_a_time
-    server.slow = {prompt.tokens[0]: [0.5] * 2 for prompt in PROMPTS[:6]}
-    asked = start(http, PROMPTS[:6], [server.member], answers=1, concurrent=6, silence=2.0)
-    outcome = asked.result(60)
+    server._stream, server.wait = one_at_a_time, clock.wait
+    server.slow = {prompt.tokens[0]: [5.0] * 2 for prompt in PROMPTS[:6]}
+    asked = start(http, PROMPTS[:6], [server.member], answers=1, concurrent=6, silence=20.0)
+    outcome = asked.result(PATIENCE_SECONDS)
+    assert clock.now == 60
     assert len(rollouts(outcome)) == 6
     assert (outcome.refused, outcome.requeued) == ([], [])
 
 
-def test_a_prompt_without_tokens_fails_and_its_generators_do_not(http):
+def test_a_prompt_without_tokens_fails_and_its_generators_do_not(http, clock):
     """It is asked for again, first of the other generator, and after three times dropped with its reason."""
     servers = [Generator(http, name) for name in "ab"]
-    bad = PROMPTS[4]
+    bad, works, left = PROMPTS[4], [Work.begin(prompt, 2) for prompt in PROMPTS], list[int]()
     for server in servers:
         server.stuck.add(bad.tokens[0])
-    outcome = start(http, PROMPTS, [s.member for s in servers], silence=2.0).result(60)
+
+    def look(_load: Counter[str]) -> None:
+        """Once all others are done, and both responses have one token more than before, it is late."""
+        if left[-1] == 1 and min(len(response.tokens) for response in works[4].responses) > clock.now / 3:
+            clock.now += 3.0
+
+    clock.look = look
+    members = [server.member for server in servers]
+    asked = start(http, PROMPTS, members, works=works, silence=2.0, observer=Observer(left=left.append))
+    outcome = asked.result(PATIENCE_SECONDS)
     assert outcome.failed == {}
     assert len(rollouts(outcome)) == 2 * (len(PROMPTS) - 1)
     assert [(work.prompt, why) for work, why in outcome.refused] == [(bad, "no progress for 2 s, 3 times")]
@@ -316,12 +335,21 @@ def test_a_prompt_without_tokens_fails_and_its_generators_do_not(http):
     assert [t for s in servers for t in s.given_up] == [bad.tokens[0]] * 5, "the servers stop working on it"
 
 
-def test_a_generator_that_is_silent_altogether_gets_nothing_while_others_are_there(http):
+def test_a_generator_that_is_silent_altogether_gets_nothing_while_others_are_there(http, clock):
     hung, good = Generator(http, "hung"), Generator(http, "good")
     hung.open.clear()
-    signs = progress.count()
-    outcome = start(http, PROMPTS, [hung.member, good.member], silence=2.0).result(60)
-    assert progress.count() > signs + 4, "each half second of a wait that has its own deadline"
+    left, signs = list[int](), set[int]()
+
+    def look(_load: Counter[str]) -> None:
+        """Once it has all that is left, and some looks have found nobody late, it is."""
+        if (left[-1], len(hung.asked)) == (2, 2):
+            signs.add(progress.count())
+            clock.now += 3.0 * (len(signs) == 5)
+
+    clock.look = look
+    asked = start(http, PROMPTS, [hung.member, good.member], silence=2.0, observer=Observer(left=left.append))
+    outcome = asked.result(PATIENCE_SECONDS)
+    assert len(signs) >= 5, "of progress, one for each look: the wait has a deadline of its own"
     assert outcome.failed == {}, "its host may end it, or it may come back"
     assert outcome.unanswered == []
     assert len(rollouts(outcome)) == 2 * len(PROMPTS)
@@ -449,6 +477,6 @@ def test_a_refusal_within_the_stream_is_one_of_the_prompt(http):
             await plain(response, body, failing)
 
     server._stream = speak
-    outcome = start(http, PROMPTS, [server.member]).result(60)
+    outcome = start(http, PROMPTS, [server.member]).result(PATIENCE_SECONDS)
     assert [(work.prompt, why) for work, why in outcome.refused] == [(PROMPTS[3], "HTTP 400: too long")]
     assert (len(outcome.results), outcome.failed) == (11, {})

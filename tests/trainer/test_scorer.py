@@ -2,14 +2,18 @@
 
 import math
 import threading
-import time
 import urllib.error
 import urllib.request
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from aiohttp import web
+from tests.support.kube import eventually
+from tests.trainer import deadlines
+from tests.trainer.deadlines import Clock
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
@@ -29,6 +33,8 @@ from rlhf_trainer.scoring.server import application
 TOKEN = "token-of-tests"
 SEQUENCES = Sequences.pack([((i,), (i + 1,) * (1 + i % 3)) for i in range(7)])
 ROWS = [{"score": i * 1.5} for i in range(7)]
+LONG = 120.0
+"""More than anything takes, on a busy machine too; seconds."""
 CHUNKS = 3
 """Of SEQUENCES, as `Trainer.scorer` makes them."""
 FIELD = "spec.reward.functions[0].function"
@@ -45,7 +51,7 @@ class Trainer:
         self.control._members = Membership(members=members).members
         self.control.membership_changed.set()
 
-    def scorer(self, *, tokens: int = 8, timeout: float = 20.0, patience: float = 20.0) -> Scorer:
+    def scorer(self, *, tokens: int = 8, timeout: float = LONG, patience: float = LONG) -> Scorer:
         """Its chunks have at most `tokens` padded tokens: SEQUENCES, whose lengths are 2 to 4, are CHUNKS of them."""
         return Scorer(
             Role.REWARD,
@@ -99,7 +105,7 @@ def expected() -> list[float]:
 
 def test_a_batch_is_spread_over_the_members_and_comes_back_in_order(trainer):
     meet = threading.Barrier(2)
-    servers = [Server(trainer.http, f"reward-{i}", lambda n: n == 1 and meet.wait(20)) for i in range(2)]
+    servers = [Server(trainer.http, f"reward-{i}", lambda n: n == 1 and meet.wait(LONG)) for i in range(2)]
     trainer.know(*(server.member for server in servers))
     assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == expected()
     assert sum(batch for server in servers for batch in server.batches) == len(SEQUENCES)
@@ -119,18 +125,36 @@ def test_chunks_are_the_micro_batches_of_the_whole(trainer):
     assert found == [[int(SEQUENCES.lengths[i]) for i in rows] for rows in whole]
 
 
-def test_a_batch_may_take_longer_than_the_timeout_of_its_chunks(trainer):
-    trainer.know(Server(trainer.http, "reward-0", lambda _: time.sleep(0.5)).member)
-    scores = trainer.scorer(tokens=4, timeout=2.0).ask(SEQUENCES, "scores", ROWS)  # six chunks, 3 s of work
-    assert scores.tolist() == expected()
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with deadlines.clock() as clock:
+        yield clock
 
 
-def test_a_member_that_is_slow_costs_a_chunk_another_try_and_not_the_batch(trainer):
+def test_a_batch_may_take_longer_than_the_timeout_of_its_chunks(trainer, clock):
+    """Each of six takes 1.5 s, and is looked at before it is done."""
+
+    def works(_number: int) -> None:
+        clock.now, looks = clock.now + 1.5, clock.looks
+        eventually(lambda: clock.looks > looks, "a look at who is late", LONG)
+
+    trainer.know(Server(trainer.http, "reward-0", works).member)
+    scores = trainer.scorer(tokens=4, timeout=4.0).ask(SEQUENCES, "scores", ROWS)
+    assert (scores.tolist(), clock.now) == (expected(), 9.0)
+
+
+def test_a_member_that_is_slow_costs_a_chunk_another_try_and_not_the_batch(trainer, clock):
     """The slow one still works on the first chunk when all others are scored; that one goes to the other member."""
     over = threading.Event()
-    slow = Server(trainer.http, "slow", lambda n: n == 1 and over.wait(60))
-    fast = Server(trainer.http, "fast", lambda _: slow.batches or time.sleep(0.1))
+    slow = Server(trainer.http, "slow", lambda n: n == 1 and over.wait(LONG))
+    fast = Server(trainer.http, "fast")
     trainer.know(slow.member, fast.member)
+
+    def look(load: Counter[str]) -> None:
+        if slow.batches and not load[fast.member.uid]:
+            clock.now = 2.0
+
+    clock.look = look
     try:
         assert trainer.scorer(timeout=1.5).ask(SEQUENCES, "scores", ROWS).tolist() == expected()
         assert len(slow.batches) == 1
@@ -139,11 +163,16 @@ def test_a_member_that_is_slow_costs_a_chunk_another_try_and_not_the_batch(train
         over.set()
 
 
-def test_what_is_given_up_is_not_begun(trainer):
+def test_what_is_given_up_is_not_begun(trainer, clock):
     """One chunk is under way and one waits behind it when nobody wants them any more."""
     begun, over = threading.Event(), threading.Event()
-    server = Server(trainer.http, "reward-0", lambda n: n == 1 and (begun.set(), over.wait(60)))
+    server = Server(trainer.http, "reward-0", lambda n: n == 1 and (begun.set(), over.wait(LONG)))
     trainer.know(server.member)
+
+    def look(_load: Counter[str]) -> None:
+        clock.now += 0.5 * (begun.is_set() and not over.is_set())
+
+    clock.look = look
     scorer = trainer.scorer(timeout=1.0)
     with pytest.raises(
         RuntimeError, match=r"failed at 2 responses of \d tokens: no progress for 1 s, 3 times"
@@ -171,7 +200,7 @@ def test_asking_outlives_all_members_until_one_is_back_elsewhere(trainer):
     asking.start()
     second = Server(trainer.http, "reward-0")
     trainer.know(second.member)
-    asking.join(timeout=20)
+    asking.join(timeout=LONG)
     assert [scores.tolist() for scores in found] == [expected()]
 
 
@@ -182,16 +211,16 @@ def test_a_member_that_dies_over_a_batch_costs_its_chunks_alone(trainer):
     def goes(number: int) -> None:
         if number == 2:
             reached.set()
-            over.wait(60)
+            over.wait(LONG)
 
     first = Server(trainer.http, "reward-0", goes)
     trainer.know(first.member)
     found: list[torch.Tensor] = []
     asking = threading.Thread(target=lambda: found.append(trainer.scorer().ask(SEQUENCES, "scores", ROWS)))
     asking.start()
-    assert reached.wait(20)
+    assert reached.wait(LONG)
     trainer.know(second.member)
-    asking.join(timeout=20)
+    asking.join(timeout=LONG)
     assert [scores.tolist() for scores in found] == [expected()]
     assert len(second.batches) == CHUNKS - 1
     over.set()
@@ -323,11 +352,11 @@ def test_a_request_to_stop_ends_the_wait_for_a_member_that_fails(trainer):
 
 def test_a_request_to_stop_ends_long_scoring_and_lets_what_is_short_end(trainer, monkeypatch):
     begun, over = threading.Event(), threading.Event()
-    server = Server(trainer.http, "reward-0", lambda n: n == 1 and (begun.set(), over.wait(60)))
+    server = Server(trainer.http, "reward-0", lambda n: n == 1 and (begun.set(), over.wait(LONG)))
     trainer.know(server.member)
 
     def stop() -> None:
-        assert begun.wait(20)
+        assert begun.wait(LONG)
         trainer.control.stop_requested.set()
 
     stopping = threading.Thread(target=stop)
@@ -345,7 +374,7 @@ def post(server: Server, body: bytes, token: str = TOKEN) -> tuple[int, str]:
     request = urllib.request.Request(server.address + SCORE_ROUTE, data=body, method="POST")
     request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=LONG) as answer:
             return answer.status, ""
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

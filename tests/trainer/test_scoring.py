@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_trainer.imports import import_function
 from rlhf_trainer.models.load import create_tokenizer, positions_of
 from rlhf_trainer.records import Sequences
+from rlhf_trainer.scoring import samples
 from rlhf_trainer.scoring.function_pool import FunctionPool
 from rlhf_trainer.scoring.rewards import Function, ModelScorer, Rewards, forward_scores, texts, token_texts
 
@@ -106,6 +108,7 @@ def hangs_alone(_prompts, responses, _rows):
     if len(responses) > 1:
         os._exit(3)
     if responses == ["b"]:
+        Path("hangs-alone").touch()
         time.sleep(3600)
     return [1.0]
 
@@ -338,15 +341,15 @@ def test_one_response_that_a_function_dies_of_costs_that_response(score, name, r
 
 
 def test_a_function_that_hangs_is_ended(score):
-    scores, report = score(("hangs", 1.0), timeout=2.0)
+    scores, report = score(("hangs", 1.0), timeout=5.0)
     assert scores[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
-    assert report.failures == {1: "hangs: the function took longer than 2 s"}
+    assert report.failures == {1: "hangs: the function took longer than 5 s"}
 
 
 def test_what_a_hanging_function_started_is_ended_with_it(score, tmp_path):
     rows = [{"file": str(tmp_path / "pid")}] * 4
-    score(("child_hangs", 1.0), timeout=2.0, rows=rows)
-    pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 20
+    score(("child_hangs", 1.0), timeout=5.0, rows=rows)
+    pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 120
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -357,16 +360,30 @@ def test_a_child_that_a_function_forks_and_lets_return_replies_to_no_call(score)
     assert scores.tolist() == [7.0, 1.0, 14.0, 2.0]
 
 
-def test_a_batch_has_a_deadline_whatever_its_functions_do(score):
+def over_once(monkeypatch, happened) -> None:
+    """The time of a batch is over once a call is done and this has happened."""
+
+    async def wait(tasks, *, timeout, **_):
+        assert timeout == 10
+        while not (any(task.done() for task in tasks) and happened()):
+            await asyncio.sleep(0.01)
+        return {task for task in tasks if task.done()}, set()
+
+    monkeypatch.setattr(samples, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": wait}))
+
+
+def test_a_batch_has_a_deadline_whatever_its_functions_do(score, monkeypatch):
     """What has a score by then keeps it."""
+    over_once(monkeypatch, lambda: True)
     scores, report = score(("hangs", 1.0), seconds=10.0)
     late = "hangs: no score within 10 s, which spec.reward.timeoutSeconds gives"
     assert report.failures == dict.fromkeys((0, 1), late), "one call of two responses"
     assert scores[2:].tolist() == [1.0, 1.0]
 
 
-def test_what_was_scored_alone_keeps_its_score_when_the_time_is_over(score):
+def test_what_was_scored_alone_keeps_its_score_when_the_time_is_over(score, monkeypatch, folder):
     """The others of its call may hang for all of it."""
+    over_once(monkeypatch, (folder / "hangs-alone").exists)
     scores, report = score(("hangs_alone", 1.0), seconds=10.0)
     assert scores[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
     assert list(report.failures) == [1]

@@ -87,7 +87,7 @@ def test_what_vllm_computes_is_what_transformers_does_and_a_dead_engine_ends_its
             children = psutil.Process(each["pid"]).children()
             (engine,) = [child for child in children if "EngineCore" in child.cmdline()[0]]
             engine.kill()
-        assert eventually(lambda: written("codes.json"), "the ends of both") == [70, 70]
+        assert eventually(lambda: written("codes.json"), "the ends of both", 240) == [70, 70]
         for role in ("reference", "reward"):
             said = (folder / f"{role}.end").read_text()
             assert "vLLM's process EngineCore" in said

@@ -220,7 +220,7 @@ def test_generators_are_idle_once_the_last_response_has_come_and_not_before(http
     eventually(lambda: len(asked.answered) == 2 * PROMPTS - 1, "one is under way")
     assert run.ahead.figures()["generators_idle_seconds"] == 0
     server.most += 1
-    eventually(lambda: run.ahead.figures()["generators_idle_seconds"] > 0, "none is", timeout=10)
+    eventually(lambda: run.ahead.figures()["generators_idle_seconds"] > 0, "none is")
     run.end()
 
 

@@ -84,7 +84,7 @@ def make_sync(http):
     def make(http: Background = http, **options) -> WeightSync:
         settings = {
             "host": "127.0.0.1",
-            "timeout_s": 20.0,
+            "timeout_s": 120.0,  # which nothing is to wait for, on a busy machine either
             "bucket_bytes": 1 << 16,
             "device": torch.device("cpu"),
         }

@@ -63,7 +63,7 @@ def model_logprobs(model: PreTrainedModel) -> Tensor:
 
 def served_logprobs(http: Background, server: Server) -> Tensor:
     body = {"model": "policy", "prompt": TEXT, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
-    answer = http.run(http.json("POST", f"{server.address}/v1/completions", body, timeout=30))
+    answer = http.run(http.json("POST", f"{server.address}/v1/completions", body, timeout=120))
     rows = answer["choices"][0]["prompt_logprobs"][1:]
     return torch.tensor([row[str(token)]["logprob"] for row, token in zip(rows, TEXT[1:], strict=True)])
 
@@ -75,7 +75,7 @@ def serves(http: Background, server: Server, model: PreTrainedModel) -> bool:
 
 def status(http: Background, server: Server) -> dict:
     answer = http.run(
-        http.json("POST", f"{server.address}/collective_rpc", {"method": "rlhf_status"}, timeout=10)
+        http.json("POST", f"{server.address}/collective_rpc", {"method": "rlhf_status"}, timeout=120)
     )
     (worker,) = answer["results"]
     return worker

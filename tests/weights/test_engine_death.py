@@ -19,7 +19,7 @@ from tests.weights.support import TOKEN, generator, weights
 from rlhf_trainer.engines.vllm.watchdog import EXIT_ENGINE_DEAD
 
 pytestmark = pytest.mark.slow
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 240
 """For a busy machine; vLLM alone would wait for ever."""
 
 

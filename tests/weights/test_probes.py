@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.virtual_time import Loop, run
 
 from rlhf_api.roles import Role
 from rlhf_trainer.comms.frames import GENERATE
@@ -78,23 +79,19 @@ class Server:
         return sum(path == "/v1/completions" for path, _ in self.asked)
 
 
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch):
-    for name, seconds in {"ANSWER": 0.1, "PROOF": 0.2, "HUNG": 0.4, "CHANGE": 0.8, "QUIET": 0.2}.items():
-        monkeypatch.setattr(probes, f"{name}_SECONDS", seconds)
-
-
-def scenario(test: Callable[[Server], Awaitable[None]]) -> Callable[[], None]:
-    """A test on an event loop of its own that hangs for ten seconds at most."""
+def scenario(test: Callable[[Server], Awaitable[None]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A test on an event loop of its own, by whose clock the probes go too: their waits take no time."""
 
     async def body() -> None:
-        await asyncio.wait_for(test(Server()), 10)
+        await test(Server())
 
-    def run() -> None:
-        asyncio.run(body())
+    def on_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = Loop()
+        monkeypatch.setattr(probes, "time", SimpleNamespace(monotonic=loop.time))
+        run(loop, body(), 3600)
 
-    run.__name__ = test.__name__
-    return run
+    on_a_loop.__name__ = test.__name__
+    return on_a_loop
 
 
 def test_it_answers_where_the_role_says() -> None:
@@ -177,15 +174,13 @@ async def test_an_update_that_never_ends_is_found(server: Server) -> None:
 async def test_an_update_that_the_trainer_has_given_up_excuses_nobody(server: Server) -> None:
     """Or a hung engine, which gets the next step's update too, would have the time of a broadcast for ever."""
     await server.give(0)
-    short, probes.CHANGE_SECONDS = probes.CHANGE_SECONDS, 60.0
     server.running.clear()
     first = asyncio.create_task(server.post("/init_weight_transfer_engine"))
     await asyncio.sleep(0)
     assert (await server.get("/live"))[0] == 200
     again = asyncio.create_task(server.post("/init_weight_transfer_engine"))
     await asyncio.sleep(0)
-    assert await server.seconds_until("/live", 503) > probes.HUNG_SECONDS / 2
-    probes.CHANGE_SECONDS = short
+    assert probes.HUNG_SECONDS / 2 < await server.seconds_until("/live", 503) < probes.CHANGE_SECONDS
     server.running.set()
     await asyncio.gather(first, again)
     assert (await server.get("/live"))[0] == 200
@@ -238,10 +233,10 @@ async def test_drain_waits_for_prompts_under_way_and_for_a_while_of_quiet(server
     prompt = asyncio.create_task(server.post(GENERATE))
     await asyncio.sleep(0)
     drained = asyncio.create_task(server.get("/drain"))
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(2 * probes.QUIET_SECONDS)
     assert not drained.done()
     server.running.set()
     await prompt
     ended = asyncio.get_running_loop().time()
     assert (await drained)[0] == 200
-    assert asyncio.get_running_loop().time() - ended >= 0.2
+    assert asyncio.get_running_loop().time() - ended >= probes.QUIET_SECONDS

@@ -49,11 +49,14 @@ def target(server) -> Member:
 
 @pytest.mark.parametrize("kind", ["untied", "experts", "biased", "tied"])
 def test_serves_exactly_what_was_sent(kind, request, http, make_sync, models):
-    server = request.getfixturevalue(kind)
+    server, sync = request.getfixturevalue(kind), make_sync()
+    if kind == "tied":  # which other tests have, too
+        sync.send([target(server)], lambda: weights(models(kind, 0)), 0)
+    else:
+        assert status(http, server)["version"] is None
+        not_yet = b'{"ok": false, "reason": "holds no weights of the trainer"}'
+        assert ask(server, "/ready", {}) == (503, not_yet)
     assert serves(http, server, models(kind, 0))
-    assert status(http, server)["version"] is None
-    assert ask(server, "/ready", {}) == (503, b'{"ok": false, "reason": "holds no weights of the trainer"}')
-    sync = make_sync()
     for version, seed in ((1, 1), (2, 2)):
         new = models(kind, seed)
         assert not serves(http, server, new)
@@ -192,7 +195,7 @@ def test_answers_come_while_weights_are_on_their_way(tied, http, make_sync, mode
     def tensors():
         for number, pair in enumerate(weights(new)):
             if number == 4:  # the first bucket has gone
-                answer = http.run(http.json("POST", f"{tied.address}/v1/completions", body, timeout=15))
+                answer = http.run(http.json("POST", f"{tied.address}/v1/completions", body, timeout=100))
                 assert answer["choices"][0]["finish_reason"] == "length"
             yield pair
 
@@ -224,13 +227,13 @@ def test_responses_under_way_stop_before_new_weights_and_go_on_with_them(
     def reached(point: str) -> None:
         if point == "before-commit":
             running.append(http.start(client.ask(target(tied), work, begun.set)))
-            assert begun.wait(60)
+            assert begun.wait(120)
 
     make_sync().send([target(tied)], lambda: weights(old), 1)
     with slow_steps(http, tied):
         make_sync(fault=reached, clear_cache=clear_cache).send([target(tied)], lambda: weights(new), 2)
         with pytest.raises(Interrupted):
-            running[0].result(60)
+            running[0].result(120)
     assert work.begun
     assert not work.whole
     assert {v for response in work.responses for v in response.versions} == {1}
@@ -267,15 +270,15 @@ def test_requests_that_wait_in_the_engine_are_interrupted_like_those_it_works_on
     def reached(point: str) -> None:
         if point == "before-commit":
             running.extend(http.start(client.ask(target(tied), work, begun.set)) for work in works)
-            assert all(accepted.acquire(timeout=60) for _ in works)
-            assert begun.wait(60)
+            assert all(accepted.acquire(timeout=120) for _ in works)
+            assert begun.wait(120)
 
     monkeypatch.setattr(http, "stream", counted)
     make_sync().send([target(tied)], lambda: weights(models("tied", 0)), 1)
     sync = make_sync(fault=reached)
     with slow_steps(http, tied):
         assert sync.send([target(tied)], lambda: weights(models("tied", 3)), 2).holders == (target(tied),)
-        errors = [request.exception(60) for request in running]
+        errors = [request.exception(120) for request in running]
     assert {type(error) for error in errors if error is not None} == {Interrupted}
     stopped = [work for work, error in zip(works, errors, strict=True) if error is not None]
     assert {work.begun for work in stopped} == {True, False}, "some waited"
@@ -441,10 +444,6 @@ def test_a_prompt_that_is_given_up_is_aborted_by_the_engine(tied, http, make_syn
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
     before, begun = generated(tied), threading.Event()
     work = Work.begin(Prompt("0/2", (65,), {}), 64)
-    with slow_steps(http, tied):
-        asked = http.start(client.ask(target(tied), work, begun.set))
-        assert begun.wait(60)
-        asked.cancel()
 
     def idle() -> bool:
         """No token came for a second."""
@@ -452,7 +451,11 @@ def test_a_prompt_that_is_given_up_is_aborted_by_the_engine(tied, http, make_syn
         time.sleep(1)
         return generated(tied) == so_far > before
 
-    eventually(idle, "the engine is done")
+    with slow_steps(http, tied):
+        asked = http.start(client.ask(target(tied), work, begun.set))
+        assert begun.wait(120)
+        asked.cancel()
+        eventually(idle, "the engine is done")
     assert generated(tied) - before < 64 * 120
     assert serves(http, tied, models("tied", 1))
 
@@ -470,7 +473,7 @@ def test_an_epoch_that_is_over_is_refused_and_the_next_send_recovers(tied, http,
     store = {"host": "127.0.0.1", "port": sync._store.port, "epoch": "0.0", "timeout_s": 5.0}
     late = {"init_info": store | {"rank_offset": 1, "world_size": 2}}
     with pytest.raises(HttpError, match=r"weight epoch 0\.0 is over"):
-        http.run(http.json("POST", f"{tied.address}/init_weight_transfer_engine", late, timeout=20))
+        http.run(http.json("POST", f"{tied.address}/init_weight_transfer_engine", late, timeout=120))
     assert serves(http, tied, mine)
     report = sync.send([target(tied)], lambda: weights(models("tied", 2)), 2)
     assert report.holders == (target(tied),)
@@ -492,9 +495,9 @@ def test_a_trainer_that_dies_leaves_old_or_new_weights_serving_and_the_next_take
         str(folder / "tied-2"),
         point,
     ]
-    done = subprocess.run(trainer, input=TOKEN, text=True, timeout=120)
+    done = subprocess.run(trainer, input=TOKEN, text=True, timeout=300)
     assert done.returncode == -signal.SIGKILL
-    assert not http.run(http.json("GET", f"{tied.address}/is_paused", timeout=20))["is_paused"]
+    assert not http.run(http.json("GET", f"{tied.address}/is_paused", timeout=120))["is_paused"]
     kept = point != "committed"
     assert status(http, tied)["version"] == (1 if kept else 99)
     assert serves(http, tied, old if kept else models("tied", 2))
@@ -531,7 +534,7 @@ def ask(server, path: str, headers: dict[str, str], method: str = "GET") -> tupl
     data = b"{}" if method == "POST" else None
     request = urllib.request.Request(server.address + path, data, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -560,10 +563,10 @@ def test_a_server_told_to_end_with_prompts_under_way_gives_them_back(untied, tie
         works,
         [*members.values()],
         current=lambda: members,
-        limits=Limits(16, 60),
+        limits=Limits(16, 600),
         observer=Observer(arrived=lambda _: untied.process.terminate()),
     )
-    outcome = asked.result(30)
+    outcome = asked.result(240)
     assert outcome.unanswered == []
     assert [work for work, _ in outcome.results] == works
-    untied.process.wait(30)  # nor does it wait for ever for who asked
+    untied.process.wait(240)  # nor does it wait for ever for who asked

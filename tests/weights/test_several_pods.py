@@ -86,7 +86,7 @@ def test_two_processes_serve_what_was_sent_and_neither_outlives_the_other(pair, 
         assert (report.holders, report.lost) == ((target,), {})
         assert serves(http, pair.engine, new)
     url, ask = f"{pair.engine.address}/collective_rpc", {"method": "rlhf_status"}
-    workers = http.run(http.json("POST", url, ask, timeout=10))["results"]
+    workers = http.run(http.json("POST", url, ask, timeout=120))["results"]
     assert [(w["rank"], w["version"], w["digest"]) for w in workers] == [
         (r, 2, report.digest) for r in (0, 1)
     ]
@@ -99,18 +99,18 @@ def test_two_processes_serve_what_was_sent_and_neither_outlives_the_other(pair, 
     assert pair.follower.poll() is None
     (worker,) = [p for p in psutil.Process(pair.follower.pid).children() if "Worker" in p.cmdline()[0]]
     worker.kill()
-    assert pair.follower.wait(30) == 70
+    assert pair.follower.wait(120) == 70
     assert pair.told(1) == f"vLLM's process VllmWorker-1 (pid {worker.pid}) was ended by SIGKILL\n"
     # Not HttpError: the server has ended before it could say so, or takes no connection any more.
     with pytest.raises((HttpError, aiohttp.ClientError)):
         serves(http, pair.engine, models("untied", 2))
-    assert pair.engine.process.wait(60) == 70
+    assert pair.engine.process.wait(120) == 70
     assert "Worker failed with error" in pair.told(0)
 
 
 def test_a_process_that_was_told_to_end_does_when_the_engine_has():
     engine = socket.create_server(("127.0.0.1", 0))
-    engine.settimeout(30)
+    engine.settimeout(120)
     lines = [
         "import signal, threading",
         "from rlhf_trainer.engines.vllm.follower import _end_after",
@@ -129,7 +129,7 @@ def test_a_process_that_was_told_to_end_does_when_the_engine_has():
             engine.accept()[0].close()
         assert process.poll() is None, "it looks, and goes on"
         engine.close()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()
