@@ -123,11 +123,7 @@ def test_those_that_fail_are_told_of_once_and_the_others_go_on(tmp_path, caplog)
     caplog.set_level(logging.WARNING)
     run(tmp_path, {"kind": here("Refuses")}, {"kind": here("never")}, {"kind": here("Told")}, steps=5)
     assert [len(told.lines) for told in Told.made if type(told) is Told] == [6]
-    said = sorted(
-        record.getMessage().removeprefix(f"tracker {__name__}:")
-        for record in caplog.records
-        if record.name == tracking.__name__
-    )
+    said = sorted(line.removeprefix(f"tracker {__name__}:") for line in told_by_tracking(caplog))
     assert said == [
         "Refuses did not take the figures of step 1: ConnectionError: nobody listens at tracker.example",
         "Refuses was not told 6 lines",
