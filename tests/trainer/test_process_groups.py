@@ -36,9 +36,9 @@ def as_the_role(test) -> None:
 
 def of_a_function() -> None:
     async def scores() -> None:
-        pool = FunctionPool(WHERE, "function_that_hangs:hangs", concurrency=1, timeout=2.0)
+        pool = FunctionPool(WHERE, "function_that_hangs:hangs", concurrency=1, timeout=5.0)
         adopt_orphans()
-        assert await pool.score([Sample("", "hang", {})]) == [Failure("the function took longer than 2 s")]
+        assert await pool.score([Sample("", "hang", {})]) == [Failure("the function took longer than 5 s")]
         assert psutil.Process().children(recursive=True) == []
         # A worker that somebody kills while it has no call costs the next one nothing.
         assert await pool.score([Sample("", "", {})]) == [1.0]
@@ -54,9 +54,9 @@ def of_a_function() -> None:
 
 def of_a_program() -> None:
     command = ["sh", "-c", "sleep 3600 & setsid sleep 3600"]
-    program = Program(WHERE, command, memory_megabytes=512, cpu_seconds=5, concurrency=1, timeout=2.0)
+    program = Program(WHERE, command, memory_megabytes=512, cpu_seconds=5, concurrency=1, timeout=5.0)
     adopt_orphans()
-    assert asyncio.run(program.score([Sample("", "", {})])) == [Failure("the program took longer than 2 s")]
+    assert asyncio.run(program.score([Sample("", "", {})])) == [Failure("the program took longer than 5 s")]
     assert psutil.Process().children(recursive=True) == []
 
 
