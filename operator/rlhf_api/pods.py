@@ -108,8 +108,8 @@ class Scheduling(Frozen):
     queue: Name | None = None
     """Volcano's queue."""
     pre_running_deadline_seconds: Positive | None = None
-    """The job fails, and releases its resources, if its trainer has not begun to train this long after its pods were
-    created."""
+    """The job fails, and releases its resources, if its trainer has not begun to train this long after the job's start
+    or resume."""
 
 
 Settings = TypeVar("Settings", bound=BaseModel)

@@ -110,7 +110,7 @@ class ClusterStatus(Report):
     """Uids of ended pods that are counted in `restarts` and not replaced yet."""
     restarts: dict[Role, RestartWindow] = {}
     provisioning_since: Time | None = None
-    """Since when pods are there and the trainer does not train yet."""
+    """Since when pods are there and the trainer does not train yet; after a start or resume."""
     progress_time: Time | None = None
     """Last start of the trainer, or report of progress."""
     progress_count: Count | None = None

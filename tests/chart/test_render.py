@@ -312,6 +312,21 @@ def test_cert_manager_makes_the_secret_that_the_operator_mounts():
     assert webhook["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == f"{SYSTEM}/short-webhook"
 
 
+def test_names_of_digits_are_names():
+    """Of namespaces and the like, which YAML takes for numbers."""
+    values = {
+        "watchNamespaces": ["2024"],
+        "tokenKey": {"previousSecret": "34", "key": "1"},
+        "serviceAccount": {"name": "77"},
+        "priorityClassName": "100",
+        "webhook": {"enabled": True},
+    }
+    arguments = ("template", "rlhf", str(CHART), "--namespace=123", "--values=-")
+    objects = yaml.safe_load_all(helm(*arguments, input=yaml.safe_dump(values)))
+    for body in filter(None, objects):
+        kubernetes_validate.validate(body, "1.37", strict=True)
+
+
 @pytest.mark.parametrize(
     ("release", "name"),
     [("rlhf", "rlhf-operator"), ("rlhf-operator", "rlhf-operator"), ("a", "a-rlhf-operator")],

@@ -22,6 +22,10 @@ ROOT = CHART.parents[1]
         ({"jobs": {"imagePullPolicy": "Sometimes"}}, "at '/jobs/imagePullPolicy'"),
         ({"watchNamespaces": ["Training"]}, "at '/watchNamespaces/0'"),
         ({"jobs": {"metricsFrom": [{"nameSpaceSelector": {}}]}}, "'nameSpaceSelector' not allowed"),
+        (
+            {"jobs": {"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}},
+            "at '/jobs/metricsFrom/0': maxProperties: got 2, want 1",
+        ),
         ({"jobs": {"gpuPrices": {"nvidia.com/gpu": -1}}}, "at '/jobs/gpuPrices/nvidia.com~1gpu'"),
         ({"limits": {"hostPaths": ["models"]}}, "at '/limits/hostPaths/0'"),
         ({"imagePullSecrets": ["registry"]}, "at '/imagePullSecrets/0': got string, want object"),

@@ -540,6 +540,10 @@ SETTINGS = {"RLHF_TOKEN_KEY": "k" * 32, "RLHF_TRAINER_IMAGE": "x"}
             SETTINGS | {"RLHF_METRICS_FROM": '[{"ipBlock": {"cidr": "10.0.0.1/8"}}]'},
             "NetworkPolicy peers (10.0.0.1/8 has host bits set); got",
         ),
+        (
+            SETTINGS | {"RLHF_METRICS_FROM": '[{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]'},
+            "NetworkPolicy peers (a peer with an ipBlock has nothing beside it); got",
+        ),
     ],
 )
 def test_wrong_settings_are_said_in_a_line_and_exit_status_2(environ, says):

@@ -154,6 +154,21 @@ def test_a_job_that_runs_has_no_such_deadline_and_a_suspended_one_gets_it_anew()
     assert world.status.phase == "Provisioning"
 
 
+def test_a_trainer_that_waits_for_a_node_after_it_has_trained_fails_no_job():
+    """Its node is gone, and the next one takes longer to come than a start may take."""
+    world = running(WAITS)
+    del world.pods["job-trainer-0"]
+    world.trainer = None
+    world.step(5)
+    for _ in range(5):
+        world.step(5)
+        unplaced(world, *[name for name in world.pods if name == "job-trainer-0"])
+    world.step(1000)
+    world.step()
+    assert world.status.phase == "Provisioning"
+    assert stalled(world)[:2] == ("True", "PartlyScheduled")
+
+
 def test_a_failing_init_container_is_told_of_and_counted():
     world = World(("spec.reward.backoffLimit=1",))
     world.step()

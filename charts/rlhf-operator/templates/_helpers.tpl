@@ -14,13 +14,13 @@
 {{/* What the operator's pods are found by. The network policies of jobs know the name: no value changes it. */}}
 {{- define "rlhf-operator.selectorLabels" -}}
 app.kubernetes.io/name: rlhf-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 
 {{- define "rlhf-operator.labels" -}}
 app.kubernetes.io/name: rlhf-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}

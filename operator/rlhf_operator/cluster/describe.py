@@ -98,10 +98,12 @@ def _phase(phase: Phase, look: Look) -> Phase:
 
 
 def _provisioning_since(phase: Phase, look: Look) -> str | None:
-    """In the very status that says so: a time written at the next look would be a write of its own."""
+    """In the very status that says so: a time written at the next look would be a write of its own. Of a trainer that
+    is started again there is none: the job has trained, and is not to fail for want of a node."""
     if phase != "Provisioning" or look.suspending:
         return None
-    return look.cluster.provisioning_since or time_text(look.now)
+    begins = look.before.phase in ("Pending", "Suspended")
+    return time_text(look.now) if begins else look.cluster.provisioning_since
 
 
 def _filling(pods: Sequence[Pod]) -> str:

@@ -128,12 +128,14 @@ class Settings:
 
 
 def _peers(text: str | None) -> tuple[dict[str, Any], ...]:
-    """Parses NetworkPolicy peers. Invalid address blocks are rejected here, since the API server would refuse the
-    policy and so every job's pods.
-    """
+    """Parses NetworkPolicy peers. Address blocks that are invalid, or beside selectors, are rejected here, since the
+    API server would refuse the policy and so every job's pods."""
     try:
         peers = _PEERS.validate_json(text or "[]")
-        for block in (peer["ipBlock"] for peer in peers if "ipBlock" in peer):
+        for peer in (peer for peer in peers if "ipBlock" in peer):
+            if len(peer) > 1:
+                raise ValueError("a peer with an ipBlock has nothing beside it")
+            block = peer["ipBlock"]
             for network in (block["cidr"], *block.get("except", ())):
                 ip_network(network)
     except (ValidationError, ValueError, LookupError, TypeError, AttributeError) as error:
