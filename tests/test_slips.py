@@ -299,6 +299,10 @@ def test_a_chat_template_is_jinja(here, capsys):
         ("http://elsewhere/owner/name", ""),
         ("my model", ""),
         (r"C:\models\mine", ""),
+        (
+            "runs/sft/policy",
+            "; a job leaves it in its work directory runs/sft: run that job to its end first",
+        ),
     ],
 )
 def test_a_model_is_a_directory_or_has_a_name_of_the_hub(capsys, name, meant):

@@ -1,6 +1,8 @@
 """Manifests without a file on the command line: experiments by name, and functions as `package.module:name`."""
 
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,8 @@ def from_function(name: str) -> Any:
     """
     look_here()
     try:
-        document = named_object(name)()
+        with redirect_stdout(sys.stderr):  # ours is the manifest, or a picture of it
+            document = named_object(name)()
     except Exception as error:
         raise InvalidJob([Problem(name, f"makes no manifest: {described(error)}")]) from error
     if not isinstance(document, Mapping):

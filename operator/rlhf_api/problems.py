@@ -133,7 +133,8 @@ def in_our_words(error: ErrorDetails) -> str:
     """pydantic's "Input should be ..." or "List should have ...", or one of our own sentences."""
     message = re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
     message = re.sub(r" after validation, not \d+$", "", message)
-    return message.replace("a valid array", "a list").replace("valid dictionary", "object")
+    message = re.sub(r"a valid (array|list)", "a list", message)
+    return re.sub(r"a valid dictionary( or instance of \w+)?", "an object", message)
 
 
 def from_pydantic(

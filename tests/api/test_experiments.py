@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.api.manifests import GIVEN, document
 
 from rlhf_api.algorithms import ALGORITHMS
@@ -16,6 +17,9 @@ MODULE = f"""
 MADE = {document()!r}
 def ppo(): return MADE
 def nothing(): return "ppo"
+def talks():
+    print("stdout is the manifest's")
+    return MADE
 def broken(): raise KeyError("learning rate")
 """
 
@@ -78,6 +82,13 @@ def test_it_is_read_and_overridden_like_a_file(capsys):
     assert (made.metadata.name, made.spec.steps, made.spec.ppo.kl_coefficient) == ("job", 9, 0.2)
     assert cli.main(["render", "experiments_of_a_test:ppo", "steps=9"]) == 0
     assert "steps: 9" in capsys.readouterr().out
+
+
+def test_what_a_function_prints_is_no_part_of_the_manifest(capsys):
+    assert cli.main(["render", "experiments_of_a_test:talks"]) == 0
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out)["metadata"]["name"] == "job"
+    assert printed.err == "stdout is the manifest's\n"
 
 
 @pytest.mark.parametrize(

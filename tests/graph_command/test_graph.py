@@ -121,6 +121,22 @@ def test_a_picture_without_matplotlib(tmp_path, monkeypatch, capsys):
     )
 
 
+def test_a_picture_in_a_folder_that_is_not_there(tmp_path, capsys):
+    assert cli.main(["graph", "ppo", "--png", str(tmp_path / "no" / "ppo.png")]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: --png: {tmp_path}/no/ppo.png cannot be written: No such file or directory\n"
+    )
+
+
+def test_what_an_algorithm_of_ones_own_prints_is_no_part_of_the_graph(own, capsys):
+    (own / "own.py").write_text(f"{OWN}\nprint('imported')\n")
+    assert cli.main(["graph", "own:ALGORITHM"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("flowchart")
+    assert printed.err == "imported\n"
+
+
 def test_an_algorithm_of_ones_own(own, capsys):
     assert cli.main(["graph", "own:ALGORITHM"]) == 0
     assert ("best", "train", "keep") in arrows(capsys.readouterr().out)

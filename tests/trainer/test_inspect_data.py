@@ -67,7 +67,7 @@ def test_show_says_of_each_token_whether_it_is_trained_on(tmp_path):
     assert [text for mark, text in marked if mark == "trained"] == ["'a'", "'<|im_end|>'"] * 2
     coloured = list(show(made, chat_tokenizer(), 0, colour=True))
     assert [line for line in coloured if "trained " in line and "\033[32m" not in line] == [lines[1]]
-    with pytest.raises(InvalidJob, match="--row: must be below 1, the number of rows; got 1"):
+    with pytest.raises(InvalidJob, match="--row: must be one of the 1 rows, from 0 to 0; got 1"):
         list(show(made, chat_tokenizer(), 1, colour=False))
 
 
@@ -88,7 +88,7 @@ def test_the_command(tmp_path):
     assert "1 rows, 1 of 1 samples an epoch\n  prompt tokens: shortest 20" in checked.stdout
     shown = rlhf("show", f"{tmp_path}/job.yaml", "--row", "7")
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert shown.stderr == "error: --row: must be below 1, the number of rows; got 7\n"
+    assert shown.stderr == "error: --row: must be one of the 1 rows, from 0 to 0; got 7\n"
     assert rlhf("check", f"{tmp_path}/job.yaml", "--set", "spec.steps=0").returncode == 2
 
 

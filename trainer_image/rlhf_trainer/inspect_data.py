@@ -75,7 +75,12 @@ def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour:
     _, kind, dataset = next(_named(spec))
     if not 0 <= number < len(dataset):
         raise InvalidJob(
-            [Problem("--row", f"must be below {len(dataset)}, the number of rows; got {number}")]
+            [
+                Problem(
+                    "--row",
+                    f"must be one of the {len(dataset)} rows, from 0 to {len(dataset) - 1}; got {number}",
+                )
+            ]
         )
     source, at = dataset.place(number)
     row = dataset[number]

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,8 @@ def add_graph(commands: "Commands") -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the graph as Mermaid; returns the exit code."""
-    drawn = _drawing(options.subject, options.set)
+    with redirect_stdout(sys.stderr):  # of an algorithm of one's own, which is imported
+        drawn = _drawing(options.subject, options.set)
     if options.png is not None:
         write_png(drawn, options.png)
     say(mermaid(drawn).rstrip("\n"), sys.stdout)

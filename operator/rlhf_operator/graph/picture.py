@@ -21,7 +21,7 @@ NAME, SMALL = 11.0, 8.5
 
 
 def write_png(drawing: Drawing, file: Path) -> None:
-    """Writes the PNG to `file`. Raises InvalidJob if matplotlib is not installed."""
+    """Writes the PNG to `file`. Raises InvalidJob if it cannot, or matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -38,7 +38,10 @@ def write_png(drawing: Drawing, file: Path) -> None:
     axes.set(xlim=(left, right), ylim=(bottom, top))
     axes.axis("off")
     picture.draw(axes)
-    figure.savefig(file, dpi=160, format="png")
+    try:
+        figure.savefig(file, dpi=160, format="png")
+    except OSError as error:
+        raise InvalidJob([Problem("--png", f"{file} cannot be written: {error.strerror}")]) from error
 
 
 @cache  # the layout asks for each thousands of times

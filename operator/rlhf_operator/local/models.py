@@ -17,6 +17,8 @@ from rlhf_api.vllm_source import engine_problems
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer*", "vocab*", "*.model", "tekken*")
 """Files that Transformers reads weights, or tokenizers of any kind, from."""
+_OF_RUN = re.compile(r"((?:.*/)?runs/[^/]+)/(?:policy|critic)/?")
+"""Where a job leaves its models, in the work directory that it has by default."""
 _HUB = "https://huggingface.co/"
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 
@@ -55,6 +57,8 @@ def mistyped(spec: Spec) -> Iterator[Problem]:
         if not Path(name).is_dir():
             bare = name.strip().removeprefix(_HUB).rstrip("/")
             hint = f"; did you mean {bare}?" if bare != name and _HUB_NAME.fullmatch(bare) else ""
+            if run := _OF_RUN.fullmatch(name):
+                hint = f"; a job leaves it in its work directory {run[1]}: run that job to its end first"
             yield Problem(where, f"no such directory, and no hub name (`owner/name`){hint}; got {name!r}")
         elif not (Path(name) / wanted).is_file():
             yield Problem(where, f"must be in Hugging Face format, but has no {wanted}; got {name!r}")
