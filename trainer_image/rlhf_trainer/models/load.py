@@ -171,6 +171,16 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
         )
 
 
+def check_trainable(model: PreTrainedModel, path: str) -> None:
+    """Raises ValueError for quantised weights: an optimizer would take the stored numbers without their scales."""
+    if getattr(model, "is_quantized", False):
+        method = getattr(model, "quantization_method", "of an unknown kind")
+        raise ValueError(
+            f"{path!r} is quantised ({getattr(method, 'value', method)}), and such weights cannot be trained; use the "
+            "model's unquantised weights"
+        )
+
+
 def _with_head(path: str, dtype: torch.dtype, kind: str, *, trained: bool) -> PreTrainedModel:
     """A model of one output, whose head comes from its files if it is `trained`."""
     config = load_config(path)
