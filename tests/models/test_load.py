@@ -15,13 +15,12 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer import progress
 from rlhf_trainer.batches import MicroBatch, response_values, sequence_scores
+from rlhf_trainer.models.create import create_policy, create_tokenizer
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.models.initialize import initialize, missing_tools
 from rlhf_trainer.models.load import (
     check_fit,
-    create_policy,
-    create_tokenizer,
     load_critic,
     load_policy,
     load_reward,

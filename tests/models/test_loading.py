@@ -19,7 +19,8 @@ from rlhf_trainer import progress
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.models import loading
 from rlhf_trainer.models.adapter import Adapter
-from rlhf_trainer.models.load import create_policy, create_tokenizer, load_policy, load_reward
+from rlhf_trainer.models.create import create_policy, create_tokenizer
+from rlhf_trainer.models.load import load_policy, load_reward
 from rlhf_trainer.models.loading import load_frozen, load_job_tokenizer, load_trained
 from rlhf_trainer.settings import ModelSource, model_source
 from rlhf_trainer.training import assembly
