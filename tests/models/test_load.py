@@ -251,6 +251,14 @@ def test_an_optimizer_that_cannot_be_compiled_here_is_refused_with_what_to_do(mo
         assert missing_tools(deepspeed_settings(built, ADAM, 1.0), away=False) == []
 
 
+def test_settings_that_deepspeed_refuses_are_told_as_that(trained, path):
+    bfloat16 = {"enabled": True, "bf16_master_weights_and_grads": True}
+    with pytest.raises(
+        InvalidJob, match=r"deepspeed: is refused by DeepSpeed: Master weights feature requires ZeRO-2"
+    ):
+        trained(load_policy(path, torch.bfloat16), bf16=bfloat16, zero_optimization={"stage": 2})
+
+
 def test_low_precision_has_master_weights_and_float32_accumulation():
     settings = deepspeed_settings({"bf16": {"enabled": True}}, ADAM, 0.0)
     assert settings["zero_optimization"]["stage"] == 1
