@@ -3,10 +3,16 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 from tests.checkpoint.conftest import ALONE
 
-from rlhf_trainer.checkpoint.rng import restore_generators, save_generators, seed_generators
+from rlhf_trainer.checkpoint.rng import (
+    restore_generators,
+    save_generators,
+    seed_generators,
+    undisturbed_generators,
+)
 from rlhf_trainer.comms.ranks import Ranks
 
 
@@ -42,6 +48,18 @@ def test_the_kept_half_of_a_pair_may_be_there_or_not():
         expected = draw()
         restore_generators(ALONE, states)
         assert draw() == expected
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_what_is_drawn_meanwhile_leaves_no_trace(before):
+    """Also where half of a pair is kept."""
+    seed_generators(ALONE, 7)
+    for _ in range(before):
+        random.gauss(0, 1)
+        np.random.randn()
+    with undisturbed_generators(ALONE.device):
+        expected = draw()
+    assert draw() == expected
 
 
 def test_seeds_differ_between_ranks_and_a_new_rank_keeps_its_own():

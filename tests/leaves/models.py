@@ -23,7 +23,7 @@ from rlhf_trainer.batches import MicroBatch
 from rlhf_trainer.batches import plan as micro_batches
 from rlhf_trainer.data.dataset import open_datasets, stream
 from rlhf_trainer.data.prompts import prompts
-from rlhf_trainer.models import load, loading
+from rlhf_trainer.models import create, loading
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
 from rlhf_trainer.ops import OpContext, compute_fn, loss_fn
 from rlhf_trainer.ops.datasets import given_columns
@@ -50,8 +50,8 @@ def creation(job: RLHFJob) -> Any:
     section = job.spec.model.create
     if section is None:
         return None
-    tokenizer = load.create_tokenizer(["a film, a good film, a bad film"] * 9, section.tokenizer.vocab_size)
-    model = load.create_policy(section.model_type, section.config, tokenizer, job.spec.seed)
+    tokenizer = create.create_tokenizer(["a film, a good film, a bad film"] * 9, section.tokenizer.vocab_size)
+    model = create.create_policy(section.model_type, section.config, tokenizer, job.spec.seed)
     return tokenizer.get_vocab(), repr(model.config), [float(p.detach().sum()) for p in model.parameters()]
 
 

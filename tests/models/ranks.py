@@ -24,8 +24,8 @@ from rlhf_api.spec import Optimizer
 from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
 from rlhf_trainer.engines.vllm.held import HeldBase
 from rlhf_trainer.models.adapter import Adapter
+from rlhf_trainer.models.create import create_tokenizer
 from rlhf_trainer.models.export import save_model
-from rlhf_trainer.models.load import create_tokenizer
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.records import Sequences

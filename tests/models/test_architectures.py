@@ -11,7 +11,8 @@ from tests.support.models import byte_tokenizer
 from rlhf_api.checks import check
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer.models import architectures
-from rlhf_trainer.models.load import create_policy, load_critic, load_policy, load_tokenizer
+from rlhf_trainer.models.create import create_policy
+from rlhf_trainer.models.load import load_critic, load_policy, load_tokenizer
 
 PRIMER = [
     f"examples.own_model.primer:Primer{kind}" for kind in ("Model", "ForCausalLM", "ForTokenClassification")

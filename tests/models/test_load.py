@@ -15,13 +15,12 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer import progress
 from rlhf_trainer.batches import MicroBatch, response_values, sequence_scores
+from rlhf_trainer.models.create import create_policy, create_tokenizer
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.models.initialize import initialize, missing_tools
 from rlhf_trainer.models.load import (
     check_fit,
-    create_policy,
-    create_tokenizer,
     load_critic,
     load_policy,
     load_reward,
@@ -252,6 +251,14 @@ def test_an_optimizer_that_cannot_be_compiled_here_is_refused_with_what_to_do(mo
         initialize(torch.nn.Linear(2, 2), own, ADAM)
     for built in ({}, {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}):
         assert missing_tools(deepspeed_settings(built, ADAM, 1.0), away=False) == []
+
+
+def test_settings_that_deepspeed_refuses_are_told_as_that(trained, path):
+    bfloat16 = {"enabled": True, "bf16_master_weights_and_grads": True}
+    with pytest.raises(
+        InvalidJob, match=r"deepspeed: is refused by DeepSpeed: Master weights feature requires ZeRO-2"
+    ):
+        trained(load_policy(path, torch.bfloat16), bf16=bfloat16, zero_optimization={"stage": 2})
 
 
 def test_low_precision_has_master_weights_and_float32_accumulation():

@@ -17,8 +17,10 @@ from rlhf_api.rows import AnswerRow
 from rlhf_api.run import RunConfig
 from rlhf_trainer import progress
 from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.models import loading
 from rlhf_trainer.models.adapter import Adapter
-from rlhf_trainer.models.load import create_policy, create_tokenizer, load_reward
+from rlhf_trainer.models.create import create_policy, create_tokenizer
+from rlhf_trainer.models.load import load_policy, load_reward
 from rlhf_trainer.models.loading import load_frozen, load_job_tokenizer, load_trained
 from rlhf_trainer.settings import ModelSource, model_source
 from rlhf_trainer.training import assembly
@@ -140,6 +142,22 @@ def test_errors_name_the_field_that_holds_the_path(tokenizer, path):
     other = create_tokenizer(["other words altogether, of which there are many more"], 300)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: the tokenizer has \d+ tokens"):
         load_trained(config({"policy": path}), POLICY, other)
+
+
+def test_quantised_weights_are_not_trained(tokenizer, path, monkeypatch):
+    """As of a model in float8 on a GPU that computes in it; elsewhere Transformers makes it whole."""
+
+    def quantised(path: str, dtype: torch.dtype) -> torch.nn.Module:
+        model = load_policy(path, dtype)
+        model.is_quantized, model.quantization_method = True, "fp8"
+        return model
+
+    monkeypatch.setitem(loading.LOADERS, "causal", quantised)
+    with pytest.raises(
+        InvalidJob, match=r"spec.model.policy: .* is quantised \(fp8\), and such weights cannot be"
+    ):
+        load_trained(config({"policy": path}), POLICY, tokenizer)
+    load_frozen(config({"policy": path}), Role.REFERENCE, tokenizer)
 
 
 def test_the_generator_role_starts_without_torch():

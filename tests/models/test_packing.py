@@ -1,6 +1,7 @@
 """Packed sequences and the response head against padding and whole logits: the same numbers, the same gradients."""
 
 import copy
+import importlib.util
 
 import pytest
 import torch
@@ -22,11 +23,13 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
+from rlhf_api.problems import InvalidJob
 from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
-from rlhf_trainer.models.efficiency import recompute
+from rlhf_trainer.models.efficiency import fuse, recompute
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.models.packing import PACKED, can_pack
 from rlhf_trainer.models.response_head import install, response_head
+from rlhf_trainer.models.sequence_parallel import check_heads
 from rlhf_trainer.records import Sequences
 
 SHAPE = {
@@ -180,8 +183,23 @@ def test_what_mixes_the_row_is_found_out():
     layer = model.model.layers[0].mlp
     own = layer.forward
     layer.forward = lambda hidden: own(hidden) + hidden.mean(1, keepdim=True)
-    with pytest.raises(ValueError, match="change with what is packed"):
+    with pytest.raises(InvalidJob, match=r"spec.trainer.attention: is packed, .* change with what is packed"):
         Forward.choose(model, 40, 0, "packed")
+
+
+def test_what_a_model_or_machine_lacks_is_told_as_the_jobs_mistake(monkeypatch):
+    """So that its processes are not started again and again."""
+    with pytest.raises(InvalidJob, match=r"spec.trainer.gradientCheckpointing: Linear has no layers"):
+        recompute(torch.nn.Linear(2, 2), "full")
+    with pytest.raises(
+        InvalidJob, match=r"spec.trainer.sequenceParallelSize: cannot divide 6 attention heads"
+    ):
+        check_heads(6, 2, 4)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(
+        InvalidJob, match=r"spec.trainer.kernels: is liger, but liger-kernel is not installed"
+    ):
+        fuse(llama(), "liger")
 
 
 def test_logits_that_are_capped_after_the_output_layer_are_read_whole():

@@ -8,7 +8,7 @@ import torch
 from tests.support.models import byte_tokenizer
 from transformers import BertConfig, BertForSequenceClassification
 
-from rlhf_trainer.models.load import create_tokenizer
+from rlhf_trainer.models.create import create_tokenizer
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring.function_pool import FunctionPool
 from rlhf_trainer.scoring.rewards import Function, Rewards

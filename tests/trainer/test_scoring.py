@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer.imports import import_function
-from rlhf_trainer.models.load import create_tokenizer, positions_of
+from rlhf_trainer.models.create import create_tokenizer
+from rlhf_trainer.models.load import positions_of
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring import samples
 from rlhf_trainer.scoring.function_pool import FunctionPool

@@ -17,7 +17,7 @@ from rlhf_api.graph import CRITIC
 from rlhf_api.manifest import load, parse
 from rlhf_api.run import RunConfig
 from rlhf_trainer.data.encode import end_tokens
-from rlhf_trainer.models.load import create_policy
+from rlhf_trainer.models.create import create_policy
 from rlhf_trainer.models.loading import load_job_tokenizer
 from rlhf_trainer.training.assembly import trained_model
 from rlhf_trainer.training.export import export_models, write_card

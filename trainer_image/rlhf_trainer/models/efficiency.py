@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import GradientCheckpointing, Kernels
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
     """Replaces the model's norms, rotary embedding and SwiGLU by Liger's kernels, on GPUs (Hsu et al. 2024,
     arXiv:2410.10989).
 
-    `auto` leaves the model unchanged if Liger is missing or does not support its type. Raises ValueError for `liger` if
+    `auto` leaves the model unchanged if Liger is missing or does not support its type. Raises InvalidJob for `liger` if
     it is unavailable.
     """
     if kernels == "torch" or (kernels == "auto" and not torch.cuda.is_available()):
@@ -40,7 +41,7 @@ def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
             return
         missing = f"Liger has none for {kind!r}"
     if kernels == "liger":
-        raise ValueError(f"trainer.kernels: liger, but {missing}; leave it to auto")
+        raise InvalidJob([Problem("spec.trainer.kernels", f"is liger, but {missing}; leave it to auto")])
     log.info("no fused kernels: %s", missing)
 
 
@@ -48,13 +49,14 @@ def recompute(model: nn.Module, checkpointing: GradientCheckpointing) -> None:
     """Activation checkpointing: recomputes a layer's activations in the backward pass (Chen et al. 2016,
     arXiv:1604.06174): of every layer with `full`, of every second one with `selective`.
 
-    Raises ValueError for a model whose layers cannot be identified.
+    Raises InvalidJob for a model whose layers cannot be identified.
     """
     if checkpointing == "none":
         return
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no layers for trainer.gradientCheckpointing; use none")
+        message = f"{type(model).__name__} has no layers that could be computed again; use none"
+        raise InvalidJob([Problem("spec.trainer.gradientCheckpointing", message)])
     # Whole layers, not operators: what decides for each operator costs the host several times a layer's own time.
     for layer in layers if checkpointing == "full" else layers[::2]:
         # Transformers' own switch requires training mode, and so dropout.

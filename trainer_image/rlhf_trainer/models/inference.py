@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Attention, Trainer
 
 from .. import progress
@@ -50,7 +51,7 @@ class Forward:
         sequence_group: SequenceGroup | None = None,
     ) -> Self:
         """Packed if `attention` asks for it (`auto`: on GPUs) and a trial shows that packed logits equal padded ones.
-        Raises ValueError for `packed`, or a `sequence_group`, if the model does not support it.
+        Raises InvalidJob for `packed`, or a `sequence_group`, if the model does not support it.
         """
         padded = cls(model, token_budget, pad_token_id, engine)
         if sequence_group is not None:
@@ -65,11 +66,14 @@ class Forward:
                     return replace(padded, packed=True, sequence_group=sequence_group)
             model.config._attn_implementation = own
         if attention == "packed":
-            field = "attention is packed" if sequence_group is None else "sequenceParallelSize is above 1"
-            raise ValueError(
-                f"spec.trainer.{field}, but the outputs of {type(model).__name__} in {model.dtype} change "
-                f"with what is packed beside them on {padded.device.type}; leave it out"
+            field, value = (
+                ("attention", "packed") if sequence_group is None else ("sequenceParallelSize", "above 1")
             )
+            message = (
+                f"is {value}, but the outputs of {type(model).__name__} in {model.dtype} change with what is packed "
+                f"beside them on {padded.device.type}; leave it out"
+            )
+            raise InvalidJob([Problem(f"spec.trainer.{field}", message)])
         log.info("%s in %s runs on padded sequences: it cannot pack", type(model).__name__, model.dtype)
         return padded
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from .zero import deepspeed, installed_ops
 
 def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any]) -> Any:
     """DeepSpeed's engine for `model`, on every rank's GPU, with the configuration of `deepspeed_settings`; torch's
-    AdamW with the arguments `adam`, unless the configuration names an optimizer. Raises InvalidJob for an optimizer
-    that DeepSpeed compiles at its start, where this machine has nothing to compile it with."""
+    AdamW with the arguments `adam`, unless the configuration names an optimizer. Raises InvalidJob for settings that
+    DeepSpeed refuses, and for an optimizer that it compiles at its start, where this machine has nothing to compile it
+    with."""
     groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
     away = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
     fused = not (
@@ -36,7 +37,7 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
             "out, for PyTorch's, or use an image that has it"
         )
         raise InvalidJob([Problem("deepspeed.optimizer.type", message)])
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), _refusals():
         if settings["zero_optimization"].get("stage") == 3:
             _divide(model, settings)
         engine, *_ = deepspeed.initialize(
@@ -49,6 +50,17 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
     if distributed.get_world_size() == 1 and not engine.zero_optimization():
         engine.enable_backward_allreduce = False  # it would copy the whole gradient to a buffer and back
     return engine
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """DeepSpeed asserts what its settings may be together; another start would end the same."""
+    try:
+        yield
+    except (AssertionError, ValueError) as error:
+        if not str(error):
+            raise
+        raise InvalidJob([Problem("deepspeed", f"is refused by DeepSpeed: {error}")]) from error
 
 
 def _find_programs() -> None:

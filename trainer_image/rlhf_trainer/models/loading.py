@@ -31,12 +31,18 @@ Loaded = TypeVar("Loaded")
 def load_trained(config: RunConfig, used: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Loads what a trained model of the graph starts from, in its compute dtype.
 
-    Raises InvalidJob, naming the field that holds the path, if the model cannot be loaded or does not support this
-    tokenizer's ids or the job's longest sequence.
+    Raises InvalidJob, naming the field that holds the path, if the model cannot be loaded or trained, or does not
+    support this tokenizer's ids or the job's longest sequence.
     """
     source, dtype = model_source(config, used.field), config.spec.trained_dtype(used.field)
     length = longest_update(config.spec) if used.field == "policy" else longest(config.spec)
-    return _load(LOADERS[used.head], source, dtype, tokenizer, length)
+
+    def trainable(path: str, dtype: torch.dtype) -> PreTrainedModel:
+        model = LOADERS[used.head](path, dtype)
+        load.check_trainable(model, path)
+        return model
+
+    return _load(trainable, source, dtype, tokenizer, length)
 
 
 def load_frozen(

@@ -13,6 +13,8 @@ from torch import Tensor, distributed
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from rlhf_api.problems import InvalidJob, Problem
+
 from ..batches import MicroBatch
 
 
@@ -96,12 +98,10 @@ def _own_group(size: int) -> distributed.ProcessGroup:
 
 
 def check_heads(heads: int, keys: int, size: int) -> None:
-    """Raises ValueError where `size` does not divide the attention heads."""
+    """Raises InvalidJob where `size` does not divide the attention heads."""
     if heads % size or heads % math.lcm(keys, size):
-        raise ValueError(
-            f"spec.trainer.sequenceParallelSize {size} cannot divide {heads} attention heads over {keys} key heads; "
-            f"use a divisor of {heads}"
-        )
+        message = f"cannot divide {heads} attention heads over {keys} key heads; use a divisor of {heads}; got {size}"
+        raise InvalidJob([Problem("spec.trainer.sequenceParallelSize", message)])
 
 
 def heads_of(model: PreTrainedModel) -> tuple[int, int]:

@@ -35,7 +35,8 @@ class TrainedModel:
     router noise, however its class names them. `deepspeed` is the user's own DeepSpeed configuration. AdamW from torch
     unless that names Adam or AdamW of DeepSpeed's; biases and norms are not decayed. With an `adapter`, only the
     adapter is trained, and the head of a reward model or critic. With `sequence_parallel_size` n, each n neighbouring
-    ranks share micro-batches, which may be n times as large. Raises ValueError for contradictory settings.
+    ranks share micro-batches, which may be n times as large. Raises InvalidJob for settings that this model or
+    machine cannot have.
     """
 
     def __init__(

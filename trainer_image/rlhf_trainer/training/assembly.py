@@ -23,8 +23,9 @@ from ..generation.fleet import Fleet
 from ..generation.vllm import VllmClient
 from ..graph.learner import Learner
 from ..models.average import MovingAverage
+from ..models.create import create_policy, create_tokenizer
 from ..models.export import renamed_into_place
-from ..models.load import create_policy, create_tokenizer, load_tokenizer
+from ..models.load import load_tokenizer
 from ..models.loading import load_job_tokenizer, load_trained, loading
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
