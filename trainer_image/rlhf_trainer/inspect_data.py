@@ -55,7 +55,9 @@ def check(
         for i, file in enumerate(dataset.files):
             share = dataset.mixture.shares[i]
             yield f"{field}: {file.name}: {len(file):,} rows, {share:,} of {dataset.mixture.samples:,} samples an epoch"
-            prompts, responses, wrong = _read(dataset, range(first, first + len(file)), kind, tokenizer, spec.data)
+            prompts, responses, wrong = _read(
+                dataset, range(first, first + len(file)), kind, tokenizer, spec.data
+            )
             first += len(file)
             if len(wrong) > MOST_PROBLEMS:
                 rest = Problem(file.name, f"and {len(wrong) - MOST_PROBLEMS} more rows like these")

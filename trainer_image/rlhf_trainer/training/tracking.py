@@ -28,7 +28,7 @@ WAITING = 1000
 CLOSE_SECONDS = 30.0
 """Deadline for a tracker to empty its queue at the end of the run, seconds."""
 ID = "run-id"
-"""File in the work directory: the run's id for trackers, and behind it the identity that the host gave the run, if any."""
+"""File in the work directory: the run's id for trackers, then the identity that its host gave the run, if any."""
 PROJECT = "rlhf"
 AGAIN_SECONDS = 60.0
 """Interval between the tries to create a tracker whose server is down, seconds."""
