@@ -158,7 +158,9 @@ class Committer:
         except Conflict:
             raise _fenced(self._store.url) from None
         except Missing:
-            message = f"{ROOT} has been deleted from {self._store.url}; the next trainer goes by what is left there"
+            message = (
+                f"{ROOT} has been deleted from {self._store.url}; the next trainer goes by what is left there"
+            )
             raise StoreError(message) from None
         self._root = root
 

@@ -74,7 +74,7 @@ def test_a_root_that_somebody_deletes_is_told_so_and_the_next_trainer_finds_what
     trainer = place.trainer()
     trainer.save(1)
     obstore.delete(place.raw, "LATEST")
-    with pytest.raises(StoreError, match="LATEST has been deleted from .*what is left there"):
+    with pytest.raises(StoreError, match=r"LATEST has been deleted from .*what is left there"):
         trainer.save(2)
     again = place.trainer()
     assert 1 in place.steps()
