@@ -174,10 +174,12 @@ def _run_id(folder: Path, identity: str, step: int) -> str:
     """The id in the work directory; a new one for a run that starts where another one, such as a deleted job of the
     same name, has left its own."""
     file = folder / ID
-    found, _, owner = (file.read_text() if file.exists() else "").partition(" ")
+    before = file.read_text() if file.exists() else ""
+    found, _, owner = before.partition(" ")
     if not found or (step == 0 and owner != identity):
         found = secrets.token_hex(8)
-    file.write_text(f"{found} {identity}".rstrip())
+    if (now := f"{found} {identity}".rstrip()) != before:
+        file.write_text(now)
     return found
 
 
