@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from rlhf_api.problems import InvalidJob, Problem
 
 from .archive import Archive, Snapshot
-from .failures import Conflict, StoreError
+from .failures import Conflict, Missing, StoreError
 from .manifest import (
     ROOT,
     Entry,
@@ -69,7 +69,7 @@ class Committer:
             root = root.model_copy(update=changed if resume else {**changed, "rollbacks": 0})
             try:
                 version = archive.store.swap(ROOT, encode_root(root), version)
-            except Conflict:
+            except (Conflict, Missing):
                 continue  # another trainer starts at the same time: the last one to take over wins
             manifests = archive.manifests(root)
             garbage = [found.key for found in archive.unreferenced(root, manifests)]
@@ -109,6 +109,7 @@ class Committer:
 
         Raises:
             InvalidJob: another trainer has taken over.
+            StoreError: LATEST has been deleted, or as for every request.
         """
         time = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = Manifest(
@@ -156,6 +157,11 @@ class Committer:
             self._version = self._store.swap(ROOT, encode_root(root), self._version)
         except Conflict:
             raise _fenced(self._store.url) from None
+        except Missing:
+            message = (
+                f"{ROOT} has been deleted from {self._store.url}; the next trainer goes by what is left there"
+            )
+            raise StoreError(message) from None
         self._root = root
 
     def _delete_but_those_kept(self, before: Root) -> None:

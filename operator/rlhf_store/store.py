@@ -133,6 +133,7 @@ class Store:
 
         Raises:
             Conflict: the object has another version by now.
+            Missing: it is gone.
         """
 
         def swap() -> Version:
@@ -227,6 +228,8 @@ class Store:
         try:
             found: Version | None = self._read(key)
         except Missing:
+            if known is not None:
+                raise
             found = None
         if (found and found.data) != (known and known.data):
             raise Conflict(key)

@@ -10,7 +10,7 @@ from tests.checkpoint.conftest import assert_is
 from rlhf_api.problems import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
-from rlhf_store.failures import Conflict
+from rlhf_store.failures import Conflict, StoreError
 from rlhf_store.manifest import Entry
 from rlhf_store.retention import Retention
 from rlhf_store.store import Store
@@ -68,6 +68,19 @@ def test_who_was_taken_over_cannot_commit(place):
     assert place.steps() == [1, 2]
     assert_is(place.snapshot(2), 2)
     assert (zombie.committer.epoch, newer.committer.epoch) == (1, 2)
+
+
+def test_a_root_that_somebody_deletes_is_told_so_and_the_next_trainer_finds_what_is_left(place):
+    trainer = place.trainer()
+    trainer.save(1)
+    obstore.delete(place.raw, "LATEST")
+    with pytest.raises(StoreError, match=r"LATEST has been deleted from .*what is left there"):
+        trainer.save(2)
+    again = place.trainer()
+    assert 1 in place.steps()
+    again.save(3)
+    assert_is(place.snapshot(1), 1)
+    assert_is(place.snapshot(3), 3)
 
 
 def test_of_two_that_start_at_once_one_leads(place):

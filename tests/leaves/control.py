@@ -104,7 +104,7 @@ def checkpoints(job: RLHFJob) -> Any:
 def trackers(job: RLHFJob) -> Any:
     """Trackers with what they are made with."""
     with instead(tracking, "_Feed") as made, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracking, "_run_id", lambda _: "id")
+        patch.setattr(tracking, "_run_id", lambda *_: "id")
         tracking.Tracking("job", job.spec, None).begin(0, 0)
     return [(wanted.kind, wanted.settings, make, run.project) for (wanted, make, run), _ in made.told]
 

@@ -115,6 +115,23 @@ def test_a_resumed_run_is_the_same_one_and_a_failed_one_ends_so(tmp_path):
     assert (first.run.step, second.run.step, second.end) == (0, 2, False)
 
 
+def test_a_job_made_anew_in_the_work_directory_of_a_deleted_one_is_another_run(tmp_path):
+    """Trackers keep the first value of a step: they would take none of the new job's until it is further."""
+
+    def begun(identity: str, step: int) -> str:
+        spec = job(f"spec.trackers=[{{kind: '{here('Told')}'}}]").spec
+        with tracking.Tracking("job", spec, tmp_path, identity) as feeds:
+            Metrics(tmp_path, step, feeds)
+        return Told.made[-1].run.id
+
+    first = begun("uid-1", 0)
+    assert begun("uid-1", 0) == first, "a trainer that died before its first checkpoint"
+    again = begun("uid-2", 0)
+    assert again != first
+    assert begun("uid-2", 7) == again
+    assert begun("uid-3", 7) == again, "a new job that goes on from there"
+
+
 def told_by_tracking(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == tracking.__name__]
 

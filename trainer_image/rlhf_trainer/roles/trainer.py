@@ -91,7 +91,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
         make_workdir(Path(config.workdir))
         for line in without_effect(spec):
             log.warning("%s", line)
-    tracking = Tracking(config.job, spec, Path(config.workdir)) if ranks.first else None
+    tracking = Tracking(config.job, spec, Path(config.workdir), run) if ranks.first else None
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
     retrying = partial(store_fails, services)
     archive = Archive(config.store, patience=patience, known=config.resume, retrying=retrying)

@@ -28,7 +28,7 @@ WAITING = 1000
 CLOSE_SECONDS = 30.0
 """Deadline for a tracker to empty its queue at the end of the run, seconds."""
 ID = "run-id"
-"""File in the work directory with the run's id for trackers."""
+"""File in the work directory: the run's id for trackers, then the identity that its host gave the run, if any."""
 PROJECT = "rlhf"
 AGAIN_SECONDS = 60.0
 """Interval between the tries to create a tracker whose server is down, seconds."""
@@ -37,9 +37,10 @@ AGAIN_SECONDS = 60.0
 class Tracking:
     """The trackers of a job: created by `begin`, closed on exit of the context."""
 
-    def __init__(self, job: str, spec: Spec, folder: Path) -> None:
-        """Raises InvalidJob, naming all of them, if trackers are not installed or cannot be imported."""
-        self._job, self._spec, self._folder = job, spec, folder
+    def __init__(self, job: str, spec: Spec, folder: Path, identity: str = "") -> None:
+        """`identity`: of this run, where its host gives one. Raises InvalidJob, naming all of them, if trackers are not
+        installed or cannot be imported."""
+        self._job, self._spec, self._folder, self._identity = job, spec, folder, identity
         self._makers = _makers(spec)
         self._feeds: list[_Feed] = []
 
@@ -50,9 +51,9 @@ class Tracking:
             return
         after = f"-rollback-{rollbacks}" if rollbacks else ""
         manifest = json.loads(self._spec.model_dump_json(by_alias=True))
+        names = (_run_id(self._folder, self._identity, step) + after, self._job + after)
         for wanted, make in zip(self._spec.trackers, self._makers, strict=True):
             project = wanted.project or PROJECT
-            names = (_run_id(self._folder) + after, self._job + after)
             run = Run(*names, project, self._folder, step, manifest)
             self._feeds.append(_Feed(wanted, make, run))
 
@@ -169,11 +170,17 @@ def _makers(spec: Spec) -> list[Callable[..., Tracker]]:
     return found
 
 
-def _run_id(folder: Path) -> str:
+def _run_id(folder: Path, identity: str, step: int) -> str:
+    """The id in the work directory; a new one for a run that starts where another one, such as a deleted job of the
+    same name, has left its own."""
     file = folder / ID
-    if not file.exists():
-        file.write_text(secrets.token_hex(8))
-    return file.read_text()
+    before = file.read_text() if file.exists() else ""
+    found, _, owner = before.partition(" ")
+    if not found or (step == 0 and owner != identity):
+        found = secrets.token_hex(8)
+    if (now := f"{found} {identity}".rstrip()) != before:
+        file.write_text(now)
+    return found
 
 
 def _is_figure(value: Any) -> bool:
