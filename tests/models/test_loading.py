@@ -131,7 +131,7 @@ def test_errors_name_the_field_that_holds_the_path(tokenizer, path):
 def test_the_generator_role_starts_without_torch():
     """vLLM's own start is what users wait for."""
     code = "import sys, rlhf_trainer.roles.generator; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
 
 
 def test_each_frozen_weight_under_an_adapter_is_a_sign_of_progress():
