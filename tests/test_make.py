@@ -60,7 +60,7 @@ def make_test(clone: Path) -> tuple[int, list[str]]:
     kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take a while to load
     kept["PYTHONDONTWRITEBYTECODE"] = "1"  # make takes it away
     done = subprocess.run(
-        ["make", "test"], cwd=clone, env=kept, capture_output=True, text=True, timeout=300, check=False
+        ["make", "test"], cwd=clone, env=kept, capture_output=True, text=True, timeout=900, check=False
     )
     _, _, table = done.stdout.partition("skipped\n")
     return done.returncode, [re.sub(r"\s+(\d+:\d\d)?\s*", " ", line) for line in table.splitlines()]
@@ -110,7 +110,7 @@ def test_all_linters_run_and_the_failing_ones_are_named(clone):
     write_program(clone / ".venv" / "bin" / "ruff", "exit 1")
     write_program(clone / ".venv" / "bin" / "lint-imports", "echo broken; exit 1")
     done = subprocess.run(
-        ["make", "lint"], cwd=clone, capture_output=True, text=True, timeout=60, check=False
+        ["make", "lint"], cwd=clone, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 2
     assert "broken" in done.stdout

@@ -48,7 +48,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def done(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=900, check=False
     )
 
 

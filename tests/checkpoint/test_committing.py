@@ -94,7 +94,7 @@ def test_of_two_that_start_at_once_one_leads(place):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert sorted(committer.epoch for committer in started) == [1, 2, 3, 4]
     outcomes = []
     for committer in sorted(started, key=lambda c: c.epoch):

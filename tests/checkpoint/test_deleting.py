@@ -17,7 +17,7 @@ AT_ONCE = timedelta()
 
 
 def test_what_is_gone_already_is_deleted(place: Place):
-    store = Store(place.url, patience=AT_ONCE if place.url.startswith("file") else timedelta(seconds=10))
+    store = Store(place.url, patience=AT_ONCE if place.url.startswith("file") else timedelta(seconds=120))
     for key in ("a", "c"):
         store.put(key, b"1")
     store.delete(["a", "gone", "c"])

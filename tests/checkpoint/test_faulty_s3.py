@@ -9,7 +9,7 @@ from tests.support.faulty_s3 import FaultyS3, faulty
 from rlhf_store import store as module
 from rlhf_store.store import Store
 
-PATIENCE = timedelta(seconds=5)
+PATIENCE = timedelta(seconds=120)
 
 
 @pytest.fixture

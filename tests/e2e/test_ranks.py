@@ -51,7 +51,7 @@ def test_two_ranks_suspend_together_and_go_on(chain, tmp_path):
     replay = ("spec.replay.maxReplayEpisode=1", "spec.replay.replaySampleFn=prioritized")
     adapter = "spec.model.lora={policy: {rank: 4}}"
     job = (*overrides, *two, *replay, adapter, "spec.generator.sharedWithTrainer=true", "spec.steps=3")
-    stopped = stop_after_first_step(SENTIMENT / "ppo.yaml", tmp_path / "run", *job, timeout=90)
+    stopped = stop_after_first_step(SENTIMENT / "ppo.yaml", tmp_path / "run", *job, timeout=300)
     assert stopped.code == 130, stopped.output
     assert stopped.status["phase"] == "Suspended"
     resumed = succeed(SENTIMENT / "ppo.yaml", tmp_path / "run", *job, flags=("--resume",))

@@ -45,7 +45,7 @@ def rlhf(*arguments: str, **environ: str) -> str:
     command = [sys.executable, "-m", "rlhf_operator.cli", *arguments]
     environment = os.environ | environ
     return subprocess.run(
-        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=60
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=300
     ).stdout
 
 

@@ -18,7 +18,7 @@ from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.records import Columns, Sequences
 
-PATIENCE = 30
+PATIENCE = 240
 ALONE = Ranks(0, 1, torch.device("cpu"))
 REFER = Infer(name="refer", model=REFERENCE, writes=("reference_logprobs",))
 TRAIN = Train(name="train", model=POLICY, loss="policy", reads=(SEQUENCES,))

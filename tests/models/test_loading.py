@@ -163,7 +163,7 @@ def test_quantised_weights_are_not_trained(tokenizer, path, monkeypatch):
 def test_the_generator_role_starts_without_torch():
     """vLLM's own start is what users wait for."""
     code = "import sys, rlhf_trainer.roles.generator; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
 
 
 def test_each_frozen_weight_under_an_adapter_is_a_sign_of_progress():

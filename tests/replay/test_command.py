@@ -150,7 +150,7 @@ sys.exit(cli.main(["replay", "ls", sys.argv[1]]))
 
     def run(*absent: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code, str(store), *absent]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
 
     assert run().returncode == 0
     for absent in ("pyarrow", "obstore"):

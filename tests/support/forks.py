@@ -42,7 +42,7 @@ def run_ranks(ranks: int, module: str, *arguments: str, folder: Path, **environ:
         fork(_run_module, module, *arguments, log=log, out=file, **environ, **each)
         for file, each in zip(out, torchrun(ranks), strict=True)
     ]
-    assert ended(gang, 240, log) == [0] * ranks, log.read_text()[-4000:]
+    assert ended(gang, 900, log) == [0] * ranks, log.read_text()[-4000:]
     return [file.read_text() for file in out]
 
 

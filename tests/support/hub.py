@@ -67,7 +67,7 @@ def hub(served: Hub, address: str = "127.0.0.1") -> Iterator[Hub]:
                 with lock:
                     served.sent[file.name] += 1
                 if file.name in served.held:
-                    served.release.wait(60)
+                    served.release.wait(300)
             if self.command == "HEAD" and file.name in served.sizes:
                 head["X-Linked-Size"] = str(served.sizes[file.name])
             self._send(content, 200, head)

@@ -48,7 +48,7 @@ def get(kubeconfig: Path, *arguments: str) -> Any:
     return json.loads(kubectl(kubeconfig, "get", *arguments, "-o", "json"))
 
 
-def eventually(look: Callable[[], T], what: str, timeout: float = 60) -> T:
+def eventually(look: Callable[[], T], what: str, timeout: float = 240) -> T:
     """The first true thing that `look` returns; a failing kubectl counts as not yet.
 
     Raises:
@@ -75,7 +75,7 @@ def new_namespace(kubeconfig: Path) -> Iterator[str]:
     # The service account that admission wants for a pod comes a moment later.
     probe = ("run", "probe", f"--namespace={name}", "--image=probe", "--dry-run=server", "--output=name")
     try:
-        eventually(lambda: kubectl(kubeconfig, *probe), f"pods accepted in namespace {name}", timeout=30)
+        eventually(lambda: kubectl(kubeconfig, *probe), f"pods accepted in namespace {name}")
         yield name
     finally:
         kubectl(kubeconfig, "delete", "namespace", name, "--wait=false")

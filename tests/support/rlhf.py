@@ -76,13 +76,13 @@ def launch(*arguments: str, module: str = "rlhf_operator.cli", **environ: str) -
     )
 
 
-def finish(process: subprocess.Popen, workdir: Path, timeout: float = 540) -> Finished:
+def finish(process: subprocess.Popen, workdir: Path, timeout: float = 1500) -> Finished:
     """Waits for its end, which leaves no process of the run behind."""
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=120)
         raise AssertionError(f"`rlhf run` did not end within {timeout:.0f} s:\n{output[-3000:]}") from None
     assert not processes(workdir), "processes were left behind"
     return Finished(process.returncode, output, workdir)
@@ -92,7 +92,7 @@ def stop_after_first_step(manifest: Path, workdir: Path, *overrides: str, timeou
     """A run that gets a Ctrl-C after step 1, of which its trainer hears before step 2; it has `timeout` seconds to
     end then."""
     process = start(manifest, workdir, *overrides, RLHF_FAULTS="tests.support.faults:hold_second_step")
-    late = threading.Timer(300, process.kill)
+    late = threading.Timer(1200, process.kill)
     late.start()
     assert process.stdout is not None
     printed = []

@@ -81,7 +81,7 @@ def test_the_command(tmp_path):
 
     def rlhf(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "rlhf_operator.cli", "data", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
     checked = rlhf("check", f"{tmp_path}/job.yaml")
     assert (checked.returncode, checked.stderr) == (0, "")

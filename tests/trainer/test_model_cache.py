@@ -56,7 +56,7 @@ def start(served: Hub, place: Path, cache: Path, role: str = "generator", progra
 
 
 def ended(process) -> tuple[int, str]:
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=600)
     return process.returncode, said
 
 

@@ -65,7 +65,7 @@ def kubelet(kubeconfig: Path, folder: Path, node: str) -> Iterator[Kubelet]:
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
          "-subj", "/CN=node", "-keyout", "node.pem", "-out", "node.crt"],
-        cwd=folder, check=True, capture_output=True, timeout=30,
+        cwd=folder, check=True, capture_output=True, timeout=300,
     )  # fmt: skip
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "node.crt", folder / "node.pem")

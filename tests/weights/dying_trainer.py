@@ -1,25 +1,25 @@
-"""A trainer that kills itself at a point of its broadcast: `dying_trainer ADDRESS MODEL POINT`, token on stdin."""
+"""A trainer that kills itself at a point of its broadcast, as a forked process."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
-from tests.weights.support import generator, load, weights
+from tests.weights.support import TOKEN, generator, load, weights
 
 from rlhf_trainer.comms.http import Background
 from rlhf_trainer.weights.broadcaster import WeightSync
 
-if __name__ == "__main__":
-    address, model, fatal = sys.argv[1:]
+
+def send(address: str, model: Path, fatal: str) -> None:
+    """Weight version 99."""
 
     def fault(point: str) -> None:
         if point == fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with Background(sys.stdin.read()) as http:
-        settings = {"host": "127.0.0.1", "timeout_s": 20.0, "bucket_bytes": 1 << 16}
+    with Background(TOKEN) as http:
+        settings = {"host": "127.0.0.1", "timeout_s": 120.0, "bucket_bytes": 1 << 16}
         sync = WeightSync(http, device=torch.device("cpu"), fault=fault, **settings)
-        policy = load(Path(model))
+        policy = load(model)
         sync.send([generator(0, address)], lambda: weights(policy), 99)

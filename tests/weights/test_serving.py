@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -18,8 +16,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from tests.support.forks import ended, fork
 from tests.support.kube import eventually
 from tests.support.models import byte_tokenizer
+from tests.weights import dying_trainer
 from tests.weights.support import TOKEN, Adapted, generator, serves, status, weights
 
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
@@ -481,22 +481,15 @@ def test_an_epoch_that_is_over_is_refused_and_the_next_send_recovers(tied, http,
 
 @pytest.mark.parametrize("point", ["bucket:1", "before-commit", "committed"])
 def test_a_trainer_that_dies_leaves_old_or_new_weights_serving_and_the_next_takes_over(
-    point, tied, http, make_sync, models, folder
+    point, tied, http, make_sync, models, folder, tmp_path
 ):
     old = models("tied", 1)
     sync = make_sync()
     sync.send([target(tied)], lambda: weights(old), 1)
     sync.close()
-    trainer = [
-        sys.executable,
-        "-m",
-        "tests.weights.dying_trainer",
-        tied.address,
-        str(folder / "tied-2"),
-        point,
-    ]
-    done = subprocess.run(trainer, input=TOKEN, text=True, timeout=300)
-    assert done.returncode == -signal.SIGKILL
+    log = tmp_path / "log"
+    trainer = fork(dying_trainer.send, tied.address, folder / "tied-2", point, log=log)
+    assert ended([trainer], 300, log) == [-signal.SIGKILL], log.read_text()
     assert not http.run(http.json("GET", f"{tied.address}/is_paused", timeout=120))["is_paused"]
     kept = point != "committed"
     assert status(http, tied)["version"] == (1 if kept else 99)
