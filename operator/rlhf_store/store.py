@@ -1,8 +1,7 @@
 """Object store client: one clear error if it cannot be opened, retries afterwards."""
 
-import hashlib
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -34,10 +33,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Version:
-    """Content of a mutable object, and the store's tag of this version."""
+    """Content of a mutable object, and what its store compares: Google Cloud `generation`, all others `tag`."""
 
     data: bytes
-    tag: str
+    tag: str | None
+    generation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class Store:
             if not self.conditional:
                 return self._compare_and_put(key, data, known)
             try:
-                mode: Any = "create" if known is None else {"e_tag": known.tag}
-                return _version(data, obstore.put(self._store, key, data, mode=mode)["e_tag"])
+                mode: Any = "create" if known is None else {"e_tag": known.tag, "version": known.generation}
+                return _version(data, obstore.put(self._store, key, data, mode=mode))
             except (AlreadyExistsError, PreconditionError):
                 found = self._read(key)
                 if found.data != data:  # otherwise our own first try succeeded, and its reply was lost
@@ -218,7 +218,7 @@ class Store:
             data = bytes(found.bytes())
         except (NotFoundError, FileNotFoundError) as error:
             raise Missing(key) from error
-        return _version(data, found.meta["e_tag"])
+        return _version(data, found.meta)
 
     @property
     def _directory(self) -> Path | None:
@@ -233,12 +233,13 @@ class Store:
             found = None
         if (found and found.data) != (known and known.data):
             raise Conflict(key)
-        return _version(data, obstore.put(self._store, key, data)["e_tag"])
+        return _version(data, obstore.put(self._store, key, data))
 
     def _unusable(self, error: BaseException) -> InvalidJob:
         message = f"cannot use {self.url}: {reason(error)}; {hint(self.url)}"
         return InvalidJob([Problem("spec.checkpoint.store", message)])
 
 
-def _version(data: bytes, tag: str | None) -> Version:
-    return Version(data, tag or hashlib.sha256(data).hexdigest())
+def _version(data: bytes, told: Mapping[str, Any]) -> Version:
+    """`told`: of the store, as it replies to a read or a write."""
+    return Version(data, told["e_tag"], told["version"])
