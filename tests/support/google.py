@@ -1,4 +1,4 @@
-"""Google Cloud Storage in memory, as far as a store uses it: objects, listings, and writes conditional on a generation."""
+"""Google Cloud Storage in memory, as a store uses it: objects, listings, writes conditional on a generation."""
 
 import itertools
 import json
