@@ -231,6 +231,8 @@ class Store:
             if known is not None:
                 raise
             found = None
+        if found and found.data == data:  # our own first try succeeded, and its reply was lost
+            return found
         if (found and found.data) != (known and known.data):
             raise Conflict(key)
         return _version(data, obstore.put(self._store, key, data))
