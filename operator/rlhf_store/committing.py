@@ -120,6 +120,7 @@ class Committer:
             groups=dict(groups),
             blobs=dict(blobs),
             good=good,
+            rollbacks=self.rollbacks,
         )
         data = encode_manifest(manifest)
         entry = Entry(

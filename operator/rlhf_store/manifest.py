@@ -58,6 +58,8 @@ class Manifest(Report):
     blobs: dict[str, Segment]
     good: bool = True
     """No health rule was broken at its step: the snapshot may be the target of a rollback."""
+    rollbacks: Count = 0
+    """Number of rollbacks of its run before it."""
 
     def segments(self) -> Iterator[Segment]:
         for segments in self.groups.values():

@@ -195,6 +195,13 @@ def test_where_the_root_is_lost_a_bad_cut_is_still_one(place):
     assert [(cut.step, cut.good) for cut in Archive(place.url).entries()] == [(1, True), (2, False)]
 
 
+def test_where_the_root_is_lost_rollbacks_still_count(place):
+    place.trainer().saver.roll_back()
+    place.trainer().save(1)
+    place.damage("LATEST")
+    assert place.trainer().committer.rollbacks == 1
+
+
 def test_a_directory_needs_no_hard_links(directory, monkeypatch):
     """SMB (Azure Files) and FUSE mounts of buckets have none."""
     put = obstore.put

@@ -80,7 +80,7 @@ class PromptSource:
         self._tell()
 
     def reorder(self, times: int) -> None:
-        """Reshuffles the prompts that were never issued until that was done `times` times in the whole run."""
+        """Reshuffles the prompts that were never issued."""
         self._stream.reorder(times)
 
     def state(self, pending: Episode | None) -> dict[str, Any]:
