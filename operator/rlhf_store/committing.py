@@ -119,6 +119,7 @@ class Committer:
             state=dict(state),
             groups=dict(groups),
             blobs=dict(blobs),
+            reward=reward,
             good=good,
             rollbacks=self.rollbacks,
         )

@@ -56,6 +56,8 @@ class Manifest(Report):
     state: dict[str, JsonValue]
     groups: dict[str, tuple[Segment, ...]]
     blobs: dict[str, Segment]
+    reward: float | None = None
+    """Mean of the evaluation at its step, if there was one."""
     good: bool = True
     """No health rule was broken at its step: the snapshot may be the target of a rollback."""
     rollbacks: Count = 0
@@ -68,7 +70,7 @@ class Manifest(Report):
 
 
 class Entry(Report):
-    """A committed snapshot in the root; `reward`: mean of the evaluation at its step, if there was one."""
+    """A committed snapshot in the root."""
 
     step: Count
     epoch: Count
@@ -76,7 +78,7 @@ class Entry(Report):
     time: str
     reward: float | None = None
     good: bool = True
-    """As in the manifest."""
+    """Both as in the manifest."""
 
     @property
     def key(self) -> str:

@@ -187,12 +187,13 @@ def test_a_rollback_puts_away_what_came_after_the_last_good_cut_and_is_counted(p
     assert Committer.take_over(Archive(place.url), Retention(), resume=False).rollbacks == 0
 
 
-def test_where_the_root_is_lost_a_bad_cut_is_still_one(place):
+def test_where_the_root_is_lost_a_bad_cut_is_still_one_and_the_best_is_kept(place):
     trainer = place.trainer()
-    trainer.save(1)
+    trainer.save(1, reward=0.5)
     trainer.save(2, good=False)
     place.damage("LATEST")
-    assert [(cut.step, cut.good) for cut in Archive(place.url).entries()] == [(1, True), (2, False)]
+    found = [(cut.step, cut.reward, cut.good) for cut in Archive(place.url).entries()]
+    assert found == [(1, 0.5, True), (2, None, False)]
 
 
 def test_where_the_root_is_lost_rollbacks_still_count(place):
