@@ -30,8 +30,8 @@ class Checkpoints:
     saver: Saver
 
     def restore(self, earlier: Sequence[Entry]) -> tuple[int, float | None]:
-        """Restores the newest intact snapshot; returns its step and its evaluation, or 0 and None without one. Data that
-        is left comes in another order after each rollback to it."""
+        """Restores the newest intact snapshot; returns its step and its evaluation, or 0 and None without one. After a
+        rollback to it, data not taken yet is reshuffled."""
         ranks, url = self.ctx.ranks, self.saver.archive.store.url
         self.ctx.report(activity="restoring")
         for entry in reversed(earlier):
