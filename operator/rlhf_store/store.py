@@ -1,5 +1,6 @@
 """Object store client: one clear error if it cannot be opened, retries afterwards."""
 
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,8 @@ PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
 READ_BYTES = 128 << 20
 """Segments have 64 MiB and up to one tensor more: those beyond this size are read in parts of it."""
+ABANDONED_SECONDS = 3600.0
+"""Age of a file that no writer still writes, seconds."""
 T = TypeVar("T")
 
 
@@ -182,6 +185,12 @@ class Store:
         if keys:
             self._ask(lambda: self._delete(keys))
 
+    def delete_abandoned(self, keys: Callable[[str], bool]) -> None:
+        """Deletes, in a directory, what killed writers have left of objects whose keys `keys` accepts: files named
+        `KEY#1`, which no listing has."""
+        if (folder := self._directory) is not None:
+            self._ask(lambda: _delete_abandoned(folder, keys))
+
     def _ask(self, call: Callable[[], T]) -> T:
         return patiently(call, self.patience, self._retrying)
 
@@ -240,6 +249,15 @@ class Store:
     def _unusable(self, error: BaseException) -> InvalidJob:
         message = f"cannot use {self.url}: {reason(error)}; {hint(self.url)}"
         return InvalidJob([Problem("spec.checkpoint.store", message)])
+
+
+def _delete_abandoned(folder: Path, keys: Callable[[str], bool]) -> None:
+    oldest = time.time() - ABANDONED_SECONDS
+    for file in folder.rglob("*#*"):
+        key, _, number = file.relative_to(folder).as_posix().rpartition("#")
+        with suppress(FileNotFoundError):
+            if number.isdigit() and keys(key) and file.stat().st_mtime < oldest:
+                file.unlink()
 
 
 def _version(data: bytes, told: Mapping[str, Any]) -> Version:
