@@ -63,7 +63,8 @@ class RolloutsAhead:
             Stopped: the run is to stop, on every rank.
         """
         prompts = self._episodes[0]
-        self._last = [], []  # which was trained on, and is not put back by a stop while this one is waited for
+        # The one before was trained on: a stop while this one is waited for does not put it back.
+        self._last = [], []
         while (said := self._ctx.ranks.say(lambda: self._wait(prompts))) == "publish":
             self._renew(self._fleet.weights.current)
             self._requests.begin()

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from rlhf_api.graph import Dataset
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import Row
 
 from ..checkpoint.reading import Snapshot
@@ -101,7 +102,11 @@ class OfflineTask(GraphTask):
         return {}
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Inverse of `state`. Raises InvalidJob if an adapter or its base has changed."""
+        """Inverse of `state`. Raises InvalidJob if an adapter or its base has changed, or for a run that sampled its
+        responses, whose positions are of another dataset."""
+        if "ledger" in snapshot.state:
+            message = "the checkpoint is of a run that sampled its responses"
+            raise InvalidJob([Problem("spec.algorithm", f"{message}; start anew from its exported policy")])
         self._learner.restore(snapshot)
         self._stream.position = cast(int, snapshot.state["position"])
         self._stream.reorders = tuple(cast(list[int], snapshot.state.get("reorders", [])))
