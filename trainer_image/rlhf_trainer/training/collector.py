@@ -184,6 +184,8 @@ class EpisodeCollector:
         all groups would be."""
         scored = next(node for node in self._graph.prepare if "scores" in node.writes)
         part = self._scored(part, rows, until=scored)
+        if not len(part):  # of a later round: in the first some have a score
+            return part, 0
         columns = self._executor.run(part.columns, until=scored)
         spread = has_spread(columns["scores"], columns["position"])
         if keep and not bool(spread.any()):
