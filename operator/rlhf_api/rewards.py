@@ -118,5 +118,5 @@ class Reward(ModelServerSpec):
     clip: tuple[float, float] | None = None
     """Lower and upper bound of the scaled sum."""
     max_failed_share: float = Field(0.25, ge=0, lt=1)
-    """Responses that could not be scored are left out. Above this share of a batch the job is paused and they are
+    """Responses that could not be scored are left out. Above this share of a step the job is paused and they are
     retried; `startupTimeoutSeconds` without progress end it."""

@@ -161,17 +161,18 @@ class Archive:
         ]
 
     def _recovered(self, written: Sequence[Entry]) -> Root:
-        newest: dict[int, Entry] = {}
+        newest, rollbacks = dict[int, Entry](), 0
         for entry in sorted(written, key=lambda e: (e.epoch, e.step)):
             try:
                 snapshot = self.open(entry)
             except DamagedSnapshot as error:
                 log.error("DAMAGED CHECKPOINT, passed over: %s", error)
                 continue
+            rollbacks = max(rollbacks, snapshot.manifest.rollbacks)
             # A trainer that rolled back to an earlier step has removed the snapshots after it.
             newest = {step: older for step, older in newest.items() if step < entry.step}
-            newest[entry.step] = entry.model_copy(
-                update={"time": snapshot.time, "good": snapshot.manifest.good}
-            )
+            told = {name: getattr(snapshot.manifest, name) for name in ("time", "reward", "good")}
+            newest[entry.step] = entry.model_copy(update=told)
         epoch = max((entry.epoch for entry in newest.values()), default=0)
-        return Root(epoch=epoch, cuts=tuple(newest[step] for step in sorted(newest)))
+        cuts = tuple(newest[step] for step in sorted(newest))
+        return Root(epoch=epoch, rollbacks=rollbacks, cuts=cuts)

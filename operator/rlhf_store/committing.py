@@ -20,6 +20,7 @@ from .manifest import (
     digest_of,
     encode_manifest,
     encode_root,
+    is_named_by_content,
 )
 from .retention import Retention
 from .store import Store, Version
@@ -76,6 +77,7 @@ class Committer:
             # Listed while this trainer leads, it is nobody's; later, it may be the next one's, just uploaded.
             if archive.read_root()[0].owner == root.owner:
                 archive.store.delete(garbage)
+                archive.store.delete_abandoned(is_named_by_content)
             return cls(archive.store, retention, reached, root, version, manifests)
         raise _fenced(archive.store.url)
 
@@ -119,7 +121,9 @@ class Committer:
             state=dict(state),
             groups=dict(groups),
             blobs=dict(blobs),
+            reward=reward,
             good=good,
+            rollbacks=self.rollbacks,
         )
         data = encode_manifest(manifest)
         entry = Entry(

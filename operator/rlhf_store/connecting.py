@@ -51,7 +51,7 @@ def hint(url: str) -> str:
 def refuses_twice(store: ObjectStore, key: str) -> bool:
     """True if the store refuses to create an existing object, and to replace a version that does not exist. False also
     for a server that implements neither."""
-    modes: list[Any] = ["create", {"e_tag": '"another"'}]
+    modes: list[Any] = ["create", {"e_tag": '"another"', "version": "1"}]
     for mode in modes:
         try:
             obstore.put(store, key, b"", mode=mode)

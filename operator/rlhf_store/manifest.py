@@ -56,8 +56,12 @@ class Manifest(Report):
     state: dict[str, JsonValue]
     groups: dict[str, tuple[Segment, ...]]
     blobs: dict[str, Segment]
+    reward: float | None = None
+    """Mean of the evaluation at its step, if there was one."""
     good: bool = True
     """No health rule was broken at its step: the snapshot may be the target of a rollback."""
+    rollbacks: Count = 0
+    """Number of rollbacks of its run before it."""
 
     def segments(self) -> Iterator[Segment]:
         for segments in self.groups.values():
@@ -66,7 +70,7 @@ class Manifest(Report):
 
 
 class Entry(Report):
-    """A committed snapshot in the root; `reward`: mean of the evaluation at its step, if there was one."""
+    """A committed snapshot in the root."""
 
     step: Count
     epoch: Count
@@ -74,7 +78,7 @@ class Entry(Report):
     time: str
     reward: float | None = None
     good: bool = True
-    """As in the manifest."""
+    """Both as in the manifest."""
 
     @property
     def key(self) -> str:

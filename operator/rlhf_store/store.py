@@ -1,8 +1,8 @@
 """Object store client: one clear error if it cannot be opened, retries afterwards."""
 
-import hashlib
+import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -29,15 +29,18 @@ PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
 READ_BYTES = 128 << 20
 """Segments have 64 MiB and up to one tensor more: those beyond this size are read in parts of it."""
+ABANDONED_SECONDS = 3600.0
+"""Age of a file that no writer still writes, seconds."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Version:
-    """Content of a mutable object, and the store's tag of this version."""
+    """Content of a mutable object, and what its store compares: Google Cloud `generation`, all others `tag`."""
 
     data: bytes
-    tag: str
+    tag: str | None
+    generation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,8 @@ class Store:
             if not self.conditional:
                 return self._compare_and_put(key, data, known)
             try:
-                mode: Any = "create" if known is None else {"e_tag": known.tag}
-                return _version(data, obstore.put(self._store, key, data, mode=mode)["e_tag"])
+                mode: Any = "create" if known is None else {"e_tag": known.tag, "version": known.generation}
+                return _version(data, obstore.put(self._store, key, data, mode=mode))
             except (AlreadyExistsError, PreconditionError):
                 found = self._read(key)
                 if found.data != data:  # otherwise our own first try succeeded, and its reply was lost
@@ -182,6 +185,12 @@ class Store:
         if keys:
             self._ask(lambda: self._delete(keys))
 
+    def delete_abandoned(self, keys: Callable[[str], bool]) -> None:
+        """Deletes, in a directory, what killed writers have left of objects whose keys `keys` accepts: files named
+        `KEY#1`, which no listing has."""
+        if (folder := self._directory) is not None:
+            self._ask(lambda: _delete_abandoned(folder, keys))
+
     def _ask(self, call: Callable[[], T]) -> T:
         return patiently(call, self.patience, self._retrying)
 
@@ -218,7 +227,7 @@ class Store:
             data = bytes(found.bytes())
         except (NotFoundError, FileNotFoundError) as error:
             raise Missing(key) from error
-        return _version(data, found.meta["e_tag"])
+        return _version(data, found.meta)
 
     @property
     def _directory(self) -> Path | None:
@@ -231,14 +240,26 @@ class Store:
             if known is not None:
                 raise
             found = None
+        if found and found.data == data:  # our own first try succeeded, and its reply was lost
+            return found
         if (found and found.data) != (known and known.data):
             raise Conflict(key)
-        return _version(data, obstore.put(self._store, key, data)["e_tag"])
+        return _version(data, obstore.put(self._store, key, data))
 
     def _unusable(self, error: BaseException) -> InvalidJob:
         message = f"cannot use {self.url}: {reason(error)}; {hint(self.url)}"
         return InvalidJob([Problem("spec.checkpoint.store", message)])
 
 
-def _version(data: bytes, tag: str | None) -> Version:
-    return Version(data, tag or hashlib.sha256(data).hexdigest())
+def _delete_abandoned(folder: Path, keys: Callable[[str], bool]) -> None:
+    oldest = time.time() - ABANDONED_SECONDS
+    for file in folder.rglob("*#*"):
+        key, _, number = file.relative_to(folder).as_posix().rpartition("#")
+        with suppress(FileNotFoundError):
+            if number.isdigit() and keys(key) and file.stat().st_mtime < oldest:
+                file.unlink()
+
+
+def _version(data: bytes, told: Mapping[str, Any]) -> Version:
+    """`told`: of the store, as it replies to a read or a write."""
+    return Version(data, told["e_tag"], told["version"])

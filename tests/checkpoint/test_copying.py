@@ -1,10 +1,13 @@
 """A run that begins at another one's checkpoint: its own store gets a copy, and needs the other no more."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import obstore
 import pytest
 from obstore.store import from_url
 from tests.api.manifests import job
-from tests.checkpoint.conftest import MANY, Place, assert_is
+from tests.checkpoint.conftest import ALONE, MANY, Place, assert_is
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
@@ -13,6 +16,7 @@ from rlhf_store import copying
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_trainer.roles.trainer import take_over
+from rlhf_trainer.training.checkpoints import Checkpoints
 
 
 def config(own: str, origin: str, step: int = 3, *, resume: bool = False) -> RunConfig:
@@ -38,6 +42,37 @@ def test_a_run_begins_with_a_copy_and_goes_on_from_its_own(place: Place, tmp_pat
     assert_is(Place(own, from_url(own)).snapshot(3), 3)
     # The next start of this run has its own, and does not ask for the other's.
     assert [entry.step for entry in begin(own, place.url, resume=True).cuts] == [3]
+
+
+def reshuffled(committer: Committer, own: str) -> int:
+    """How often a start reshuffles the data that its snapshot has left."""
+    times = list[int]()
+    task = SimpleNamespace(restore=lambda _: None, reorder=times.append)
+    monitor = SimpleNamespace(restore=lambda _: None, rollbacks=committer.rollbacks)
+    saver = SimpleNamespace(archive=Archive(own), knows=lambda _: None)
+    ctx = SimpleNamespace(ranks=ALONE, report=lambda **_: None)
+    found: Any = (ctx, task, monitor, saver)
+    Checkpoints(*found).restore(committer.cuts)
+    (number,) = times
+    return number
+
+
+def test_each_rollback_of_a_copy_brings_another_order_of_the_data(directory: Place, tmp_path):
+    """Those of the other run, which its order has already, do not count."""
+    trainer = directory.trainer()
+    trainer.saver.roll_back()
+    trainer.saver.roll_back()
+    trainer.save(3)
+    own = f"file://{tmp_path / 'own'}"
+    found = begin(own, directory.url)
+    assert (found.rollbacks, reshuffled(found, own)) == (0, 0)
+    for rollbacks in (1, 2):
+        found.roll_back()
+        found = begin(own, directory.url, resume=True)
+        assert (found.rollbacks, reshuffled(found, own)) == (rollbacks, rollbacks)
+    found.commit(4, {}, {}, {})
+    found = begin(own, directory.url, resume=True)
+    assert reshuffled(found, own) == 0, "what it saved has that order"
 
 
 def test_cut_short_it_leaves_no_checkpoint_and_is_begun_anew(place: Place, tmp_path):

@@ -1,9 +1,15 @@
 """What is deleted from a store, what is left alone, and what is gone already."""
 
+import os
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from tests.checkpoint.conftest import Place
+from tests.support.kube import eventually
 
 from rlhf_api.problems import InvalidJob
 from rlhf_store.archive import Archive
@@ -36,6 +42,33 @@ def test_an_object_that_is_missing_does_not_keep_the_others_from_being_deleted(d
         if step == 1:
             store.delete([f"segments/{step:064x}"])
     assert len(directory.keys("segments")) == len(directory.keys("cuts")) == 1
+
+
+WRITES = """
+import sys
+from rlhf_store.store import Store
+while True:
+    Store(sys.argv[1]).put("segments/" + "7" * 64, bytes(256 << 20))
+"""
+
+
+def test_what_a_killed_writer_has_left_of_a_file_is_deleted_once_nobody_can_still_write_it(directory: Place):
+    """A listing does not have it."""
+    folder = Path(unquote(urlsplit(directory.url).path))
+    while not (found := [*folder.rglob("*#1")]):  # it may just have written the whole of it
+        writer = subprocess.Popen([sys.executable, "-c", WRITES, directory.url])
+        eventually(lambda: any(folder.rglob("*#1")), "it has begun to write")
+        writer.kill()
+        writer.wait()
+    (left,) = found
+    others = folder / "segments" / "talk #1"
+    others.touch()
+    directory.trainer()
+    assert left.exists(), "its writer may be at work"
+    for file in (left, others):
+        os.utime(file, (0, 0))
+    directory.trainer()
+    assert (left.exists(), others.exists()) == (False, True)
 
 
 def test_what_others_keep_below_the_same_names_stays(place: Place):

@@ -91,9 +91,8 @@ def test_roots():
 def test_manifests(stored):
     data, draw = encode_manifest(stored.manifest), random.Random(2)
     for _ in range(MANY):
-        assert (
-            outcome(lambda: decode_manifest(bytes_changed(draw, data), stored.entry), DamagedSnapshot) is None
-        )
+        found = outcome(lambda: decode_manifest(bytes_changed(draw, data), stored.entry), DamagedSnapshot)
+        assert found in (None, stored.manifest)
         text = json.dumps(values_changed(draw, json.loads(data))).encode()
         entry = stored.entry.model_copy(update={"digest": digest_of(text)})
         read = outcome(lambda text=text, entry=entry: decode_manifest(text, entry), DamagedSnapshot)

@@ -101,6 +101,17 @@ def test_the_share_without_a_score_is_of_all_responses_of_the_step(job):
     assert client.take_metrics()["responses_dropped_share"] == 2 / 16
 
 
+def test_a_batch_of_one_prompt_that_cannot_be_scored_does_not_end_a_step_whose_others_were(job):
+    """As dynamic sampling has them scored in its last rounds."""
+    job.failing = {0: "judge: ended by SIGSEGV"}
+    client = job.client()
+    client.ask(SEQUENCES, "scores", ROWS)
+    one = SEQUENCES.select(torch.tensor([0]))
+    assert client.ask(one, "scores", ROWS[:1]).isnan().all()
+    assert client.take_metrics()["responses_dropped"] == 2
+    assert job.told == []
+
+
 def test_scores_of_tokens_are_missing_for_all_tokens_of_a_response(job):
     job.failing = {2: "judge: no answer"}
     found = job.client().ask(SEQUENCES, "token_scores", ROWS, tokens=True)

@@ -315,6 +315,20 @@ def test_an_episode_that_is_not_trained_on_after_all_is_the_first_one_again(http
     run.end()
 
 
+def test_a_stop_while_an_episode_is_awaited_does_not_put_back_the_one_before(http):
+    """It was trained on; without new weights in between, as with weights.everySteps 2."""
+    run = Run(http, 1)
+    run.join().through = PROMPTS
+    run.publish()
+    trained = set(run.step())
+    run.world.ctx.stop.set()
+    with pytest.raises(Stopped):
+        run.ahead.episode()
+    run.ahead.put_back()
+    assert not trained & {work.prompt.id for work in decode(run.ahead.blob()())}
+    run.end()
+
+
 def test_a_blob_holds_whole_and_begun_responses_exactly():
     whole = Response(array("i", [5, 6]), array("f", [-0.25, -0.5]), array("i", [3, 4]), "stop")
     works = [

@@ -104,6 +104,19 @@ def test_minibatches_of_different_sizes_are_refused():
         own("UNEQUAL", "spec.custom.critic=true")
 
 
+def test_a_minibatch_without_any_score_is_left_out():
+    calls = list[int]()
+
+    def score(sequences: Sequences, rows: object) -> Tensor:
+        calls.append(len(sequences))
+        return low_tokens(sequences, rows) * (torch.nan if len(calls) == 2 else 1.0)
+
+    custom = "spec.custom={scores: true, settings: {keep: 2}}"
+    job = Job(f"{__name__}:OF_EIGHT", "", custom, *DYNAMIC, fleet=streamed, score=score).steps(0, 1)
+    assert calls == [8, 24]
+    assert (job.ledger().trained, job.ledger().dropped, job.ledger().lost) == (2, 6, 0)
+
+
 class Asked(Generators):
     """The first prompt that is answered was asked of two generators, which is told when the stream ends."""
 

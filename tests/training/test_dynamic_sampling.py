@@ -78,6 +78,18 @@ def test_fresh_prompts_take_the_place_of_groups_without_spread(rounds):
     assert any(told["ledger"].filtered for told in job.told if "ledger" in told), "the host hears of it"
 
 
+def test_a_fresh_prompt_without_any_score_leaves_the_step_with_the_others():
+    def score(sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+        found = scored(sequences, rows)
+        return found if len(sequences) == 16 else torch.full_like(found, torch.nan)
+
+    job = make(2, score).steps(0, 1)
+    fresh = [p for p in job.positions("issued") if p >= 4]
+    assert fresh, "prompts took the place of the first round's flat ones"
+    assert job.positions("trained") == [p for p in simulated(2, 1)[0][0] if p < 4]
+    assert (job.ledger().dropped, job.ledger().lost) == (len(fresh), 0)
+
+
 def test_without_it_groups_stay():
     job = make(0).steps(0, 3)
     assert job.positions("filtered") == []

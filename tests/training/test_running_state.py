@@ -207,6 +207,17 @@ def test_a_checkpoint_of_other_models_is_told_as_that_and_not_as_damaged():
         Job("grpo", "klCoefficient: 0").restore(before)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [("dpo", "grpo", "trained on given responses"), ("grpo", "dpo", "sampled its responses")],
+)
+def test_a_checkpoint_of_the_other_kind_of_training_is_refused(before, after, says):
+    """Its position is that of another dataset: as many rows would be left out."""
+    cut = Job(before).steps(0, 1).snapshot(1)
+    with pytest.raises(InvalidJob, match=rf"spec\.algorithm: .*{says}; start anew"):
+        Job(after).restore(cut)
+
+
 def test_the_critic_has_minibatches_of_its_own(monkeypatch):
     """32 responses a step: one update of the policy, four of the critic."""
     job = Job("ppo", "klCoefficient: 0.01, valueMinibatchSize: 8")

@@ -178,6 +178,20 @@ def test_rows_that_were_collected_and_not_trained_on_are_collected_again():
     assert Job("dpo").restore(job.snapshot(1)).steps(1, 3).weights() == Job("dpo").steps(0, 3).weights()
 
 
+def test_rows_that_are_collected_again_are_counted_once_in_running_numbers():
+    def refer(*given: Any) -> torch.Tensor:
+        job.op_ctx.state["batches"] = job.op_ctx.state.get("batches", 0) + 1
+        return job.reference(*given)
+
+    job = Job("dpo", refer=refer)
+    job.steps(0, 1)
+    before = job.task.state()
+    job.task.collect(1)
+    assert job.task.state() == before
+    job.task.train(1)
+    assert job.task.state()["algorithm"] == {"batches": 2}
+
+
 def test_a_stop_while_a_policy_is_evaluated_leaves_that_out_unless_it_is_the_last():
     """Then nothing of the step is lost but its evaluation; the last one is what the run is for."""
     ctx: Any = SimpleNamespace(spec=SimpleNamespace(evaluation=True, steps=4), report=lambda **_: None)

@@ -19,18 +19,18 @@ def copied(groups: Mapping[str, Group], rank: int = 0, ranks: int = 1) -> Iterat
     """
     number = 0
     for group, tensors in groups.items():
-        batch, size = Batch(), 0
+        batch, size, count = Batch(), 0, 0
         for name, tensor in tensors:
             if number % ranks == rank:
                 batch[name] = _copy(tensor)
-            size += tensor.nbytes
+            size, count = size + tensor.nbytes, count + 1
             if size >= SEGMENT_BYTES:
                 if batch:
                     yield number, group, batch
-                number, batch, size = number + 1, Batch(), 0
+                number, batch, size, count = number + 1, Batch(), 0, 0
         if batch:
             yield number, group, batch
-        number += size > 0
+        number += count > 0
 
 
 def _copy(tensor: Tensor) -> Tensor:

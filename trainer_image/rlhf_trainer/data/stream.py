@@ -85,8 +85,8 @@ class RowStream:
         return [self.mixture.row(slot, epoch, self.seed) for epoch, slot in slots]
 
     def reorder(self, times: int) -> None:
-        """Reshuffles the remaining samples until that was done `times` times; each still comes once an epoch."""
-        self.reorders += (self.position,) * (times - len(self.reorders))
+        """Reshuffles the remaining samples, that many times; each still comes once an epoch."""
+        self.reorders += (self.position,) * times
 
     def _order(self, samples: int, epoch: int) -> Sequence[int]:
         starts = tuple(max(0, p - epoch * samples) for p in self.reorders if p < (epoch + 1) * samples)

@@ -63,6 +63,8 @@ class RolloutsAhead:
             Stopped: the run is to stop, on every rank.
         """
         prompts = self._episodes[0]
+        # The one before was trained on: a stop while this one is waited for does not put it back.
+        self._last = [], []
         while (said := self._ctx.ranks.say(lambda: self._wait(prompts))) == "publish":
             self._renew(self._fleet.weights.current)
             self._requests.begin()

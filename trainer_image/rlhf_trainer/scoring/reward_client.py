@@ -35,7 +35,8 @@ class Unscored(RuntimeError):
 
 
 class RewardClient:
-    """Scores a batch, with NaN for responses that could not be scored, if they are few enough.
+    """Scores a batch, with NaN for responses that could not be scored, if they are few enough of the step's so far: its
+    batches may be one prompt's alone.
 
     If they are too many, the job is paused and only they are retried, until enough of them have a score.
     """
@@ -67,9 +68,10 @@ class RewardClient:
         """
         found = torch.full((len(places(array, sequences, torch.arange(len(sequences)))),), math.nan)
         waiting, failures, progressed = list(range(len(sequences))), dict[int, str](), time.monotonic()
+        dropped, asked = self._sums["responses_dropped"], self._asked + len(sequences)
         while waiting:
             failures = self._round(sequences, array, rows, found, waiting, header)
-            if len(failures) <= self._max_failed_share * len(sequences):
+            if dropped + len(failures) <= self._max_failed_share * asked:
                 break
             progressed = time.monotonic() if len(failures) < len(waiting) else progressed
             waiting = sorted(failures)

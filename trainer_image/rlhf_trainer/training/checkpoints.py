@@ -30,7 +30,8 @@ class Checkpoints:
     saver: Saver
 
     def restore(self, earlier: Sequence[Entry]) -> tuple[int, float | None]:
-        """Restores the newest intact snapshot; returns its step and its evaluation, or 0 and None without one."""
+        """Restores the newest intact snapshot; returns its step and its evaluation, or 0 and None without one. After a
+        rollback to it, data not taken yet is reshuffled."""
         ranks, url = self.ctx.ranks, self.saver.archive.store.url
         self.ctx.report(activity="restoring")
         for entry in reversed(earlier):
@@ -44,6 +45,7 @@ class Checkpoints:
                 )
                 continue
             self.monitor.restore(cast(dict[str, Any], snapshot.state.get("health", {})))
+            self.task.reorder(self.monitor.rollbacks - snapshot.stored.manifest.rollbacks)
             self.saver.knows(snapshot.stored)
             self.ctx.report(last_checkpoint=CheckpointStatus(step=snapshot.step, time=snapshot.time, uri=url))
             log.info("resumed from the checkpoint of step %d in %s", snapshot.step, url)
@@ -52,6 +54,7 @@ class Checkpoints:
             steps = ", ".join(str(entry.step) for entry in earlier)
             message = f"every checkpoint in {url} is damaged (of steps {steps}), see the log"
             raise InvalidJob([Problem("spec.checkpoint.store", f"{message}; start anew in another place")])
+        self.task.reorder(self.monitor.rollbacks)
         return 0, None
 
     def save(self, step: int, reward: float | None) -> None:

@@ -117,7 +117,7 @@ class EpisodeCollector:
     def stream(self, number: int, responses: int | None) -> Iterator[tuple[Episode | None, dict[str, float]]]:
         """The episode of a step in parts of about so many responses, as they come while the generators go on, with the
         seconds that each part was waited for and prepared; all at once for None. A part is None where its prompts have
-        no response.
+        no response, or none with a score.
 
         The policy moves between the parts, so the old log-probabilities are those of the sampler.
         """
@@ -131,7 +131,7 @@ class EpisodeCollector:
             if part is not None:
                 rows = [dict(r.prompt.row) for r in answers.rollouts]
                 part = self._scored(part, rows)
-                part = replace(part, columns=self._executor.run(part.columns))
+                part = replace(part, columns=self._executor.run(part.columns)) if len(part) else None
             scored = time.perf_counter() - came
             yield part, {"generate_seconds": came - began, "score_seconds": scored}
             began = time.perf_counter()
@@ -184,6 +184,8 @@ class EpisodeCollector:
         all groups would be."""
         scored = next(node for node in self._graph.prepare if "scores" in node.writes)
         part = self._scored(part, rows, until=scored)
+        if not len(part):  # of a later round: in the first some have a score
+            return part, 0
         columns = self._executor.run(part.columns, until=scored)
         spread = has_spread(columns["scores"], columns["position"])
         if keep and not bool(spread.any()):

@@ -35,7 +35,6 @@ def train(
     monitor = Monitor(ctx, saver, begins=task.begins)
     checkpoints = Checkpoints(ctx, task, monitor, saver)
     step, reward = checkpoints.restore(earlier)
-    task.reorder(monitor.rollbacks)
     metrics = None
     if tracking is not None:
         metrics = Metrics(ctx.workdir, step, tracking, rollbacks=monitor.rollbacks)

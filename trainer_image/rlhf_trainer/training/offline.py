@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from rlhf_api.graph import Dataset
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import Row
 
 from ..checkpoint.reading import Snapshot
@@ -37,19 +38,21 @@ class OfflineTask(GraphTask):
         self._source, self._rows, self._held_out = self._graph.source, rows, held_out
         self._stream = stream(rows, ctx.spec.seed)
         self._batch: Columns | None = None
+        self._running: dict[str, Any] = {}
+        """Running state of the operations before the batch."""
 
     def collect(self, step: int) -> dict[str, float]:
         """The next rows, prepared for training. On a stop request while a role is awaited, returns the rows to the
         stream and raises Stopped on every rank."""
         data = self._ctx.spec.data
         rows = [self._rows[row] for _, row in self._stream.take(data.prompts_per_step)]
-        self._op_ctx.step, running = step, deepcopy(self._op_ctx.state)
+        self._op_ctx.step, self._running = step, deepcopy(self._op_ctx.state)
         columns, metrics = given_columns(self._source.rows, rows, self._ctx.tokenizer, data)
         try:
             self._batch = self._executor.run(columns)
         except Stopped:
             self._stream.position -= data.prompts_per_step
-            self._op_ctx.state = running
+            self._op_ctx.state = self._running
             raise
         return {"tokens": int(columns.sequences.lengths.sum()), **metrics}
 
@@ -88,15 +91,22 @@ class OfflineTask(GraphTask):
         return found
 
     def state(self) -> Mapping[str, Any]:
-        pending = self._ctx.spec.data.prompts_per_step if self._batch is not None else 0
-        order = {"position": self._stream.position - pending, "reorders": list(self._stream.reorders)}
-        return {**order, **self._learner.state()}
+        order = {"position": self._stream.position, "reorders": list(self._stream.reorders)}
+        found = {**order, **self._learner.state()}
+        if self._batch is not None:  # its rows are collected again
+            position = self._stream.position - self._ctx.spec.data.prompts_per_step
+            found |= {"position": position, "algorithm": self._running}
+        return found
 
     def blobs(self) -> Mapping[str, Callable[[], bytes]]:
         return {}
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Inverse of `state`. Raises InvalidJob if an adapter or its base has changed."""
+        """Inverse of `state`. Raises InvalidJob if an adapter or its base has changed, or for a run that sampled its
+        responses, whose positions are of another dataset."""
+        if "ledger" in snapshot.state:
+            message = "the checkpoint is of a run that sampled its responses"
+            raise InvalidJob([Problem("spec.algorithm", f"{message}; start anew from its exported policy")])
         self._learner.restore(snapshot)
         self._stream.position = cast(int, snapshot.state["position"])
         self._stream.reorders = tuple(cast(list[int], snapshot.state.get("reorders", [])))

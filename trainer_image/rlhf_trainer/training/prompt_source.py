@@ -80,7 +80,7 @@ class PromptSource:
         self._tell()
 
     def reorder(self, times: int) -> None:
-        """Reshuffles the prompts that were never issued until that was done `times` times in the whole run."""
+        """Reshuffles the prompts that were never issued."""
         self._stream.reorder(times)
 
     def state(self, pending: Episode | None) -> dict[str, Any]:
@@ -97,8 +97,12 @@ class PromptSource:
     def restore(self, state: Mapping[str, Any], pending: Episode | None) -> None:
         """Inverse of `state`; `pending`: the episode not trained on yet.
 
-        Raises InvalidJob if the number of prompts has changed, since positions would be of other data epochs.
+        Raises InvalidJob if the number of prompts has changed, since positions would be of other data epochs, and if
+        the run trained on given responses, whose positions are of another dataset.
         """
+        if "ledger" not in state:
+            message = "the checkpoint is of a run that trained on given responses"
+            raise InvalidJob([Problem("spec.algorithm", f"{message}; start anew from its exported policy")])
         ledger = Ledger.restored(state["ledger"])
         if ledger.rows != self._ledger.rows:
             message = (

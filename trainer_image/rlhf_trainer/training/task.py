@@ -40,7 +40,7 @@ class Task(Protocol):
         """Inverse of `state`, `groups` and `blobs`. Called again with an older snapshot if one is damaged."""
 
     def reorder(self, times: int) -> None:
-        """Reshuffles the remaining data until that was done `times` times in the whole run."""
+        """Reshuffles the remaining data, that many times."""
 
     @property
     def begins(self) -> int:
