@@ -76,6 +76,24 @@ def test_the_critics_updates_are_of_its_own_micro_batches(tmp_path, capsys):
     assert critic.endswith("micro-batches 4 or more of 2000 tokens")
 
 
+LONG = "spec.data={train: [a.jsonl], promptsPerStep: 8, maxPromptLength: 100, maxAnswerLength: 900}"
+ROWS = [
+    (("spec.algorithm=sft", "spec.ppo={}", "spec.reward={}"), 1000),
+    (("spec.algorithm=dpo", "spec.ppo={}", "spec.reward={}"), 2000),
+    (("spec.model.reward=r", "spec.ppo.minibatchSize=8", "spec.pretraining={data: [t.jsonl]}"), 1000),
+]
+
+
+@pytest.mark.parametrize(("overrides", "tokens"), ROWS)
+def test_rows_longer_than_a_micro_batch_are_told(overrides, tokens, tmp_path, capsys):
+    for budget in (tokens, tokens - 1):
+        given = LONG, "spec.model.parameters=1.0e9", *overrides, f"spec.trainer.microBatchTokens={budget}"
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(document(*given)))
+        told = [line for line in plan(capsys, str(tmp_path / "job.yaml")) if "by itself" in line]
+        words = f"a row of up to {tokens} tokens is a micro-batch by itself; of its activations {budget} are counted"
+        assert told == [words] * (budget < tokens)
+
+
 def test_a_rate_that_is_missing_is_asked_for(manifest, capsys):
     *_, step, advice = plan(capsys, manifest)
     assert step.split() == ["step", "-"]
