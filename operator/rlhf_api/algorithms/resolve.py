@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from .. import dynamic, replay, rollout
+from .. import deepspeed_checks, dynamic, lora, replay, rollout
 from ..base import Frozen
 from ..graph import Graph, GraphError, Score
 from ..imports import described, named_object
@@ -30,9 +30,10 @@ def resolve(spec: Spec) -> Resolved:
     """The graph and the settings of a job.
 
     Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run,
-    reads other scores than `spec.reward.fineGrained` makes, trains on other minibatches than `dynamic` can, lacks the
-    correction that `spec.rollout` sets or the advantages that replay is to draw by, or the graph has other roles and
-    models than `spec.custom` says, by which the job's processes were planned.
+    reads other scores than `spec.reward.fineGrained` makes, trains on other minibatches than `dynamic` can, infers with
+    weights that the job does not have, lacks the correction that `spec.rollout` sets or the advantages that replay is
+    to draw by, or the graph has other roles and models than `spec.custom` says, by which the job's processes were
+    planned.
     """
     if algorithm_of(spec) is not CUSTOM:
         return Resolved(graph_of(spec), settings_of(spec))
@@ -57,6 +58,9 @@ def resolve(spec: Spec) -> Resolved:
         raise InvalidJob([Problem("spec.reward.fineGrained", message)])
     problems = [
         *dynamic.problems(spec, graph),
+        *lora.averaged(spec, graph),
+        *lora.without_base(spec, graph),
+        *deepspeed_checks.averaged(spec, graph),
         *rollout.uncorrected(spec, graph),
         *replay.unweighted(spec, graph),
     ]
