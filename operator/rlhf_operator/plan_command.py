@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.duration import PHASES, Batch, Machine, Work, of_step, predicted, rates
-from rlhf_api.graph import POLICY, Dataset, Train
 from rlhf_api.manifest import load
 from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
+from rlhf_api.trainer_memory import largest_row
 
 from .exits import say
 from .local.models import mistyped
@@ -141,21 +141,13 @@ def _batches(spec: Spec, batch: Batch) -> Iterator[str]:
         size = min(node.minibatch_size or batch.count, batch.count)
         share = (size / batch.count * tokens + batch.text(spec, node)) / ranks
         most = spec.trainer.micro_batch(node.model.field)
-        least, largest = max(1, ceil(share / most)), _largest_row(spec, node)
+        least, largest = max(1, ceil(share / most)), largest_row(spec, node.model)
         yield (
             f"{node.name}: epochs {node.epochs} x updates {batch.count // size} of {size} {what}; ranks {ranks} x "
             f"micro-batches {least} or more of {most} tokens"
         )
         if largest > most * spec.trainer.sequence_parallel_size:
             yield f"a row of up to {largest} tokens is a micro-batch by itself; of its activations {most} are counted"
-
-
-def _largest_row(spec: Spec, node: Train) -> int:
-    """Most tokens of a row with given responses, which is not divided: a pair has two sequences."""
-    source, longest = graph_of(spec).source, spec.data.max_prompt_length + spec.data.max_answer_length
-    if isinstance(source, Dataset):
-        return source.group * longest
-    return longest if spec.pretraining is not None and node.model == POLICY else 0
 
 
 def _table(spec: Spec, seconds: Mapping[str, float | None], after: Measured | None) -> Iterator[str]:
