@@ -110,11 +110,13 @@ def predicted(work: Work, machine: Machine) -> dict[str, float | None]:
 
 
 def of_step(spec: Spec, seconds: Mapping[str, float | None]) -> float | None:
-    """Seconds of a step with these phases: sequential, or generation concurrent with the others if it runs ahead or
-    responses are trained on as they arrive. None if a phase's seconds are unknown."""
+    """Mean seconds of a step with these phases: sequential, or generation concurrent with the others if it runs ahead
+    or responses are trained on as they arrive. None if a phase's seconds are unknown."""
     known = {phase: found for phase, found in seconds.items() if found is not None}
     if len(known) < len(seconds):
         return None
+    if "broadcast" in known:
+        known["broadcast"] /= spec.weights.every_steps
     generate = known.pop("generate", 0.0)
     beside = spec.rollout.max_staleness > 0 or spec.replay.dynamic
     return max(generate, sum(known.values())) if beside else generate + sum(known.values())

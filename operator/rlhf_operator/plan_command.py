@@ -99,6 +99,9 @@ class Measured:
         steps = lines[1:] or lines
         keys = {**{phase: f"{phase}_seconds" for phase in PHASES}, "step": "seconds"}
         found = {name: [line[key] for line in steps if line.get(key)] for name, key in keys.items()}
+        # With `weights.everySteps` most steps send nothing.
+        sent = [line for line in steps if line.get("broadcast_bytes")]
+        found["broadcast"] = [line["broadcast_seconds"] for line in sent] or found["broadcast"]
         return cls(
             folder, spec, {name: median(each) for name, each in found.items() if each}, _filled(spec, steps)
         )

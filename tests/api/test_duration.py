@@ -94,6 +94,8 @@ def test_seconds_are_work_over_rates():
     assert of_step(spec, {**seconds, "train": None}) is None
     ahead = spec_of("grpo", "", "spec.rollout.maxStaleness=1")
     assert of_step(ahead, {**seconds, "generate": 100.0}) == 100.0
+    seldom = spec_of("grpo", "", "spec.weights.everySteps=4")
+    assert of_step(seldom, seconds) == pytest.approx(sum(seconds.values()) - 3 / 4 * seconds["broadcast"])
 
 
 def test_a_runs_rates_predict_that_run():

@@ -113,6 +113,26 @@ def test_a_run_tells_the_rates_of_its_machine_and_how_far_off_it_was(manifest, r
     assert lines[-3].split() == ["train", "4"], "twice the prompts take twice as long"
 
 
+def test_the_rate_of_broadcasts_is_that_of_steps_with_one(tmp_path, capsys):
+    """Of weights.everySteps 4: the other steps have broadcast nothing, in no time."""
+    given = (
+        "spec.model={policy: p, parameters: 1.0e9}",
+        "spec.weights.everySteps=4",
+        "spec.trainer.dtype=bfloat16",
+    )
+    config = RunConfig(job="job", spec=job(*given).spec, workdir=str(tmp_path))
+    (tmp_path / "run.json").write_text(config.model_dump_json(by_alias=True))
+    step = {"answer_length_mean": 9, "train_seconds": 1.0, "seconds": 2.0}
+    rows = [
+        {**step, "broadcast_seconds": seconds, "broadcast_bytes": 2e9 * (seconds == 0.5)}
+        for seconds in (1e-5, 1e-5, 1e-5, 0.5, 1e-5)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document(*given)))
+    told = plan(capsys, str(tmp_path / "job.yaml"), "--after", str(tmp_path))
+    assert "--link 4e+09" in told[-1]
+
+
 def test_a_torn_last_line_of_metrics_is_left_out(manifest, ran, capsys):
     whole = plan(capsys, manifest, "--after", ran)
     with Path(ran, "metrics.jsonl").open("a") as metrics:
