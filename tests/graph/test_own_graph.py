@@ -1,4 +1,4 @@
-"""A graph of one's own is held to the rules about weights that those of the package are, once it is imported."""
+"""A graph of one's own is held to the rules about weights and scores that ours are, once it is imported."""
 
 from pathlib import Path
 
@@ -18,6 +18,13 @@ def graph_with(**weights):
     return Algorithm("own", None, lambda _spec, _settings: Graph((Generate(), Score(), before, train)))
 
 AVERAGED, BASED = graph_with(average=0.9), graph_with(base=True)
+
+def graph_of_rounds(score):
+    train = Train(name="train", model=POLICY, loss="policy", reads=(SEQUENCES,))
+    return Algorithm("own", None, lambda _spec, _settings: Graph((Generate(rounds=2), score, train)))
+
+ROUNDS = graph_of_rounds(Score())
+UNSCORED = graph_of_rounds(Score(writes=("token_scores",), per_token=True))
 """
 ADAPTER = "spec.model.lora={policy: {rank: 8}}"
 ON_DISKS = (
@@ -41,14 +48,26 @@ ON_DISKS = (
             "spec.steps=2",
             "spec.model.lora.policy: the graph of 'own_graphs:BASED' infers with the policy without its adapter",
         ),
+        ("ROUNDS", "spec.sampling.answersPerPrompt=2", None),
+        (
+            "ROUNDS",
+            "spec.sampling.answersPerPrompt=1",
+            "spec.sampling.answersPerPrompt: the graph of 'own_graphs:R",
+        ),
+        (
+            "UNSCORED",
+            "spec.reward={fineGrained: true, functions: [{function: 'a:b'}]}",
+            "spec.algorithm: the graph of 'own_graphs:UNSCORED' replaces groups",
+        ),
     ],
 )
-def test_weights_that_a_job_does_not_have_are_refused(
+def test_what_a_job_does_not_have_is_refused(
     graph: str, override: str, refused: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_graphs.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    spec = job("spec.ppo={}", f"spec.algorithm=own_graphs:{graph}", override).spec
+    several = "spec.sampling.answersPerPrompt=2"
+    spec = job("spec.ppo={}", several, f"spec.algorithm=own_graphs:{graph}", override).spec
     if refused is None:
         assert resolve(spec).graph.prepare
         return
