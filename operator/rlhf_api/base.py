@@ -39,6 +39,8 @@ Head = Literal["causal", "value", "score", "token_score"]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+COLDEST, HOTTEST = 0.01, 2.0
+"""Bounds of vLLM's temperatures above 0: it takes a lower one for the lowest, and refuses requests at a higher one."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """Share of a moving average that it keeps at each step."""
 Fraction = Annotated[float, Field(ge=0, le=1)]

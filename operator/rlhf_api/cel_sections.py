@@ -110,11 +110,12 @@ _SPEC = (
     _minibatch(),
     Rule(
         _generating(
-            f"{or_default(Trainer, 'micro_batch_tokens', 'trainer')} >= "
+            f"{or_default(Trainer, 'micro_batch_tokens', 'trainer')} * "
+            f"{or_default(Trainer, 'sequence_parallel_size', 'trainer')} >= "
             f"{or_default(Data, 'max_prompt_length', 'data')} + {or_default(Sampling, 'max_new_tokens', 'sampling')}"
         ),
-        "spec.trainer.microBatchTokens must be at least one answer's tokens (data.maxPromptLength + "
-        "sampling.maxNewTokens)",
+        "spec.trainer.microBatchTokens, times sequenceParallelSize, must be at least one answer's tokens "
+        "(data.maxPromptLength + sampling.maxNewTokens)",
     ),
     Rule(
         f"!({_has('replay.streamDataLoaderType')} && self.replay.streamDataLoaderType == 'dynamic') || "

@@ -7,6 +7,7 @@ from pydantic.alias_generators import to_camel, to_snake
 
 from .algorithms import graph_of
 from .deepspeed import SECTIONS, DeepSpeedConfig, Section
+from .graph import Graph
 from .problems import Problem, show
 from .spec import Spec
 
@@ -89,9 +90,13 @@ def switched_off(spec: Spec) -> Iterator[Problem]:
 
 
 def averages(spec: Spec) -> Iterator[Problem]:
+    yield from averaged(spec, graph_of(spec))
+
+
+def averaged(spec: Spec, graph: Graph) -> Iterator[Problem]:
     """A moving average of weights that are on disks between forward passes: there is nothing in memory to average, and
     the model would compute with the newest weights in its place."""
-    for model in graph_of(spec).averages:
+    for model in graph.averages:
         away = spec.trained_deepspeed(model.field).zero_optimization.offload_param
         if away is not None and away.device == "nvme":
             own = model.field == "critic" and spec.trainer.critic_deepspeed is not None

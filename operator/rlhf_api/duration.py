@@ -9,7 +9,7 @@ from math import ceil
 
 from .algorithms import graph_of
 from .base import ModelField
-from .graph import Dataset, Graph, Infer, Score, Train
+from .graph import POLICY, Dataset, Graph, Infer, Score, Train
 from .problems import InvalidJob, Problem
 from .roles import ModelServerSpec, Role
 from .sizes import Found, Sizes
@@ -51,6 +51,18 @@ class Batch:
             longest, each = spec.sampling.max_new_tokens, spec.sampling.answers_per_prompt
         return cls(data.prompts_per_step * each, filled * (data.max_prompt_length + longest), longest)
 
+    def updates(self, node: Train) -> int:
+        """Updates of a node in one pass over the step's sequences; a short rest joins the last."""
+        return max(1, self.count // (node.minibatch_size or self.count))
+
+    def text(self, spec: Spec, node: Train) -> float:
+        """Tokens of the pretraining rows in each update of a node, filled as the sequences are."""
+        if spec.pretraining is None or node.model != POLICY:
+            return 0.0
+        data = spec.data
+        filled = self.tokens / (data.max_prompt_length + self.longest)
+        return spec.pretraining.rows_per_update * filled * (data.max_prompt_length + data.max_answer_length)
+
 
 @dataclass(frozen=True)
 class Work:
@@ -76,7 +88,11 @@ class Work:
             generate=generate,
             generating=generating,
             score=_scoring(spec, sizes, graph, ranks) * tokens,
-            train=sum(_update(spec, sizes, node) for node in graph.train) * tokens / ranks,
+            train=sum(
+                _update(spec, sizes, node) * (tokens + batch.updates(node) * batch.text(spec, node))
+                for node in graph.train
+            )
+            / ranks,
             broadcast=sizes.of("policy") * BYTES[spec.trained_dtype("policy")] if sent else 0.0,
         )
 
@@ -94,11 +110,13 @@ def predicted(work: Work, machine: Machine) -> dict[str, float | None]:
 
 
 def of_step(spec: Spec, seconds: Mapping[str, float | None]) -> float | None:
-    """Seconds of a step with these phases: sequential, or generation concurrent with the others if it runs ahead or
-    responses are trained on as they arrive. None if a phase's seconds are unknown."""
+    """Mean seconds of a step with these phases: sequential, or generation concurrent with the others if it runs ahead
+    or responses are trained on as they arrive. None if a phase's seconds are unknown."""
     known = {phase: found for phase, found in seconds.items() if found is not None}
     if len(known) < len(seconds):
         return None
+    if "broadcast" in known:
+        known["broadcast"] /= spec.weights.every_steps
     generate = known.pop("generate", 0.0)
     beside = spec.rollout.max_staleness > 0 or spec.replay.dynamic
     return max(generate, sum(known.values())) if beside else generate + sum(known.values())

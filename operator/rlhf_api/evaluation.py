@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import Field
 
-from .base import PENALTIES, Frozen, ImportPath, NonNegativeFloat, Positive, PositiveFloat, RewardName
+from .base import COLDEST, HOTTEST, PENALTIES, Frozen, ImportPath, Positive, PositiveFloat, RewardName
 from .problems import Problem, show
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Penalties(NamedTuple):
 
 NO_PENALTIES = Penalties()
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Temperature = Annotated[float, Field(ge=0, le=HOTTEST)]
 
 
 class EvaluationSet(Frozen):
@@ -38,7 +39,7 @@ class EvaluationSet(Frozen):
     """Files of rows of the kind that the algorithm trains on."""
     samples: Positive | None = None
     """Overrides `evaluation.samples`."""
-    temperature: NonNegativeFloat | None = None
+    temperature: Temperature | None = None
     """Overrides `evaluation.temperature`."""
 
 
@@ -56,7 +57,7 @@ class Evaluation(Frozen):
     every_steps: Positive = 10
     samples: Positive = 1
     """Responses to each prompt; with several, best-of-k is reported too."""
-    temperature: NonNegativeFloat | None = None
+    temperature: Temperature | None = None
     """Sampling temperature; 0: greedy. `sampling.temperature` unless given."""
     repetition_penalty: PositiveFloat = 1.0
     """Repetition penalty; above 1, tokens of prompt and response become less likely."""
@@ -116,6 +117,9 @@ def problems(spec: "Spec", *, sampled: bool) -> Iterator[Problem]:
         if found.temperature == 0 and found.samples != 1:
             message = f"at temperature 0 all responses to a prompt are the same; use 1; got {found.samples}"
             yield Problem(f"{where}.samples", message)
+        if found.temperature is not None and 0 < found.temperature < COLDEST:
+            message = f"must be 0, which is greedy, or at least {COLDEST:g}, the lowest that vLLM samples at"
+            yield Problem(f"{where}.temperature", f"{message}; got {found.temperature:g}")
 
 
 def _of_responses(where: str, section: Evaluation | EvaluationSet, algorithm: str) -> Iterator[Problem]:

@@ -37,9 +37,10 @@ GROUP_ENGINE_ARGUMENTS = dict.fromkeys(
     ("nnodes", "node-rank", "master-addr", "master-port", "headless"), _GROUP
 )
 """Options by which the pods of one generator find each other."""
+_ELSEWHERE = "keeps keys and values beyond the engine, where those of earlier weights are not cleared"
 _REFUSED = {
     "enable-eplb": "moves experts between GPUs while they serve, and what is served is compared with what arrived",
-    "kv-transfer-config": "keeps keys and values beyond the engine, where those of earlier weights are not cleared",
+    **dict.fromkeys(("kv-transfer-config", "kv-offloading-size"), _ELSEWHERE),
 }
 """Options that what a generator does beside vLLM cannot do with, and why."""
 

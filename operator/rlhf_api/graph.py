@@ -221,10 +221,25 @@ class Graph:
                 yield f"node {node.name!r} writes one column, not {len(node.writes)}"
             if isinstance(node, Infer) and node.model not in self.trained and not _frozen(node.model):
                 yield f"node {node.name!r} calls {node.model.name!r}, which is neither trained nor the model of a role"
+        yield from self._inferred()
         if isinstance(self.source, Generate) and self.source.model != POLICY:
             yield f"Generate samples from the policy, which generators serve, not from {self.source.model.name!r}"
         elif isinstance(self.source, Generate) and POLICY not in self.trained:
             yield "Generate samples from a model that no Train node trains"
+
+    def _inferred(self) -> Iterator[str]:
+        """A trained model has one moving average; the role of a frozen one has its weights alone, and one output."""
+        inferred = [node for node in self.nodes if isinstance(node, Infer)]
+        for node in inferred:
+            if node.model not in self.trained and (node.average is not None or node.base):
+                kind = "the base" if node.average is None else "a moving average"
+                yield f"node {node.name!r} infers with {kind} of {node.model.name!r}, which no Train node trains"
+        shares = {(node.model, node.average) for node in inferred if node.average is not None}
+        outputs = {(node.model, node.output) for node in inferred if node.model not in self.trained}
+        for found, what in ((shares, "moving averages"), (outputs, "outputs")):
+            for model in sorted({model.name for model, _ in found}):
+                if len(several := [str(each) for used, each in found if used.name == model]) > 1:
+                    yield f"nodes infer with several {what} of {model!r}: {', '.join(sorted(several))}; use one"
 
 
 def _frozen(model: Model) -> bool:

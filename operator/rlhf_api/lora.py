@@ -9,6 +9,7 @@ from pydantic import Field
 
 from .algorithms import graph_of
 from .base import Frozen, ModelField, Positive, PositiveFloat
+from .graph import Graph, Infer
 from .problems import Problem
 
 if TYPE_CHECKING:
@@ -52,9 +53,25 @@ def problems(spec: Spec) -> Iterator[Problem]:
     for field in Adapters.model_fields:
         if getattr(spec.model.lora, field) is not None and field not in trained:
             yield Problem(f"{where}.{field}", f"{spec.algorithm} trains no {field}; remove it")
+    yield from averaged(spec, graph)
+
+
+def averaged(spec: Spec, graph: Graph) -> Iterator[Problem]:
+    """Adapters of models of which the graph keeps a moving average."""
     for model in graph.averages:
-        if spec.model.lora.of(model.field) is not None:
+        if spec.model.adapter(model.field) is not None:
             message = (
                 f"the job keeps a moving average of the {model.field}, which it cannot of one with an adapter"
             )
-            yield Problem(f"{where}.{model.field}", f"{message}; remove it, or referenceEma or valueEma")
+            yield Problem(
+                f"spec.model.lora.{model.field}", f"{message}; remove it, or referenceEma or valueEma"
+            )
+
+
+def without_base(spec: Spec, graph: Graph) -> Iterator[Problem]:
+    """Models of a job's own graph that have no adapter to switch off."""
+    based = (node.model for node in graph.prepare if isinstance(node, Infer) and node.base)
+    for field in dict.fromkeys(model.field for model in based):
+        if spec.model.adapter(field) is None:
+            message = f"the graph of {spec.algorithm!r} infers with the {field} without its adapter"
+            yield Problem(f"spec.model.lora.{field}", f"{message}; set it, or infer with the reference")

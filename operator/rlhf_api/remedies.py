@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
+from .algorithms import graph_of
 from .memory import gigabytes, trainer
 from .roles import GradientCheckpointing
 from .sizes import Sizes
 from .spec import Spec
-from .trainer_memory import counted, trained, training
+from .trainer_memory import counted, largest_row, trained, training
 
 _MOST_PODS = 1000
 """Maximum of `replicas`."""
@@ -76,7 +77,9 @@ def _fewer_activations(spec: Spec, sizes: Sizes, memory: float) -> Iterator[str]
         if fits("gradient_checkpointing", kind):
             yield f"trainer.gradientCheckpointing {kind}"
             break
-    longest = spec.data.max_prompt_length + spec.sampling.max_new_tokens
+    graph = graph_of(spec)
+    sampled = spec.data.max_prompt_length + spec.sampling.max_new_tokens if graph.generates else 0
+    longest = max(sampled, *(largest_row(spec, model) for model in graph.trained))
     tokens = section.micro_batch_tokens // 2
     while tokens * section.sequence_parallel_size >= longest:
         if fits("micro_batch_tokens", tokens):

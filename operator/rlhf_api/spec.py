@@ -8,6 +8,8 @@ from pydantic import AfterValidator, Field, WithJsonSchema, create_model
 
 from .algorithms import ALGORITHMS, CUSTOM
 from .base import (
+    COLDEST,
+    HOTTEST,
     OBJECT,
     Decay,
     DType,
@@ -79,7 +81,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 class Sampling(Frozen):
     """Sampling of responses."""
 
-    temperature: PositiveFloat = 1.0
+    temperature: float = Field(1.0, ge=COLDEST, le=HOTTEST)
     """Sampling temperature; log-probabilities of policy and reference are computed at it too."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; 1 switches it off. Replayed in training beside a topK."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from .activations import Pass, backward_bytes
 from .algorithms import graph_of
-from .graph import POLICY, Model
+from .graph import POLICY, Dataset, Model
 from .memory import Need, Trained, count, trainer
 from .sizes import Size, Sizes
 from .spec import Spec
@@ -44,6 +44,15 @@ def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
                 )
             )
     return found if counted(found) else [replace(model, activations=None) for model in found]
+
+
+def largest_row(spec: Spec, model: Model) -> int:
+    """Most tokens of a row with given responses, which no micro-batch divides; a pair has two sequences. 0: a model
+    trains on sampled responses alone."""
+    source, longest = graph_of(spec).source, spec.data.max_prompt_length + spec.data.max_answer_length
+    if isinstance(source, Dataset):
+        return source.group * longest
+    return longest if spec.pretraining is not None and model == POLICY else 0
 
 
 def counted(models: Sequence[Trained]) -> bool:

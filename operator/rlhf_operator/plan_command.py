@@ -20,6 +20,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
+from rlhf_api.trainer_memory import largest_row
 
 from .exits import say
 from .local.models import mistyped
@@ -98,6 +99,9 @@ class Measured:
         steps = lines[1:] or lines
         keys = {**{phase: f"{phase}_seconds" for phase in PHASES}, "step": "seconds"}
         found = {name: [line[key] for line in steps if line.get(key)] for name, key in keys.items()}
+        # With `weights.everySteps` most steps send nothing.
+        sent = [line for line in steps if line.get("broadcast_bytes")]
+        found["broadcast"] = [line["broadcast_seconds"] for line in sent] or found["broadcast"]
         return cls(
             folder, spec, {name: median(each) for name, each in found.items() if each}, _filled(spec, steps)
         )
@@ -138,13 +142,15 @@ def _batches(spec: Spec, batch: Batch) -> Iterator[str]:
     ranks = spec.trainer.ranks
     for node in graph.train:
         size = min(node.minibatch_size or batch.count, batch.count)
-        share = size / batch.count * tokens / ranks
+        share = (size / batch.count * tokens + batch.text(spec, node)) / ranks
         most = spec.trainer.micro_batch(node.model.field)
-        least = max(1, ceil(share / most))
+        least, largest = max(1, ceil(share / most)), largest_row(spec, node.model)
         yield (
             f"{node.name}: epochs {node.epochs} x updates {batch.count // size} of {size} {what}; ranks {ranks} x "
             f"micro-batches {least} or more of {most} tokens"
         )
+        if largest > most * spec.trainer.sequence_parallel_size:
+            yield f"a row of up to {largest} tokens is a micro-batch by itself; of its activations {most} are counted"
 
 
 def _table(spec: Spec, seconds: Mapping[str, float | None], after: Measured | None) -> Iterator[str]:

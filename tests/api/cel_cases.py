@@ -41,6 +41,11 @@ CASES = [
     ),
     ("spec.ppo={minibatchSize: 1}", "spec.ppo={}", "minibatchSize of the algorithm's settings"),
     ("spec.trainer.microBatchTokens=768", "spec.trainer.microBatchTokens=767", "microBatchTokens"),
+    (
+        "spec.trainer={processesPerReplica: 2, microBatchTokens: 384, sequenceParallelSize: 2}",
+        "spec.trainer={processesPerReplica: 2, microBatchTokens: 383, sequenceParallelSize: 2}",
+        "microBatchTokens, times sequenceParallelSize",
+    ),
     ("spec.trainer.dtype=bfloat16", "spec.trainer.dtype=float32", "bf16.enabled: set spec.trainer.dtype"),
     (
         "spec.trainer={dtype: float16, deepspeed: {fp16: {enabled: true}}}",

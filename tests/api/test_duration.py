@@ -60,6 +60,15 @@ def test_what_a_setting_does_to_a_phase(override, phase, factor):
     assert getattr(after, phase) == pytest.approx(factor * getattr(before, phase))
 
 
+def test_each_update_of_the_policy_trains_on_pretraining_rows_too():
+    """4 rows of 150 tokens beside each 16 of 32 responses of 400, twice over; the critic has none."""
+    overrides = "spec.data.maxAnswerLength=50", "spec.pretraining={data: [text.jsonl], rowsPerUpdate: 4}"
+    settings = "epochs: 2, minibatchSize: 16"
+    more = work("grpo", settings, *overrides).train - work("grpo", settings).train
+    assert more == 2 * 6 * N * (2 * 4 * 150)
+    assert work("ppo", settings, *overrides).train - work("ppo", settings).train == more
+
+
 def test_offline_algorithms_have_fewer_phases():
     lengths = ("spec.data.maxAnswerLength=200",)
     assert work("sft", "", *lengths).train == 6 * N * 8 * 300
@@ -85,6 +94,8 @@ def test_seconds_are_work_over_rates():
     assert of_step(spec, {**seconds, "train": None}) is None
     ahead = spec_of("grpo", "", "spec.rollout.maxStaleness=1")
     assert of_step(ahead, {**seconds, "generate": 100.0}) == 100.0
+    seldom = spec_of("grpo", "", "spec.weights.everySteps=4")
+    assert of_step(seldom, seconds) == pytest.approx(sum(seconds.values()) - 3 / 4 * seconds["broadcast"])
 
 
 def test_a_runs_rates_predict_that_run():

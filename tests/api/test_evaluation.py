@@ -26,6 +26,12 @@ REFUSED = [
         "temperature: 0, sets: [{name: a, data: [a], samples: 3}]",
         *("spec.evaluation.sets[0].samples", "use 1; got 3"),
     ),
+    ("data: [a], temperature: 0.005", "spec.evaluation.temperature", "at least 0.01, the lowest"),
+    (
+        "data: [a], temperature: 2.1",
+        "spec.evaluation.temperature",
+        "must be less than or equal to 2; got 2.1",
+    ),
     ("sets: [{name: a, data: [a]}, {name: a, data: [b]}]", "spec.evaluation.sets[1].name", "got 'a'"),
 ]
 

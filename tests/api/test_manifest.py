@@ -19,7 +19,16 @@ BAD = [
     # override, where, what the message says
     ("spec.sampling.top_kk=0", "spec.sampling.top_kk", 'unknown field (value 0); did you mean "topK"?'),
     ("spec.sampling.topK=-2", "spec.sampling.topK", "must be greater than or equal to -1; got -2"),
-    ("spec.sampling.temperature=0", "spec.sampling.temperature", "must be greater than 0; got 0"),
+    (
+        "spec.sampling.temperature=0.009",
+        "spec.sampling.temperature",
+        "must be greater than or equal to 0.01; got 0.009",
+    ),
+    (
+        "spec.sampling.temperature=2.5",
+        "spec.sampling.temperature",
+        "must be less than or equal to 2; got 2.5",
+    ),
     ("spec.sampling.minNewTokens=999", "spec.sampling.minNewTokens", "must not exceed maxNewTokens (256)"),
     ("spec.trainer.deepspeed.bf16.enable=true", "spec.trainer.deepspeed.bf16.enable", '"enabled"'),
     ("spec.trainer.deepspeed.fp16.enabled=true", "spec.trainer.deepspeed.fp16.enabled", "in bfloat16"),

@@ -125,6 +125,9 @@ def test_activations_that_do_not_fit_are_refused_with_what_helps() -> None:
     for remedy in remedies:
         field, value = remedy.split(" ")
         assert refused("spec.trainer.microBatchTokens=65536", f"spec.{field}={value}") == []
+    long = "spec.pretraining={data: [text.jsonl]}", "spec.data.maxAnswerLength=16000"
+    (problem,) = refused("spec.trainer.microBatchTokens=65536", *long)
+    assert "microBatchTokens" not in problem, "no row of 16512 tokens is divided, whatever the number"
 
 
 def test_the_table_of_a_job() -> None:

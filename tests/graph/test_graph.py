@@ -56,6 +56,36 @@ WRONG: list[tuple[tuple[Node, ...], str]] = [
         "node 'i' calls 'critic', which is neither trained nor the model of a role",
     ),
     (
+        (Generate(), Infer(name="i", model=REFERENCE, average=0.9, writes=("a",)), TRAIN),
+        "node 'i' infers with a moving average of 'reference', which no Train node trains",
+    ),
+    (
+        (Generate(), Infer(name="i", model=REFERENCE, base=True, writes=("a",)), TRAIN),
+        "node 'i' infers with the base of 'reference', which no Train node trains",
+    ),
+    (
+        (
+            Generate(),
+            *(
+                Infer(name=f"i{share}", model=POLICY, average=share, writes=(f"{share}",))
+                for share in (0.9, 0.5)
+            ),
+            TRAIN,
+        ),
+        "nodes infer with several moving averages of 'policy': 0.5, 0.9; use one",
+    ),
+    (
+        (
+            Generate(),
+            *(
+                Infer(name=output, model=REFERENCE, output=output, writes=(output,))
+                for output in ("logprobs", "logprobs_untempered")
+            ),
+            TRAIN,
+        ),
+        "nodes infer with several outputs of 'reference': logprobs, logprobs_untempered; use one",
+    ),
+    (
         (Generate(model=CRITIC), TRAIN, Train(name="critic", model=CRITIC, loss="value")),
         "Generate samples from the policy, which generators serve, not from 'critic'",
     ),

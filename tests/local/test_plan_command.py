@@ -76,6 +76,24 @@ def test_the_critics_updates_are_of_its_own_micro_batches(tmp_path, capsys):
     assert critic.endswith("micro-batches 4 or more of 2000 tokens")
 
 
+LONG = "spec.data={train: [a.jsonl], promptsPerStep: 8, maxPromptLength: 100, maxAnswerLength: 900}"
+ROWS = [
+    (("spec.algorithm=sft", "spec.ppo={}", "spec.reward={}"), 1000),
+    (("spec.algorithm=dpo", "spec.ppo={}", "spec.reward={}"), 2000),
+    (("spec.model.reward=r", "spec.ppo.minibatchSize=8", "spec.pretraining={data: [t.jsonl]}"), 1000),
+]
+
+
+@pytest.mark.parametrize(("overrides", "tokens"), ROWS)
+def test_rows_longer_than_a_micro_batch_are_told(overrides, tokens, tmp_path, capsys):
+    for budget in (tokens, tokens - 1):
+        given = LONG, "spec.model.parameters=1.0e9", *overrides, f"spec.trainer.microBatchTokens={budget}"
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(document(*given)))
+        told = [line for line in plan(capsys, str(tmp_path / "job.yaml")) if "by itself" in line]
+        words = f"a row of up to {tokens} tokens is a micro-batch by itself; of its activations {budget} are counted"
+        assert told == [words] * (budget < tokens)
+
+
 def test_a_rate_that_is_missing_is_asked_for(manifest, capsys):
     *_, step, advice = plan(capsys, manifest)
     assert step.split() == ["step", "-"]
@@ -93,6 +111,26 @@ def test_a_run_tells_the_rates_of_its_machine_and_how_far_off_it_was(manifest, r
     lines = plan(capsys, manifest, "data.promptsPerStep=8", "--measured", ran)
     assert lines[0] == "a step: 8 prompts x 1 = 8 sequences x 50 tokens, prompts included = 400 tokens"
     assert lines[-3].split() == ["train", "4"], "twice the prompts take twice as long"
+
+
+def test_the_rate_of_broadcasts_is_that_of_steps_with_one(tmp_path, capsys):
+    """Of weights.everySteps 4: the other steps have broadcast nothing, in no time."""
+    given = (
+        "spec.model={policy: p, parameters: 1.0e9}",
+        "spec.weights.everySteps=4",
+        "spec.trainer.dtype=bfloat16",
+    )
+    config = RunConfig(job="job", spec=job(*given).spec, workdir=str(tmp_path))
+    (tmp_path / "run.json").write_text(config.model_dump_json(by_alias=True))
+    step = {"answer_length_mean": 9, "train_seconds": 1.0, "seconds": 2.0}
+    rows = [
+        {**step, "broadcast_seconds": seconds, "broadcast_bytes": 2e9 * (seconds == 0.5)}
+        for seconds in (1e-5, 1e-5, 1e-5, 0.5, 1e-5)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document(*given)))
+    told = plan(capsys, str(tmp_path / "job.yaml"), "--after", str(tmp_path))
+    assert "--link 4e+09" in told[-1]
 
 
 def test_a_torn_last_line_of_metrics_is_left_out(manifest, ran, capsys):

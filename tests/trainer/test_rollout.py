@@ -23,6 +23,7 @@ from rlhf_trainer.comms.assignments import Limits
 from rlhf_trainer.comms.dispatch import Observer
 from rlhf_trainer.comms.frames import Kind, encode, encode_error
 from rlhf_trainer.comms.http import Background, HttpError
+from rlhf_trainer.comms.outcomes import Interrupted
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.generation.dispatch import Round, start_round
 from rlhf_trainer.generation.vllm import VllmClient, request_seed
@@ -447,6 +448,29 @@ def test_a_stop_string_across_two_parts_of_a_response_ends_it(http):
         (rollout,) = work.rollouts()
         assert (tokenizer.decode(list(rollout.tokens)), rollout.finished) == (expected, True)
         assert len(rollout.logprobs) == len(rollout.versions) == len(expected)
+
+
+def test_interrupted_responses_keep_what_comes_after_the_first_of_them_has_ended(http):
+    """Each is a request of its own, and a server interrupts them one after the other."""
+    server, interrupted = Generator(http, "a"), asyncio.Event()
+
+    async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
+        if body["prompt"][-1] == 5:
+            await response.write(encode(0, Kind.ABORT, [], []))
+            interrupted.set()
+        else:
+            await interrupted.wait()
+            await asyncio.sleep(0.2)
+            await response.write(encode(0, Kind.ABORT, [7, 8], [-0.5] * 2))
+
+    server._stream = speak
+    work = Work.begin(PROMPTS[0], 2)
+    for response, token in zip(work.responses, (5, 6), strict=True):
+        add(response, token)
+    with pytest.raises(Interrupted):
+        http.run(client(http).ask(server.member, work, lambda: None))
+    assert [list(response.tokens) for response in work.responses] == [[5], [6, 7, 8]]
+    assert server.given_up == []
 
 
 def test_a_response_whose_tokens_are_counted_is_begun_anew(http):

@@ -112,5 +112,6 @@ def test_models_of_vllm_get_by_repetition_what_their_own_code_loads(folder):
         assert model["repeats"]
         assert model["same"] == model["parameters"] > 0
         assert model["proven"]
+        assert model["derived again"] == 2, "what attention derives from its weights, after each of two loads"
         assert model["compared"] >= model["weights"], "each of them, fused ones part by part"
         assert "is not what arrived as weight version 2" in model["of the base"]

@@ -40,6 +40,9 @@ def compare(folder: Path) -> None:
     policy = load(folder)
     swap = Swap(served, config.model_config, torch.device("cpu"))
     swap._as_loaded = True  # on a CPU vLLM packs weights, but these were not
+    derived = list[torch.dtype]()
+    for layer in swap._attention:
+        layer.impl.process_weights_after_loading = derived.append
     with torch.no_grad():
         swap.load(Weights(received(policy)))
         watched = swap._copies
@@ -66,6 +69,7 @@ def compare(folder: Path) -> None:
         served.load_weights(weights.merged())
     same = [torch.equal(mine, its) for mine, its in zip(repeated, served.parameters(), strict=True)]
     told = {"repeats": repeats, "weights": len(weights.plain), "parameters": len(same), "same": sum(same)}
+    told |= {"derived again": len(derived) / len(swap._attention)}
     print(json.dumps(told | {"proven": proven, "compared": parts, "of the base": proof.changed}))
 
 

@@ -1,13 +1,14 @@
 """Resolves the job's algorithm, its settings and its graph: from the table, or imported from the user's module."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from .. import dynamic, replay, rollout
+from .. import deepspeed_checks, dynamic, lora, replay, rollout
 from ..base import Frozen
-from ..graph import Graph, GraphError, Score
+from ..graph import Generate, Graph, GraphError, Score
 from ..imports import described, named_object
 from ..problems import InvalidJob, Problem, from_pydantic, show
 from ..spec import Spec
@@ -30,9 +31,10 @@ def resolve(spec: Spec) -> Resolved:
     """The graph and the settings of a job.
 
     Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run,
-    reads other scores than `spec.reward.fineGrained` makes, trains on other minibatches than `dynamic` can, lacks the
-    correction that `spec.rollout` sets or the advantages that replay is to draw by, or the graph has other roles and
-    models than `spec.custom` says, by which the job's processes were planned.
+    reads other scores than `spec.reward.fineGrained` makes, compares groups without any, trains on other minibatches
+    than `dynamic` can, infers with weights that the job does not have, lacks the correction that `spec.rollout` sets or
+    the advantages that replay is to draw by, or has other roles and models than `spec.custom` says, by which the job's
+    processes were planned.
     """
     if algorithm_of(spec) is not CUSTOM:
         return Resolved(graph_of(spec), settings_of(spec))
@@ -56,7 +58,11 @@ def resolve(spec: Spec) -> Resolved:
         message = f"the graph of {spec.algorithm!r} reads scores of {reads}; got {show(fine_grained)}"
         raise InvalidJob([Problem("spec.reward.fineGrained", message)])
     problems = [
+        *_rounds(spec, graph),
         *dynamic.problems(spec, graph),
+        *lora.averaged(spec, graph),
+        *lora.without_base(spec, graph),
+        *deepspeed_checks.averaged(spec, graph),
         *rollout.uncorrected(spec, graph),
         *replay.unweighted(spec, graph),
     ]
@@ -65,6 +71,17 @@ def resolve(spec: Spec) -> Resolved:
     if problems:
         raise InvalidJob(problems)
     return Resolved(graph, settings)
+
+
+def _rounds(spec: Spec, graph: Graph) -> Iterator[Problem]:
+    """Dynamic sampling without what it compares."""
+    if not isinstance(graph.source, Generate) or not graph.source.rounds:
+        return
+    message = f"the graph of {spec.algorithm!r} replaces groups whose responses all have the same score"
+    if spec.sampling.answers_per_prompt < 2:
+        yield Problem("spec.sampling.answersPerPrompt", f"{message}; use at least 2; got 1")
+    if not any("scores" in node.writes for node in graph.prepare):
+        yield Problem(WHERE, f"{message} (Generate(rounds=...)), and no node of it writes scores")
 
 
 def imported(spec: Spec) -> tuple[Algorithm, Graph, Frozen]:

@@ -76,6 +76,8 @@ class VllmClient:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if not work.whole:  # told once all have their last tokens
+            raise Interrupted
         return work
 
     async def _continue(self, member: Member, work: Work, index: int, progress: Callable[[], None]) -> None:
@@ -132,8 +134,6 @@ class VllmClient:
             raise failed from None
         except (ValueError, IndexError) as error:
             raise ValueError(f"the reply to prompt {prompt_id} is not understood: {error}") from error
-        if any(work.responses[index].end is None for index in indices):
-            raise Interrupted
 
     def _completing(self, response: Response, frame: Frame, begun: int) -> Frame | None:
         """The start of a frame up to the token that completes a stop string whose first characters were sampled before

@@ -30,12 +30,15 @@ class Swap:
         self._model_code: Any = model
         self._config, self._device = config, device
         self._as_loaded = device.type == "cuda" and computes_as_loaded(model)
+        self._attention: list[Any] = [module for module in model.modules() if type(module) is Attention]
         self._copies: Copies | None = None
 
     def load(self, weights: Weights) -> None:
         """Loads all weights and waits for the device. Raises RuntimeError where a parameter got no new weights."""
         if self._as_loaded:
             self._load_as_before(weights)
+            for layer in self._attention:  # FlashInfer computes with a float32 copy of attention sinks
+                layer.impl.process_weights_after_loading(self._config.dtype)
         else:
             self._reload(weights)
         if self._device.type == "cuda":
