@@ -31,72 +31,76 @@ ON_PODS_ALONE = ("status s", "steps")
 COLUMNS = ("victim", "when", "what happened", "times", "p50 s", "p95 s", "lost", "twice", "tokens again")
 INTRO = """# The fault matrix
 
-Faults on the real processes of one job after another, each at a named point of a step: `rlhf run` with two trainer
-ranks, two vLLM servers, a reward, a reference, and checkpoints of every step in an S3 server (SeaweedFS), all on one
-machine. The process that reaches the point waits there until the fault has been injected, so nothing depends on luck
-(`tests/fault_matrix`). The next fault comes when every role is ready again. A process that hangs is
-[noticed](detection.md) and ended, a trainer after {hang} s here.
+This page shows what follows from faults on real processes, each at a named point of a training step. The jobs run one
+after another on one machine: `rlhf run` with two trainer ranks, two vLLM servers, a reward, a reference, and
+checkpoints of every step in an S3 server (SeaweedFS). The process that reaches the point waits there until the fault
+has been injected, so nothing depends on luck (`tests/fault_matrix`). The next fault comes when every role is ready
+again. A process that hangs is [noticed](detection.md) and ended, a trainer after {hang} s here.
 
 ```console
 $ make faults
 ```
 
-{machine}; in several sittings, each of
-the code as it was then, some beside other work. The times are of a tiny model: they are those of noticing, of starting
-processes and of loading, which takes most of them on so few cores.
+{machine}. There were several sittings, each
+with the code of its day, some beside other work. The model is tiny. So the times are those of noticing the fault, of
+starting processes and of loading. Loading takes most of them on so few cores.
 
-- **s**: seconds from the fault to the end of the next training step, ahead of training of the one after it, which has
-  some of its own; p95 of a few times is the longest.
-- **lost**: prompts that the newest checkpoint should have trained on and has not; **twice**: prompts that two of its
+- **s**: seconds from the fault to the end of the next training step; ahead of training, of the one after it, since the
+  next step already has some of its responses. p95 of a few times is the longest.
+- **lost**: prompts that the newest checkpoint should have trained on and has not. **twice**: prompts that two of its
   episodes have. Both are read from the store, not asked of the trainer.
-- **tokens again**: tokens that the generators sampled and nobody trained on, a mean, by vLLM's own counters, with
-  the one by which each server proves new weights. Ahead of training, what is under way at the end of a cell counts too:
-  it can be a few hundred either way.
-- SIGSTOP lasts {pause:g} s, an outage or a full disk of the store {outage:g} s. Connections are cut by the kernel,
-  which resets all that the process has. Out of memory: a limit of the address space below what the process has;
-  Python may wait for ever there for a thread that could not begin, which the deadlines of a hang end. Where it says
-  **no step** there, the matrix waited for less than these; the same cells were run again.
+- **tokens again**: tokens that the generators sampled and nobody trained on, a mean, by vLLM's own counters. The
+  token by which each server proves new weights is among them. Ahead of training, requests that still run at the end
+  of a cell count too, so the number can be a few hundred off either way.
+- SIGSTOP lasts {pause:g} s. An outage or a full disk of the store lasts {outage:g} s.
+- Connections are cut by the kernel, which resets all connections of the process.
+- Out of memory is a limit of the address space below what the process already has. Python may then wait forever for a
+  thread that could not begin; the deadlines of a hang end that. **No step** in those rows means that the matrix waited
+  for less than these deadlines; the same cells were run again.
 """
 ON_PODS = """
-The same job as pods of a real Kubernetes 1.20 with two nodes on this machine, each in namespaces of its own
-(`tests/cluster`): one trainer, two generators, a reward, a reference, and two operators of the chart; checkpoints of
-every step on the volume that all pods share. As root, `python -m tests.fault_matrix --only "on pods"`.
+The same job runs as pods of a real Kubernetes 1.20 with two nodes on this machine, each node in namespaces of its own
+(`tests/cluster`): one trainer, two generators, a reward, a reference, and two operators of the chart. It writes
+checkpoints of every step to the volume that all pods share. As root, `python -m tests.fault_matrix --only "on pods"`.
 
-- **SIGKILL**, **SIGTERM**: to the first process of the pod's container. **Eviction**: through the Eviction API.
-- **Node lost**: the victim's pod is put on the second node, alone; that machine falls silent with all that is on it, as
-  without power, and comes back after the job has gone on. Kubernetes notices after 40 s and deletes the pod after
-  {tolerated} s more, which the job's `tolerations` say; a trainer's pod has a grace of {grace} s, by its template; 30 s
-  after it the pod is given up. With the defaults, 300 s each, a trainer's node costs {more} s more, another {less} s.
-- **Drain**: `kubectl drain`, then `uncordon`. Of every node: there is nowhere to go until that.
-- **Connections cut**: what the operator that leads, or for the API server what all operators, send to the API server is
-  lost for {pause:g} s, longer than a lease; who stands by may see it renewed only after that, and waits 10 s more. etcd
-  and the API server, killed, are started again at once; the API server took 5 to 10 s for its start.
-- **All at once**: the API server stopped; the operator that leads killed; a generator's node lost.
-- **status s**: seconds from the fault until the job's status tells of a step of after it; **steps**: those that were
-  made by then, for which nobody needs operator or API server. In the end the status is right, and pods that *what
-  happened* does not name are those of before.
-- The operator that leads is the victim; training does not need it. Of a trainer, **s** is until the first step of its
-  successor: told to end, it first makes the step that it is at, and a checkpoint.
+- **SIGKILL**, **SIGTERM** go to the first process of the pod's container. **Eviction** goes through the Eviction API.
+- **Node lost**: the victim's pod is alone on the second node. That node falls silent with all that is on it, as without
+  power, and comes back after the job has gone on. Kubernetes notices after 40 s and deletes the pod after {tolerated} s
+  more, which the job's `tolerations` say. A trainer's pod has a grace of {grace} s, by its template. The operator gives
+  the pod up 30 s after that. With the defaults, 300 s each, a lost node costs a trainer {more} s more, another role
+  {less} s.
+- **Drain**: `kubectl drain`, then `uncordon`. When every node is drained, there is nowhere to go until `uncordon`.
+- **Connections cut**: for {pause:g} s, longer than a lease, all that the leading operator sends to the API server is
+  lost; with the API server as victim, all that any operator sends. The standby may see the lease renewed only after
+  that, and waits 10 s more. etcd and the API server, when killed, are started again at once; the API server took 5 to
+  10 s to start.
+- **All at once**: the API server is stopped, the leading operator is killed, and a generator's node is lost.
+- **status s**: seconds from the fault until the job's status shows a step after it. **steps**: the steps made by then;
+  these need neither operator nor API server. In the end the status is right, and pods that *what happened* does not
+  name are the same as before.
+- Where the operator is the victim, it is the leading one; training does not need it. For a trainer, **s** lasts until
+  the first step of its successor: a trainer that is told to end first finishes its step and saves a checkpoint.
 """
 ON_GPU = """
 At staleness 2, in bfloat16: one trainer rank, two vLLM engines and the reference on one NVIDIA H100 (80 GB) with 16
-cores, vLLM 0.25.1, torch 2.11.0+cu130; 2026-11-24, four such jobs at once, each with other victims. A step takes 0.2 s
-there, and what starts takes most of its time for loading and for CUDA. At the end nothing held memory of the GPU.
+cores, vLLM 0.25.1, torch 2.11.0+cu130; 2026-11-24, four such jobs at the same time, each with other victims. A step
+takes 0.2 s there. A process that starts takes most of its time for loading and for CUDA. At the end no memory of the
+GPU was in use.
 """
 SLOW = """
 ## One generator killed, the other slowed
 
-`FAULTS='--kills 10 --seed 6 --slow' make faults`. The same job and account: one generator runs for a fifth of the time
-from the first step to the end, its processes stopped for {stopped:g} s and running for {running:g} s in turns; the
-other is killed {kills} times (seeds {seeds}), after {made} of which the job went on.
+`FAULTS='--kills 10 --seed 6 --slow' make faults`. The job and the columns are the same. One generator runs for a
+fifth of the time from the first step to the end: its processes are stopped for {stopped:g} s and run for {running:g} s
+in turns. The other is killed {kills} times (seeds {seeds}), after {made} of which the job went on.
 
 """
 SPOT = """
 ## Generators lost like spot instances
 
-`FAULTS='--spot 8' make faults`. Of three generators, at staleness 2, one is killed every {every:g} s, with SIGKILL to
-its engine, whoever is still starting; in turns with as long a time undisturbed, in one job. All of it shares two cores:
-what starts takes them from those that work, which machines of their own would not.
+`FAULTS='--spot 8' make faults`. Of three generators, at staleness 2, one is killed every {every:g} s, by SIGKILL to its
+engine, even if others are still starting. This takes turns with undisturbed spells of the same length, in one job. All
+of it shares two cores: processes that start slow down those that work, which they would not on machines of their own.
 
 """
 _SPELLS = ("", "seconds", "kills", "samples", "samples/s", "of each turn", "lost", "twice", "too old", "load")
@@ -105,15 +109,15 @@ KILLED = """
 
 `FAULTS='--kills 10 --seed 1' make faults` runs one sitting.
 
-{kills} kills of the trainer and the generators of a job that generates ahead (staleness 2), after {made} of which it
-went on; who is killed, and when, is drawn with the seeds {seeds}: half at a named point as above, half at any time.
-The next one comes as soon as there is somebody to kill, whoever else is still starting. Each generator has one request
-at a time, so that snapshots hold responses that are only begun. After each kill every
-response of the newest snapshot is looked for, token by token with its version, in what was trained on or in the newest
-snapshot then.
+There were {kills} kills of the trainer and the generators of a job that generates ahead (staleness 2). The job went on
+after {made} of these. The seeds {seeds} draw who is killed, and when: half at a named point as above, half at any time.
+The next kill comes as soon as a victim runs, even if others are still starting. Each generator has one request at a
+time, so that snapshots hold responses that are only begun. After each kill the test takes every response of the newest
+snapshot. It looks for it, token by token with its version, in what was trained on since or in the snapshot that is
+newest then.
 
-- **begun**: responses of which these snapshots had a part; **gone**: responses of these snapshots, begun or whole, that
-  were not found again as they were; **too old**: tokens that were trained on beyond the bound.
+- **begun**: responses of which these snapshots had a part. **gone**: responses of these snapshots, begun or whole, that
+  were not found again unchanged. **too old**: tokens that were trained on beyond the bound.
 """
 _LEDGER = ("lost", "twice", "old")
 _COUNTED = {"lost": "lost", "twice": "twice", "old": "too old", "begun": "begun", "gone": "gone"}
@@ -169,9 +173,9 @@ def _lost(spells: Sequence[Row]) -> str:
                 ]
             )
         )
-    end = f"""With losses the job made {rates[1] / rates[0]:.0%} of the undisturbed samples/s; how far turns of one kind
-are apart says what that is worth. A sample is a prompt with its response. **load**: of the machine at the end of each
-turn, over one minute, by whatever ran on it."""
+    end = f"""With losses the job made {rates[1] / rates[0]:.0%} of the undisturbed samples/s. Compare that with
+how far turns of one kind differ. A sample is a prompt with its response. **load** is the machine's load at the end of
+each turn, over one minute, from everything that ran on it."""
     return "\n".join([SPOT.format(every=SPOT_SECONDS).rstrip("\n"), "", *lines, "", end]) + "\n"
 
 
