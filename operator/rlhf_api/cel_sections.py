@@ -134,7 +134,7 @@ _SAMPLING = (
 _MODEL_SERVER = (
     Rule(
         "!has(self.tensorParallelSize) || self.tensorParallelSize == 1 || (has(self.engine) && self.engine == 'vllm')",
-        "tensorParallelSize is of engine vllm; use 1, or set that",
+        "tensorParallelSize applies only to engine vllm; use 1, or set that",
     ),
 )
 _AUTOSCALE = (

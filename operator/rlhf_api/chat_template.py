@@ -46,5 +46,5 @@ def template_problems(given: str) -> list[Problem]:
         Environment(autoescape=True, extensions=[loopcontrols, Generation]).from_string(text)
     except TemplateSyntaxError as error:
         why = str(error.message).rstrip(".")
-        return [Problem(FIELD, f"is no Jinja template: line {error.lineno}: {why}; got {show(given)}")]
+        return [Problem(FIELD, f"is not a Jinja template: line {error.lineno}: {why}; got {show(given)}")]
     return []

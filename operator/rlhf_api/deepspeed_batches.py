@@ -95,7 +95,7 @@ def _sums(spec: Spec, section: Section, keys: Mapping[str, Any]) -> Iterator[_Va
         product = micro * steps * ranks
         words = f"{micro} samples x {steps} steps x {ranks} data-parallel ranks = {product}"
         if size not in (None, product):
-            yield Problem(section.where(BATCH), f"must be {words}; got {size}")
+            yield Problem(section.where(BATCH), f"must equal {words}; got {size}")
             return
         size = product
     elif steps and size:

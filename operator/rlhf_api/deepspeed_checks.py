@@ -70,7 +70,7 @@ def switched_off(spec: Spec) -> Iterator[Problem]:
             later = key in _OF_STAGE_3 or key.startswith(_BEGIN_STAGE_3)
             least = 3 if later else 1 if key == "offload_optimizer" else 0
             if stage < least and getattr(getattr(zero, key), "device", "") != "none":
-                message = f"acts from stage {least} on: set zero_optimization.stage, or remove this"
+                message = f"has no effect below stage {least}: set zero_optimization.stage, or remove this"
                 yield Problem(section.where(f"zero_optimization.{key}"), f"{message}; got stage {zero.stage}")
         parts = (
             ("zero_optimization.offload_param", zero.offload_param, "device"),
@@ -96,9 +96,7 @@ def averages(spec: Spec) -> Iterator[Problem]:
         if away is not None and away.device == "nvme":
             own = model.field == "critic" and spec.trainer.critic_deepspeed is not None
             where = SECTIONS[own].where("zero_optimization.offload_param.device")
-            message = (
-                f"the job keeps a moving average of the {model.field}, which it cannot of weights on disks"
-            )
+            message = f"the job keeps a moving average of the {model.field}, which is impossible with weights on disks"
             yield Problem(where, f"{message}; use cpu; got 'nvme'")
 
 

@@ -122,5 +122,7 @@ def _of_responses(where: str, section: Evaluation | EvaluationSet, algorithm: st
     """Fields about sampled responses, for an algorithm that samples none."""
     for name in ("function", "samples", "temperature", *PENALTIES):
         if name in section.model_fields_set and (value := getattr(section, name)) is not None:
-            message = f"is of sampled responses, and {algorithm} is judged by its loss; remove it"
+            message = (
+                f"applies only to sampled responses, and {algorithm} is evaluated by its loss; remove it"
+            )
             yield Problem(f"{where}.{name}", f"{message}; got {show(value)}")

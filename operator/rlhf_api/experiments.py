@@ -31,7 +31,7 @@ def file_of(name: str) -> Path | None:
     if name not in known:
         close = closest(name, list(known))
         meant = f' (did you mean "{close}"?)' if close else ""
-        message = f"is no file, and no experiment{meant}; there are {', '.join(known)}"
+        message = f"is neither a file nor an experiment{meant}; experiments are {', '.join(known)}"
         raise InvalidJob([Problem(name, f"{message}, and yours are {FOLDER}/NAME.yaml")])
     return known[name]
 
@@ -53,7 +53,7 @@ def from_function(name: str) -> Any:
         with redirect_stdout(sys.stderr):  # ours is the manifest, or a picture of it
             document = named_object(name)()
     except Exception as error:
-        raise InvalidJob([Problem(name, f"makes no manifest: {described(error)}")]) from error
+        raise InvalidJob([Problem(name, f"failed to make a manifest: {described(error)}")]) from error
     if not isinstance(document, Mapping):
         raise InvalidJob([Problem(name, f"must return a manifest as a dict; got {show(document)}")])
     return document

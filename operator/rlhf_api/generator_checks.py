@@ -88,7 +88,7 @@ def engine_argument_problems(
         if key != (spelled := name + dot + field):
             yield Problem(where, f"spell it as vLLM does, without dashes: {spelled}")
         if value is None:
-            yield Problem(where, "null is no value; true switches a flag on, false off; got null")
+            yield Problem(where, "null is not a value; for a flag use true or false; got null")
         if name in owned:
             yield Problem(where, f"is set by the job ({owned[name]}); remove it")
 

@@ -78,9 +78,7 @@ def problems(spec: "Spec") -> Iterator[Problem]:
         if all(getattr(rule, name) is None for name in limits):
             yield Problem(where, f"needs a limit: {', '.join(map(to_camel, limits))}; got none")
         if rule.window is not None and not rule.running:
-            message = (
-                f"is of deviationsAbove and deviationsBelow, and the rule has neither; got {rule.window}"
-            )
+            message = f"applies only to deviationsAbove and deviationsBelow; set one, or remove this; got {rule.window}"
             yield Problem(f"{where}.window", message)
         if rule.above is not None and rule.below is not None and rule.below > rule.above:
             message = f"every value breaks a rule of below {rule.below:g} and above {rule.above:g}; swap them"
@@ -89,5 +87,5 @@ def problems(spec: "Spec") -> Iterator[Problem]:
         health.not_finite,
         *(rule.action for rule in health.rules),
     ):
-        message = f"has an effect with action rollback only; got {health.max_rollbacks}"
+        message = f"applies only to rules with action rollback; remove it; got {health.max_rollbacks}"
         yield Problem("spec.health.maxRollbacks", message)

@@ -55,6 +55,6 @@ def problems(spec: Spec) -> Iterator[Problem]:
     for model in graph.averages:
         if spec.model.lora.of(model.field) is not None:
             message = (
-                f"the job keeps a moving average of the {model.field}, which it cannot of one with an adapter"
+                f"the job keeps a moving average of the {model.field}, which is impossible with an adapter"
             )
             yield Problem(f"{where}.{model.field}", f"{message}; remove it, or referenceEma or valueEma")

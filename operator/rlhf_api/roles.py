@@ -35,7 +35,7 @@ class FailureRule(Frozen):
     @model_validator(mode="after")
     def _fits_something(self) -> "FailureRule":
         if not self.exit_codes and not self.reasons:
-            raise ValueError("names neither exitCodes nor reasons, so it fits no end")
+            raise ValueError("needs exitCodes or reasons; without both it matches no failure")
         return self
 
 

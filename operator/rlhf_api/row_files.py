@@ -103,7 +103,9 @@ class RowFile(Rows):
         file.seek(self._starts[index])
         data = _content(file.read(self._starts[index + 1] - self._starts[index]), is_list=self._is_list)
         if crc32(data) != self._sums[index]:
-            message = "is not what it was when the file was opened: somebody has changed the file meanwhile"
+            message = (
+                "changed after the file was opened; start again, and leave the file alone while it is read"
+            )
             raise InvalidJob([Problem(f"{self.name}, row {index}", message)])
         try:
             text = data.decode()
@@ -207,7 +209,11 @@ def _parse(text: str, where: Callable[[], str]) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         if "\n" in text.strip():
-            raise InvalidJob([Problem(f"{where()}:{error.lineno}", f"is no JSON: {error.msg}")]) from None
-        raise InvalidJob([Problem(where(), f"is no JSON: {error.msg}; got {show(text.strip())}")]) from None
+            raise InvalidJob(
+                [Problem(f"{where()}:{error.lineno}", f"is not valid JSON: {error.msg}")]
+            ) from None
+        raise InvalidJob(
+            [Problem(where(), f"is not valid JSON: {error.msg}; got {show(text.strip())}")]
+        ) from None
     except (ValueError, RecursionError) as error:
         raise InvalidJob([Problem(where(), f"cannot be read: {error}")]) from None

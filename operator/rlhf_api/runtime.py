@@ -82,7 +82,7 @@ def parse_runtime(body: Any) -> NamedRuntime:
         raise InvalidJob(problems)
     kind, kinds = body.get("kind"), get_args(RuntimeKind)
     if isinstance(kind, str) and not closest(kind, kinds):
-        message = f"must be {' or '.join(kinds)}: this is no runtime's manifest; got {show(kind)}"
+        message = f"must be {' or '.join(kinds)}: this is not a runtime's manifest; got {show(kind)}"
         raise InvalidJob([Problem("kind", message)])
     known = {field.alias or name for name, field in RuntimeMetadata.model_fields.items()}
     metadata = {key: value for key, value in body.get("metadata", {}).items() if key in known}

@@ -87,7 +87,9 @@ def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
         environment = container.get("env")
         for j, variable in enumerate(environment if isinstance(environment, list) else []):
             if isinstance(variable, Mapping) and str(variable.get("name", "")).startswith("RLHF_"):
-                yield Problem(f"{place}.env[{j}].name", "names that begin with RLHF_ are ours")
+                yield Problem(
+                    f"{place}.env[{j}].name", "names that begin with RLHF_ are reserved; use another name"
+                )
 
 
 def _tokens(where: str, spec: Mapping[str, Any]) -> Iterator[Problem]:

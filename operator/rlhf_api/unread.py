@@ -48,10 +48,8 @@ def problems(spec: Spec) -> Iterator[Problem]:
         keys = {type(unread.section).model_fields[name].alias or name for name in unread.fields}
         given = unread.section.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         for key in (key for key in given if key in keys):
-            message = (
-                f"is of {unread.of}, and the job has none: {unread.why}; remove it; got {show(given[key])}"
-            )
-            yield Problem(f"{unread.where}.{key}", message)
+            message = f"applies only to {unread.of}, and the job has none: {unread.why}; remove it"
+            yield Problem(f"{unread.where}.{key}", f"{message}; got {show(given[key])}")
 
 
 def _roles(spec: Spec) -> Iterator[_Unread]:
@@ -170,20 +168,20 @@ def without_effect(spec: Spec) -> list[str]:
     is changed from run to run. And about a penalty that hardly acts."""
     idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
     why = "a step is one update, of a model that has not moved from what it is compared with"
-    lines = [f"without effect: {', '.join(idle)}; {why}"] if idle else []
+    lines = [f"no effect: {', '.join(idle)}; {why}"] if idle else []
     lines += _weak_penalty(spec)
     scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
     if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
-        lines.append("without effect: spec.model.reward; spec.reward.modelWeight is 0")
+        lines.append("no effect: spec.model.reward; spec.reward.modelWeight is 0")
     return lines + _cut_short(spec)
 
 
 def _cut_short(spec: Spec) -> list[str]:
     """Times of a reward's calls that are those of a whole chunk or more."""
     default, most = RewardFunction.model_fields["timeout_seconds"].default, spec.reward.timeout_seconds
-    why = f"spec.reward.timeoutSeconds ends calls before, after {most} s with all retries; make that larger"
+    why = f"spec.reward.timeoutSeconds ends a call with all its retries after {most} s; raise that"
     return [
-        f"without effect: spec.reward.functions[{i}].timeoutSeconds {entry.timeout_seconds}; {why}"
+        f"no effect: spec.reward.functions[{i}].timeoutSeconds {entry.timeout_seconds}; {why}"
         for i, entry in enumerate(spec.reward.functions)
         if entry.timeout_seconds >= most and entry.timeout_seconds != default
     ]
@@ -197,7 +195,7 @@ def _weak_penalty(spec: Spec) -> list[str]:
     if settings.kl_estimator == "k1":
         return []
     where = f"spec.{to_camel(algorithm_of(spec).name)}"
-    line = f"hardly of effect: {where}.klCoefficient; as a reward, {settings.kl_estimator} has next to no gradient near"
+    line = f"little effect: {where}.klCoefficient; as a reward, {settings.kl_estimator} has next to no gradient near"
     return [f"{line} the reference: set {where}.klEstimator k1, or klIn loss"]
 
 

@@ -112,7 +112,7 @@ class Archive:
         listed = [Entry.of_key(found.key) for found in self.store.list(CUTS)]
         if not (written := [entry for entry in listed if entry is not None]):
             return Root(), version
-        log.error("DAMAGED STORE, going by the manifests that are there: %s", why)
+        log.error("DAMAGED STORE, using the manifests that are readable: %s", why)
         root = self._recovered(written)
         if not root.cuts:
             message = (

@@ -30,7 +30,7 @@ class FileCredentials:
         try:
             self._keys = _read(self._file, self._profile)
         except ValueError as error:  # such as one that is half written: the keys before may still be valid
-            log.warning("going on with the keys read before: %s", error)
+            log.warning("the keys cannot be read again, the previous ones stay in use: %s", error)
         return self._keys | {"expires_at": datetime.now(UTC)}  # asked for again by the next request
 
 

@@ -20,7 +20,7 @@ REFUSED = [
         (
             (setting, f"spec.trainer.{section}.zero_optimization={{stage: 3, {ON_DISK}}}"),
             f"spec.trainer.{section}.zero_optimization.offload_param.device",
-            f"the job keeps a moving average of the {model}, which it cannot of weights on disks; use cpu",
+            f"the job keeps a moving average of the {model}, which is impossible with weights on disks; use cpu",
         )
         for setting, section, model in (
             ("spec.ppo.referenceEma=0.9", "deepspeed", "policy"),

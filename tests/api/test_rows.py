@@ -46,14 +46,18 @@ BAD: list[tuple[RowKind, str, str]] = [
         ":2: prompt.0.content: must be a valid string",
     ),
     ("prompts", '{"prompt": ["Hi"]}', ":2: prompt.0: "),
-    ("prompts", '{"prompt": [{"role": "assistant", "content": "a"}]}', "is not the assistant's"),
+    ("prompts", '{"prompt": [{"role": "assistant", "content": "a"}]}', "must not be the assistant's"),
     (
         "responses",
         '{"prompt": "p", "answer": [{"role": "user", "content": "a"}]}',
         ":2: answer: the first and",
     ),
-    ("responses", '{"messages": [{"role": "user", "content": "a"}]}', "ends with the assistant's; got user"),
-    ("responses", '{"messages": [{"role": "assistant", "content": "a"}]}', "begins with another role"),
+    ("responses", '{"messages": [{"role": "user", "content": "a"}]}', "end with the assistant; got user"),
+    (
+        "responses",
+        '{"messages": [{"role": "assistant", "content": "a"}]}',
+        "must not begin with the assistant",
+    ),
     ("responses", '{"messages": [{"content": "a"}]}', ":2: messages.0.role: is missing"),
     ("pairs", '{"prompt": "p", "chosen": "a"}', ":2: rejected: is missing; the row has 'prompt', 'chosen'"),
     (

@@ -128,7 +128,7 @@ def test_a_damaged_root_is_made_again_from_the_manifests(place, caplog, harm):
     obstore.put(place.raw, "LATEST", harm(bytes(obstore.get(place.raw, "LATEST").bytes())))
     with caplog.at_level(logging.ERROR):
         assert place.steps() == [1, 2]
-    assert "DAMAGED STORE, going by the manifests that are there: LATEST" in caplog.text
+    assert "DAMAGED STORE, using the manifests that are readable: LATEST" in caplog.text
     again = place.trainer()
     assert again.committer.epoch == 2
     again.save(3)

@@ -96,8 +96,8 @@ def test_both_programs_have_every_verb(capsys: pytest.CaptureFixture[str]) -> No
     ("content", "options", "said"),
     [
         (None, [], "there is no such kubeconfig; name one by --kubeconfig or KUBECONFIG"),
-        ("{", [], "the kubeconfig is no YAML"),
-        ("[]", [], "is no kubeconfig: it must be an object"),
+        ("{", [], "the kubeconfig is not valid YAML"),
+        ("[]", [], "is not a kubeconfig: it must be an object"),
         ({"contexts": []}, [], "has no current context; choose one by --context: none"),
         ({"contexts": [{"name": "prod", **CONTEXT}]}, [], "choose one by --context: prod"),
         (

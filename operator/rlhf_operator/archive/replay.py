@@ -126,7 +126,7 @@ def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None)
         with parquet.ParquetFile(arrow.BufferReader(snapshot.blob(name)), pre_buffer=False) as file:
             return file.read(columns=fields and list(fields), use_threads=False)
     except (arrow.ArrowException, KeyError) as error:
-        raise InvalidJob([Problem(name, f"is no episode that can be read: {error}")]) from error
+        raise InvalidJob([Problem(name, f"is not a readable episode: {error}")]) from error
 
 
 def trajectory(row: Mapping[str, Any]) -> str:

@@ -77,7 +77,7 @@ def _lacks(directory: Path, *, alone: bool) -> str:
     """What a model's directory lacks, or ''; `alone`: no other tokenizer is named than the one in it."""
     try:
         if not isinstance(json.loads((directory / "config.json").read_bytes()), dict):
-            return "its config.json is no object"
+            return "its config.json is not an object"
     except (OSError, ValueError) as error:
         return f"its config.json cannot be read: {error}"
     if not any(found for kind in _WEIGHTS for found in directory.glob(kind)):

@@ -88,7 +88,7 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
             continue
         if path.endswith(".parquet") and Path(path).is_file():
             if not is_parquet(Path(path)):
-                message = "is no Parquet, or was not downloaded in whole: its marks at both ends are missing"
+                message = "is not a whole Parquet file: the marks at its start and end are missing; download it again"
                 yield Problem(where, f"{path}: {message}")
             continue
         chat, wrong = source.system_prompt is not None, list[Problem]()

@@ -102,7 +102,7 @@ def _earlier(status: JobStatus | None) -> str:
 def _same_run(workdir: Path, spec: Spec) -> None:
     before = _read(workdir / CONFIG, RunConfig)
     if before is None:
-        message = "is no configuration of a run that this version can read; use another --workdir"
+        message = "is not the configuration of a run that this version can read; use another --workdir"
         raise InvalidJob([Problem(str(workdir / CONFIG), message)])
     old, new = _identity(before.spec), _identity(spec)
     problems = [

@@ -79,7 +79,7 @@ def json_of(array: Tensor, what: str) -> Any:
     try:
         return json.loads(bytes(array.numpy()))
     except (ValueError, RecursionError) as error:
-        raise WireError(f"{what} is no JSON: {error}") from None
+        raise WireError(f"{what} is not valid JSON: {error}") from None
 
 
 def _decompressed(data: bytes) -> bytes:
