@@ -392,7 +392,7 @@ def test_a_list_of_files_is_no_manifest(here, capsys):
     assert "is a file of rows; give a manifest" in said(capsys, "validate", "rows.jsonl")
     with pytest.raises(SystemExit):
         cli.main(["validate", "job.yaml", "list.yaml"])
-    assert "one manifest a command: `include` in it names others" in capsys.readouterr().err
+    assert "a command takes one manifest, which names others by `include`" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

@@ -73,7 +73,7 @@ def _served(spec: Spec, role: Role) -> Iterator[Problem]:
             yield Problem(where, f"{message}; use transformers; got vllm")
     else:
         if spec.sampling.kept and graph_of(spec).generates:
-            message = f"vLLM's log-probabilities are over all tokens, and with topK up to {MOST_KEPT} the job needs them"
+            message = f"vLLM's log-probabilities are over all tokens; with topK up to {MOST_KEPT} the job needs them"
             message = f"{message} over the kept ones; use transformers, or another topK; got vllm with topK"
             yield Problem(where, f"{message} {spec.sampling.top_k}")
         for node in graph_of(spec).prepare:

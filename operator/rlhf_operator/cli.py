@@ -85,7 +85,7 @@ def _submit(options: argparse.Namespace) -> int:
     """`rlhf run --mode kubernetes`: submits the manifest to the cluster of the current context."""
     for name in ("runtime", "workdir", "resume", "overwrite", "base_port", "metrics_port"):
         if getattr(options, name):
-            raise Misuse(f"--{name.replace('_', '-')} is of --mode local; leave it out")
+            raise Misuse(f"--{name.replace('_', '-')} applies only to --mode local; leave it out")
     sets = [part for override in options.set for part in ("--set", override)]
     trial = [] if options.trial is None else ["--trial", options.trial]
     return main(["submit", str(options.file), *sets, *trial])
@@ -188,7 +188,7 @@ def _run(job: RLHFJob, options: argparse.Namespace, make: Command) -> int:
         resumed = "resuming " if before is not None else ""
         shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
         if unheeded := of_a_cluster(job.spec):
-            shown.event(f"without effect here, as on a cluster alone they act: {', '.join(unheeded)}")
+            shown.event(f"no effect on this machine, only on a cluster: {', '.join(unheeded)}")
         for line in without_effect(job.spec):
             shown.event(line)
         try:

@@ -85,15 +85,15 @@ def with_runtime_of(job: RLHFJob, file: Path | None, *, needed: bool) -> RLHFJob
             raise InvalidJob([Problem(str(file), message)])
         return job.model_copy(update={"spec": with_runtime(job.spec, runtime)})
     if named is not None and needed:
-        message = (
-            f"{named.kind} {named.name} is in a cluster; give its manifest with --runtime FILE, or remove it"
-        )
+        message = f"{named.kind} {named.name} exists only on a cluster; give its manifest with --runtime FILE, or remove this"
         raise InvalidJob([Problem("spec.runtime", message)])
     return job
 
 
 def _override(text: str) -> str:
     if "=" not in text:
-        files = "; one manifest a command: `include` in it names others" if Path(text).is_file() else ""
+        files = (
+            "; a command takes one manifest, which names others by `include`" if Path(text).is_file() else ""
+        )
         raise argparse.ArgumentTypeError(f"must be path=value, such as steps=10; got {text!r}{files}")
     return text

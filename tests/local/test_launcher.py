@@ -157,7 +157,7 @@ def test_a_launcher_that_cannot_go_on_says_why_and_how_to(run: Run) -> None:
     (run.work / "logs" / "generator-1.log").mkdir(parents=True)
     code, _, err = run()
     assert (code, run.status()["phase"]) == (1, "Failed")
-    assert "error: the launcher cannot go on: [Errno 21] Is a directory: " in err
+    assert "error: `rlhf run` cannot go on: [Errno 21] Is a directory: " in err
     assert "generator-1.log" in err
     assert run.alive() == []
 

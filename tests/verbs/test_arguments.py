@@ -40,18 +40,18 @@ def test_what_is_no_duration(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("status ../../x", "must be the name of an object: a-z, 0-9, - and .; got '../../x'"),
+        ("status ../../x", "must be a name of a Kubernetes object, of a-z, 0-9, - and .; got '../../x'"),
         ("status ppo -n A", "must be the name of an object"),
         ("status ppo --watch -o json", "not allowed with"),
         ("logs", "the following arguments are required: NAME"),
         ("logs ppo --role cook", "invalid choice: 'cook'"),
-        ("logs ppo --tail -1", "must be a number from 0 on; got '-1'"),
+        ("logs ppo --tail -1", "must be a whole number, 0 or more; got '-1'"),
         ("suspend ppo --no-wait --timeout 5m", "not allowed with"),
         ("scale ppo", "the following arguments are required: --generators"),
-        ("scale ppo --generators 0", "must be a number from 1 on; got '0'"),
+        ("scale ppo --generators 0", "must be a whole number, 1 or more; got '0'"),
         ("checkpoint ppo --timeout soon", "must be a duration"),
         ("clone ppo", "the following arguments are required: --from-step"),
-        ("clone ppo --from-step 0", "must be a number from 1 on; got '0'"),
+        ("clone ppo --from-step 0", "must be a whole number, 1 or more; got '0'"),
         ("clone ../ppo --from-step 1", "must be the name of an object"),
     ],
 )

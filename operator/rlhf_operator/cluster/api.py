@@ -195,7 +195,9 @@ class Api:
 
     def _check_fence(self) -> None:
         if not self.fence():
-            raise ApiError(0, "NotLeading", "this operator may not change anything: it no longer leads")
+            raise ApiError(
+                0, "NotLeading", "this replica may not change anything, as it no longer holds the lease"
+            )
 
     async def _call(
         self,

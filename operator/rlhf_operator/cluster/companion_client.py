@@ -42,7 +42,7 @@ class CompanionClient:
         for kind, name in now.keys() & ours.keys() if last == content else ():
             # Of what others change in it beside ours (an annotation, say) nothing is put back.
             if seen[kind, name] not in (None, ours[kind, name], now[kind, name]):
-                message = f"{kind} {name} was changed, and is as the operator makes it again"
+                message = f"{kind} {name} was changed by someone else; the operator has restored it"
                 await self._recorder.record(job.body, Event("Warning", "Restored", message))
 
     async def create_token(self, job: Job, *, again: bool) -> None:
@@ -54,7 +54,9 @@ class CompanionClient:
                 raise
             return
         if again:
-            message = f"Secret {made['metadata']['name']} was missing, without which no pod starts; it is made again"
+            message = (
+                f"Secret {made['metadata']['name']} was missing, which every pod needs; it is created again"
+            )
             await self._recorder.record(job.body, Event("Warning", "TokenRestored", message))
 
     def forget(self, key: Key) -> None:

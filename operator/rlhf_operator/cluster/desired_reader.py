@@ -83,7 +83,7 @@ class DesiredReader:
             if error.status not in (403, 404):
                 raise
             reason = "RuntimeNotFound" if error.status == 404 else "RuntimeForbidden"
-            return Wait(reason, f"waits for {what}: {error.message}")
+            return Wait(reason, f"waiting for {what}: {error.message}")
 
     async def _running(self, job: Job, pods: list[Pod], runtime: NamedRuntime | Wait | None) -> Pinned | None:
         """The configuration that the job's pods run: the spec with today's defaults if it is the same, else from its

@@ -48,7 +48,7 @@ class PodClient:
         """Deletes a pod of the job's whose labels were changed: it is not found by them, and its name is needed."""
         name = pod["metadata"]["name"]
         if "deletionTimestamp" not in pod["metadata"]:
-            message = f"{name} has lost the labels that it was made with, and is replaced"
+            message = f"the operator's labels of {name} were removed or changed; the pod is replaced"
             await self._recorder.record(job.body, Event("Warning", "Relabelled", message))
             await self._api.delete("Pod", job.namespace, name, uid=pod["metadata"]["uid"])
 

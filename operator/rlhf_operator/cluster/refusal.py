@@ -50,16 +50,16 @@ def by_server(status: int, kind: str, message: str, *, trains: bool = False) -> 
     pods of its configuration were taken, and what has changed since is not the job."""
     invalid = status == 422 or (status == 400 and _NO_POD in message)
     if invalid and kind == "Pod" and not trains and not _DENIED.search(message):
-        said = f"the API server takes no pod like this; see spec.pods and its template: {message}"
+        said = f"the API server rejects the pod, check spec.pods and its template: {message}"
         return Finish("Failed", INVALID_POD, said)
     if status == 404 and kind == "Workload" and _NO_KIND.search(message):
         message += f"; the label {QUEUE} needs Kueue 0.15 or later, which serves {KUEUE}"
-    return f"pods are not made: {status or 'no answer'} {message}"
+    return f"pods cannot be created: {status or 'no answer'} {message}"
 
 
 def leave_alone(why: str) -> Plan:
     """Reports what this release cannot read, and changes nothing until another release takes over."""
-    message = f"another release wrote what this one cannot read; job and pods are left alone: {why}"
+    message = f"another release wrote objects that this one cannot read, so job and pods are left as they are: {why}"
     return Plan(status=None, events=(Event("Warning", "Unreadable", message[:LONGEST]),), again=None)
 
 

@@ -98,7 +98,7 @@ def _waiting(observed: Observed) -> tuple[str, str]:
         return waits.reason, waits.message
     if observed.deactivated:
         return "Deactivated", f"Workload {observed.job.name} is deactivated (spec.active: false)"
-    return "WaitingForQuota", f"waits in queue {observed.job.queue}"
+    return "WaitingForQuota", f"waiting for quota in queue {observed.job.queue}"
 
 
 def report_if_admitted(observed: Observed) -> Queue | None:

@@ -37,7 +37,9 @@ async def kinds_served(api: Api) -> list[str]:
     told = False
     while not await api.serves("RLHFJob"):
         if not told:
-            logger.warning("waits for crds/rlhfjobs.rlhf.dev.yaml: the API server does not know RLHFJob")
+            logger.warning(
+                "the API server does not know RLHFJob; waiting for crds/rlhfjobs.rlhf.dev.yaml to be applied"
+            )
             told = True
         await asyncio.sleep(_POLL_SECONDS)
     return [kind for kind in SELECTORS if kind != "Workload" or await api.serves(kind)]

@@ -94,7 +94,7 @@ class _Certificate:
             if (self._folder / "tls.crt").stat().st_mtime_ns != self._changed:
                 self._newest = self._load()
         except (OSError, ssl.SSLError) as error:
-            log.warning("goes on with the old certificate: %s", error)
+            log.warning("cannot load the new certificate, still serving the old one: %s", error)
         connection.context = self._newest
 
 
@@ -120,5 +120,5 @@ async def _validate(request: web.Request) -> web.Response:
     try:
         answer = review(json.loads(await request.read()), request.app[_SETTINGS])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise web.HTTPBadRequest(text=f"this is no AdmissionReview: {error!r}") from None
+        raise web.HTTPBadRequest(text=f"this is not an AdmissionReview: {error!r}") from None
     return web.json_response(answer)

@@ -44,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     if importlib.util.find_spec(MODULE.partition(".")[0]) is None or not importlib.util.find_spec(
         "transformers"
     ):
-        raise Failure("this needs the trainer's packages: pip install 'rlhf-operator[trainer]'")
+        raise Failure(
+            "this needs the trainer's packages, which are not installed: pip install 'rlhf-operator[trainer]'"
+        )
     folder = options.workdir or Path("runs", job.metadata.name)
     config = RunConfig(job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()))
     row = ["--row", str(options.row)] if options.what == "show" else []

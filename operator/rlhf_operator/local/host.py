@@ -96,14 +96,14 @@ class Host:
         become_subreaper()
         self._listen_to_signals()
         workdir.write(self.folder / workdir.CONFIG, self.config)
-        finish = Finish("Failed", "LauncherError", "the launcher itself failed")
+        finish = Finish("Failed", "LauncherError", "`rlhf run` itself failed")
         try:
             async with ControlClient(self._token) as control:
                 watching = asyncio.create_task(end_the_hung(self.processes, control))
                 try:
                     finish = await self._loop(control)
                 except OSError as error:  # of files and processes that it cannot make
-                    finish = Finish("Failed", "LauncherError", f"the launcher cannot go on: {error}")
+                    finish = Finish("Failed", "LauncherError", f"`rlhf run` cannot go on: {error}")
                 finally:
                     watching.cancel()
         finally:
@@ -135,7 +135,7 @@ class Host:
         lost, self._turned = now - self._turned, now
         if lost <= STANDSTILL_SECONDS:
             return
-        self.display.event(f"this process stood still for {lost:.0f} s")
+        self.display.event(f"this process was paused for {lost:.0f} s")
         self.trainer.progressed += lost
         for process in self.processes:
             if process.started is not None:

@@ -210,7 +210,9 @@ def _object_name(text: str) -> str:
     if "/" in text and (here := of_this_machine(Path(text))):
         raise argparse.ArgumentTypeError(f"must be the name of a job on a cluster; {here}")
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
-        raise argparse.ArgumentTypeError(f"must be the name of an object: a-z, 0-9, - and .; got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be a name of a Kubernetes object, of a-z, 0-9, - and .; got {text!r}"
+        )
     return text
 
 
@@ -218,7 +220,7 @@ def of_this_machine(workdir: Path) -> str:
     """Where status and logs of a run of this machine are, if that is its work directory; else ''."""
     status, logs = workdir / "status.json", workdir / "logs"
     return (
-        f"of the run of this machine {status} is the status, and {logs} has the logs"
+        f"for the run of this machine, the status is in {status}, the logs in {logs}"
         if status.exists()
         else ""
     )
@@ -226,7 +228,7 @@ def of_this_machine(workdir: Path) -> str:
 
 def _count(text: str) -> int:
     if not re.fullmatch(r"\d+", text):
-        raise argparse.ArgumentTypeError(f"must be a number from 0 on; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more; got {text!r}")
     return int(text)
 
 
@@ -238,11 +240,11 @@ def _run(text: str) -> str | Path:
 
 def _step(text: str) -> int:
     if not re.fullmatch(r"0*[1-9]\d{0,8}", text):
-        raise argparse.ArgumentTypeError(f"must be a number from 1 on; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more; got {text!r}")
     return int(text)
 
 
 def _replicas(text: str) -> int:
     if not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number from 1 on; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more; got {text!r}")
     return int(text)
