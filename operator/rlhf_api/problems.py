@@ -109,7 +109,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Prob
         if key in OWNED and "deepspeed" in location:
             return Problem(where, f"is set by the job; use {OWNED[key]} instead (value {show(value)})")
         if location[:-1] == ("spec", "sampling") and plain(key) in map(plain, PENALTIES):
-            message = "applies to evaluation alone, as a field of spec.evaluation: training's log-probabilities ignore it"
+            message = "applies to evaluation alone, as a field of spec.evaluation: training does not compute with it"
             return Problem(where, f"{message}; remove it here (value {show(value)})")
         meant = _meant(key, keys_at(model, location[:-1]), model, section, path(location[:-1]))
         return Problem(where, f"unknown field (value {show(value)}); {meant}")

@@ -71,7 +71,10 @@ REFUSED = [
         "spec.generator.engineArguments.distributed-executor-backend",
         "must be mp where spec.generator.podsPerReplica is more than 1; got ray",
     ),
-    (("spec.reference.pods.gpu={count: 2}",), "spec.reference.pods.gpu.count", "must be 1 for a reference pod: it runs one model; got 2"),
+    (
+        ("spec.reference.pods.gpu={count: 2}",),
+        *("spec.reference.pods.gpu.count", "must be 1 for a reference pod: it runs one model; got 2"),
+    ),
     (
         (SEVEN, GPU, ALONE),
         "spec.trainer",

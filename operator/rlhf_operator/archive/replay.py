@@ -33,22 +33,27 @@ def add_replay(commands: "Commands") -> None:
     def verb(name: str, help: str, does: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         parser = verbs.add_parser(name, help=help)
         parser.add_argument(
-            "store", metavar="STORE", help="its URL, or a directory: the store's or the run's"
+            "store",
+            metavar="STORE",
+            help="URL of a checkpoint store, its directory, or a run's work directory",
         )
         parser.set_defaults(does=does)
         return parser
 
     verb("ls", "list the episodes", ls)
     for each in (
-        verb("show", "print answers with their prompts, the newest first", show),
-        verb("export", "write all answers as one table", export),
+        verb("show", "print responses with their prompts, the newest first", show),
+        verb("export", "write all responses as one table", export),
     ):
-        each.add_argument("--episode", type=int, metavar="N", help="only this one")
+        each.add_argument("--episode", type=int, metavar="N", help="only this episode")
     verbs.choices["show"].add_argument(
-        "--limit", type=int, default=SHOWN, metavar="N", help=f"how many answers; {SHOWN} unless given"
+        "--limit", type=int, default=SHOWN, metavar="N", help=f"number of responses; default: {SHOWN}"
     )
     verbs.choices["export"].add_argument(
-        "path", type=Path, metavar="PATH", help="JSON lines where it ends in .jsonl, else Parquet"
+        "path",
+        type=Path,
+        metavar="PATH",
+        help="file to write: JSON lines if its name ends in .jsonl, else Parquet",
     )
 
 

@@ -134,7 +134,7 @@ def _stalled(
             stamp,
         )
     for pod in (pod for pod in pods if lost(pod, now)):
-        message = f"{pod.name} should have ended, and its node {pod.node} has not confirmed that; the pod counts as lost"
+        message = f"{pod.name} should have ended, and its node {pod.node} has not confirmed it; the pod counts as lost"
         return condition("Stalled", "True", "NodeLost", message, stamp)
     if isinstance(refused, str):
         return condition("Stalled", "True", "PodsRefused", refused, stamp)

@@ -36,10 +36,10 @@ def add_graph(commands: "Commands") -> None:
     parser.add_argument(
         "subject",
         metavar="ALGORITHM|FILE",
-        help="an algorithm or experiment by name, an algorithm of your own as module:name, which is imported, or a "
+        help="name of an algorithm or experiment, module:name of an algorithm of your own, which is imported, or a "
         "manifest",
     )
-    parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture too")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also write a picture to this file")
     add_set(parser)
 
 

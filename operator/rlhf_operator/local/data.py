@@ -21,21 +21,29 @@ MODULE = "rlhf_trainer.data_command"
 
 def add_data(commands: "Commands") -> None:
     """Adds the command's parsers."""
-    parser = commands.add_parser("data", help="check a manifest's data as tokens, or show a row of it")
+    parser = commands.add_parser(
+        "data", help="check how a manifest's data becomes tokens, or show one row of it"
+    )
     verbs = parser.add_subparsers(dest="what", required=True, metavar="check|show")
     check = verbs.add_parser(
-        "check", help="all rows that are wrong, how long the others are, how many are cut"
+        "check", help="report all invalid rows, the lengths of the others in tokens, and how many are cut"
     )
-    show = verbs.add_parser("show", help="how a row becomes tokens, and which of them are trained on")
+    show = verbs.add_parser("show", help="show a row as tokens, and which of them are trained on")
     for each in (check, show):
         add_manifest(each)
         each.add_argument(
             "--workdir",
             type=Path,
             metavar="DIR",
-            help="of a run that made its tokenizer; runs/<name> by default",
+            help="work directory of a run that made its own tokenizer; default: runs/<name>",
         )
-    show.add_argument("--row", type=int, default=0, metavar="N", help="counted from 0 over all files")
+    show.add_argument(
+        "--row",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of the row, counted from 0 over all files; default: 0",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -37,7 +37,7 @@ def add_selftest(commands: "Commands") -> None:
     """Adds the command's parser."""
     parser = commands.add_parser(
         "selftest",
-        help="prove within minutes that a job's models agree, learn, and survive kills on this machine",
+        help="check within minutes, on this machine, that a job's models agree, learn and survive kills",
     )
     add_manifest(parser)
     add_runtime(parser)
@@ -45,7 +45,7 @@ def add_selftest(commands: "Commands") -> None:
         "--workdir",
         type=Path,
         metavar="DIR",
-        help="an empty folder for its run, to be kept; a temporary one by default",
+        help="empty directory for the selftest's run, which is kept; default: a temporary one",
     )
 
 
