@@ -85,7 +85,7 @@ def test_estimators_by_name(estimator, expected):
 
 
 def test_unknown_estimator():
-    with pytest.raises(ValueError, match="'k1', 'k2' or 'k3', not 'abs'"):
+    with pytest.raises(ValueError, match="'k1', 'k2' or 'k3'; got 'abs'"):
         kl_estimate(torch.zeros(1), torch.zeros(1), "abs")
 
 

@@ -133,8 +133,8 @@ def test_what_is_right_computes():
         ("a_list", ["column 'own' is a list; make a tensor of it", "[1.0]"]),
         ("of_a_library", ["raised JSONDecodeError", "json.loads"]),
         ("fewer", ["returned columns of 2 other sequences than the 8 it was given"]),
-        ("whole_numbers", ["wrote column 'own' as torch.int64 on cpu; columns lie on the CPU in float32"]),
-        ("keeps_a_tensor", ["put into ctx.state what JSON has not", "Tensor"]),
+        ("whole_numbers", ["wrote column 'own' as torch.int64 on cpu; columns must be float32 on the CPU"]),
+        ("keeps_a_tensor", ["put a value into ctx.state that JSON", "Tensor"]),
     ],
 )
 def test_a_compute_function_that_is_wrong(function, said):

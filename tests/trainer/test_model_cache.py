@@ -96,7 +96,7 @@ def test_a_model_that_the_hub_does_not_have_fails_the_job(tmp_path):
         code, said = ended(process)
     assert code == EXIT_INVALID, said
     end = (tmp_path / "one" / "end").read_text()
-    assert end.startswith("spec.model.policy: the hub does not give it: ")
+    assert end.startswith("spec.model.policy: the hub does not serve it: ")
     assert f"correct the name, or give the pods a token (HF_TOKEN); got '{NAME}'" in end
 
 

@@ -180,8 +180,8 @@ def test_one_that_hangs_holds_nobody_up(tmp_path, caplog, monkeypatch):
     finally:
         Hangs.released.set()
     said = " ".join(record.getMessage() for record in caplog.records)
-    assert "did not end in 0.2 s, 2 lines behind" in said
-    assert "was not told" in said
+    assert "did not close within 0.2 s, 2 lines behind" in said
+    assert "lines were not sent to tracker" in said
 
 
 def test_what_is_not_there_is_said_before_anything_starts(tmp_path, monkeypatch):

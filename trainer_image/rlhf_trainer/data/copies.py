@@ -93,4 +93,4 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, Decimal):
         return float(value)
-    raise TypeError(f"a {type(value).__name__} has no place in it; leave that column out")
+    raise TypeError(f"a {type(value).__name__} is not a JSON value; leave that column out")

@@ -137,7 +137,7 @@ class Fleet:
         unanswered = [work.prompt.id for work in requests.waiting]
         if unanswered:
             log.warning(
-                "no generator is left within the step; %d prompts go to the next one", len(unanswered)
+                "no generator is left in this step; %d prompts are deferred to the next step", len(unanswered)
             )
         yield Responses(rollouts(rest), requests.requeued, refused, unanswered)
 

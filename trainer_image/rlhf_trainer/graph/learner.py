@@ -59,7 +59,9 @@ class Learner:
                 load_training_state(model, partial(snapshot.tensor, used.name))
             except (MissingTensor, ValueError) as error:
                 # Of what the snapshot says that it holds: on every rank.
-                message = f"the checkpoint is of another model: {error}; keep spec.algorithm and spec.model"
+                message = (
+                    f"the checkpoint belongs to another model: {error}; keep spec.algorithm and spec.model"
+                )
                 raise InvalidJob([Problem(f"spec.model.{used.field}", message)]) from error
         for used, average in self.averages.items():
             if (group := f"{used.name}_average") in snapshot.groups:
@@ -93,11 +95,13 @@ def check_fingerprints(models: Models, state: Mapping[str, Any]) -> None:
             )
             problems.append(Problem(where, f"the checkpoint was saved {seen}; {REMEDY}"))
         elif before["base"] != after["base"]:
-            message = "the checkpoint holds the adapter alone, and the weights that it was trained on are others now"
+            message = (
+                "the checkpoint holds the adapter alone, and the base weights it was trained on have changed"
+            )
             problems.append(Problem(where, f"{message}; {REMEDY}"))
         else:
             changed = [key for key in after if before[key] != after[key]]
             seen = ", ".join(f"{key} was {before[key]} and is {after[key]}" for key in changed)
-            problems.append(Problem(where, f"cannot change with the checkpoint: {seen}; {REMEDY}"))
+            problems.append(Problem(where, f"cannot change when a run resumes: {seen}; {REMEDY}"))
     if problems:
         raise InvalidJob(problems)

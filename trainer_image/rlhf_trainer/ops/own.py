@@ -108,14 +108,14 @@ def _check_column(path: str, name: str, column: Tensor) -> None:
     wanted = torch.bool if name == "mask" else torch.float32
     if column.dtype != wanted or column.device.type != "cpu":
         seen = f"wrote column {name!r} as {column.dtype} on {column.device}"
-        raise _wrong(path, f"{seen}; columns lie on the CPU in float32, but for a bool 'mask'")
+        raise _wrong(path, f"{seen}; columns must be float32 on the CPU, except a bool 'mask'")
 
 
 def _check_state(path: str, ctx: OpContext) -> None:
     try:
         json.dumps(ctx.state)
     except (TypeError, ValueError) as error:
-        message = f"put into ctx.state what JSON has not, which checkpoints hold it as: {error}"
+        message = f"put a value into ctx.state that JSON, the format of checkpoints, cannot hold: {error}"
         raise _wrong(path, message) from None
 
 

@@ -94,7 +94,7 @@ class Program:
             )
         if found != 0:
             self._refuse(
-                f"{self._command[0]!r} is no program in the sandbox, where the job's directory is {JOB}"
+                f"{self._command[0]!r} is not a program in the sandbox, where the job's directory is {JOB}"
             )
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
@@ -144,7 +144,7 @@ class Program:
                 async with asyncio.timeout(seconds):
                     await process.communicate(sample.response.encode())
             except TimeoutError:
-                raise TimeoutError(f"the program took longer than {seconds:g} s") from None
+                raise TimeoutError(f"the program ran longer than {seconds:g} s") from None
             finally:
                 said = _said(status)
                 inside = [said["child-pid"]] if "child-pid" in said else []

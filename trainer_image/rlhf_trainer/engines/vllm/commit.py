@@ -80,7 +80,7 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], cl
     await gate.empty(abort)
     said = [{key: worker[key] for key in wanted} for worker in workers]
     if any(worker != wanted for worker in said):
-        raise ValueError(f"the workers have {said}, sent was {wanted}")
+        raise ValueError(f"the workers have {said}; the trainer sent {wanted}")
     await engine.resume_generation()
     ended = time.monotonic()
     parts = f"{idle - began:.4f} until no step began, then {swapped - idle:.4f} for the swap"

@@ -52,9 +52,11 @@ class HeldBase:
         updates = {}
         for name in sorted(names):
             if not {name + A, name + B} <= given.keys() or name not in plain:
-                raise ValueError(f"a low-rank update of {name} came without its base, or one of its matrices")
+                raise ValueError(
+                    f"a low-rank update of {name} came without its base weights or one of its two matrices"
+                )
             updates[name] = LowRank(given[name + A], given[name + B], scale, name in transposed)
             if updates[name].shape != plain[name].shape:
                 was, has = list(updates[name].shape), list(plain[name].shape)
-                raise ValueError(f"the low-rank update of {name} is of {was}, the base of {has}")
+                raise ValueError(f"the low-rank update of {name} has shape {was}, its base weights {has}")
         return Weights(tuple(plain.items()), updates)
