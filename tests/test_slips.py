@@ -238,7 +238,7 @@ def test_a_verb_of_the_cluster_says_where_the_run_of_this_machine_is(here, capsy
     (here / "runs" / "mine").mkdir(parents=True)
     (here / "runs" / "mine" / "status.json").touch()
     where = (
-        "of the run of this machine runs/mine/status.json is the status, and runs/mine/logs has the logs\n"
+        "for the run of this machine, the status is in runs/mine/status.json, the logs in runs/mine/logs\n"
     )
     with pytest.raises(SystemExit):
         cli.main([verb, "runs/mine"])

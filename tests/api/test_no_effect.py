@@ -23,7 +23,7 @@ REFUSED = [
     (
         (*SFT, "spec.evaluation={data: [a], function: 'a:b'}"),
         "spec.evaluation.function",
-        "sft is judged by its loss",
+        "sft is evaluated by its loss",
     ),
     ((*SFT, "spec.evaluation={data: [a], samples: 2}"), "spec.evaluation.samples", "remove it; got 2"),
     (
@@ -158,7 +158,7 @@ REFUSED = [
     (("spec.reference.tensorParallelSize=2",), "spec.reference.tensorParallelSize", "engine vllm; use 1"),
     (
         ("spec.reward.engineArguments={quantization: fp8}",),
-        *("spec.reward.engineArguments", "are of spec.reward.engine vllm"),
+        *("spec.reward.engineArguments", "apply only to spec.reward.engine vllm"),
     ),
     (
         ("spec.reference={engine: vllm, engineArguments: {runner: pooling}}",),
@@ -206,7 +206,7 @@ REFUSED = [
     (
         (*GRPO, "spec.model.critic=c"),
         "spec.model.critic",
-        "is of a critic, and the job has none: grpo trains",
+        "applies only to a critic, and the job has none: grpo trains",
     ),
     ((*GRPO, "spec.optimizer.criticLearningRate=1"), "spec.optimizer.criticLearningRate", "grpo trains none"),
     (
@@ -216,7 +216,11 @@ REFUSED = [
     ),
     ((*FREE, "spec.reference.replicas=3"), "spec.reference.replicas", "spec.ppo.klCoefficient is 0; remove"),
     ((*FREE, "spec.model.reference=r"), "spec.model.reference", "none: spec.ppo.klCoefficient is 0"),
-    ((*FREE, "spec.ppo.klEstimator=k3"), "spec.ppo.klEstimator", "is of a reference, and the job has none"),
+    (
+        (*FREE, "spec.ppo.klEstimator=k3"),
+        "spec.ppo.klEstimator",
+        "applies only to a reference, and the job has none",
+    ),
     ((*FREE, "spec.ppo.klIn=loss"), "spec.ppo.klIn", "spec.ppo.klCoefficient is 0; remove it; got 'loss'"),
     ((*FREE, "spec.ppo.klTarget=1"), "spec.ppo.klTarget", "spec.ppo.klCoefficient is 0; remove it; got 1"),
     ((*FREE, "spec.ppo.referenceEma=0.9"), "spec.ppo.referenceEma", "klCoefficient is 0; remove it; got 0.9"),
@@ -254,7 +258,7 @@ REFUSED = [
         ("spec.checkpoint.keepBest=2", "spec.evaluation={data: [a], function: 'a:b', everySteps: 7}"),
         *(
             "spec.checkpoint.keepBest",
-            "make spec.evaluation.everySteps, 7, a multiple of checkpoint.everySteps, 10",
+            "make spec.evaluation.everySteps (7) a multiple of checkpoint.everySteps (10)",
         ),
     ),
     (

@@ -13,16 +13,24 @@ REFUSED = [
     (
         ("spec.generator.sharedWithTrainer=true", AHEAD),
         "spec.rollout.maxStaleness",
-        "there are none; use 0; got 1",
+        "leaves none; use 0; got 1",
     ),
     (
         ("spec.replay.streamDataLoaderType=dynamic", AHEAD),
         "spec.rollout.maxStaleness",
-        "use fixed, or 0; got 1",
+        "use fixed there, or 0 here; got 1",
     ),
     (("spec.weights.everySteps=3", AHEAD), "spec.weights.everySteps", "use at most 2; got 3"),
-    (("spec.rollout.inFlight=keep",), "spec.rollout.inFlight", "maxStaleness above 0 only; got 'keep'"),
-    (("spec.rollout.proximal=sampled",), "spec.rollout.proximal", "maxStaleness above 0 only; got 'sampled'"),
+    (
+        ("spec.rollout.inFlight=keep",),
+        "spec.rollout.inFlight",
+        "applies only with maxStaleness above 0; remove it; got 'keep'",
+    ),
+    (
+        ("spec.rollout.proximal=sampled",),
+        "spec.rollout.proximal",
+        "applies only with maxStaleness above 0; remove it; got 'sampled'",
+    ),
     (
         ("spec.rollout.importanceCap=3",),
         "spec.rollout.importanceCap",

@@ -178,7 +178,7 @@ def test_status_shows_what_kubectl_shows_and_more(running: Jobs, verbs: Verbs) -
         "]  step 7/40\nreward 0.5123  weights 7\ncheckpoint step 7, ",
         "trainer     1/1     0",
         "Events\n  ",
-        "Normal   Running   the trainer is up\n",
+        "Normal   Running   the trainer is running\n",
     ):
         assert text in page
     stored = running.get("rlhfjob", "ppo")

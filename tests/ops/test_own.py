@@ -204,8 +204,8 @@ def test_errors_of_the_machine_leave_the_process_to_be_started_again():
             "has the parameters (columns); it is called with (columns, ctx)",
         ),
         ({"function": named("absent")}, "cannot be imported: AttributeError"),
-        ({"loss": "likelihod"}, "the graph names 'likelihod', which is none of likelihood, "),
-        ({"output": "logprob"}, "the graph names 'logprob', which is none of logprobs, "),
+        ({"loss": "likelihod"}, "the graph names 'likelihod', which is neither one of likelihood, "),
+        ({"output": "logprob"}, "the graph names 'logprob', which is neither one of logprobs, "),
     ],
 )
 def test_all_operations_are_looked_up_before_a_model_is_loaded(change, said):

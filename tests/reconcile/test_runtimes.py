@@ -19,7 +19,7 @@ from rlhf_operator.cluster.pod import NewPod, build_pod
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "runtimes" / "h100.yaml"
 NAMES = "spec.runtime={name: h100}"
-MISSING = Wait("RuntimeNotFound", "waits for ClusterRLHFRuntime h100: not found")
+MISSING = Wait("RuntimeNotFound", "waiting for ClusterRLHFRuntime h100: not found")
 
 
 def runtime(generation: int = 1, **spec: object) -> NamedRuntime:

@@ -120,7 +120,7 @@ def test_a_volume_that_is_too_small_is_said_before_anything_is_downloaded(tmp_pa
         code, _ = ended(start(served, tmp_path / "one", tmp_path / "cache"))
         assert not served.sent
     assert code == 1
-    assert "it needs 1000000000.0 GB more, and " in (tmp_path / "one" / "end").read_text()
+    assert "it needs 1000000000.0 GB more, but only " in (tmp_path / "one" / "end").read_text()
 
 
 def test_a_volume_that_cannot_be_written_is_said(tmp_path):

@@ -282,7 +282,7 @@ def test_a_rank_whose_function_returned_other_rows_than_rank_0_s_is_told(same):
     if same:
         check_same_rows(second, [opened(source), None])
         return
-    with pytest.raises(InvalidJob, match=f"{source.path}: rank 1 of the trainer got other rows than rank 0"):
+    with pytest.raises(InvalidJob, match=f"{source.path}: rank 1 of the trainer read other rows than rank 0"):
         check_same_rows(second, [opened(source), None])
 
 
@@ -306,7 +306,7 @@ def test_rows_of_a_function_are_what_reward_functions_can_be_sent():
     rows = opened(Source(path=f"{__name__}:dated"))
     assert rows[0].model_dump() == {"prompt": "a", "day": "2026-01-02"}, "as of a Parquet file"
     with pytest.raises(
-        InvalidJob, match=r"dated\[1\]: cannot be JSON: a bytes has no place in it; leave that"
+        InvalidJob, match=r"dated\[1\]: cannot be JSON: a bytes is not a JSON value; leave that"
     ):
         rows.check()
 

@@ -244,7 +244,7 @@ def test_run_in_mode_kubernetes_submits(tmp_path: Path, monkeypatch: pytest.Monk
     assert cli.main([*words, "--set", "steps=0"]) == 2
     assert "spec.steps: must be greater than or equal to 1; got 0" in capsys.readouterr().err
     assert cli.main([*words, "--workdir", "w"]) == 2
-    assert capsys.readouterr().err == "error: --workdir is of --mode local; leave it out\n"
+    assert capsys.readouterr().err == "error: --workdir applies only to --mode local; leave it out\n"
 
 
 def test_a_trial_has_a_name_and_a_work_directory_of_its_own(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -110,7 +110,7 @@ class _Feed:
         else:
             lost += behind  # nothing, if it could be created
         if lost:
-            log.warning("%d lines were not sent to tracker %s", lost, self._kind)
+            log.warning("tracker %s: %d lines were not sent", self._kind, lost)
 
     def _run(self) -> None:
         tracker = self._created()
