@@ -113,7 +113,7 @@ def _given(section: BaseModel) -> Iterator[str]:
 
 
 def _sections(spec: Spec) -> Iterator[tuple[Section, DeepSpeedConfig]]:
-    """Those that are given."""
+    """Yields each DeepSpeed configuration that the trainer's section gives."""
     for section in SECTIONS:
         config: DeepSpeedConfig | None = getattr(spec.trainer, to_snake(section.name))
         if config is not None:

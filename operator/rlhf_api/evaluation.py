@@ -33,7 +33,7 @@ class EvaluationSet(Frozen):
     """Held-out rows with metrics of their own."""
 
     name: RewardName
-    """Its name in `evaluation.jsonl`."""
+    """Name of the set in `evaluation.jsonl`."""
     data: tuple[str, ...] = Field(min_length=1)
     """Files of rows of the kind that the algorithm trains on."""
     samples: Positive | None = None

@@ -11,7 +11,7 @@ from .imports import described, look_here, named_object
 from .problems import InvalidJob, Problem, closest, show
 
 FOLDER = Path("experiments")
-"""In the current directory: its files `NAME.yaml` are experiments of one's own."""
+"""Folder of the user's own experiments, `NAME.yaml`, in the current directory."""
 
 
 def experiments() -> dict[str, Path | None]:

@@ -23,7 +23,7 @@ class HealthRule(Frozen):
     """Limits of one metric, at least one of them."""
 
     metric: Metric
-    """Its name in `metrics.jsonl`, such as `kl_mean`."""
+    """Name of the metric in `metrics.jsonl`, such as `kl_mean`."""
     above: Limit | None = None
     """Values above this one break the rule."""
     below: Limit | None = None

@@ -30,9 +30,10 @@ class Trained:
     activations: float | None = None
     """Bytes at the peak of its backward pass, where they are known."""
     frozen: bool = False
-    """It has an adapter, whose gradients and states alone there are; those are not counted."""
+    """True for a model with an adapter: gradients and optimizer states exist for the adapter alone, and are not
+    counted."""
     gathers: bool = False
-    """Its whole weights are needed to generate with."""
+    """True if ZeRO-3 gathers the whole weights, to generate with them."""
 
 
 def trainer(models: Sequence[Trained]) -> Need:

@@ -80,7 +80,7 @@ def _over(document: Any, other: Any, at: Location) -> Any:
 
 
 def _fits(document: Any, at: Location, model: type[BaseModel]) -> bool:
-    """Nothing is wrong with what the document says at a place, or does not say."""
+    """True if no problem is about this place of the document."""
     try:
         model.model_validate_json(json.dumps(document))
     except ValidationError as error:
@@ -89,7 +89,7 @@ def _fits(document: Any, at: Location, model: type[BaseModel]) -> bool:
 
 
 def _concerns(problem: Problem, wrong: Sequence[str]) -> bool:
-    """It is about one of the fields, about what one stands in, or names one."""
+    """True if the problem is about one of the fields, about an object that contains one, or names one."""
     return any(
         problem.where.startswith(field)
         or field.startswith(problem.where)

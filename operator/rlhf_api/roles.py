@@ -27,7 +27,7 @@ class FailureRule(Frozen):
     action: Literal["FailJob", "Ignore", "Count"]
     """The job fails at once; or the process is started again, without being counted, or counted."""
     exit_codes: tuple[ExitCode, ...] = Field((), max_length=64)
-    """From 129 on, 128 plus a signal."""
+    """Exit codes of the process; from 129 on, 128 plus a signal's number."""
     reasons: tuple[Reason, ...] = Field((), max_length=16)
     """Types of failures: `CudaOutOfMemory`, `HostOutOfMemory`, `DiskFull`, `NcclError`, `NcclTimeout`, `EngineDead`,
     `Hung`, `NoProgress`; on a cluster also those of containers and pods, such as `OOMKilled`."""
@@ -49,14 +49,15 @@ class RoleSpec(Frozen):
     """Most restarts of this role's processes, all together, within `backoffWindowSeconds`. Then the job fails, unless
     others of the role serve: then one that fails waits for up to five minutes each time."""
     backoff_window_seconds: Positive = 3600
-    """From the first restart on; later ones begin a new window, with the whole of `backoffLimit`."""
+    """Length of the window in which `backoffLimit` counts restarts, seconds from the first one; a later restart begins
+    a new window."""
     failure_rules: tuple[FailureRule, ...] = Field((), max_length=16)
     """The first that fits says what follows from an end. Without one, it is counted unless the node was drained, lost
     or wanted by others, and exit code 78 fails the job."""
     startup_timeout_seconds: Positive = 600
     """Deadline of a process to answer after its start."""
     pods: PodSettings = PodSettings()
-    """On a cluster: added to `spec.pods`."""
+    """Settings of this role's pods on a cluster, merged over `spec.pods`."""
 
 
 Attention = Literal["auto", "packed", "padded"]
@@ -175,7 +176,7 @@ class RoleRow:
     head: Head = "causal"
     """Output of that model."""
     or_policy: bool = False
-    """Without that field it holds the policy as of the start of the run."""
+    """True if the role holds the policy of the start of the run where that field is not set."""
     grace_seconds: int = 15
     """Grace period from SIGTERM to SIGKILL of a deleted pod, seconds."""
     ready: str = HEALTH

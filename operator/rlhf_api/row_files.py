@@ -84,14 +84,14 @@ class RowFile(Rows):
             raise InvalidJob([Problem(self.name, f"cannot be read: {error.strerror}")]) from None
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows, the file opened once. Raises InvalidJob at the first bad one."""
+        """Yields all rows, with the file opened once. Raises InvalidJob at the first bad one."""
         for row in self.each():
             if isinstance(row, InvalidJob):
                 raise row
             yield row
 
     def each(self) -> Iterator[Row | InvalidJob]:
-        """All rows, the file opened once; in place of a bad one, what is wrong with it."""
+        """Yields all rows, with the file opened once; for a bad row, the InvalidJob that it raises."""
         with self._file.open("rb") as file:
             for i in range(len(self)):
                 try:
@@ -137,7 +137,7 @@ def is_parquet(file: Path) -> bool:
 
 
 def _other_form(file: Path) -> str:
-    """What to do with a file that holds rows in a form that is not read, by its name and first bytes; else ''."""
+    """Advice for a file of rows in a format that is not read, by its name and first bytes; '' for any other."""
     if kind := _TABLES.get(file.suffix.lower()):
         return f"is {kind}, which is not read; write its rows as JSONL, a JSON list or Parquet"
     with file.open("rb") as opened:
@@ -149,7 +149,7 @@ def _other_form(file: Path) -> str:
 
 
 def _hint(name: str) -> str:
-    """What is meant by a file's name that reads as a dataset's on the hub."""
+    """Advice for a file's name that reads as a dataset's name on the hub; '' for any other."""
     if not _HUB_NAME.fullmatch(name) or Path(name).suffix or Path(name).parent.exists():
         return ""
     return "; for a dataset of the hub name a function that returns its rows, `package.module:function`"

@@ -45,7 +45,7 @@ class FailureStatus(Report):
     time: Time
     reason: Text
     log: Text
-    """Its last lines, without secrets."""
+    """The last lines of the process's log, without secrets."""
 
 
 class RoleStatus(Report):

@@ -36,7 +36,7 @@ class _Unread(NamedTuple):
 
 
 def problems(spec: Spec) -> Iterator[Problem]:
-    """In the order of the parts."""
+    """Problems of fields that no part of the job reads, in the order of the parts."""
     for unread in (
         *_roles(spec),
         *_critic(spec),

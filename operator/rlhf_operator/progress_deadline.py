@@ -26,8 +26,8 @@ class Silence:
     """The last one reported; None where nothing was reported since their start."""
 
     def told(self, now: float, clock: datetime.datetime) -> str:
-        """What a user is told while it lasts; empty at first, and where the trainer has not answered yet. `clock`: the
-        time of day at `now`."""
+        """Message to the user while the silence lasts; empty in the first third of the deadline, and where the trainer
+        has not answered yet. `clock`: the time of day at `now`."""
         if self.activity is None or now < self.since + TOLD_AT * self.limit:
             return ""
         since, due = (

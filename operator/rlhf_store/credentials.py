@@ -20,7 +20,8 @@ class FileCredentials:
 
     @classmethod
     def of(cls, url: str, environ: Mapping[str, str]) -> "FileCredentials | None":
-        """For S3, those of AWS_PROFILE in AWS_SHARED_CREDENTIALS_FILE, unless the environment has keys."""
+        """Keys of AWS_PROFILE in AWS_SHARED_CREDENTIALS_FILE, for S3; None for other stores, or if the environment has
+        keys."""
         file = environ.get("AWS_SHARED_CREDENTIALS_FILE")
         if not url.startswith("s3://") or file is None or "AWS_ACCESS_KEY_ID" in environ:
             return None

@@ -74,7 +74,7 @@ class Entry(Report):
     time: str
     reward: float | None = None
     good: bool = True
-    """As in the manifest."""
+    """Health of the run at this snapshot, as in its manifest."""
 
     @property
     def key(self) -> str:

@@ -50,8 +50,9 @@ def _too_long(
 def with_progress(
     observed: Observed, first: Pod | None, cluster: ClusterStatus, now: datetime.datetime
 ) -> ClusterStatus:
-    """With the time of the trainer's last progress; `first` is its rank 0's pod. Each new time is a write to the API
-    server, so it moves on by MOVES_ON of the deadline at least; until then, the next report shows progress too."""
+    """The cluster's status with the time of the trainer's last progress updated; `first` is its rank 0's pod. Each new
+    time is a write to the API server, so it moves on by MOVES_ON of the deadline at least; until then, the next report
+    shows progress too."""
     if cluster.progress_time is None:
         return cluster
     age = (now - datetime.datetime.fromisoformat(cluster.progress_time)).total_seconds()

@@ -98,8 +98,8 @@ def _phase(phase: Phase, look: Look) -> Phase:
 
 
 def _provisioning_since(phase: Phase, look: Look) -> str | None:
-    """In the very status that says so: a time written at the next look would be a write of its own. Of a trainer that
-    is started again there is none: the job has trained, and is not to fail for want of a node."""
+    """Time since which the job is provisioning, from the status that first says so: a time added later would be a write
+    of its own. None for a trainer that is started again: the job has trained, and must not fail for want of a node."""
     if phase != "Provisioning" or look.suspending:
         return None
     begins = look.before.phase in ("Pending", "Suspended")

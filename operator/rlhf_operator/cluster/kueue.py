@@ -165,7 +165,8 @@ def _reclaimed(workload: Mapping[str, Any]) -> dict[str, int]:
 def _status(
     workload: Mapping[str, Any], stamp: str, changes: Mapping[str, tuple[str, str, str]], fields: Body
 ) -> Body:
-    """All conditions with the changed ones, against the resourceVersion that was read."""
+    """Merge patch of the status with all conditions, the changed ones replaced, for the resourceVersion that was
+    read."""
     before = {c["type"]: c for c in workload.get("status", {}).get("conditions", ())}
     for kind, (status, reason, message) in changes.items():
         old = before.get(kind, {})

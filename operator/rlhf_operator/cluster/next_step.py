@@ -27,7 +27,7 @@ class Plan:
     job sees what is missing."""
 
     status: JobStatus | None
-    """None: unchanged."""
+    """The status to write; None if it is unchanged."""
     companions: bool = False
     """Create the job's ConfigMap, service, policy and gang if missing."""
     token: bool = False

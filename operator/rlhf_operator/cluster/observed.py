@@ -28,6 +28,6 @@ class Observed:
     """Newest attempt of the trainers' gang of which this operator has made a pod."""
     quota: Quota = "none"
     deactivated: bool = False
-    """Its Workload is not to be admitted, by an administrator's word."""
+    """True if an administrator has deactivated the job's Workload."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price per GPU hour, by resource name."""

@@ -25,7 +25,7 @@ from .stopping import after_the_end, report_if_admitted, suspend
 
 @dataclass(frozen=True)
 class _Known:
-    """What an observation says together with the status before it."""
+    """Facts that follow from an observation and the status before it."""
 
     cluster: ClusterStatus
     sight: PodGroups
@@ -34,7 +34,7 @@ class _Known:
     quiet: Silence | None
     """The trainer's silence, which ends it once it is too long."""
     waited: bool
-    """What was to go before a start has been seen and counted."""
+    """True if the pods that had to end before a start were seen to, and counted."""
     unmade: bool
     """The present attempt's trainer pods were not all seen on their nodes, and none is left."""
 

@@ -45,8 +45,8 @@ class PodGroups:
 
 
 def adopted(cluster: ClusterStatus, pods: Sequence[Pod]) -> ClusterStatus:
-    """With the newest attempt of which there are trainer pods. The status that told of it came before them, and only
-    an operator that is no more knew it if it could not be stored."""
+    """The cluster's status with the newest attempt that has trainer pods. Its status was written before the pods; if it
+    could not be stored, only an operator that has ended knew it."""
     newest = max((pod.attempt for pod in pods if pod.role is Role.TRAINER), default=0)
     if newest <= cluster.attempt:
         return cluster

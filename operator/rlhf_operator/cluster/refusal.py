@@ -25,13 +25,13 @@ from .snapshot import Job, Pod
 from .usage import used
 
 _DENIED = re.compile(r"denied (the )?request")
-"""In what admission says: `admission webhook "x" denied the request: ...`, `ValidatingAdmissionPolicy 'x' with binding
-'y' denied request: ...`."""
+"""Pattern of refusals by admission: `admission webhook "x" denied the request: ...`, `ValidatingAdmissionPolicy 'x'
+with binding 'y' denied request: ...`."""
 _NO_POD = "cannot be handled as a Pod"
-"""In what the API server says of a body that it cannot read: a field of the template has a value of another type."""
+"""The API server's words for a body that it cannot read: a field of the template has a value of another type."""
 
 _NO_KIND = re.compile(r"page not found|could not find the requested resource")
-"""What the API server says of a version and of a kind that it does not serve."""
+"""The API server's words for a version or a kind that it does not serve."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Refusal:
     """The API server's refusal of the objects that were to be made last."""
 
     generation: int
-    """Of the spec that they were made of."""
+    """Generation of the spec that the pods were made of."""
     why: Finish | str
 
 

@@ -84,7 +84,7 @@ class Pod:
     initializing: str | None = None
     """The running init container."""
     port: int = PORT
-    """Its HTTP port."""
+    """Port of the pod's HTTP server."""
     rank: int = 0
     """Rank in a multi-pod generator."""
 

@@ -133,7 +133,8 @@ def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod]) -> Plan:
 
 
 def after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:
-    """Nothing is made again; what ended stays for its log until the job goes. GPUs count until their pods are over."""
+    """The step after a job has ended: no pod is created again, and ended pods stay for their logs until the job is
+    deleted. GPUs count until their pods are over."""
     spec = observed.wanted.spec
     sight = sort(spec, before.cluster or ClusterStatus(), observed.pods)
     holding = [pod for pod in sight.pods if not pod.over]

@@ -18,7 +18,7 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer*", "vocab*", "*.model", "tekken*")
 """Files that Transformers reads weights, or tokenizers of any kind, from."""
 _OF_RUN = re.compile(r"((?:.*/)?runs/[^/]+)/(?:policy|critic)/?")
-"""Where a job leaves its models, in the work directory that it has by default."""
+"""Pattern of the path of a job's models in its default work directory."""
 _HUB = "https://huggingface.co/"
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 
@@ -74,7 +74,7 @@ def mistyped(spec: Spec) -> Iterator[Problem]:
 
 
 def _lacks(directory: Path, *, alone: bool) -> str:
-    """What a model's directory lacks, or ''; `alone`: no other tokenizer is named than the one in it."""
+    """Files that a model's directory lacks, as text, or ''; `alone`: the manifest names no other tokenizer."""
     try:
         if not isinstance(json.loads((directory / "config.json").read_bytes()), dict):
             return "its config.json is not an object"

@@ -21,7 +21,7 @@ class Trainer:
         """`checkpoint`: the newest one known before its start."""
         self.process = process
         self.status: TrainerStatus | None = None
-        """Its last report; None while it is not running."""
+        """The trainer's last report; None while it is not running."""
         self.progressed = 0.0
         """Time of the last report of progress, by the monotonic clock."""
         self._display = display

@@ -88,7 +88,7 @@ def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobS
 
 
 def _earlier(status: JobStatus | None) -> str:
-    """What an earlier run left, and the ways to run again, the one without loss first."""
+    """Description of an earlier run's files, and the ways to run again, the one without loss first."""
     anew, elsewhere = "--overwrite to delete it and start anew", "--workdir DIR to run elsewhere"
     if status is None or status.completion_time is None:  # killed: it may have saved more than it wrote of
         return f"an earlier run is in it; add --resume to go on from its newest checkpoint, {elsewhere}, or {anew}"

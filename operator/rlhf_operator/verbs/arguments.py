@@ -239,7 +239,7 @@ def _object_name(text: str) -> str:
 
 
 def of_this_machine(workdir: Path) -> str:
-    """Where status and logs of a run of this machine are, if that is its work directory; else ''."""
+    """Sentence that names the status and logs of a run of this machine, if this is its work directory; else ''."""
     status, logs = workdir / "status.json", workdir / "logs"
     return (
         f"for the run of this machine, the status is in {status}, the logs in {logs}"
