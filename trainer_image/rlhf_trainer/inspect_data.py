@@ -33,7 +33,7 @@ MOST_PROBLEMS = 20
 """Maximum number of problems reported per file."""
 PERCENTILES = (50, 90, 99)
 Lengths = list[tuple[int, int]]
-"""Of each sequence: its length, and the number of tokens cut from it."""
+"""For each sequence, its length and the number of tokens cut from it."""
 DIM, GREEN, RESET = "\033[2m", "\033[32m", "\033[0m"
 
 

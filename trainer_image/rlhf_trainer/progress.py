@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def sign() -> None:
-    """One more sign; on any thread."""
+    """Counts one more sign of progress; on any thread."""
     global _count
     _count = next(_signs)
 

@@ -68,7 +68,8 @@ def guarded_loss(path: str, function: LossFn) -> LossFn:
 
 
 def guarded_output(path: str, function: OutputFn) -> OutputFn:
-    """What a node reads from a model's output: (logits, micro-batch) -> values."""
+    """The function by which a node reads a model's output, with its results checked: (logits, micro-batch) ->
+    values."""
 
     def output(logits: Tensor, micro: MicroBatch) -> Tensor:
         with _blamed(path):

@@ -125,7 +125,8 @@ class Program:
     async def _bounded(
         self, command: Sequence[str], sample: Sample, seconds: float, row: Path, status: int, told: int
     ) -> int | Failure:
-        """As `_run`; bubblewrap tells the pipe `told`, which is read at `status`. Raises TimeoutError."""
+        """Runs the program as `_run` does; bubblewrap writes its status to the pipe `told`, which is read at `status`.
+        Raises TimeoutError."""
         nobody = NOBODY if _root() else None
         with tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(
@@ -176,8 +177,8 @@ def _view(row: Path) -> Iterator[str]:
 
 
 def _said(status: int) -> dict[str, int]:
-    """What bubblewrap has told so far, in lines of JSON: `child-pid`, the leader of a group of its own in the sandbox,
-    and the command's `exit-code`, which is missing if it never ran."""
+    """Status lines of bubblewrap so far, in JSON: `child-pid`, the leader of a group of its own in the sandbox, and the
+    command's `exit-code`, which is missing if it never ran."""
     try:
         lines = os.read(status, 1 << 16).splitlines()
     except BlockingIOError:

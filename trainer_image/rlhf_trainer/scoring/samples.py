@@ -33,7 +33,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class CallFailure(Failure):
-    """Of a whole call for several samples, any of which may be at fault: each is asked for alone."""
+    """A call for several samples failed, any of which may be at fault: each is asked for alone."""
 
 
 Result = float | Sequence[float] | Failure

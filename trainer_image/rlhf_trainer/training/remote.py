@@ -24,7 +24,7 @@ class Remote:
     """Calls of other roles; none on ranks other than 0."""
 
     nodes: Mapping[str, RemoteCall] = field(default_factory=dict)
-    """By the names of the graph's nodes that they answer."""
+    """The calls, by the names of the graph's nodes that they answer."""
     judge: Judge | None = None
     reward: RewardClient | None = None
     """Knows the figures of the scores, and why some are missing."""

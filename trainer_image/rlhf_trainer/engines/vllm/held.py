@@ -41,7 +41,7 @@ class HeldBase:
             )
             for i, weight in enumerate(buckets.values())
         ]
-        """Its memory, with fingerprints of the tensors as received."""
+        """Memory of the base weights, with fingerprints of the tensors as received."""
 
     def with_adapter(self, came: Named, scale: float, transposed: Sequence[str]) -> Weights:
         """The version whose trained tensors `came`: matrices A and B, and weights that replace those of the base or are
