@@ -1,4 +1,4 @@
-"""CEL rules of values: of the spec and its sections, whatever the job does."""
+"""CEL rules of field values, of the spec and of its sections."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -33,7 +33,7 @@ def precision(spec: Spec) -> Iterator[Problem]:
 
 
 def unread(spec: Spec) -> Iterator[Problem]:
-    """Keys that this trainer does not read."""
+    """Problems of keys that this trainer does not read."""
     for section, config in _sections(spec):
         for name, instead in (
             ("steps_per_print", "metrics.jsonl has every step"),
@@ -44,7 +44,8 @@ def unread(spec: Spec) -> Iterator[Problem]:
 
 
 def optimizer(spec: Spec) -> Iterator[Problem]:
-    """AdamW alone, whose numbers stand in one place."""
+    """Problems of an optimizer other than Adam or AdamW, and of hyperparameters that `spec.optimizer` sets
+    differently."""
     for section, config in _sections(spec):
         if config.optimizer is None:
             continue
@@ -63,7 +64,8 @@ def optimizer(spec: Spec) -> Iterator[Problem]:
 
 
 def switched_off(spec: Spec) -> Iterator[Problem]:
-    """Keys of a part that is off: of a later stage, of no device, of another precision."""
+    """Problems of keys without effect: of a later ZeRO stage, of an offload without a device, of a precision that is
+    off."""
     for section, config in _sections(spec):
         zero, stage = config.zero_optimization, config.stage(spec.trained_dtype(section.model))
         for key in _given(zero):
@@ -89,8 +91,8 @@ def switched_off(spec: Spec) -> Iterator[Problem]:
 
 
 def averages(spec: Spec) -> Iterator[Problem]:
-    """A moving average of weights that are on disks between forward passes: there is nothing in memory to average, and
-    the model would compute with the newest weights in its place."""
+    """Problems of a moving average of weights that are offloaded to disk between forward passes: there is nothing in
+    memory to average, and the model would compute with the newest weights in its place."""
     for model in graph_of(spec).averages:
         away = spec.trained_deepspeed(model.field).zero_optimization.offload_param
         if away is not None and away.device == "nvme":
@@ -105,7 +107,7 @@ _BEGIN_STAGE_3 = ("stage3_", "zero_hpz_", "zero_quantized_")
 
 
 def _given(section: BaseModel) -> Iterator[str]:
-    """Keys with a value; false is none, as what it switches is off anyway."""
+    """Keys that are set to another value than null and false, as what false switches is off anyway."""
     for key in type(section).model_fields:
         value = getattr(section, key)
         if key in section.model_fields_set and value is not None and value is not False:

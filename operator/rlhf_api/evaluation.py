@@ -119,7 +119,7 @@ def problems(spec: "Spec", *, sampled: bool) -> Iterator[Problem]:
 
 
 def _of_responses(where: str, section: Evaluation | EvaluationSet, algorithm: str) -> Iterator[Problem]:
-    """Fields about sampled responses, for an algorithm that samples none."""
+    """Problems of fields about sampled responses, for an algorithm that samples none."""
     for name in ("function", "samples", "temperature", *PENALTIES):
         if name in section.model_fields_set and (value := getattr(section, name)) is not None:
             message = (

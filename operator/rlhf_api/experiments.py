@@ -15,13 +15,14 @@ FOLDER = Path("experiments")
 
 
 def experiments() -> dict[str, Path | None]:
-    """Experiments by name, with their files; None for one of an algorithm as it is by default, which a file of its name
-    takes the place of."""
+    """Experiments by name, with their files; None for an algorithm's defaults, which a file of the same name
+    replaces."""
     return dict.fromkeys(ALGORITHMS) | {file.stem: file for file in sorted(FOLDER.glob("*.yaml"))}
 
 
 def names_experiment(file: Path) -> bool:
-    """True for what is no path: a name without a folder and without a manifest's ending, of no file."""
+    """True for the name of an experiment and not a path: without a folder, without a manifest's ending, and no file has
+    it."""
     return file.name == str(file) and file.suffix not in (".yaml", ".yml", ".json") and not file.is_file()
 
 

@@ -65,7 +65,8 @@ class Health(Frozen):
 
 
 def problems(spec: "Spec") -> Iterator[Problem]:
-    """Rules on metrics that no step has, that nothing or everything breaks, and settings without effect."""
+    """Problems of rules on metrics that no step has, or that nothing or everything breaks, and of settings without
+    effect."""
     health, known = spec.health, metrics_of(spec)
     for i, rule in enumerate(health.rules):
         where = f"spec.health.rules[{i}]"

@@ -42,7 +42,7 @@ class Adapters(Frozen):
 
 
 def problems(spec: Spec) -> Iterator[Problem]:
-    """Adapters of models that the job does not train, or of which it keeps a moving average."""
+    """Problems of adapters of models that the job does not train, or of which it keeps a moving average."""
     if spec.model.lora is None:
         return
     graph, where = graph_of(spec), "spec.model.lora"

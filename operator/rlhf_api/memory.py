@@ -15,7 +15,7 @@ _LIVE = 1_000_000_000
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes, with the arithmetic."""
+    """Memory in bytes, `total`, with its arithmetic as `words`."""
 
     total: float
     words: str
@@ -37,7 +37,7 @@ class Trained:
 
 
 def trainer(models: Sequence[Trained]) -> Need:
-    """A rank that trains all of `models`, one after the other."""
+    """Peak memory of a rank that trains all of `models`, one after the other."""
     found = [_training(models)]
     found += [_generating(models, one) for one in models if one.gathers and one.zero.stage == 3]
     return max(found, key=lambda need: need.total)
@@ -128,7 +128,7 @@ def _frozen(models: Sequence[Trained]) -> Iterator[Need]:
 
 
 def _alike(models: Sequence[Trained], *, frozen: bool) -> dict[Zero, list[float]]:
-    """Parameters of the models that are divided in each way."""
+    """Parameter counts of the models, grouped by their ZeRO settings."""
     found: dict[Zero, list[float]] = {}
     for model in models:
         if model.frozen is frozen:

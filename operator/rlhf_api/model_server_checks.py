@@ -59,7 +59,7 @@ def _without_engine(where: str, section: ModelServerSpec) -> Iterator[Problem]:
 
 
 def _served(spec: Spec, role: Role) -> Iterator[Problem]:
-    """Outputs that vLLM cannot compute, and an engine for a model that is not used."""
+    """Problems of outputs that vLLM cannot compute, and of an engine for a model that is not used."""
     where = f"spec.{role.value}.engine"
     if role not in roles_of(spec):
         return  # all of its section is refused

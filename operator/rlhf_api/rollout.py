@@ -47,7 +47,7 @@ class Rollout(Frozen):
 
 
 def problems(spec: "Spec") -> Iterator[Problem]:
-    """Fields of `spec.rollout` without effect in this job, or that contradict others."""
+    """Problems of fields of `spec.rollout` without effect in this job, or that contradict others."""
     rollout, default = spec.rollout, Rollout()
     if not graph_of(spec).generates:
         return
@@ -98,7 +98,8 @@ def problems(spec: "Spec") -> Iterator[Problem]:
 
 
 def uncorrected(spec: "Spec", graph: Graph) -> Iterator[Problem]:
-    """Fields of the correction in a job whose own graph has none; those of this package compute it where it is set."""
+    """Problems of fields of the off-policy correction, in a job whose own graph computes none; the package's own graphs
+    compute it where it is set."""
     if spec.rollout.level == "none" or any("importance_weights" in node.writes for node in graph.nodes):
         return
     given = spec.rollout.model_dump(by_alias=True, exclude_defaults=True)

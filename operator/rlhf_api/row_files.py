@@ -1,5 +1,5 @@
-"""Files of rows, JSONL or a JSON list, read by offset: twelve bytes of memory per row, whatever its length: the offset,
-and a checksum by which a row that is changed meanwhile is told."""
+"""Reads rows of files, JSONL or a JSON list, by offset. A row takes twelve bytes of memory, whatever its length: its
+offset, and a checksum that detects a row that was changed meanwhile."""
 
 import json
 import mmap

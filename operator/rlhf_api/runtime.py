@@ -25,14 +25,14 @@ class RuntimeRole(Frozen):
     """Settings of one role's pods."""
 
     pods: PodSettings = PodSettings()
-    """Added to the runtime's `spec.pods`."""
+    """Settings of this role's pods, merged over the runtime's `spec.pods`."""
 
 
 class RuntimeSpec(Frozen):
     """Pod settings of jobs that reference this runtime; the job's own take precedence."""
 
     environment: dict[str, str] = {}
-    """Environment variables of every role; no place for secrets."""
+    """Environment variables of every role; they must not hold secrets."""
     pods: PodSettings = PodSettings()
     workspace: Workspace = Workspace()
     scheduling: Scheduling = Scheduling()

@@ -47,7 +47,7 @@ def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
 
 
 def counted(models: Sequence[Trained]) -> bool:
-    """Activations are worked out: the widths of all models are known."""
+    """True if activations are counted: the widths of all models are known."""
     return bool(models) and all(model.activations is not None for model in models)
 
 

@@ -1,4 +1,6 @@
-"""Fields about a part that the job does not have: no process would read them, so they are refused.
+"""Refuses fields of a part that the job does not have, as no process would read them. The parts follow from the graph
+and the roles: each role, the critic, the reference, sampled and given responses. A field of a missing part may only
+have its default, written out or not.
 
 Parts are read off the graph and the roles: each role, the critic, the reference, sampled and given responses. A field
 of a part that is missing may have its default alone, written out or not.
@@ -53,7 +55,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
 
 
 def _roles(spec: Spec) -> Iterator[_Unread]:
-    """The section of each role without processes, and the model that it alone would load."""
+    """The section of each role without processes, and the model that only this role would load."""
     there = roles_of(spec)
     for role in (role for role in Role if role not in there):
         section: Frozen = getattr(spec, role.value)
@@ -90,7 +92,7 @@ def _without_reference(spec: Spec) -> str:
 
 
 def _starts_critic(spec: Spec, field: str) -> bool:
-    """The critic starts from this model, which no role would load."""
+    """True if the critic starts from this model, which no role loads."""
     return field == "reward" and spec.model.critic is None and CRITIC in graph_of(spec).trained
 
 
@@ -102,8 +104,8 @@ def _critic(spec: Spec) -> Iterator[_Unread]:
 
 
 def _settings(spec: Spec) -> Iterator[_Unread]:
-    """The algorithm's settings of the divergence from the reference, in a graph that has none, and of what another
-    setting switches on."""
+    """Settings of the divergence from the reference, in a graph without a reference, and settings that another one
+    switches off."""
     where, settings = f"spec.{to_camel(algorithm_of(spec).name)}", settings_of(spec)
     if not isinstance(settings, PolicyGradient):
         return
@@ -119,7 +121,7 @@ def _settings(spec: Spec) -> Iterator[_Unread]:
 
 
 def _responses(spec: Spec) -> Iterator[_Unread]:
-    """Sections about sampled responses where they are given, and the other way round."""
+    """Fields of sampled responses where responses are given, and of given responses where they are sampled."""
     if graph_of(spec).generates:
         if spec.pretraining is None:
             why = f"{spec.algorithm} samples them"
@@ -136,7 +138,7 @@ def _responses(spec: Spec) -> Iterator[_Unread]:
 
 
 def _scores(spec: Spec) -> Iterator[_Unread]:
-    """The reward model and its settings in a role that asks functions alone."""
+    """The reward model and its settings, in a reward role that has functions alone."""
     of = "a reward model"
     if Role.REWARD not in roles_of(spec):
         return
@@ -149,7 +151,7 @@ def _scores(spec: Spec) -> Iterator[_Unread]:
 
 
 def _compared(spec: Spec) -> Iterator[_Unread]:
-    """The limit of a difference that no step measures; 0 is none."""
+    """The limit of the log-probability difference, in a job that cannot measure it; 0 switches it off."""
     if not graph_of(spec).generates or not spec.health.logprob_difference:
         return
     why = ""
@@ -163,9 +165,9 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
 
 
 def without_effect(spec: Spec) -> list[str]:
-    """Lines about fields that act again with another number: those of larger steps in a step of one update, a
-    reward model whose weight is 0, times of calls beyond those of chunks. Said and not refused, as the number is what
-    is changed from run to run. And about a penalty that hardly acts."""
+    """Warnings of fields that have no effect with the present numbers: settings of larger steps in a step of one
+    update, a reward model whose weight is 0, timeouts of calls beyond those of chunks; and of a penalty with little
+    effect. Such fields are not refused, as users change these numbers from run to run."""
     idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
     why = "a step is one update, of a model that has not moved from what it is compared with"
     lines = [f"no effect: {', '.join(idle)}; {why}"] if idle else []
@@ -177,7 +179,7 @@ def without_effect(spec: Spec) -> list[str]:
 
 
 def _cut_short(spec: Spec) -> list[str]:
-    """Times of a reward's calls that are those of a whole chunk or more."""
+    """Warnings of a reward function's timeout that is at least the timeout of a whole chunk."""
     default, most = RewardFunction.model_fields["timeout_seconds"].default, spec.reward.timeout_seconds
     why = f"spec.reward.timeoutSeconds ends a call with all its retries after {most} s; raise that"
     return [
@@ -188,7 +190,7 @@ def _cut_short(spec: Spec) -> list[str]:
 
 
 def _weak_penalty(spec: Spec) -> list[str]:
-    """An estimator whose values are right and whose gradient, as a reward, is not."""
+    """A warning of a KL estimator whose value is right and whose gradient, as a reward, is not."""
     settings = settings_of(spec)
     if not isinstance(settings, PolicyGradient) or settings.kl_coefficient == 0 or settings.kl_in == "loss":
         return []
@@ -200,7 +202,8 @@ def _weak_penalty(spec: Spec) -> list[str]:
 
 
 def _unreached(spec: Spec) -> list[str]:
-    """Settings of the algorithm, by Python name, that bound how far a model moves from where the step began."""
+    """Settings of the algorithm, by Python name, that bound how far a model moves within a step, in steps of one
+    update."""
     settings = settings_of(spec)
     if not isinstance(settings, PolicyGradient):
         return []
