@@ -90,7 +90,7 @@ def ledger_words(ledger: LedgerStatus) -> str:
 
 
 def missing_words(ledger: LedgerStatus | None) -> str:
-    """Lost or dropped prompts; empty if all were trained on."""
+    """Text about lost or dropped prompts; empty if all were trained on."""
     if ledger is None or not (ledger.dropped or ledger.lost):
         return ""
     return f"{ledger.dropped} prompts were dropped and {ledger.lost} lost: they were not trained on"

@@ -12,7 +12,7 @@ from rlhf_api.runtime import load_runtime, with_runtime
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:
-    """Adds all of them; the options have `file`, and the overrides in order as `set`."""
+    """Adds FILE, `path=value` and `--set`; the options have `file`, and the overrides in order as `set`."""
     parser.add_argument(
         "file",
         type=Path,

@@ -57,7 +57,7 @@ class Manifest(Report):
     groups: dict[str, tuple[Segment, ...]]
     blobs: dict[str, Segment]
     good: bool = True
-    """No health rule was broken at its step: the snapshot may be the target of a rollback."""
+    """True if no health rule was broken at the snapshot's step, so that it may be the target of a rollback."""
 
     def segments(self) -> Iterator[Segment]:
         for segments in self.groups.values():

@@ -20,11 +20,11 @@ class CompanionClient:
     def __init__(self, settings: Settings, api: Api, cache: Cache, recorder: Recorder) -> None:
         self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
         self._applied: dict[Key, tuple[int, _Versions]] = {}
-        """A digest of the configuration, and what was made for it."""
+        """Digest of each job's configuration, and the versions of the objects that were applied for it."""
 
     async def apply(self, key: Key, job: Job, pinned: Pinned) -> None:
-        """Applies service, ConfigMap and so on, if they differ from the last ones, or somebody has deleted or changed
-        one."""
+        """Applies service, ConfigMap and so on, if they differ from those applied last, or if somebody has deleted or
+        changed one."""
         content = hash((pinned.name, *sorted(pinned.texts.items())))
         last, ours = self._applied.get(key, (None, _Versions()))
         seen = {each: self._cache.version(each[0], key, each[1]) for each in ours}
@@ -46,7 +46,7 @@ class CompanionClient:
                 await self._recorder.record(job.body, Event("Warning", "Restored", message))
 
     async def create_token(self, job: Job, *, again: bool) -> None:
-        """Creates the token's Secret unless it exists; `again`: a pod did not find it, and that is told."""
+        """Creates the token's Secret unless it exists; `again`: a pod did not find it, which an event reports."""
         try:
             made = await self._api.create(owned(token_secret(self._settings.token_key, job), job))
         except ApiError as error:

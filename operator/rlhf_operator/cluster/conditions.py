@@ -101,7 +101,8 @@ def _scheduled(pods: Sequence[Pod], refused: Finish | str | None, phase: Phase, 
 
 
 def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod], phase: Phase) -> tuple[str, str]:
-    """Two jobs, each with some pods scheduled, may wait for each other for ever; one that runs waits for no other."""
+    """Reason and message of pods without a node. Of two jobs that each have some pods scheduled, either may wait for
+    the other for ever; a job that runs waits for no other."""
     holding, why = [pod for pod in pods if pod.node and pod.ended is None], waiting_reason(waiting, None)
     if not holding or phase == "Running":
         return "Unschedulable", why

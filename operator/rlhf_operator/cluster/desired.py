@@ -17,7 +17,7 @@ from .snapshot import Job
 
 @dataclass(frozen=True)
 class Wait:
-    """Reason, as a word and a sentence, why a job cannot start yet: of its runtime, or of its queue."""
+    """Why a job cannot start yet, as a reason and a message: its runtime or its queue."""
 
     reason: str
     message: str

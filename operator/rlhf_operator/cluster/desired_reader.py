@@ -18,7 +18,7 @@ from .settings import Settings
 from .snapshot import Job, Pod
 
 _REMEMBERED = 4096
-"""Configurations: each takes more memory than all else that is known of its job."""
+"""Maximum number of cached configurations; each takes more memory than all else that is cached of its job."""
 
 _Basis = tuple[str, int, str | None, str | None]
 """Uid, generation, queue and active configuration of the job that a configuration was read for."""
@@ -122,6 +122,6 @@ class DesiredReader:
 
 
 def _begun(kept: tuple[_Basis, Desired], basis: _Basis) -> bool:
-    """The job has begun with the very configuration that was worked out for it when it had none."""
+    """True if the job has begun with the configuration that was computed for it before it had one."""
     (*same, active), want = kept
     return active is None and want.waits is None and basis == (*same, want.pinned.name)

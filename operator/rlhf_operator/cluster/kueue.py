@@ -52,15 +52,15 @@ def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str)
 
 
 def kept_in_queue(job: Job, workload: Mapping[str, Any] | None, *, required: bool) -> Job:
-    """The job; where limits require a queue and its label was removed, with its Workload's queue, for as long as it has
-    a Workload."""
+    """The job; if limits require a queue and its label was removed, with its Workload's queue, for as long as it has a
+    Workload."""
     if workload is None or job.queue is not None or not required:
         return job
     return replace(job, queue=workload["spec"].get("queueName"))
 
 
 def deactivated(workload: Mapping[str, Any] | None) -> bool:
-    """An administrator has taken the Workload out of its queue."""
+    """True if an administrator has taken the Workload out of its queue."""
     return workload is not None and not workload["spec"].get("active", True)
 
 

@@ -25,7 +25,7 @@ class Observed:
     refused: Finish | str | None = None
     """The API server's refusal of the pods that were to be created last."""
     made: int | None = None
-    """Newest attempt of the trainers' gang of which this operator has made a pod."""
+    """Newest attempt of the trainer gang of which this operator has created a pod."""
     quota: Quota = "none"
     deactivated: bool = False
     """True if an administrator has deactivated the job's Workload."""

@@ -94,7 +94,8 @@ def _is_to_stop(observed: Observed) -> bool:
 def _planned(
     observed: Observed, before: JobStatus, known: _Known, made: Consequences, now: datetime.datetime
 ) -> Plan:
-    """The plan that carries the consequences out: pods that come and go, the new scale, the status that says so."""
+    """The plan that carries the consequences out: pods created and deleted, the new scale, and the status that records
+    them."""
     job, spec, sight, finish = observed.job, observed.wanted.spec, known.sight, made.finish
     counted = {*known.cluster.counted, *made.counted}
     cluster, generators = _scaled(observed, known, _recorded(made, sight, counted), finish)
@@ -137,7 +138,7 @@ def _recorded(made: Consequences, sight: PodGroups, counted: set[str]) -> Cluste
 
 
 def _leaving(made: Consequences, sight: PodGroups, counted: set[str]) -> list[Deletion]:
-    """Pods to delete: of a job that ends all that run, and those that are evicted, replaced or too many."""
+    """Pods to delete: all that run, if the job ends; else those that are evicted, replaced or surplus."""
     delete = made.delete
     if made.finish is not None:
         delete = [deletion(pod) for pod in sight.pods if pod.ended is None]

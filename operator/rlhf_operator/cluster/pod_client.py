@@ -45,7 +45,7 @@ class PodClient:
             self._cache.put(found)
 
     async def replace(self, job: Job, pod: Body) -> None:
-        """Deletes a pod of the job's whose labels were changed: it is not found by them, and its name is needed."""
+        """Deletes a pod of the job whose labels were changed: it is no longer found by them, and its name is needed."""
         name = pod["metadata"]["name"]
         if "deletionTimestamp" not in pod["metadata"]:
             message = f"the operator's labels of {name} were removed or changed; the pod is replaced"
@@ -54,5 +54,5 @@ class PodClient:
 
 
 def owned_by(pod: Mapping[str, Any], job: Job) -> bool:
-    """True for a pod of this very job, not of an earlier one of its name."""
+    """True for a pod of this job, not of an earlier one of its name."""
     return any(owner.get("uid") == job.uid for owner in pod["metadata"].get("ownerReferences", ()))

@@ -36,7 +36,7 @@ _NO_KIND = re.compile(r"page not found|could not find the requested resource")
 
 @dataclass(frozen=True)
 class Refusal:
-    """The API server's refusal of the objects that were to be made last."""
+    """The API server's refusal of the objects that were to be created last."""
 
     generation: int
     """Generation of the spec that the pods were made of."""
@@ -44,10 +44,10 @@ class Refusal:
 
 
 def by_server(status: int, kind: str, message: str, *, trains: bool = False) -> Finish | str:
-    """A refusal of one of the job's objects by the API server: the end of the job where it is a pod that can never be
-    taken. A policy or a webhook may be another one tomorrow, and says the same with the same code; other objects are
-    refused for what they are now, such as a Workload that was admitted a moment ago. Nor is a job that `trains` ended:
-    pods of its configuration were taken, and what has changed since is not the job."""
+    """The API server's refusal of an object of the job: the job's end if it is a pod that can never be accepted. A
+    policy or a webhook may change, and answers with the same code; other objects are refused for their present state,
+    such as a Workload that was admitted a moment ago. A job that `trains` is not ended either: pods of its
+    configuration were accepted, so what has changed since is not the job."""
     invalid = status == 422 or (status == 400 and _NO_POD in message)
     if invalid and kind == "Pod" and not trains and not _DENIED.search(message):
         said = f"the API server rejects the pod, check spec.pods and its template: {message}"

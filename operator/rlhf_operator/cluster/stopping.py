@@ -106,8 +106,8 @@ def report_if_admitted(observed: Observed) -> Queue | None:
 
 
 def _queue(observed: Observed, *, idle: bool) -> Queue | None:
-    """Quota is asked for once, and given back where none of the job's pods is left. An evicted job keeps its place's
-    history, and one that was deactivated stays so; one that outgrew its quota lines up anew."""
+    """Quota is requested once, and returned when none of the job's pods is left. An evicted job keeps its place in the
+    queue, and a deactivated one stays deactivated; one that outgrew its quota queues anew."""
     suspended, quota = observed.wanted.spec.suspend or observed.wanted.waits is not None, observed.quota
     if quota in ("absent", "outdated") and not suspended:
         return "enter"
@@ -119,8 +119,9 @@ def _queue(observed: Observed, *, idle: bool) -> Queue | None:
 
 
 def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod]) -> Plan:
-    """A job that was deleted and is still there: somebody's finalizer holds it, perhaps for ever, and until it is gone
-    the API server leaves what it owns. Its pods go now, as they would with it, unless they are to be left."""
+    """The next step of a deleted job that still exists: a finalizer holds it, perhaps for ever, and until it is gone
+    the API server keeps what it owns. Its pods are deleted now, as they would be with it, unless they are to be
+    orphaned."""
     if ORPHANS in metadata.get("finalizers", ()):
         return Plan(status=None, again=None)
     living = [pod for pod in pods if not pod.over]

@@ -24,13 +24,14 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]
 
 
 def model_problems(spec: Spec) -> Iterator[Problem]:
-    """Models that are neither a directory nor a hub's; models and options that the installed vLLM does not have."""
+    """Problems of models that are neither a directory nor a hub's; of models and options that the installed vLLM does
+    not have."""
     yield from mistyped(spec)
     yield from _engines(spec)
 
 
 def layer_problems(spec: Spec) -> Iterator[Problem]:
-    """Layers named by an adapter, for local models; the trainer checks those of all others."""
+    """Problems of layers named by an adapter, for local models; the trainer checks those of all others."""
     model = spec.model
     for used in graph_of(spec).trained:
         field, lora, named = used.field, model.adapter(used.field), model.source(used.field)
@@ -46,7 +47,7 @@ def layer_problems(spec: Spec) -> Iterator[Problem]:
 
 
 def mistyped(spec: Spec) -> Iterator[Problem]:
-    """Models that are neither a directory in Hugging Face format nor a name of the hub."""
+    """Problems of models that are neither a directory in Hugging Face format nor a name of the hub."""
     model = spec.model
     for field in (*LOADED, "tokenizer"):
         name: str | None = getattr(model, field)

@@ -152,8 +152,8 @@ def write(file: Path, record: BaseModel) -> None:
 
 
 class StatusFile:
-    """Writes a run's status at most once a second, and its last one. Where it cannot, it says so, once until it can
-    again: the run goes on, as its checkpoints may be elsewhere."""
+    """Writes a run's status at most once a second, and its last one. A failure is reported once, until a write
+    succeeds: the run goes on, as its checkpoints may be elsewhere."""
 
     def __init__(self, file: Path, tell: Callable[[str], None]) -> None:
         self._file, self._tell, self._written, self._told = file, tell, 0.0, ""
