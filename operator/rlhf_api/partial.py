@@ -1,9 +1,7 @@
-"""Applies the rules to a manifest with invalid fields, by putting stand-ins of the right type in their place. As nobody
-wrote these, only problems are reported that the rules find with every stand-in and that do not concern the invalid
-fields.
+"""Applies the rules to a manifest with invalid fields, by putting stand-ins of the right type in their place.
 
-What stands in has the right type, but nobody meant it: of what rules say, that holds which they say whatever stands in,
-and which is not about the wrong fields.
+As nobody wrote the stand-ins, only problems are reported that the rules find with every one of them and that do not
+concern the invalid fields.
 """
 
 import json

@@ -1,9 +1,7 @@
-"""Refuses fields of a part that the job does not have, as no process would read them. The parts follow from the graph
-and the roles: each role, the critic, the reference, sampled and given responses. A field of a missing part may only
-have its default, written out or not.
+"""Refuses fields of a part that the job does not have, as no process would read them.
 
-Parts are read off the graph and the roles: each role, the critic, the reference, sampled and given responses. A field
-of a part that is missing may have its default alone, written out or not.
+The parts follow from the graph and the roles: each role, the critic, the reference, sampled and given responses. A
+field of a missing part may only have its default, written out or not.
 """
 
 from collections.abc import Iterable, Iterator

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 GROWTH_SECONDS = 5.0
-"""Time between two looks at files that a library writes."""
+"""Interval at which the sizes of files that a library writes are checked, seconds."""
 _signs = itertools.count(1)
 _count = 0
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def count() -> int:
 
 
 def each(items: Iterable[T]) -> Iterator[T]:
-    """The items, each of them a sign."""
+    """Yields the items, and counts each as a sign of progress."""
     for item in items:
         sign()
         yield item
@@ -39,7 +39,8 @@ def each(items: Iterable[T]) -> Iterator[T]:
 
 @contextmanager
 def growing(folder: Path) -> Iterator[None]:
-    """Signs from a thread while the files below `folder` grow, for a library that writes there and tells nobody."""
+    """Counts signs of progress from a thread while the files below `folder` grow, for a library that writes there
+    without reporting."""
     over = threading.Event()
 
     def watch() -> None:

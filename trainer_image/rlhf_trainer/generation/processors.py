@@ -56,8 +56,7 @@ class Penalized(LogitsProcessor):
 
 def draw(logprobs: Tensor) -> Tensor:
     """Samples one token of each row by inversion of the cumulative distribution in float64: one random number a row,
-    where `torch.multinomial` draws one for every token of the vocabulary. float [n, V], -inf for tokens that must not
-    be drawn -> int64 [n]. Raises FloatingPointError for NaN.
+    where `torch.multinomial` draws one for every token of the vocabulary.
 
     float [n, V], -inf for tokens that must not be drawn -> int64 [n]. Raises FloatingPointError for NaN.
     """

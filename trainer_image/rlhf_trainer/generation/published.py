@@ -77,7 +77,7 @@ class PublishedWeights:
         return self._current
 
     def move_on(self, version: int) -> None:
-        """The policy has `version` now; the generators keep theirs until `publish`, or until a new one joins."""
+        """Sets the policy's version; the generators keep theirs until `publish`, or until a new one joins."""
         self._current = version
 
     def figures(self) -> dict[str, float]:

@@ -34,7 +34,7 @@ class Learner:
     averages: Mapping[Model, MovingAverage] = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
-        """JSON of the operations and the adapters, as a copy."""
+        """State of the operations and fingerprints of the adapters, as a JSON copy."""
         return {"algorithm": deepcopy(self.op_ctx.state), **fingerprints(self.models)}
 
     def follow(self) -> None:
@@ -50,8 +50,8 @@ class Learner:
         }
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Inverse of both; an average that the snapshot lacks begins with its weights. Raises InvalidJob if a model,
-        an adapter or its base has changed."""
+        """Restores `state` and `groups`; a moving average that the snapshot lacks begins with the model's weights.
+        Raises InvalidJob if a model, an adapter or its base has changed."""
         check_fingerprints(self.models, snapshot.state)
         self.op_ctx.restore(snapshot.state)
         for used, model in self.models.items():

@@ -20,7 +20,7 @@ from .context import ComputeFn, LossFn, OpContext
 
 WHERE = "spec.algorithm"
 OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, distributed.DistError)
-"""Errors that are not the function's: they end the process, and its host starts it again."""
+"""Errors of the machine and not of a user's function: they end the process, and its host restarts it."""
 
 
 def guarded_compute(path: str, function: ComputeFn) -> ComputeFn:
@@ -105,7 +105,7 @@ def _blamed(path: str) -> Iterator[None]:
 
 
 def _check_column(path: str, name: str, column: Tensor) -> None:
-    """Raises InvalidJob for a column that would be another one once a checkpoint has held it."""
+    """Raises InvalidJob for a column that a checkpoint would not restore as it is."""
     wanted = torch.bool if name == "mask" else torch.float32
     if column.dtype != wanted or column.device.type != "cpu":
         seen = f"wrote column {name!r} as {column.dtype} on {column.device}"

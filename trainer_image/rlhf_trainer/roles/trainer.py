@@ -117,7 +117,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
 
 
 def store_fails(services: Services | None, why: str) -> None:
-    """A sign of progress; and the reason, where there is one, as what the trainer does."""
+    """Counts a sign of progress, and reports the reason, if any, as the trainer's activity."""
     progress.sign()
     if why and services is not None:
         services.control.report(activity=f"{STORE_FAILS}: {why}"[:ACTIVITY])

@@ -14,7 +14,7 @@ from .step_metrics import step_metrics
 
 
 class OnlineMetrics:
-    """Reads them off the step's responses, and what was counted since the step before."""
+    """Computes metrics from the step's responses, and from counts since the step before."""
 
     def __init__(
         self,

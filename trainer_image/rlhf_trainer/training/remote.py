@@ -27,7 +27,7 @@ class Remote:
     """The calls, by the names of the graph's nodes that they answer."""
     judge: Judge | None = None
     reward: RewardClient | None = None
-    """Knows the figures of the scores, and why some are missing."""
+    """Client of the reward role, which has the metrics of the scores and the reasons of missing ones."""
 
     @classmethod
     def of(cls, ctx: TrainerContext, graph: Graph) -> Self:

@@ -89,7 +89,8 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], cl
 
 
 async def _prove(engine: "AsyncLLM") -> None:
-    """Ends silently where the engine dies, which others notice; the trainer asks for the result."""
+    """Verifies the serving weights in the background; the trainer polls the result. Ends silently if the engine dies,
+    which the watchdog reports."""
     with suppress(Exception):
         while not all(await engine.collective_rpc("rlhf_prove")):
             pass
