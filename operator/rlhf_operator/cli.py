@@ -37,6 +37,7 @@ from .local.progress import display
 from .manifest_arguments import add_manifest, add_runtime, add_trial, parsed, with_runtime_of
 from .plan_table import plan_lines
 from .selftest import command as selftest
+from .subcommands import add_command
 from .verbs.arguments import VERBS, add_verbs
 
 EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
@@ -116,20 +117,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rlhf {version('rlhf-operator')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    validate = commands.add_parser(
-        "validate", help="check a manifest, its data and its paths without running it"
+    validate = add_command(
+        commands, "validate", help="check a manifest, its data and its paths without running it"
     )
-    run = commands.add_parser("run", help="run a manifest on this machine")
+    run = add_command(commands, "run", help="run a manifest on this machine")
     for each in (validate, run):
         add_manifest(each)
         each.set_defaults(files=True)
         add_runtime(each)
-    render = commands.add_parser(
-        "render", help="print a manifest with its includes, variables and overrides applied"
+    render = add_command(
+        commands, "render", help="print a manifest with its includes, variables and overrides applied"
     )
     add_manifest(render)
-    commands.add_parser("schema", help="print the JSON schema of manifests, for editors")
-    commands.add_parser("experiments", help="list the experiments, which may be named in place of a manifest")
+    add_command(commands, "schema", help="print the JSON schema of manifests, for editors")
+    add_command(
+        commands, "experiments", help="list the experiments, which may be named in place of a manifest"
+    )
     validate.add_argument(
         "--no-files", dest="files", action="store_false", help="do not check data files, models and modules"
     )

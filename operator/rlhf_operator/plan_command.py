@@ -25,6 +25,7 @@ from .exits import say
 from .local.models import mistyped
 from .manifest_arguments import add_manifest
 from .plan_table import plan_lines
+from .subcommands import add_command
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 def add_plan(commands: "Commands") -> None:
     """Adds the command's parser."""
-    parser = commands.add_parser("plan", help="predict a job's batches, memory and seconds before it runs")
+    parser = add_command(commands, "plan", help="predict a job's batches, memory and seconds before it runs")
     add_manifest(parser)
     for name, what in (
         ("flops", "floating-point operations a second that one GPU reaches, such as 4e14"),

@@ -259,3 +259,18 @@ def test_a_trial_has_a_name_and_a_work_directory_of_its_own(tmp_path: Path, monk
     capsys.readouterr()
     assert cli.main([*run, "Two"]) == 2
     assert "--trial: must be at most 40 of a-z, 0-9 and -" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("validate",), "\nCheck a manifest, its data and its paths without running it.\n"),
+        (("scale",), "\nChange the number of generators of a job, while it runs.\n"),
+        (("replay", "ls"), "\nList the episodes.\n"),
+    ],
+)
+def test_the_help_of_a_command_begins_with_what_it_does(words, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--help"])
+    assert ended.value.code == 0
+    assert says in capsys.readouterr().out

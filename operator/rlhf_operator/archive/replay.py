@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.replay import EPISODES
 
+from ..subcommands import add_command
 from ..verbs.format import columns, one_line
 from .open_store import newest, package
 
@@ -27,11 +28,11 @@ Table = Any
 
 
 def add_replay(commands: "Commands") -> None:
-    replay = commands.add_parser("replay", help="read the episodes in a run's checkpoint store")
+    replay = add_command(commands, "replay", help="read the episodes in a run's checkpoint store")
     verbs = replay.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, help: str, does: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
-        parser = verbs.add_parser(name, help=help)
+        parser = add_command(verbs, name, help=help)
         parser.add_argument(
             "store",
             metavar="STORE",

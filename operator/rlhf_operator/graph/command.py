@@ -20,6 +20,7 @@ from rlhf_api.spec import Spec
 
 from ..exits import say
 from ..manifest_arguments import add_set
+from ..subcommands import add_command
 from .drawing import Drawing, drawing
 from .mermaid import mermaid
 from .picture import write_png
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 def add_graph(commands: "Commands") -> None:
     """Adds the command's parser."""
-    parser = commands.add_parser(
-        "graph", help="draw the dataflow graph of an algorithm, or of a manifest's job"
+    parser = add_command(
+        commands, "graph", help="draw the dataflow graph of an algorithm, or of a manifest's job"
     )
     parser.add_argument(
         "subject",

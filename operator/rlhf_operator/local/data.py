@@ -12,6 +12,7 @@ from rlhf_api.run import RunConfig
 
 from ..exits import Failure
 from ..manifest_arguments import add_manifest
+from ..subcommands import add_command
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -21,14 +22,16 @@ MODULE = "rlhf_trainer.data_command"
 
 def add_data(commands: "Commands") -> None:
     """Adds the command's parsers."""
-    parser = commands.add_parser(
-        "data", help="check how a manifest's data becomes tokens, or show one row of it"
+    parser = add_command(
+        commands, "data", help="check how a manifest's data becomes tokens, or show one row of it"
     )
     verbs = parser.add_subparsers(dest="what", required=True, metavar="check|show")
-    check = verbs.add_parser(
-        "check", help="report all invalid rows, the lengths of the others in tokens, and how many are cut"
+    check = add_command(
+        verbs,
+        "check",
+        help="report all invalid rows, the lengths of the others in tokens, and how many are cut",
     )
-    show = verbs.add_parser("show", help="show a row as tokens, and which of them are trained on")
+    show = add_command(verbs, "show", help="show a row as tokens, and which of them are trained on")
     for each in (check, show):
         add_manifest(each)
         each.add_argument(

@@ -20,6 +20,7 @@ from ..local.preflight import check_files
 from ..local.processes import Command
 from ..local.progress import Lines
 from ..manifest_arguments import add_manifest, add_runtime, with_runtime_of
+from ..subcommands import add_command
 from .checks import judged
 from .derived import Overrides, as_arguments, first_half
 from .on_host import OnHost
@@ -35,7 +36,8 @@ _BULKY = ("checkpoints", workdir.POLICY, f"{workdir.POLICY}-adapter", "critic", 
 
 def add_selftest(commands: "Commands") -> None:
     """Adds the command's parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "selftest",
         help="check within minutes, on this machine, that a job's models agree, learn and survive kills",
     )

@@ -9,6 +9,7 @@ from rlhf_api.base import names_function
 from rlhf_api.roles import Role
 
 from ..manifest_arguments import add_manifest, add_set, add_trial
+from ..subcommands import add_command
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -24,7 +25,7 @@ class _Verbs:
         self._commands, self._program, self._where = commands, program, _cluster_options()
 
     def add(self, name: str, help: str) -> argparse.ArgumentParser:
-        parser = self._commands.add_parser(name, help=help, parents=[self._where])
+        parser = add_command(self._commands, name, help=help, parents=[self._where])
         parser.set_defaults(program=self._program)
         return parser
 
@@ -161,7 +162,8 @@ def _add_clone(verbs: _Verbs) -> None:
 
 def add_selftest(commands: "Commands", program: str) -> None:
     """Adds the parser of a selftest on the cluster; `rlhf selftest` without it runs on this machine."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "selftest",
         help="check within minutes, on the cluster, that a job's models agree, learn and survive the deletion of pods",
         parents=[_cluster_options()],
