@@ -40,7 +40,7 @@ def test_what_is_no_duration(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("status ../../x", "must be a name of a Kubernetes object, of a-z, 0-9, - and .; got '../../x'"),
+        ("status ../../x", "must be the name of an object of Kubernetes: a-z, 0-9, - and .; got '../../x'"),
         ("status ppo -n A", "must be the name of an object"),
         ("status ppo --watch -o json", "not allowed with"),
         ("logs", "the following arguments are required: NAME"),

@@ -235,7 +235,7 @@ def _object_name(text: str) -> str:
         raise argparse.ArgumentTypeError(f"must be the name of a job on a cluster; {here}")
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(
-            f"must be a name of a Kubernetes object, of a-z, 0-9, - and .; got {text!r}"
+            f"must be the name of an object of Kubernetes: a-z, 0-9, - and .; got {text!r}"
         )
     return text
 
