@@ -36,11 +36,11 @@ def _algorithm(spec: Spec) -> Iterator[Problem]:
         if other.settings and other is not chosen and other.name in spec.model_fields_set:
             field = Spec.model_fields[other.name]
             if getattr(spec, other.name) != field.default:
-                used = f"spec.{to_camel(chosen.name)}" if chosen.settings else "none: it has no settings"
+                used = f"has spec.{to_camel(chosen.name)}" if chosen.settings else "has no settings"
                 yield Problem(
                     f"spec.{field.alias or other.name}",
-                    f"is for algorithm {other.name if other is not CUSTOM else 'module:name'}; algorithm is "
-                    f"{spec.algorithm}, whose section is {used}; remove this one",
+                    f"is for algorithm {other.name if other is not CUSTOM else 'module:name'}; this job's is "
+                    f"{spec.algorithm}, which {used}; remove this",
                 )
     if chosen.rules is not None:
         yield from chosen.rules(spec, f"spec.{to_camel(chosen.name)}", settings_of(spec))

@@ -33,7 +33,7 @@ def file_of(name: str) -> Path | None:
         close = closest(name, list(known))
         meant = f' (did you mean "{close}"?)' if close else ""
         message = f"is neither a file nor an experiment{meant}; experiments are {', '.join(known)}"
-        raise InvalidJob([Problem(name, f"{message}, and yours are {FOLDER}/NAME.yaml")])
+        raise InvalidJob([Problem(name, f"{message}, and your own {FOLDER}/NAME.yaml")])
     return known[name]
 
 

@@ -117,7 +117,7 @@ class Archive:
         if not root.cuts:
             message = (
                 f"every checkpoint in {self.store.url} is damaged or of another release, see the log ({why}); "
-                "take the release that wrote them, or start anew in another place"
+                "take the release that wrote them, or begin a new run in another store"
             )
             raise InvalidJob([Problem("spec.checkpoint.store", message)])
         return root, version

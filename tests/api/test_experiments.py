@@ -71,7 +71,7 @@ def test_a_name_of_nothing_ends_in_one_error_with_the_names(command: str, capsys
     assert cli.main([command, "pppo"]) == 2
     assert capsys.readouterr().err == (
         'error: pppo: is neither a file nor an experiment (did you mean "ppo"?); experiments are '
-        f"{', '.join(ALGORITHMS)}, and yours are experiments/NAME.yaml\n"
+        f"{', '.join(ALGORITHMS)}, and your own experiments/NAME.yaml\n"
     )
     assert cli.main([command, "pppo.yaml"]) == 2
     assert "pppo.yaml: cannot be read: No such file" in capsys.readouterr().err

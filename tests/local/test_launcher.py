@@ -199,7 +199,7 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(run: Run) -> None:
     code, _, err = run("--resume", overrides=("spec.seed=1", "spec.model.policy=other"))
     assert code == 2
     assert "error: spec.model.policy: the run in w has 'org/policy'" in err
-    assert "error: spec.seed: the run in w has 0, and --resume goes on with the same; got 1" in err
+    assert "error: spec.seed: the run in w has 0, which --resume cannot change; got 1" in err
     assert (run.work / "metrics.jsonl").read_text() == before
 
     code, out, _ = run("--resume", overrides=("spec.steps=6",))

@@ -148,7 +148,7 @@ def _follow(cache: Path, name: str, where: str, weights: bool) -> None:
             seen = (
                 f"no byte came for {STALL_SECONDS:g} s, {there / 1e9:.2f} of {total / 1e9:.2f} GB are there"
             )
-            raise TimeoutError(f"{seen}; if nobody else fills it, remove {cache / '.locks'}")
+            raise TimeoutError(f"{seen}; if no other process fills it, remove {cache / '.locks'}")
 
 
 def _download(outcome: "Future[str]", cache: Path, name: str, files: list[str]) -> None:

@@ -108,8 +108,7 @@ def _same_run(workdir: Path, spec: Spec) -> None:
     problems = [
         Problem(
             field,
-            f"the run in {workdir} has {show(old[field])}, and --resume goes on with the same; "
-            f"got {show(value)}",
+            f"the run in {workdir} has {show(old[field])}, which --resume cannot change; got {show(value)}",
         )
         for field, value in new.items()
         if old[field] != value

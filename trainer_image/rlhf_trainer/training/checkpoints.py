@@ -51,7 +51,9 @@ class Checkpoints:
         if earlier:
             steps = ", ".join(str(entry.step) for entry in earlier)
             message = f"every checkpoint in {url} is damaged (of steps {steps}), see the log"
-            raise InvalidJob([Problem("spec.checkpoint.store", f"{message}; start anew in another place")])
+            raise InvalidJob(
+                [Problem("spec.checkpoint.store", f"{message}; begin a new run in another store")]
+            )
         return 0, None
 
     def save(self, step: int, reward: float | None) -> None:
