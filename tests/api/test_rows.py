@@ -17,7 +17,7 @@ def read_rows(path: str, kind: RowKind) -> list[Row]:
 
 GOOD = '{"prompt": "p", "answer": "a", "pos_answers": ["x"], "neg_answers": ["y"], "id": 7}'
 BAD: list[tuple[RowKind, str, str]] = [
-    ("responses", '{"prompt": "p"', ":2: is no JSON"),
+    ("responses", '{"prompt": "p"', ":2: is not valid JSON"),
     ("responses", '{"prompt": "p"}', ":2: answer: is missing; the row has 'prompt'"),
     ("responses", '{"prompt": "p", "anwser": "a"}', "; rename 'anwser'"),
     ("responses", "{}", ":2: prompt: is missing; the row has no fields"),
@@ -86,7 +86,7 @@ def test_json_lists_count_from_zero(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match=r"rows.json\[1\]: prompt: is missing"):
         read_rows(str(file), "prompts")
     file.write_text(f"[{GOOD},\n {GOOD}")
-    with pytest.raises(InvalidJob, match=r"rows.json:2: is no JSON"):
+    with pytest.raises(InvalidJob, match=r"rows.json:2: is not valid JSON"):
         read_rows(str(file), "prompts")
 
 
