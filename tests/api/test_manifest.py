@@ -28,7 +28,11 @@ BAD = [
     ("spec.trainer.deepspeed.train_batch_size=8", "train_batch_size", "use spec.ppo.minibatchSize"),
     ("spec.trackers=[{kind: tensorbord}]", "spec.trackers[0].kind", "must be tensorboard, wandb"),
     ("spec.trackers=[{kind: tensorboard, project: p}]", "spec.trackers[0].project", "has no projects"),
-    ("spec.trackers=[{kind: wandb, settings: {api_key: x}}]", "spec.trackers[0].settings", "must not hold secrets"),
+    (
+        "spec.trackers=[{kind: wandb, settings: {api_key: x}}]",
+        "spec.trackers[0].settings",
+        "must not hold secrets",
+    ),
     ("spec.steps=ten", "spec.steps", "must be a valid integer; got 'ten'"),
     ("spec.steps=0", "spec.steps", "must be greater than or equal to 1; got 0"),
     ("spec.steps=true", "spec.steps", "must be a valid integer; got true"),

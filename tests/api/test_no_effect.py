@@ -183,7 +183,10 @@ REFUSED = [
     ),
     (
         (*SHARED, "spec.generator.engineArguments={a: 1}"),
-        *("spec.generator.engineArguments", "is of the generator role, and the job has none: the trainer"),
+        *(
+            "spec.generator.engineArguments",
+            "applies only to the generator role, and the job has none: the trainer",
+        ),
     ),
     ((*SHARED, "spec.generator.timeoutSeconds=9"), "spec.generator.timeoutSeconds", "remove it; got 9"),
     (
@@ -200,7 +203,11 @@ REFUSED = [
     ),
     ((*SFT, "spec.pretraining={data: [a]}"), "spec.pretraining", "sft trains on given ones"),
     ((*SFT, "spec.health.logprobDifference=0.1"), "spec.health.logprobDifference", "remove it; got 0.1"),
-    ((*SFT, "spec.reward.scale=2"), "spec.reward.scale", "is of the reward role, and the job has none: sft"),
+    (
+        (*SFT, "spec.reward.scale=2"),
+        "spec.reward.scale",
+        "applies only to the reward role, and the job has none: sft",
+    ),
     ((*SFT, "spec.model.reward=r"), "spec.model.reward", "sft scores no responses; remove it; got 'r'"),
     ((*SFT, "spec.model.reference=r"), "spec.model.reference", "sft compares with none; remove it"),
     (
@@ -212,7 +219,7 @@ REFUSED = [
     (
         (*GRPO, "spec.data.maxAnswerLength=9"),
         "spec.data.maxAnswerLength",
-        "is of given responses, and the job",
+        "applies only to given responses, and the job",
     ),
     ((*FREE, "spec.reference.replicas=3"), "spec.reference.replicas", "spec.ppo.klCoefficient is 0; remove"),
     ((*FREE, "spec.model.reference=r"), "spec.model.reference", "none: spec.ppo.klCoefficient is 0"),

@@ -25,7 +25,7 @@ BAD = [
     (
         "spec.pods.volumes=[{name: d, mountPath: /dev/shm, claim: c}]",
         "spec.pods.volumes[0].mountPath",
-        "its own there",
+        "its own volume there",
     ),
     (
         "spec.pods.volumes=[{name: d, mountPath: /etc, claim: c}]",
@@ -35,7 +35,7 @@ BAD = [
     (
         "spec.pods.volumes=[{name: config, mountPath: /d, claim: c}]",
         "spec.pods.volumes[0].name",
-        "of that name",
+        "has this name",
     ),
     (
         "spec.pods.volumes=[{name: d, mountPath: /d, claim: c}, {name: d, mountPath: /e, claim: c}]",
