@@ -87,7 +87,7 @@ def _minibatch() -> Rule:
 _ENVIRONMENT = (
     Rule(
         "!has(self.environment) || self.environment.all(name, !name.startsWith('RLHF_'))",
-        "spec.environment: names that begin with RLHF_ are the operator's",
+        "spec.environment: names that begin with RLHF_ are reserved",
     ),
 )
 _SPEC = (
