@@ -217,7 +217,7 @@ def measure(folder: Path, count: int, ended: int, quiet: float) -> tuple[str, Co
         asyncio.run(make_jobs(namespace, range(count, count + ended), ended=True))
         asyncio.run(make_jobs(namespace, range(count)))
         with operator(kubeconfig, folder / f"operator-{count}", namespace) as running:
-            eventually(lambda: "leads as" in running.said(), "the operator leads")
+            eventually(lambda: "leading as" in running.said(), "the operator leads")
             began, worked, own = time.monotonic(), processor_seconds(), own_milliseconds(running)
             asyncio.run(pods_exist(namespace, 4 * count, running))
             took, work = time.monotonic() - began, processor_seconds() - worked

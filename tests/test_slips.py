@@ -183,7 +183,7 @@ def test_a_rows_field_is_to_be_renamed(here, capsys, row, words):
         (
             "rows.parquet",
             b"PAR1, and then the connection ended",
-            "is no Parquet, or was not downloaded in whole",
+            "is not a whole Parquet file",
         ),
         (
             "openai/gsm8k",
@@ -228,7 +228,8 @@ def test_a_file_that_is_no_kubeconfig(here, capsys, text):
     (here / "config").write_bytes(text.encode("latin-1"))
     assert cli.main(["status", "--kubeconfig", "config"]) == 1
     assert (
-        "is no kubeconfig: it must be an object with clusters, users and contexts" in capsys.readouterr().err
+        "is not a kubeconfig: it must be an object with clusters, users and contexts"
+        in capsys.readouterr().err
     )
 
 
@@ -237,7 +238,7 @@ def test_a_verb_of_the_cluster_says_where_the_run_of_this_machine_is(here, capsy
     (here / "runs" / "mine").mkdir(parents=True)
     (here / "runs" / "mine" / "status.json").touch()
     where = (
-        "of the run of this machine runs/mine/status.json is the status, and runs/mine/logs has the logs\n"
+        "for the run of this machine, the status is in runs/mine/status.json, the logs in runs/mine/logs\n"
     )
     with pytest.raises(SystemExit):
         cli.main([verb, "runs/mine"])
@@ -278,8 +279,9 @@ def test_a_health_rule_names_a_metric_that_a_step_of_the_job_can_have(capsys, me
 
 def test_a_chat_template_is_jinja(here, capsys):
     (here / "chat.jinja").write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
-    assert "spec.data.chatTemplate: is no Jinja template: line 2: unexpected '}'; got 'chat.jinja'" in said(
-        capsys, "validate", "job.yaml", "data.chatTemplate=chat.jinja"
+    assert (
+        "spec.data.chatTemplate: is not a Jinja template: line 2: unexpected '}'; got 'chat.jinja'"
+        in said(capsys, "validate", "job.yaml", "data.chatTemplate=chat.jinja")
     )
     assert "chatTemplate: is neither a template nor a file" in said(
         capsys, "validate", "job.yaml", "data.chatTemplate=chta.jinja"
@@ -322,7 +324,7 @@ def test_a_forgotten_spec_is_told_with_what_is_wrong_below_it(here, capsys):
     (here / "job.yaml").write_text(json.dumps({**HEAD, **SPEC, "stepps": 3}))
     found = said(capsys, "validate", "job.yaml", "sampling.topp=0.5").splitlines()
     fields = "algorithm, steps, model, data, sampling, reward"
-    assert found[0] == f"error: spec: its fields stand at the top: {fields}; indent them under spec:"
+    assert found[0] == f"error: spec: its fields are at the top level: {fields}; indent them under spec:"
     assert sorted(found[1:], reverse=True) == [
         "error: stepps: unknown field (value 3); known here: apiVersion, kind, metadata, spec",
         'error: spec.sampling.topp: unknown field (value 0.5); did you mean "topP"?',
@@ -337,13 +339,13 @@ def test_a_forgotten_spec_is_told_with_what_is_wrong_below_it(here, capsys):
 def test_an_object_of_another_kind_is_no_job(here, capsys, command, kind, more):
     (here / "job.yaml").write_text(json.dumps({**HEAD, "kind": kind, "spec": {"pods": {}}}))
     assert said(capsys, command, "job.yaml") == (
-        f"error: kind: must be RLHFJob: this is no job's manifest{more}; got '{kind}'\n"
+        f"error: kind: must be RLHFJob: this is not a job's manifest{more}; got '{kind}'\n"
     )
 
 
 def test_a_job_is_no_runtime(capsys):
     assert said(capsys, "validate", "job.yaml", "--runtime", "job.yaml") == (
-        "error: job.yaml: kind: must be RLHFRuntime or ClusterRLHFRuntime: this is no runtime's manifest; "
+        "error: job.yaml: kind: must be RLHFRuntime or ClusterRLHFRuntime: this is not a runtime's manifest; "
         "got 'RLHFJob'\n"
     )
 
@@ -390,7 +392,7 @@ def test_a_list_of_files_is_no_manifest(here, capsys):
     assert "is a file of rows; give a manifest" in said(capsys, "validate", "rows.jsonl")
     with pytest.raises(SystemExit):
         cli.main(["validate", "job.yaml", "list.yaml"])
-    assert "one manifest a command: `include` in it names others" in capsys.readouterr().err
+    assert "a command takes one manifest, which names others by `include`" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

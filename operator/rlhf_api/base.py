@@ -16,7 +16,8 @@ class Frozen(BaseModel):
     )
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Itself: a section that is a default is copied into every spec, a sixth of the time that reading one takes."""
+        """Returns the same object, since it is immutable: copying the default sections into every spec took a sixth of
+        the time of reading one."""
         return self
 
 

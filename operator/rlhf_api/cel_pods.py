@@ -1,4 +1,4 @@
-"""CEL rules of what a job says of its pods."""
+"""CEL rules of a job's pod settings."""
 
 from .cel_sections import Rule, or_default
 from .pod_checks import CONFIG_DIRECTORY, MOUNTS, NOT_OVER, SOURCES, VOLUMES

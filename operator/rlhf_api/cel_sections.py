@@ -1,4 +1,4 @@
-"""CEL rules of values: of the spec and its sections, whatever the job does."""
+"""CEL rules of field values, of the spec and of its sections."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def _minibatch() -> Rule:
 _ENVIRONMENT = (
     Rule(
         "!has(self.environment) || self.environment.all(name, !name.startsWith('RLHF_'))",
-        "spec.environment: names that begin with RLHF_ are the operator's",
+        "spec.environment: names that begin with RLHF_ are reserved",
     ),
 )
 _SPEC = (
@@ -135,7 +135,7 @@ _SAMPLING = (
 _MODEL_SERVER = (
     Rule(
         "!has(self.tensorParallelSize) || self.tensorParallelSize == 1 || (has(self.engine) && self.engine == 'vllm')",
-        "tensorParallelSize is of engine vllm; use 1, or set that",
+        "tensorParallelSize applies only to engine vllm; use 1, or set that",
     ),
 )
 _AUTOSCALE = (

@@ -20,8 +20,8 @@ def given_template(given: str) -> str:
 
 
 def template_problems(given: str) -> list[Problem]:
-    """Problems of a template that cannot be read or is no Jinja, with the line; Jinja's syntax is checked where it is
-    installed, as it is beside torch."""
+    """Problems of a template that cannot be read or is not valid Jinja, with the line; the syntax is checked only where
+    Jinja is installed, as it is beside torch."""
     try:
         text = given_template(given)
     except InvalidJob as error:
@@ -46,5 +46,5 @@ def template_problems(given: str) -> list[Problem]:
         Environment(autoescape=True, extensions=[loopcontrols, Generation]).from_string(text)
     except TemplateSyntaxError as error:
         why = str(error.message).rstrip(".")
-        return [Problem(FIELD, f"is no Jinja template: line {error.lineno}: {why}; got {show(given)}")]
+        return [Problem(FIELD, f"is not a Jinja template: line {error.lineno}: {why}; got {show(given)}")]
     return []

@@ -36,11 +36,11 @@ def _algorithm(spec: Spec) -> Iterator[Problem]:
         if other.settings and other is not chosen and other.name in spec.model_fields_set:
             field = Spec.model_fields[other.name]
             if getattr(spec, other.name) != field.default:
-                used = f"spec.{to_camel(chosen.name)}" if chosen.settings else "none: it has no settings"
+                used = f"has spec.{to_camel(chosen.name)}" if chosen.settings else "has no settings"
                 yield Problem(
                     f"spec.{field.alias or other.name}",
-                    f"is for algorithm {other.name if other is not CUSTOM else 'module:name'}; algorithm is "
-                    f"{spec.algorithm}, whose section is {used}",
+                    f"is for algorithm {other.name if other is not CUSTOM else 'module:name'}; this job's is "
+                    f"{spec.algorithm}, which {used}; remove this",
                 )
     if chosen.rules is not None:
         yield from chosen.rules(spec, f"spec.{to_camel(chosen.name)}", settings_of(spec))
@@ -92,11 +92,11 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
     if s.cut and graph_of(spec).generates and (compared or spec.rollout.level != "none"):
         yield Problem(
             "spec.sampling",
-            "topP and minNewTokens leave out tokens, unknown to the trainer's log-probabilities; with "
-            "replay.streamDataLoaderType dynamic, weights.everySteps above 1, rollout.maxStaleness or "
-            f"rollout.importance they would be compared; set topK too, from 1 to {MOST_KEPT}, with which training "
-            f"replays what was left out, or switch them off; got topP {s.top_p:g}, topK {s.top_k}, minNewTokens "
-            f"{s.min_new_tokens}",
+            f"topP, minNewTokens and a topK above {MOST_KEPT} mask tokens in the sampler alone, and "
+            "replay.streamDataLoaderType dynamic, weights.everySteps above 1, rollout.maxStaleness and "
+            "rollout.importance compare its log-probabilities with the trainer's; set topK too, from 1 to "
+            f"{MOST_KEPT}, so that the trainer applies the same mask, or use none of the three; got topP {s.top_p:g}, "
+            f"topK {s.top_k}, minNewTokens {s.min_new_tokens}",
         )
     if s.min_new_tokens > s.max_new_tokens:
         yield Problem(
@@ -121,13 +121,15 @@ def _replay(spec: Spec) -> Iterator[Problem]:
             yield Problem(keys[relay], f"means the same as {keys[name]}; remove one of them")
     for name in (*RELAY, *RELAY.values(), "samples_per_step"):
         if not replay.window and not name.startswith("max_") and getattr(replay, name) is not None:
-            message = f"has an effect with maxReplayEpisode only; got {getattr(replay, name)!r}"
+            message = (
+                f"applies only with maxReplayEpisode; set that, or remove this; got {getattr(replay, name)!r}"
+            )
             yield Problem(keys[name], message)
     if replay.dynamic and spec.generator.shared_with_trainer:
         yield Problem(
             "spec.replay.streamDataLoaderType",
-            "dynamic trains while generators answer, and with spec.generator.sharedWithTrainer there are none; "
-            "use fixed; got 'dynamic'",
+            "dynamic trains while generators answer, and spec.generator.sharedWithTrainer leaves none; use fixed; "
+            "got 'dynamic'",
         )
     yield from dynamic.problems(spec, graph_of(spec))
     if replay.samples_per_step is not None and replay.sampler_is_import:
@@ -146,16 +148,19 @@ def _checkpoint(spec: Spec) -> Iterator[Problem]:
     if spec.checkpoint.keep_best and spec.evaluation is None:
         yield Problem(
             "spec.checkpoint.keepBest",
-            f"nothing says which are best: set spec.evaluation, or 0; got {spec.checkpoint.keep_best}",
+            "needs evaluations to tell which checkpoints are best: set spec.evaluation, or use 0; "
+            f"got {spec.checkpoint.keep_best}",
         )
     every, kept = spec.checkpoint.every_steps, spec.checkpoint.keep_every
     if kept % every:
-        message = f"must be a multiple of everySteps, {every}: between there are no checkpoints to keep"
+        message = (
+            f"must be a multiple of everySteps, {every}: only at those steps are there checkpoints to keep"
+        )
         yield Problem("spec.checkpoint.keepEvery", f"{message}; got {kept}")
     judged = spec.evaluation.every_steps if spec.evaluation else every
     if spec.checkpoint.keep_best and every % judged and judged % every:
-        message = f"goes by evaluations in a checkpoint's step: make spec.evaluation.everySteps, {judged}, a multiple"
-        message = f"{message} of checkpoint.everySteps, {every}, or the other way round"
+        message = f"ranks checkpoints by an evaluation of the same step: make spec.evaluation.everySteps ({judged}) a"
+        message = f"{message} multiple of checkpoint.everySteps ({every}), or the other way round"
         yield Problem("spec.checkpoint.keepBest", f"{message}; got {spec.checkpoint.keep_best}")
     origin = spec.checkpoint.start_from
     if origin is not None and origin.step >= spec.steps:
@@ -170,21 +175,23 @@ def _trackers(spec: Spec) -> Iterator[Problem]:
     for i, tracker in enumerate(spec.trackers):
         if tracker.kind == "tensorboard" and tracker.project is not None:
             where = f"spec.trackers[{i}].project"
-            yield Problem(
-                where, f"TensorBoard's files know no projects; remove it; got {show(tracker.project)}"
-            )
+            yield Problem(where, f"TensorBoard has no projects; remove it; got {show(tracker.project)}")
         if "api_key" in tracker.settings or "token" in tracker.settings:
             where = f"spec.trackers[{i}].settings"
-            yield Problem(where, "is no place for secrets; use spec.pods.secrets, or the shell of `rlhf run`")
+            yield Problem(
+                where, "must not hold secrets; use spec.pods.secrets, or the environment of `rlhf run`"
+            )
 
 
 def _environment(spec: Spec) -> Iterator[Problem]:
     for key, value in spec.environment.items():
         where = path(("spec", "environment", key))
         if key.startswith("RLHF_"):
-            yield Problem(where, f"names that begin with RLHF_ are ours; got {show(value)}")
+            yield Problem(
+                where, f"names that begin with RLHF_ are reserved; use another name; got {show(value)}"
+            )
         elif not re.fullmatch(r"[A-Za-z_.-][A-Za-z0-9_.-]*", key):
-            yield Problem(where, f"is no name of an environment variable; got {show(value)}")
+            yield Problem(where, f"is not a valid name of an environment variable; got {show(value)}")
 
 
 RULES: tuple[Rule, ...] = (

@@ -129,7 +129,7 @@ class DeepSpeedConfig(_Section):
         return given if dtype == "float32" else max(1, given)
 
     def raw(self) -> dict[str, JsonValue]:
-        """As DeepSpeed reads it: only what was set."""
+        """The configuration as DeepSpeed reads it: only fields that were set."""
         return self.model_dump(exclude_none=True, exclude_unset=True)
 
 

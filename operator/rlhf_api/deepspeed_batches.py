@@ -28,9 +28,9 @@ Path = tuple[str, ...]
 
 
 def in_our_fields(document: Any, read: Callable[[Any], Spec | None]) -> tuple[Any, list[Problem]]:
-    """The document with our fields in place of these keys; and, with the sums, where keys contradict each other or our
-    fields that the document has. `read` makes a spec of as much of a document as it can; where it makes none, and in
-    algorithms of one's own, whose minibatches are their own, batching keys stay."""
+    """Replaces DeepSpeed's batching keys by fields of ours. Problems, with the sums, where keys contradict each other
+    or our fields in the document. `read` makes a spec of as much of a document as it can. Where it makes none, and in
+    algorithms of one's own, which have their own minibatches, batching keys stay."""
     given = {
         section: config
         for section in SECTIONS
@@ -62,7 +62,7 @@ def in_our_fields(document: Any, read: Callable[[Any], Spec | None]) -> tuple[An
 
 
 def _switched(bare: Any, spec: Spec, section: Section, config: Mapping[str, Any]) -> Any:
-    """The document with `enabled: auto` as the model's dtype has it; a precision that is off leaves nothing."""
+    """Resolves `enabled: auto` by the model's dtype; a precision that is off is removed."""
     for kind, dtype in _PRECISION.items():
         if _at(config, (kind, "enabled")) == AUTO:
             on = spec.trained_dtype(section.model) == dtype
@@ -73,7 +73,7 @@ def _switched(bare: Any, spec: Spec, section: Section, config: Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Value:
-    """Value of one of our fields that follows from a key; `words`: how."""
+    """Value of a field of ours that follows from a key; `words`: the arithmetic."""
 
     key: str
     field: Path
@@ -95,7 +95,7 @@ def _sums(spec: Spec, section: Section, keys: Mapping[str, Any]) -> Iterator[_Va
         product = micro * steps * ranks
         words = f"{micro} samples x {steps} steps x {ranks} data-parallel ranks = {product}"
         if size not in (None, product):
-            yield Problem(section.where(BATCH), f"must be {words}; got {size}")
+            yield Problem(section.where(BATCH), f"must equal {words}; got {size}")
             return
         size = product
     elif steps and size:

@@ -34,7 +34,7 @@ def precision(spec: Spec) -> Iterator[Problem]:
 
 
 def unread(spec: Spec) -> Iterator[Problem]:
-    """Keys that this trainer does not read."""
+    """Problems of keys that this trainer does not read."""
     for section, config in _sections(spec):
         for name, instead in (
             ("steps_per_print", "metrics.jsonl has every step"),
@@ -45,7 +45,8 @@ def unread(spec: Spec) -> Iterator[Problem]:
 
 
 def optimizer(spec: Spec) -> Iterator[Problem]:
-    """AdamW alone, whose numbers stand in one place."""
+    """Problems of an optimizer other than Adam or AdamW, and of hyperparameters that `spec.optimizer` sets
+    differently."""
     for section, config in _sections(spec):
         if config.optimizer is None:
             continue
@@ -64,14 +65,15 @@ def optimizer(spec: Spec) -> Iterator[Problem]:
 
 
 def switched_off(spec: Spec) -> Iterator[Problem]:
-    """Keys of a part that is off: of a later stage, of no device, of another precision."""
+    """Problems of keys without effect: of a later ZeRO stage, of an offload without a device, of a precision that is
+    off."""
     for section, config in _sections(spec):
         zero, stage = config.zero_optimization, config.stage(spec.trained_dtype(section.model))
         for key in _given(zero):
             later = key in _OF_STAGE_3 or key.startswith(_BEGIN_STAGE_3)
             least = 3 if later else 1 if key == "offload_optimizer" else 0
             if stage < least and getattr(getattr(zero, key), "device", "") != "none":
-                message = f"acts from stage {least} on: set zero_optimization.stage, or remove this"
+                message = f"has no effect below stage {least}: set zero_optimization.stage, or remove this"
                 yield Problem(section.where(f"zero_optimization.{key}"), f"{message}; got stage {zero.stage}")
         parts = (
             ("zero_optimization.offload_param", zero.offload_param, "device"),
@@ -94,16 +96,14 @@ def averages(spec: Spec) -> Iterator[Problem]:
 
 
 def averaged(spec: Spec, graph: Graph) -> Iterator[Problem]:
-    """A moving average of weights that are on disks between forward passes: there is nothing in memory to average, and
-    the model would compute with the newest weights in its place."""
+    """Problems of a moving average of weights that are offloaded to disk between forward passes: there is nothing in
+    memory to average, and the model would compute with the newest weights in its place."""
     for model in graph.averages:
         away = spec.trained_deepspeed(model.field).zero_optimization.offload_param
         if away is not None and away.device == "nvme":
             own = model.field == "critic" and spec.trainer.critic_deepspeed is not None
             where = SECTIONS[own].where("zero_optimization.offload_param.device")
-            message = (
-                f"the job keeps a moving average of the {model.field}, which it cannot of weights on disks"
-            )
+            message = f"the job keeps a moving average of the {model.field}, which is impossible with weights on disks"
             yield Problem(where, f"{message}; use cpu; got 'nvme'")
 
 
@@ -112,7 +112,7 @@ _BEGIN_STAGE_3 = ("stage3_", "zero_hpz_", "zero_quantized_")
 
 
 def _given(section: BaseModel) -> Iterator[str]:
-    """Keys with a value; false is none, as what it switches is off anyway."""
+    """Keys that are set to another value than null and false, as what false switches is off anyway."""
     for key in type(section).model_fields:
         value = getattr(section, key)
         if key in section.model_fields_set and value is not None and value is not False:
@@ -120,7 +120,7 @@ def _given(section: BaseModel) -> Iterator[str]:
 
 
 def _sections(spec: Spec) -> Iterator[tuple[Section, DeepSpeedConfig]]:
-    """Those that are given."""
+    """Yields each DeepSpeed configuration that the trainer's section gives."""
     for section in SECTIONS:
         config: DeepSpeedConfig | None = getattr(spec.trainer, to_snake(section.name))
         if config is not None:

@@ -84,7 +84,7 @@ class _Loader(yaml.SafeLoader):
             # Except the merge key, which may occur several times.
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
-                    message = f"the key {show(key.value)} stands twice in one object"
+                    message = f"the key {show(key.value)} appears twice in one object; remove one"
                     raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -111,12 +111,12 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-        message = f"is no YAML: {getattr(error, 'problem', error)}"
+        message = f"is not valid YAML: {getattr(error, 'problem', error)}"
         if mark and variables is not None and "${" in [*text.splitlines(), ""][mark.line]:
             message += "; within [...] and {...} put ${NAME} in quotes, or write the list with dashes"
         raise InvalidJob([Problem(where, message)]) from None
     except (ValueError, RecursionError) as error:
-        raise InvalidJob([Problem(source, f"is no YAML: {error}")]) from None
+        raise InvalidJob([Problem(source, f"is not valid YAML: {error}")]) from None
     if loader.problems:
         raise InvalidJob(loader.problems)
     if sum(_values(document, {}) for document in found) > _MOST_VALUES:
@@ -161,7 +161,7 @@ def not_json(
     elif isinstance(node, int) and not -_INT64 <= node < _INT64:
         yield Problem(path(location), "must fit in 64 bits; got a whole number beyond that")
     elif not isinstance(node, int | float | None):
-        yield Problem(path(location), f"{type(node).__name__} is no JSON value; got {show(node)}")
+        yield Problem(path(location), f"{type(node).__name__} is not a JSON value; got {show(node)}")
 
 
 def _not_text(text: str, location: tuple[int | str, ...]) -> Iterator[Problem]:

@@ -15,8 +15,8 @@ WHERE = "spec.replay.streamDataLoaderType"
 
 
 def problems(spec: Spec, graph: Graph) -> Iterator[Problem]:
-    """All models are trained on the same minibatch, so their nodes have to name the same size; and no group waits for
-    the scores of the others."""
+    """Problems of a graph whose training nodes name different minibatch sizes, as all models train on the same
+    minibatch, or that waits for the scores of a whole step."""
     if not spec.replay.dynamic:
         return
     if isinstance(graph.source, Generate) and graph.source.rounds:

@@ -34,7 +34,7 @@ class EvaluationSet(Frozen):
     """Held-out rows with metrics of their own."""
 
     name: RewardName
-    """Its name in `evaluation.jsonl`."""
+    """Name of the set in `evaluation.jsonl`."""
     data: tuple[str, ...] = Field(min_length=1)
     """Files of rows of the kind that the algorithm trains on."""
     samples: Positive | None = None
@@ -123,8 +123,10 @@ def problems(spec: "Spec", *, sampled: bool) -> Iterator[Problem]:
 
 
 def _of_responses(where: str, section: Evaluation | EvaluationSet, algorithm: str) -> Iterator[Problem]:
-    """Fields about sampled responses, for an algorithm that samples none."""
+    """Problems of fields about sampled responses, for an algorithm that samples none."""
     for name in ("function", "samples", "temperature", *PENALTIES):
         if name in section.model_fields_set and (value := getattr(section, name)) is not None:
-            message = f"is of sampled responses, and {algorithm} is judged by its loss; remove it"
+            message = (
+                f"applies only to sampled responses, and {algorithm} is evaluated by its loss; remove it"
+            )
             yield Problem(f"{where}.{name}", f"{message}; got {show(value)}")

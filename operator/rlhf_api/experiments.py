@@ -11,17 +11,18 @@ from .imports import described, look_here, named_object
 from .problems import InvalidJob, Problem, closest, show
 
 FOLDER = Path("experiments")
-"""In the current directory: its files `NAME.yaml` are experiments of one's own."""
+"""Folder of the user's own experiments, `NAME.yaml`, in the current directory."""
 
 
 def experiments() -> dict[str, Path | None]:
-    """Experiments by name, with their files; None for one of an algorithm as it is by default, which a file of its name
-    takes the place of."""
+    """Experiments by name, with their files; None for an algorithm's defaults, which a file of the same name
+    replaces."""
     return dict.fromkeys(ALGORITHMS) | {file.stem: file for file in sorted(FOLDER.glob("*.yaml"))}
 
 
 def names_experiment(file: Path) -> bool:
-    """True for what is no path: a name without a folder and without a manifest's ending, of no file."""
+    """True for the name of an experiment and not a path: without a folder, without a manifest's ending, and no file has
+    it."""
     return file.name == str(file) and file.suffix not in (".yaml", ".yml", ".json") and not file.is_file()
 
 
@@ -31,8 +32,8 @@ def file_of(name: str) -> Path | None:
     if name not in known:
         close = closest(name, list(known))
         meant = f' (did you mean "{close}"?)' if close else ""
-        message = f"is no file, and no experiment{meant}; there are {', '.join(known)}"
-        raise InvalidJob([Problem(name, f"{message}, and yours are {FOLDER}/NAME.yaml")])
+        message = f"is neither a file nor an experiment{meant}; experiments are {', '.join(known)}"
+        raise InvalidJob([Problem(name, f"{message}, and your own {FOLDER}/NAME.yaml")])
     return known[name]
 
 
@@ -53,7 +54,7 @@ def from_function(name: str) -> Any:
         with redirect_stdout(sys.stderr):  # ours is the manifest, or a picture of it
             document = named_object(name)()
     except Exception as error:
-        raise InvalidJob([Problem(name, f"makes no manifest: {described(error)}")]) from error
+        raise InvalidJob([Problem(name, f"failed to make a manifest: {described(error)}")]) from error
     if not isinstance(document, Mapping):
         raise InvalidJob([Problem(name, f"must return a manifest as a dict; got {show(document)}")])
     return document

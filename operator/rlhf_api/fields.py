@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from .other_names import OTHER_NAMES, plain
 
 _MOST = 3
-"""Places that are named of a key that stands in many."""
+"""Maximum number of places named in a message for a key that occurs in many."""
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -57,8 +57,8 @@ def _is_text_map(annotation: Any) -> bool:
 
 
 def places(model: type[BaseModel], key: str, section: str = "") -> list[str]:
-    """Paths of fields of this name, or of the field that has it in another system: of many, a few of the outermost. Of
-    fields that every algorithm has, that of the algorithm's own `section`, such as `spec.grpo`."""
+    """Paths of the fields of this name, or of the field that has it in another system: a few of the outermost if there
+    are many. Of fields that every algorithm has, that of the algorithm's own `section`, such as `spec.grpo`."""
     wanted = OTHER_NAMES.get(plain(key), "").lower() or plain(key)
     found = [path for path in _paths(model) if f".{path}".lower().endswith(f".{wanted}")]
     if own := [path for path in found if path.startswith(f"{section}.")]:

@@ -32,7 +32,8 @@ OTHER_ENGINE_ARGUMENTS = {
     **dict.fromkeys(("max-num-queued-reqs", "max-num-queued-tokens"), _QUEUE),
     "api-key": "the token check",
 }
-"""Options with which a server would not answer the trainer, or refuse what it asks, and what is there instead."""
+"""Options with which a server would not answer the trainer, or would refuse its requests -> what the job has in their
+place."""
 GROUP_ENGINE_ARGUMENTS = dict.fromkeys(
     ("nnodes", "node-rank", "master-addr", "master-port", "headless"), _GROUP
 )
@@ -42,7 +43,7 @@ _REFUSED = {
     "enable-eplb": "moves experts between GPUs while they serve, and what is served is compared with what arrived",
     **dict.fromkeys(("kv-transfer-config", "kv-offloading-size"), _ELSEWHERE),
 }
-"""Options that what a generator does beside vLLM cannot do with, and why."""
+"""Options that interfere with what a generator does beside vLLM -> the reason."""
 
 
 def autoscale(spec: Spec) -> Iterator[Problem]:
@@ -55,7 +56,8 @@ def autoscale(spec: Spec) -> Iterator[Problem]:
 
 
 def pods_per_replica(spec: Spec) -> Iterator[Problem]:
-    """A generator's GPUs are divided evenly over its pods; its workers are vLLM's own processes."""
+    """Problems of a generator's GPUs that cannot be divided evenly over its pods, and of workers other than vLLM's own
+    processes."""
     pods, arguments = spec.generator.pods_per_replica, spec.generator.engine_arguments
     whole, words = gpus(spec.generator)
     if pods == 1 or spec.generator.shared_with_trainer:
@@ -89,11 +91,11 @@ def engine_argument_problems(
         if key != (spelled := name + dot + field):
             yield Problem(where, f"spell it as vLLM does, without dashes: {spelled}")
         if value is None:
-            yield Problem(where, "null is no value; true switches a flag on, false off; got null")
+            yield Problem(where, "null is not a value; for a flag use true or false; got null")
         if name in owned:
             yield Problem(where, f"is set by the job ({owned[name]}); remove it")
 
 
 def _option(key: str) -> str:
-    """vLLM's option that a key sets, all of it or a field: `kv-transfer-config.kv_role`."""
+    """The vLLM option that a key sets, in whole or one of its fields, such as `kv-transfer-config.kv_role`."""
     return key.lstrip("-").partition(".")[0].replace("_", "-")

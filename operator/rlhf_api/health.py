@@ -23,7 +23,7 @@ class HealthRule(Frozen):
     """Limits of one metric, at least one of them."""
 
     metric: Metric
-    """Its name in `metrics.jsonl`, such as `kl_mean`."""
+    """Name of the metric in `metrics.jsonl`, such as `kl_mean`."""
     above: Limit | None = None
     """Values above this one break the rule."""
     below: Limit | None = None
@@ -65,7 +65,8 @@ class Health(Frozen):
 
 
 def problems(spec: "Spec") -> Iterator[Problem]:
-    """Rules on metrics that no step has, that nothing or everything breaks, and settings without effect."""
+    """Problems of rules on metrics that no step has, or that nothing or everything breaks, and of settings without
+    effect."""
     health, known = spec.health, metrics_of(spec)
     for i, rule in enumerate(health.rules):
         where = f"spec.health.rules[{i}]"
@@ -78,9 +79,7 @@ def problems(spec: "Spec") -> Iterator[Problem]:
         if all(getattr(rule, name) is None for name in limits):
             yield Problem(where, f"needs a limit: {', '.join(map(to_camel, limits))}; got none")
         if rule.window is not None and not rule.running:
-            message = (
-                f"is of deviationsAbove and deviationsBelow, and the rule has neither; got {rule.window}"
-            )
+            message = f"applies only to deviationsAbove and deviationsBelow; set one, or remove this; got {rule.window}"
             yield Problem(f"{where}.window", message)
         if rule.above is not None and rule.below is not None and rule.below > rule.above:
             message = f"every value breaks a rule of below {rule.below:g} and above {rule.above:g}; swap them"
@@ -89,5 +88,5 @@ def problems(spec: "Spec") -> Iterator[Problem]:
         health.not_finite,
         *(rule.action for rule in health.rules),
     ):
-        message = f"has an effect with action rollback only; got {health.max_rollbacks}"
+        message = f"applies only to rules with action rollback; remove it; got {health.max_rollbacks}"
         yield Problem("spec.health.maxRollbacks", message)

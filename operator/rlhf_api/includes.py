@@ -47,7 +47,9 @@ def read(
         if included.resolve() in above:
             problems.append(Problem(where, f"{included} includes itself; take it out"))
         elif not included.is_file():
-            problems.append(Problem(where, f"{included} is no file; the path is relative to {file.parent}"))
+            problems.append(
+                Problem(where, f"{included} is not a file; the path is relative to {file.parent}")
+            )
         else:
             try:
                 base = read(included, variables, above, spelled)

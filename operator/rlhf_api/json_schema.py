@@ -43,7 +43,7 @@ def manifest_schema() -> Schema:
 
 
 def _as_written(node: Any, instead: list[Schema]) -> Any:
-    """`instead`: what may stand in place of a value that is not text."""
+    """The schema of a value as a file may have it; `instead`: schemas of what may replace a value that is not text."""
     if isinstance(node, list):
         return [_as_written(item, instead) for item in node]
     if not isinstance(node, dict):

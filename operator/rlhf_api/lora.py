@@ -43,7 +43,7 @@ class Adapters(Frozen):
 
 
 def problems(spec: Spec) -> Iterator[Problem]:
-    """Adapters of models that the job does not train, or of which it keeps a moving average."""
+    """Problems of adapters of models that the job does not train, or of which it keeps a moving average."""
     if spec.model.lora is None:
         return
     graph, where = graph_of(spec), "spec.model.lora"
@@ -61,7 +61,7 @@ def averaged(spec: Spec, graph: Graph) -> Iterator[Problem]:
     for model in graph.averages:
         if spec.model.adapter(model.field) is not None:
             message = (
-                f"the job keeps a moving average of the {model.field}, which it cannot of one with an adapter"
+                f"the job keeps a moving average of the {model.field}, which is impossible with an adapter"
             )
             yield Problem(
                 f"spec.model.lora.{model.field}", f"{message}; remove it, or referenceEma or valueEma"

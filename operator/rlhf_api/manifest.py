@@ -74,13 +74,13 @@ def _check_outline(document: Mapping[str, Any]) -> None:
     if isinstance(kind, str) and not closest(kind, [KIND]):
         where = "; a runtime's file is given with --runtime FILE" if kind in get_args(RuntimeKind) else ""
         raise InvalidJob(
-            [Problem("kind", f"must be {KIND}: this is no job's manifest{where}; got {show(kind)}")]
+            [Problem("kind", f"must be {KIND}: this is not a job's manifest{where}; got {show(kind)}")]
         )
     fields = {field.alias or name for name, field in Spec.model_fields.items()}
     spec, stray = document.get("spec", {}), [key for key in document if key in fields]
     if not stray or not isinstance(spec, Mapping):
         return
-    told = [Problem("spec", f"its fields stand at the top: {', '.join(stray)}; indent them under spec:")]
+    told = [Problem("spec", f"its fields are at the top level: {', '.join(stray)}; indent them under spec:")]
     others = {key: value for key, value in document.items() if key not in fields}
     try:
         parse({**others, "spec": merge({key: document[key] for key in stray}, spec)})
@@ -217,9 +217,9 @@ def _set(node: Any, keys: list[str], value: Any, where: str) -> Any:
     if key.startswith("["):
         index = key[1:-1]
         if not (key.endswith("]") and index.isdigit() and isinstance(node, list) and int(index) < len(node)):
-            raise InvalidJob([Problem(f"--set {where}", f"{key} is no place in {show(node)}")])
+            raise InvalidJob([Problem(f"--set {where}", f"there is no item {key} in {show(node)}")])
         return [_set(item, rest, value, where) if i == int(index) else item for i, item in enumerate(node)]
     if node is not None and not isinstance(node, Mapping):
-        raise InvalidJob([Problem(f"--set {where}", f"{key!r} is no field of {show(node)}")])
+        raise InvalidJob([Problem(f"--set {where}", f"{key!r} is not a field of {show(node)}")])
     base = dict(node or {})
     return {**base, key: _set(base.get(key), rest, value, where)}

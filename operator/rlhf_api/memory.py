@@ -15,7 +15,7 @@ _LIVE = 1_000_000_000
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes, with the arithmetic."""
+    """Memory in bytes, `total`, with its arithmetic as `words`."""
 
     total: float
     words: str
@@ -30,13 +30,14 @@ class Trained:
     activations: float | None = None
     """Bytes at the peak of its backward pass, where they are known."""
     frozen: bool = False
-    """It has an adapter, whose gradients and states alone there are; those are not counted."""
+    """True for a model with an adapter: gradients and optimizer states exist for the adapter alone, and are not
+    counted."""
     gathers: bool = False
-    """Its whole weights are needed to generate with."""
+    """True if ZeRO-3 gathers the whole weights, to generate with them."""
 
 
 def trainer(models: Sequence[Trained]) -> Need:
-    """A rank that trains all of `models`, one after the other."""
+    """Peak memory of a rank that trains all of `models`, one after the other."""
     found = [_training(models)]
     found += [_generating(models, one) for one in models if one.gathers and one.zero.stage == 3]
     return max(found, key=lambda need: need.total)
@@ -127,7 +128,7 @@ def _frozen(models: Sequence[Trained]) -> Iterator[Need]:
 
 
 def _alike(models: Sequence[Trained], *, frozen: bool) -> dict[Zero, list[float]]:
-    """Parameters of the models that are divided in each way."""
+    """Parameter counts of the models, grouped by their ZeRO settings."""
     found: dict[Zero, list[float]] = {}
     for model in models:
         if model.frozen is frozen:

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from .spec import Spec
 
 _STEP = ("tokens", "loss", "learning_rate")
-"""Of every step; `loss` is that of the model that the graph names first."""
+"""Metrics of every step; `loss` is that of the model that the graph names first."""
 _MODEL = ("grad_norm", "overflow", "loss_scale")
-"""Of each trained model, with its name before them where there are several."""
+"""Metrics of each trained model, prefixed by its name where there are several."""
 _POLICY = ("clip_fraction", "ratio_mean", "update_kl", "pretraining_loss")
-"""Of the policy of a job that samples responses, likewise."""
+"""Metrics of the policy in a job that samples responses, prefixed in the same way."""
 _SAMPLED = (
     *("reward_mean", "reward_std", "responses_dropped", "responses_dropped_share", "answer_length_mean"),
     *("finished_share", "kl_mean", "kl_coefficient", "entropy", "value_explained_variance"),

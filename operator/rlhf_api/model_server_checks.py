@@ -50,15 +50,16 @@ def _without_engine(where: str, section: ModelServerSpec) -> Iterator[Problem]:
     size = section.tensor_parallel_size
     if size > 1:
         yield Problem(
-            f"{where}.tensorParallelSize", f"is of {where}.engine vllm; use 1, or set that; got {size}"
+            f"{where}.tensorParallelSize",
+            f"applies only to {where}.engine vllm; use 1, or set that; got {size}",
         )
     if section.engine_arguments:
-        message = f"are of {where}.engine vllm; set that, or remove them"
+        message = f"apply only to {where}.engine vllm; set that, or remove them"
         yield Problem(f"{where}.engineArguments", f"{message}; got {', '.join(section.engine_arguments)}")
 
 
 def _served(spec: Spec, role: Role) -> Iterator[Problem]:
-    """Outputs that vLLM cannot compute, and an engine for a model that is not used."""
+    """Problems of outputs that vLLM cannot compute, and of an engine for a model that is not used."""
     where = f"spec.{role.value}.engine"
     if role not in roles_of(spec):
         return  # all of its section is refused
@@ -72,12 +73,8 @@ def _served(spec: Spec, role: Role) -> Iterator[Problem]:
             yield Problem(where, f"{message}; use transformers; got vllm")
     else:
         if spec.sampling.kept and graph_of(spec).generates:
-            message = (
-                f"vLLM's log-probabilities are over all tokens, and with a topK of up to {MOST_KEPT} they are"
-            )
-            message = (
-                f"{message} over those that were left; use transformers, or another topK; got vllm with topK"
-            )
+            message = f"vLLM's log-probabilities are over all tokens; with topK up to {MOST_KEPT} the job needs them"
+            message = f"{message} over the kept ones; use transformers, or another topK; got vllm with topK"
             yield Problem(where, f"{message} {spec.sampling.top_k}")
         for node in graph_of(spec).prepare:
             if isinstance(node, Infer) and node.model == REFERENCE and node.output not in VLLM_OUTPUTS:

@@ -64,7 +64,7 @@ _NAMES = {
 
 
 def plain(key: str) -> str:
-    """A key without what spellings differ in: case, `_` and `-`."""
+    """A key in lower case without `_` and `-`, in which spellings differ."""
     return key.replace("_", "").replace("-", "").lower()
 
 

@@ -1,7 +1,7 @@
-"""A manifest with wrong fields, as it would be with others in their place: so its rules are looked at all the same.
+"""Applies the rules to a manifest with invalid fields, by putting stand-ins of the right type in their place.
 
-What stands in has the right type, but nobody meant it: of what rules say, that holds which they say whatever stands in,
-and which is not about the wrong fields.
+As nobody wrote the stand-ins, only problems are reported that the rules find with every one of them and that do not
+concern the invalid fields.
 """
 
 import json
@@ -22,8 +22,9 @@ _STAND_INS = (True, False, 1, 2, 2**20, 0.5)
 def further(
     document: Mapping[str, Any], error: ValidationError, model: type[BaseModel], rules: Rules
 ) -> tuple[list[Problem], Any]:
-    """Problems that the rules find in the rest of a document, and its model without the wrong fields; no problems and
-    None if a missing value has no stand-in, or if more than `MOST` fields are wrong: each takes several validations."""
+    """Problems that the rules find in the rest of a document, and its model with stand-ins for the invalid fields; no
+    problems and None if a missing value has no stand-in, or if more than `MOST` fields are invalid: each takes several
+    validations."""
     if error.error_count() > MOST:
         return [], None
     values: dict[Location, list[Any]] = {}
@@ -58,7 +59,7 @@ def further(
 
 
 def _field(location: Location) -> Location:
-    """The key of an object that a wrong value stands in: a list as a whole."""
+    """Location of the object's key whose value is wrong; a list counts as a whole."""
     numbers = [i for i, part in enumerate(location) if isinstance(part, int)]
     return location[: numbers[0]] if numbers else location
 
@@ -71,7 +72,7 @@ def _set(node: Any, at: Sequence[int | str], value: Any) -> Any:
 
 
 def _over(document: Any, other: Any, at: Location) -> Any:
-    """The document with what the other one says at a place; as it is where that says nothing."""
+    """The document with the other one's value at a location; unchanged where the other has none."""
     for part in at:
         if not isinstance(other, Mapping) or part not in other:
             return document
@@ -80,7 +81,7 @@ def _over(document: Any, other: Any, at: Location) -> Any:
 
 
 def _fits(document: Any, at: Location, model: type[BaseModel]) -> bool:
-    """Nothing is wrong with what the document says at a place, or does not say."""
+    """True if no problem is about this place of the document."""
     try:
         model.model_validate_json(json.dumps(document))
     except ValidationError as error:
@@ -89,7 +90,7 @@ def _fits(document: Any, at: Location, model: type[BaseModel]) -> bool:
 
 
 def _concerns(problem: Problem, wrong: Sequence[str]) -> bool:
-    """It is about one of the fields, about what one stands in, or names one."""
+    """True if the problem is about one of the fields, about an object that contains one, or names one."""
     return any(
         problem.where.startswith(field)
         or field.startswith(problem.where)

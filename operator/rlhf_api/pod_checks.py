@@ -55,12 +55,18 @@ def _volume(where: str, volume: Volume) -> Iterator[Problem]:
         seen = ", ".join(named) or "none"
         yield Problem(where, f"needs exactly one source of {', '.join(SOURCES)}; got {seen}")
     if volume.name in VOLUMES:
-        yield Problem(f"{where}.name", f"the operator has a volume of that name; got {show(volume.name)}")
+        yield Problem(
+            f"{where}.name", f"the operator's own volume has this name; use another; got {show(volume.name)}"
+        )
     path = volume.mount_path
     if path in MOUNTS or path.startswith(f"{CONFIG_DIRECTORY}/"):
-        yield Problem(f"{where}.mountPath", f"the operator mounts its own there; got {show(path)}")
+        yield Problem(
+            f"{where}.mountPath", f"the operator mounts its own volume there; use another; got {show(path)}"
+        )
     elif path in NOT_OVER:
-        yield Problem(f"{where}.mountPath", f"would hide what every container needs; got {show(path)}")
+        yield Problem(
+            f"{where}.mountPath", f"would hide what every container needs; use another; got {show(path)}"
+        )
 
 
 def _model_cache(spec: Spec, where: str, own: PodSettings) -> Iterator[Problem]:
@@ -81,9 +87,11 @@ def _twice(where: str, volumes: tuple[Volume, ...]) -> Iterator[Problem]:
     for i, volume in enumerate(volumes):
         before = volumes[:i]
         if volume.name in [v.name for v in before]:
-            yield Problem(f"{where}.volumes[{i}].name", f"stands twice; got {show(volume.name)}")
+            yield Problem(
+                f"{where}.volumes[{i}].name", f"is another volume's name too; got {show(volume.name)}"
+            )
         if volume.mount_path in [v.mount_path for v in before]:
-            message = f"another volume is mounted there; got {show(volume.mount_path)}"
+            message = f"another volume is mounted there; use another; got {show(volume.mount_path)}"
             yield Problem(f"{where}.volumes[{i}].mountPath", message)
 
 
@@ -93,11 +101,13 @@ def _toleration(where: str, toleration: Toleration) -> Iterator[Problem]:
             f"{where}.key", "is required unless operator is Exists, which then tolerates everything"
         )
     if toleration.operator == "Exists" and toleration.value is not None:
-        yield Problem(f"{where}.value", f"operator Exists takes no value; got {show(toleration.value)}")
+        yield Problem(
+            f"{where}.value", f"operator Exists takes no value; remove it; got {show(toleration.value)}"
+        )
     if toleration.toleration_seconds is not None and toleration.effect != "NoExecute":
         yield Problem(
             f"{where}.tolerationSeconds",
-            f"is for effect NoExecute alone; got {toleration.toleration_seconds}",
+            f"applies only to effect NoExecute; remove it; got {toleration.toleration_seconds}",
         )
 
 

@@ -17,7 +17,8 @@ from .fields import keys_at, places
 from .other_names import OTHER_NAMES, plain
 
 MOST = 100
-"""Problems of one kind that are told; a manifest of an API server's size may have a hundred thousand."""
+"""Maximum number of problems of one kind that are reported; a manifest of an API server's size may have a hundred
+thousand."""
 _SHOWN = 80
 """Longest value, and longest key of a path, in characters."""
 
@@ -63,10 +64,10 @@ def _is_word(key: str) -> bool:
 
 
 def first(problems: Iterable[Problem]) -> list[Problem]:
-    """At most `MOST` of them, and one that says that there are more; the others are not worked out."""
+    """At most `MOST` problems, and one more that says that there are others, which are not computed."""
     found = list(islice(problems, MOST + 1))
     if len(found) > MOST:
-        found[MOST:] = [Problem("manifest", f"has more problems like these {MOST}")]
+        found[MOST:] = [Problem("manifest", f"has more problems than these {MOST}")]
     return found
 
 
@@ -93,8 +94,8 @@ def choices(error: ErrorDetails) -> list[str]:
 
 
 def _meant(key: str, keys: Sequence[str], model: type[BaseModel], section: str, above: str) -> str:
-    """A sentence with the field that a key stands for: another system's name for one beside it or elsewhere, a mistyped
-    one beside it, one in another place, a similar one."""
+    """A sentence that names the field meant by an unknown key: a field with this name in another system, beside the key
+    or elsewhere; a mistyped field beside it; a field of this name in another place; a similar one."""
     typed = closest(key, keys, 1 if plain(key) in OTHER_NAMES else 0.8)
     found = [] if typed else places(model, key, section)
     elsewhere = [field for field in found if field.rpartition(".")[0] == above] or found
@@ -109,7 +110,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Prob
         if key in OWNED and "deepspeed" in location:
             return Problem(where, f"is set by the job; use {OWNED[key]} instead (value {show(value)})")
         if location[:-1] == ("spec", "sampling") and plain(key) in map(plain, PENALTIES):
-            message = "is for evaluation, and stands in spec.evaluation: training's log-probabilities do not know of it"
+            message = "applies to evaluation alone, as a field of spec.evaluation: training does not compute with it"
             return Problem(where, f"{message}; remove it here (value {show(value)})")
         meant = _meant(key, keys_at(model, location[:-1]), model, section, path(location[:-1]))
         return Problem(where, f"unknown field (value {show(value)}); {meant}")
@@ -130,7 +131,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Prob
 
 
 def in_our_words(error: ErrorDetails) -> str:
-    """pydantic's "Input should be ..." or "List should have ...", or one of our own sentences."""
+    """pydantic's message with `must ...` in place of `Input should ...`; a message of our own as it is."""
     message = re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
     message = re.sub(r" after validation, not \d+$", "", message)
     message = re.sub(r"a valid (array|list)", "a list", message)

@@ -1,4 +1,4 @@
-"""Changes with which a trainer that does not fit its GPUs would; pure."""
+"""Changes of the settings with which a trainer that does not fit its GPUs would fit; pure."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -37,7 +37,8 @@ def remedies(spec: Spec, sizes: Sizes, memory: float) -> str:
         return trainer([replace(m, zero=z) for m, z in zip(models, changed, strict=True)]).total
 
     def enough(stage: int) -> int | None:
-        """The fewest ranks, in whole pods and no fewer than there are, of which each can hold its part."""
+        """Smallest number of ranks, in whole pods and at least the present number, with which each rank's share fits
+        its GPU."""
         choices = range(now, _MOST_PODS * per_pod + 1, per_pod)
         at = bisect_left(choices, True, key=lambda ranks: total(stage, ranks) <= memory)
         return choices[at] if at < len(choices) else None

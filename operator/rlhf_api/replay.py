@@ -73,7 +73,7 @@ class Replay(Frozen):
 
 
 def unweighted(spec: "Spec", graph: Graph) -> Iterator[Problem]:
-    """Priorities in a job whose own graph has nothing to make them of."""
+    """Problems of sampler `prioritized`, in a job whose own graph computes no advantages."""
     replay = spec.replay
     if replay.sampler == "prioritized" and not any("advantages" in node.writes for node in graph.nodes):
         message = f"draws by advantages, which the graph of {spec.algorithm!r} does not compute"

@@ -10,7 +10,7 @@ from .roles import Role
 # A trainer's report must fit into an object of the API server.
 Word = Annotated[str, Field(max_length=256)]
 STARTING = "starting"
-"""How the activity of a trainer begins that is not ready for a step; what it does follows a colon."""
+"""Prefix of the activity of a trainer that is not ready for a step; a colon and what it does follow."""
 Text = Annotated[str, Field(max_length=2048)]
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 

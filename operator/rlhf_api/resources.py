@@ -109,7 +109,7 @@ def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
         own = _section(spec, role).pods.gpu is not None
         seen = f"got {gpu.count}" if own else f"spec.pods.gpu.count is {gpu.count}"
         where = f"spec.{role.value}.pods.gpu.count"
-        yield Problem(where, f"a {role.value} pod uses {wanted}: {words}; set {wanted}; {seen}")
+        yield Problem(where, f"must be {wanted} for a {role.value} pod: {words}; {seen}")
 
 
 def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Problem]:

@@ -81,20 +81,22 @@ class RewardFunction(RewardKind):
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:
         if self.function is None and self.name is None:
-            raise ValueError("needs a name, under which its scores stand in the metrics")
+            raise ValueError("needs a name, under which the metrics list its scores")
         return self
 
     @model_validator(mode="after")
     def _sends_what_it_may(self) -> Self:
         if self.secret_headers and self.url is None:
-            raise ValueError("secretHeaders are of requests to url, which is not given")
+            raise ValueError("secretHeaders applies only to url, which is not set; set it, or remove this")
         for header, variable in self.secret_headers.items():
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,127}", header):
                 raise ValueError(f"secretHeaders: must be words of letters, digits and -; got {header!r}")
             if header.lower() in RESERVED_HEADERS:
-                raise ValueError(f"secretHeaders: {header} is the request's own; use another name")
+                raise ValueError(f"secretHeaders: {header} is set by the request itself; use another name")
             if variable.startswith("RLHF_"):
-                raise ValueError(f"secretHeaders.{header}: {variable} is the operator's own and stays here")
+                raise ValueError(
+                    f"secretHeaders.{header}: {variable} is the operator's own and is never sent"
+                )
         return self
 
     @property

@@ -22,12 +22,13 @@ Reason = Annotated[str, Field(pattern=REASON, max_length=128)]
 
 
 class FailureRule(Frozen):
-    """Action after an end of a process with one of these exit codes, or for one of these reasons."""
+    """Action after a process ends with one of these exit codes, or for one of these reasons."""
 
     action: Literal["FailJob", "Ignore", "Count"]
-    """The job fails at once; or the process is started again, without being counted, or counted."""
+    """`FailJob`: the job fails at once; `Ignore`: the process is restarted, uncounted; `Count`: restarted, and
+    counted."""
     exit_codes: tuple[ExitCode, ...] = Field((), max_length=64)
-    """From 129 on, 128 plus a signal."""
+    """Exit codes of the process; from 129 on, 128 plus a signal's number."""
     reasons: tuple[Reason, ...] = Field((), max_length=16)
     """Types of failures: `CudaOutOfMemory`, `HostOutOfMemory`, `DiskFull`, `NcclError`, `NcclTimeout`, `EngineDead`,
     `Hung`, `NoProgress`; on a cluster also those of containers and pods, such as `OOMKilled`."""
@@ -35,7 +36,7 @@ class FailureRule(Frozen):
     @model_validator(mode="after")
     def _fits_something(self) -> "FailureRule":
         if not self.exit_codes and not self.reasons:
-            raise ValueError("names neither exitCodes nor reasons, so it fits no end")
+            raise ValueError("needs exitCodes or reasons; without both it matches no failure")
         return self
 
 
@@ -44,19 +45,21 @@ class RoleSpec(Frozen):
 
     replicas: int = Field(1, ge=1, le=1000)
     dtype: DType | None = None
-    """The job's `model.dtype` unless given."""
+    """Compute dtype of the role; the job's `model.dtype` unless given."""
     backoff_limit: int = Field(3, ge=0)
-    """Most restarts of this role's processes, all together, within `backoffWindowSeconds`. Then the job fails, unless
-    others of the role serve: then one that fails waits for up to five minutes each time."""
+    """Maximum number of restarts of this role's processes, all together, within `backoffWindowSeconds`. After that the
+    job fails; as long as others of the role serve, a failed one is instead restarted after up to five minutes each
+    time."""
     backoff_window_seconds: Positive = 3600
-    """From the first restart on; later ones begin a new window, with the whole of `backoffLimit`."""
+    """Length of the window in which `backoffLimit` counts restarts, seconds from the first one; a later restart begins
+    a new window."""
     failure_rules: tuple[FailureRule, ...] = Field((), max_length=16)
-    """The first that fits says what follows from an end. Without one, it is counted unless the node was drained, lost
-    or wanted by others, and exit code 78 fails the job."""
+    """Rules of what follows a failure; the first that matches applies. Without one, the failure is counted unless the
+    node was drained, lost or wanted by others, and exit code 78 fails the job."""
     startup_timeout_seconds: Positive = 600
     """Deadline of a process to answer after its start."""
     pods: PodSettings = PodSettings()
-    """On a cluster: added to `spec.pods`."""
+    """Settings of this role's pods on a cluster, merged over `spec.pods`."""
 
 
 Attention = Literal["auto", "packed", "padded"]
@@ -69,7 +72,7 @@ class Trainer(RoleSpec):
 
     processes_per_replica: Positive = 1
     progress_deadline_seconds: Positive = 900
-    """A trainer without a sign of progress for so long is killed and started again, counted (docs/detection.md)."""
+    """A trainer without a sign of progress for this long is killed and restarted, which counts (docs/detection.md)."""
     micro_batch_tokens: Positive = 16384
     """Upper bound of the tokens, with their padding, that one rank forwards at once."""
     critic_micro_batch_tokens: Positive | None = None
@@ -79,19 +82,19 @@ class Trainer(RoleSpec):
     same; `padded`: each filled up to the longest beside it. `auto`: packed on GPUs where that holds, else padded.
     Reference and reward models by token follow it too."""
     sequence_parallel_size: Positive = 1
-    """Neighbouring ranks that share each packed micro-batch, a slice of its tokens each: they forward so many times
-    `microBatchTokens` at once. Divides the ranks and the policy's attention heads."""
+    """Number of neighbouring ranks that share each packed micro-batch, with a slice of its tokens each, so that it may
+    have this many times `microBatchTokens`. Must divide the ranks and the policy's attention heads."""
     kernels: Kernels = "auto"
     """`liger`: fused norms, rotary embedding and SwiGLU; `torch`: the model's own. `auto`: Liger's on GPUs, where it is
-    installed and knows the model."""
+    installed and supports the model."""
     gradient_checkpointing: GradientCheckpointing = "none"
     """Layers whose activations the backward pass computes again: none, `selective` every second one, or `full`, all."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     critic_dtype: DType | None = None
-    """The critic's; `dtype` unless given."""
+    """Compute dtype of the critic; `dtype` unless given."""
     critic_deepspeed: DeepSpeedConfig | None = None
-    """DeepSpeed's configuration of the critic, all of it: nothing is added from `deepspeed`. Unless given `deepspeed`
-    is, without its `bf16` and `fp16` where `criticDtype` is another."""
+    """DeepSpeed configuration of the critic, complete: nothing is added from `deepspeed`. Unless given, it is
+    `deepspeed`, without its `bf16` and `fp16` if `criticDtype` differs from `dtype`."""
 
     def micro_batch(self, model: ModelField) -> int:
         """Tokens that a rank forwards at once through the trained model of this field of `spec.model`."""
@@ -110,11 +113,12 @@ class Autoscale(Frozen):
     min_replicas: int = Field(1, ge=1, le=1000)
     max_replicas: int = Field(ge=1, le=1000)
     trainer_idle: float = Field(0.2, gt=0, lt=1)
-    """Share of a step that the trainer may wait for responses: as few generators as keep to it."""
+    """Share of a step that the trainer may wait for responses; the operator keeps the fewest generators that stay
+    within it."""
 
 
 class Generator(RoleSpec):
-    """vLLM servers."""
+    """vLLM servers that sample the responses."""
 
     autoscale: Autoscale | None = None
     """On a cluster: the operator sets `replicas` by what the last steps measured."""
@@ -127,7 +131,7 @@ class Generator(RoleSpec):
     concurrent_requests: Positive = 256
     """Requests in flight for each generator."""
     timeout_seconds: Positive = 600
-    """Deadline of a prompt's next token; it is asked for again then, and dropped after three times."""
+    """Deadline of a prompt's next token; after it the prompt is sent again, and dropped after three tries."""
     engine_arguments: dict[str, JsonValue] = {}
     """Further options of `vllm serve`, without the dashes: `{gpu-memory-utilization: 0.8}`."""
 
@@ -143,7 +147,7 @@ class ModelServerSpec(RoleSpec):
     engine: Literal["transformers", "vllm"] = "transformers"
     """`vllm`: models that one GPU cannot hold too (docs/model-servers.md)."""
     tensor_parallel_size: Positive = 1
-    """GPUs that share the model's layers, with engine `vllm`."""
+    """Number of GPUs over which engine `vllm` divides the model's layers."""
     engine_arguments: dict[str, JsonValue] = {}
     """Further options of vLLM, as in `generator`."""
 
@@ -175,7 +179,7 @@ class RoleRow:
     head: Head = "causal"
     """Output of that model."""
     or_policy: bool = False
-    """Without that field it holds the policy as of the start of the run."""
+    """True if the role holds the policy of the start of the run where that field is not set."""
     grace_seconds: int = 15
     """Grace period from SIGTERM to SIGKILL of a deleted pod, seconds."""
     ready: str = HEALTH

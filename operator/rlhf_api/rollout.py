@@ -47,7 +47,7 @@ class Rollout(Frozen):
 
 
 def problems(spec: "Spec") -> Iterator[Problem]:
-    """Fields of `spec.rollout` without effect in this job, or that contradict others."""
+    """Problems of fields of `spec.rollout` without effect in this job, or that contradict others."""
     rollout, default = spec.rollout, Rollout()
     if not graph_of(spec).generates:
         return
@@ -55,46 +55,51 @@ def problems(spec: "Spec") -> Iterator[Problem]:
     if ahead and spec.generator.shared_with_trainer:
         yield Problem(
             "spec.rollout.maxStaleness",
-            f"generators work while the policy trains, and with spec.generator.sharedWithTrainer there are none; "
-            f"use 0; got {ahead}",
+            f"generation ahead of training needs generators, and spec.generator.sharedWithTrainer leaves none; use 0; "
+            f"got {ahead}",
         )
     if ahead and spec.replay.dynamic:
         yield Problem(
             "spec.rollout.maxStaleness",
-            f"replay.streamDataLoaderType dynamic trains on responses of its own step as they come; use fixed, or 0; "
-            f"got {ahead}",
+            f"replay.streamDataLoaderType dynamic trains only on responses of its own step; use fixed there, or 0 "
+            f"here; got {ahead}",
         )
     if ahead and spec.weights.every_steps > ahead + 1:
         yield Problem(
             "spec.weights.everySteps",
-            f"weights would be older than rollout.maxStaleness ({ahead}) before the next come; use at most "
+            f"the generators' weights would become older than rollout.maxStaleness ({ahead}) allows; use at most "
             f"{ahead + 1}; got {spec.weights.every_steps}",
         )
     for name in ("in_flight", "proximal"):
         if not ahead and getattr(rollout, name) != getattr(default, name):
-            message = f"has an effect with maxStaleness above 0 only; got {getattr(rollout, name)!r}"
+            message = f"applies only with maxStaleness above 0; remove it; got {getattr(rollout, name)!r}"
             yield Problem(f"spec.rollout.{to_camel(name)}", message)
     if rollout.level == "none":
         for name in ("importance_cap", "importance_mask"):
             if getattr(rollout, name) != getattr(default, name):
-                message = f"has an effect with importance only; got {getattr(rollout, name):g}"
+                message = (
+                    f"applies only with importance; set that, or remove this; got {getattr(rollout, name):g}"
+                )
                 yield Problem(f"spec.rollout.{to_camel(name)}", message)
         return
     if rollout.proximal == "sampled" or spec.replay.dynamic or (spec.weights.every_steps > 1 and not ahead):
         yield Problem(
             "spec.rollout.importance",
-            "compares the policy before the step with the sampler, and the job takes the sampler's log-probabilities "
-            f"for the policy's (rollout.proximal, replay.streamDataLoaderType or weights.everySteps); got "
+            "needs log-probabilities of the policy before the step, and this job uses the sampler's in their place "
+            f"(rollout.proximal, replay.streamDataLoaderType or weights.everySteps); change that, or use none; got "
             f"{rollout.level!r}",
         )
     mask, cap = rollout.importance_mask, rollout.importance_cap
     if mask is not None and mask <= cap and "importance_cap" in rollout.model_fields_set:
-        message = f"no weight comes so far with importanceMask {mask:g}; remove one of them; got {cap:g}"
+        message = (
+            f"never acts: importanceMask {mask:g} drops such weights first; remove one of them; got {cap:g}"
+        )
         yield Problem("spec.rollout.importanceCap", message)
 
 
 def uncorrected(spec: "Spec", graph: Graph) -> Iterator[Problem]:
-    """Fields of the correction in a job whose own graph has none; those of this package compute it where it is set."""
+    """Problems of fields of the off-policy correction, in a job whose own graph computes none; the package's own graphs
+    compute it where it is set."""
     if spec.rollout.level == "none" or any("importance_weights" in node.writes for node in graph.nodes):
         return
     given = spec.rollout.model_dump(by_alias=True, exclude_defaults=True)

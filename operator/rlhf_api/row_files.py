@@ -1,5 +1,5 @@
-"""Files of rows, JSONL or a JSON list, read by offset: twelve bytes of memory per row, whatever its length: the offset,
-and a checksum by which a row that is changed meanwhile is told."""
+"""Reads rows of files, JSONL or a JSON list, by offset. A row takes twelve bytes of memory, whatever its length: its
+offset, and a checksum that detects a row that was changed meanwhile."""
 
 import json
 import mmap
@@ -84,14 +84,14 @@ class RowFile(Rows):
             raise InvalidJob([Problem(self.name, f"cannot be read: {error.strerror}")]) from None
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows, the file opened once. Raises InvalidJob at the first bad one."""
+        """Yields all rows, with the file opened once. Raises InvalidJob at the first bad one."""
         for row in self.each():
             if isinstance(row, InvalidJob):
                 raise row
             yield row
 
     def each(self) -> Iterator[Row | InvalidJob]:
-        """All rows, the file opened once; in place of a bad one, what is wrong with it."""
+        """Yields all rows, with the file opened once; for a bad row, the InvalidJob that it raises."""
         with self._file.open("rb") as file:
             for i in range(len(self)):
                 try:
@@ -103,7 +103,9 @@ class RowFile(Rows):
         file.seek(self._starts[index])
         data = _content(file.read(self._starts[index + 1] - self._starts[index]), is_list=self._is_list)
         if crc32(data) != self._sums[index]:
-            message = "is not what it was when the file was opened: somebody has changed the file meanwhile"
+            message = (
+                "changed after the file was opened; start again, and leave the file alone while it is read"
+            )
             raise InvalidJob([Problem(f"{self.name}, row {index}", message)])
         try:
             text = data.decode()
@@ -135,7 +137,7 @@ def is_parquet(file: Path) -> bool:
 
 
 def _other_form(file: Path) -> str:
-    """What to do with a file that holds rows in a form that is not read, by its name and first bytes; else ''."""
+    """Advice for a file of rows in a format that is not read, by its name and first bytes; '' for any other."""
     if kind := _TABLES.get(file.suffix.lower()):
         return f"is {kind}, which is not read; write its rows as JSONL, a JSON list or Parquet"
     with file.open("rb") as opened:
@@ -147,7 +149,7 @@ def _other_form(file: Path) -> str:
 
 
 def _hint(name: str) -> str:
-    """What is meant by a file's name that reads as a dataset's on the hub."""
+    """Advice for a file's name that reads as a dataset's name on the hub; '' for any other."""
     if not _HUB_NAME.fullmatch(name) or Path(name).suffix or Path(name).parent.exists():
         return ""
     return "; for a dataset of the hub name a function that returns its rows, `package.module:function`"
@@ -207,7 +209,11 @@ def _parse(text: str, where: Callable[[], str]) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         if "\n" in text.strip():
-            raise InvalidJob([Problem(f"{where()}:{error.lineno}", f"is no JSON: {error.msg}")]) from None
-        raise InvalidJob([Problem(where(), f"is no JSON: {error.msg}; got {show(text.strip())}")]) from None
+            raise InvalidJob(
+                [Problem(f"{where()}:{error.lineno}", f"is not valid JSON: {error.msg}")]
+            ) from None
+        raise InvalidJob(
+            [Problem(where(), f"is not valid JSON: {error.msg}; got {show(text.strip())}")]
+        ) from None
     except (ValueError, RecursionError) as error:
         raise InvalidJob([Problem(where(), f"cannot be read: {error}")]) from None

@@ -42,13 +42,15 @@ Text = Annotated[
 
 def _asks(prompt: str | list[Message]) -> str | list[Message]:
     if not isinstance(prompt, str) and prompt[-1].role == "assistant":
-        raise ValueError("the last message of a prompt is not the assistant's, whose turn it is then")
+        raise ValueError(
+            "the last message of a prompt must not be the assistant's, as the response follows it"
+        )
     return prompt
 
 
 def _answers(response: str | list[Message]) -> str | list[Message]:
     if not isinstance(response, str) and not response[0].role == response[-1].role == "assistant":
-        raise ValueError("the first and the last message of an answer are the assistant's")
+        raise ValueError("the first and the last message of an answer must be the assistant's")
     return response
 
 
@@ -117,7 +119,7 @@ class ConversationRow(Row):
         if self._first in (0, len(self.messages)) or self.messages[-1].role != "assistant":
             roles = ", ".join(message.role for message in self.messages)
             raise ValueError(
-                f"a conversation begins with another role than the assistant and ends with the assistant's; got {roles}"
+                f"a conversation must not begin with the assistant and must end with the assistant; got {roles}"
             )
         return self
 

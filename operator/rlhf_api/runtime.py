@@ -25,14 +25,14 @@ class RuntimeRole(Frozen):
     """Settings of one role's pods."""
 
     pods: PodSettings = PodSettings()
-    """Added to the runtime's `spec.pods`."""
+    """Settings of this role's pods, merged over the runtime's `spec.pods`."""
 
 
 class RuntimeSpec(Frozen):
     """Pod settings of jobs that reference this runtime; the job's own take precedence."""
 
     environment: dict[str, str] = {}
-    """Environment variables of every role; no place for secrets."""
+    """Environment variables of every role; they must not hold secrets."""
     pods: PodSettings = PodSettings()
     workspace: Workspace = Workspace()
     scheduling: Scheduling = Scheduling()
@@ -82,7 +82,7 @@ def parse_runtime(body: Any) -> NamedRuntime:
         raise InvalidJob(problems)
     kind, kinds = body.get("kind"), get_args(RuntimeKind)
     if isinstance(kind, str) and not closest(kind, kinds):
-        message = f"must be {' or '.join(kinds)}: this is no runtime's manifest; got {show(kind)}"
+        message = f"must be {' or '.join(kinds)}: this is not a runtime's manifest; got {show(kind)}"
         raise InvalidJob([Problem("kind", message)])
     known = {field.alias or name for name, field in RuntimeMetadata.model_fields.items()}
     metadata = {key: value for key, value in body.get("metadata", {}).items() if key in known}

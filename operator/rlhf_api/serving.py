@@ -77,7 +77,8 @@ class Serving:
 
     @classmethod
     def of(cls, spec: Spec, sizes: Sizes) -> "Serving | None":
-        """None if the policy's size is unknown, or the arguments offload or quantize weights."""
+        """The memory of a generator's GPU; None if the policy's size is unknown, or the arguments offload or quantize
+        weights."""
         generator, arguments = spec.generator, spec.generator.engine_arguments
         if sizes.policy is None or any(name in arguments for name in _OTHER_SIZE):
             return None

@@ -36,7 +36,7 @@ def parsed(text: str) -> Source:
 
 
 def unknown_store(path: str) -> str:
-    """What is wrong with the URL of a store that is not read, such as `hf://` or `https://`; else ''."""
+    """Problem of a URL whose kind of store is not read, such as `hf://` or `https://`; '' for any other."""
     scheme, url, _ = path.partition("://")
     stores = ", ".join(f"{known}://" for known in SCHEMES)
     wrong = f"must be a path, or begin with {stores}; download it first; got {path!r}"

@@ -60,11 +60,11 @@ class Data(Frozen):
     samples_per_epoch: Positive | None = None
     """Samples per epoch, drawn from all sources by their weights; the number of rows unless given."""
     system_prompt: str | None = None
-    """Begins every conversation that has none; a prompt of plain text becomes the user's turn after it."""
+    """System prompt of every conversation that has none; a prompt of plain text becomes the user's turn after it."""
     chat_template: str | None = None
     """Chat template of conversations: Jinja, or a file of it; the tokenizer's own unless given."""
     max_prompt_length: Positive = 512
-    """Maximum prompt length in tokens; a longer prompt keeps its last ones."""
+    """Maximum prompt length in tokens; a longer prompt keeps its last tokens."""
     max_answer_length: Positive = 512
     """Maximum response length in tokens, for algorithms that train on given responses; a longer one is cut."""
     prompts_per_step: Positive = 64
@@ -84,16 +84,18 @@ class Sampling(Frozen):
     temperature: float = Field(1.0, ge=COLDEST, le=HOTTEST)
     """Sampling temperature; log-probabilities of policy and reference are computed at it too."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; 1 switches it off. Replayed in training beside a topK."""
+    """Nucleus sampling; 1 switches it off. Training applies the same mask only if topK is set too."""
     top_k: int = Field(-1, ge=-1)
-    """-1 or 0 switches it off. Up to 256 training replays it: log-probabilities are over the tokens that were left."""
+    """Top-k sampling; -1 or 0 switches it off. Up to 256, training applies the same mask: log-probabilities are over
+    the tokens kept."""
     min_new_tokens: int = Field(0, ge=0)
-    """Above 0 the end token is banned until then, which the trainer's log-probabilities know of beside a topK alone."""
+    """Minimum response length in tokens, before which the end token is banned. The trainer's log-probabilities account
+    for that only if topK is set too."""
     max_new_tokens: Positive = 256
     answer_end_id: int | None = Field(None, ge=0)
     """An additional end token, besides those of the tokenizer and of the policy's generation_config.json."""
     stop: tuple[StopString, ...] = Field((), max_length=16)
-    """Strings that end a response too: its last token is the one that completes one, its text ends before it."""
+    """Stop strings: a response ends with the token that completes one, and its text ends before it."""
     answers_per_prompt: Positive = 1
 
     @property
@@ -122,7 +124,7 @@ class Optimizer(Frozen):
 
     learning_rate: NonNegativeFloat = 1e-6
     critic_learning_rate: NonNegativeFloat | None = None
-    """Ten times `learningRate` unless given: the critic's head starts at zero."""
+    """Learning rate of the critic; ten times `learningRate` unless given, as the critic's head starts at zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     """Training steps in which the learning rate rises to its value."""
@@ -137,7 +139,8 @@ class Weights(Frozen):
     """The broadcast of the policy to the generators."""
 
     every_steps: Positive = 1
-    """The generators get weights after every so many steps; between, the old log-probabilities are theirs."""
+    """Number of steps from one broadcast to the next; in the steps between, the old log-probabilities are the
+    generators'."""
     timeout_seconds: PositiveFloat = 30.0
     """Deadline of each broadcast; a generator that misses it is left behind until it comes back."""
     bucket_megabytes: Positive = 512
@@ -165,10 +168,10 @@ class Checkpoint(Frozen):
     keep_last: Positive = 2
     """Number of newest checkpoints to keep; older ones are deleted, except those of `keepEvery` and `keepBest`."""
     keep_every: int = Field(0, ge=0)
-    """Keeps the checkpoints of every so many steps too; 0: none."""
+    """Checkpoints of steps that are multiples of this are kept too; 0: none."""
     keep_best: int = Field(0, ge=0)
-    """So many of those with the best evaluation at their step stay too: the highest mean, or the lowest loss of
-    algorithms that train on given responses; of several sets, their mean."""
+    """Number of checkpoints with the best evaluation at their step that are kept too: the highest mean, or the lowest
+    loss for algorithms that train on given responses; with several sets, their mean."""
     timeout_seconds: Positive = 600
     """Retry deadline of a store that does not respond; training continues meanwhile until the next checkpoint."""
 
@@ -187,7 +190,7 @@ class Spec(Sections):
 
     algorithm: AlgorithmName
     """`sft`, `reward` (a reward model), `dpo`, `ppo`, `grpo`, `dr_grpo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, or
-    your own as `module:name`. Its settings stand in the section of its name, `custom` for your own."""
+    your own as `module:name`. Its settings are in the section of its name, `custom` for your own."""
     steps: Positive
     """Training steps of the whole run."""
     seed: int = Field(0, ge=0, lt=2**31)
@@ -210,7 +213,7 @@ class Spec(Sections):
     trackers: tuple[Tracker, ...] = Field((Tracker(kind="tensorboard"),), max_length=8)
     """Trackers that get the metrics besides `metrics.jsonl`; `[]` for none."""
     environment: dict[str, str] = {}
-    """Environment variables of every role; no place for secrets."""
+    """Environment variables of every role; they must not hold secrets."""
     suspend: bool = False
     """On a cluster: checkpoint, then release all pods; false resumes from there."""
     active_deadline_seconds: Positive | None = None

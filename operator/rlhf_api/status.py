@@ -24,7 +24,7 @@ def _rfc3339(text: str) -> str:
 
 
 Time = Annotated[Word, AfterValidator(_rfc3339)]
-"""A time that is counted from, such as 2026-01-01T00:00:00Z."""
+"""An RFC 3339 time, such as 2026-01-01T00:00:00Z."""
 
 
 class Condition(Report):
@@ -45,7 +45,7 @@ class FailureStatus(Report):
     time: Time
     reason: Text
     log: Text
-    """Its last lines, without secrets."""
+    """The last lines of the process's log, without secrets."""
 
 
 class RoleStatus(Report):
@@ -64,7 +64,7 @@ class RolePlan(Report):
     pods: int
     gpus: int = 0
     memory: str | None = None
-    """Minimum memory of one GPU, with the arithmetic; null if the job does not give enough."""
+    """Minimum memory of one GPU, with the arithmetic; null if the manifest does not give enough to compute it."""
 
 
 class RuntimeStatus(Report):
@@ -110,14 +110,14 @@ class ClusterStatus(Report):
     """Uids of ended pods that are counted in `restarts` and not replaced yet."""
     restarts: dict[Role, RestartWindow] = {}
     provisioning_since: Time | None = None
-    """Since when pods are there and the trainer does not train yet; after a start or resume."""
+    """Time since which pods exist and the trainer does not train yet, after a start or resume."""
     progress_time: Time | None = None
     """Last start of the trainer, or report of progress."""
     progress_count: Count | None = None
-    """The trainer's count of signs of progress then."""
+    """The trainer's count of signs of progress at `progress_time`."""
     scaling: ScalingStatus | None = None
     suspend_requested: Time | None = None
-    """Time at which the trainer was first to be asked for a checkpoint and its end."""
+    """Time of the first request to the trainer to checkpoint and exit."""
     checkpoint_requested: str | None = None
     """Last value of the annotation `rlhf.dev/checkpoint` that the trainer accepted."""
 

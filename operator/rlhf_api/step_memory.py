@@ -31,7 +31,7 @@ class StepMemory:
 
     @classmethod
     def of(cls, spec: Spec) -> "StepMemory | None":
-        """None for algorithms that train on given responses."""
+        """The memory of a step's columns; None for algorithms that train on given responses."""
         graph = graph_of(spec)
         if not graph.generates:
             return None

@@ -16,7 +16,7 @@ _ROLE = ("command", "args", "workingDir", "ports", "terminationMessagePath", "te
 _KEPT = ("containers", "volumes", "env", "volumeMounts")
 """Lists of the operator to which a template may add items, and whose items it may change."""
 _NAMED = {"containers": f'; "{CONTAINER}" is the role\'s', "initContainers": "", "volumes": ""}
-"""Lists whose items all have names, by which they are merged and told of."""
+"""Lists whose items all need names, by which they are merged and reported."""
 _OURS = "is the operator's to set; remove it"
 
 
@@ -27,7 +27,7 @@ def template_problems(where: str, template: Mapping[str, Any]) -> Iterator[Probl
 
 
 def _shape(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
-    """Parts of a template that strategic merge cannot apply."""
+    """Problems of parts of a template that strategic merge cannot apply."""
     yield from _not_mergeable(where, template)
     places = {"": template, ".metadata": template.get("metadata", {}), ".spec": template.get("spec", {})}
     if isinstance(metadata := places[".metadata"], Mapping):
@@ -68,7 +68,7 @@ def _not_mergeable(where: str, node: Any) -> Iterator[Problem]:
 
 
 def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
-    """Fields that the operator sets itself."""
+    """Problems of fields that the operator sets itself."""
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     yield from _only(where, template, ("metadata", "spec"))
     yield from _only(f"{where}.metadata", metadata, _METADATA)
@@ -87,11 +87,13 @@ def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
         environment = container.get("env")
         for j, variable in enumerate(environment if isinstance(environment, list) else []):
             if isinstance(variable, Mapping) and str(variable.get("name", "")).startswith("RLHF_"):
-                yield Problem(f"{place}.env[{j}].name", "names that begin with RLHF_ are ours")
+                yield Problem(
+                    f"{place}.env[{j}].name", "names that begin with RLHF_ are reserved; use another name"
+                )
 
 
 def _tokens(where: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
-    """Volumes that would give the pod a service account's token, which no pod of a job has."""
+    """Problems of volumes that would give the pod a service account's token, which no pod of a job has."""
     for i, volume in enumerate(spec.get("volumes", [])):
         projected = volume.get("projected")
         sources = projected.get("sources") if isinstance(projected, Mapping) else None

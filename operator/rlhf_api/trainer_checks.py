@@ -33,7 +33,7 @@ def batches(spec: Spec) -> Iterator[Problem]:
 
 
 def critic(spec: Spec) -> Iterator[Problem]:
-    """Settings of a critic in a job without one."""
+    """Problems of settings of a critic, in a job without one."""
     if CRITIC in graph_of(spec).trained:
         return
     for name in ("critic_micro_batch_tokens", "critic_dtype", "critic_deepspeed"):

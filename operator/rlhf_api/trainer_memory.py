@@ -56,7 +56,7 @@ def largest_row(spec: Spec, model: Model) -> int:
 
 
 def counted(models: Sequence[Trained]) -> bool:
-    """Activations are worked out: the widths of all models are known."""
+    """True if activations are counted: the widths of all models are known."""
     return bool(models) and all(model.activations is not None for model in models)
 
 

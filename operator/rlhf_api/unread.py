@@ -1,7 +1,7 @@
-"""Fields about a part that the job does not have: no process would read them, so they are refused.
+"""Refuses fields of a part that the job does not have, as no process would read them.
 
-Parts are read off the graph and the roles: each role, the critic, the reference, sampled and given responses. A field
-of a part that is missing may have its default alone, written out or not.
+The parts follow from the graph and the roles: each role, the critic, the reference, sampled and given responses. A
+field of a missing part may only have its default, written out or not.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ class _Unread(NamedTuple):
 
 
 def problems(spec: Spec) -> Iterator[Problem]:
-    """In the order of the parts."""
+    """Problems of fields that no part of the job reads, in the order of the parts."""
     for unread in (
         *_roles(spec),
         *_critic(spec),
@@ -48,14 +48,12 @@ def problems(spec: Spec) -> Iterator[Problem]:
         keys = {type(unread.section).model_fields[name].alias or name for name in unread.fields}
         given = unread.section.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         for key in (key for key in given if key in keys):
-            message = (
-                f"is of {unread.of}, and the job has none: {unread.why}; remove it; got {show(given[key])}"
-            )
-            yield Problem(f"{unread.where}.{key}", message)
+            message = f"applies only to {unread.of}, and the job has none: {unread.why}; remove it"
+            yield Problem(f"{unread.where}.{key}", f"{message}; got {show(given[key])}")
 
 
 def _roles(spec: Spec) -> Iterator[_Unread]:
-    """The section of each role without processes, and the model that it alone would load."""
+    """The section of each role without processes, and the model that only this role would load."""
     there = roles_of(spec)
     for role in (role for role in Role if role not in there):
         section: Frozen = getattr(spec, role.value)
@@ -92,7 +90,7 @@ def _without_reference(spec: Spec) -> str:
 
 
 def _starts_critic(spec: Spec, field: str) -> bool:
-    """The critic starts from this model, which no role would load."""
+    """True if the critic starts from this model, which no role loads."""
     return field == "reward" and spec.model.critic is None and CRITIC in graph_of(spec).trained
 
 
@@ -104,8 +102,8 @@ def _critic(spec: Spec) -> Iterator[_Unread]:
 
 
 def _settings(spec: Spec) -> Iterator[_Unread]:
-    """The algorithm's settings of the divergence from the reference, in a graph that has none, and of what another
-    setting switches on."""
+    """Settings of the divergence from the reference, in a graph without a reference, and settings that another one
+    switches off."""
     where, settings = f"spec.{to_camel(algorithm_of(spec).name)}", settings_of(spec)
     if not isinstance(settings, PolicyGradient):
         return
@@ -121,7 +119,7 @@ def _settings(spec: Spec) -> Iterator[_Unread]:
 
 
 def _responses(spec: Spec) -> Iterator[_Unread]:
-    """Sections about sampled responses where they are given, and the other way round."""
+    """Fields of sampled responses where responses are given, and of given responses where they are sampled."""
     if graph_of(spec).generates:
         if spec.pretraining is None:
             why = f"{spec.algorithm} samples them"
@@ -138,7 +136,7 @@ def _responses(spec: Spec) -> Iterator[_Unread]:
 
 
 def _scores(spec: Spec) -> Iterator[_Unread]:
-    """The reward model and its settings in a role that asks functions alone."""
+    """The reward model and its settings, in a reward role that has functions alone."""
     of = "a reward model"
     if Role.REWARD not in roles_of(spec):
         return
@@ -151,7 +149,7 @@ def _scores(spec: Spec) -> Iterator[_Unread]:
 
 
 def _compared(spec: Spec) -> Iterator[_Unread]:
-    """The limit of a difference that no step measures; 0 is none."""
+    """The limit of the log-probability difference, in a job that cannot measure it; 0 switches it off."""
     if not graph_of(spec).generates or not spec.health.logprob_difference:
         return
     why = ""
@@ -165,44 +163,45 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
 
 
 def without_effect(spec: Spec) -> list[str]:
-    """Lines about fields that act again with another number: those of larger steps in a step of one update, a
-    reward model whose weight is 0, times of calls beyond those of chunks. Said and not refused, as the number is what
-    is changed from run to run. And about a penalty that hardly acts."""
+    """Warnings of fields that have no effect with the present numbers: settings of larger steps in a step of one
+    update, a reward model whose weight is 0, timeouts of calls beyond those of chunks; and of a penalty with little
+    effect. Such fields are not refused, as users change these numbers from run to run."""
     idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
     why = "a step is one update, of a model that has not moved from what it is compared with"
-    lines = [f"without effect: {', '.join(idle)}; {why}"] if idle else []
+    lines = [f"no effect: {', '.join(idle)}; {why}"] if idle else []
     lines += _weak_penalty(spec)
     scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
     if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
-        lines.append("without effect: spec.model.reward; spec.reward.modelWeight is 0")
+        lines.append("no effect: spec.model.reward; spec.reward.modelWeight is 0")
     return lines + _cut_short(spec)
 
 
 def _cut_short(spec: Spec) -> list[str]:
-    """Times of a reward's calls that are those of a whole chunk or more."""
+    """Warnings of a reward function's timeout that is at least the timeout of a whole chunk."""
     default, most = RewardFunction.model_fields["timeout_seconds"].default, spec.reward.timeout_seconds
-    why = f"spec.reward.timeoutSeconds ends calls before, after {most} s with all retries; make that larger"
+    why = f"spec.reward.timeoutSeconds ends a call with all its retries after {most} s; raise that"
     return [
-        f"without effect: spec.reward.functions[{i}].timeoutSeconds {entry.timeout_seconds}; {why}"
+        f"no effect: spec.reward.functions[{i}].timeoutSeconds {entry.timeout_seconds}; {why}"
         for i, entry in enumerate(spec.reward.functions)
         if entry.timeout_seconds >= most and entry.timeout_seconds != default
     ]
 
 
 def _weak_penalty(spec: Spec) -> list[str]:
-    """An estimator whose values are right and whose gradient, as a reward, is not."""
+    """A warning of a KL estimator whose value is right and whose gradient, as a reward, is not."""
     settings = settings_of(spec)
     if not isinstance(settings, PolicyGradient) or settings.kl_coefficient == 0 or settings.kl_in == "loss":
         return []
     if settings.kl_estimator == "k1":
         return []
     where = f"spec.{to_camel(algorithm_of(spec).name)}"
-    line = f"hardly of effect: {where}.klCoefficient; as a reward, {settings.kl_estimator} has next to no gradient near"
+    line = f"little effect: {where}.klCoefficient; as a reward, {settings.kl_estimator} has next to no gradient near"
     return [f"{line} the reference: set {where}.klEstimator k1, or klIn loss"]
 
 
 def _unreached(spec: Spec) -> list[str]:
-    """Settings of the algorithm, by Python name, that bound how far a model moves from where the step began."""
+    """Settings of the algorithm, by Python name, that bound how far a model moves within a step, in steps of one
+    update."""
     settings = settings_of(spec)
     if not isinstance(settings, PolicyGradient):
         return []

@@ -96,7 +96,7 @@ def _transformers() -> frozenset[str]:
 
 
 def _nodes(package: str, *patterns: str) -> Iterator[ast.AST]:
-    """Syntax trees' nodes of a package's files; of none where it is not installed."""
+    """Nodes of the syntax trees of a package's files; none if it is not installed."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for pattern in patterns:

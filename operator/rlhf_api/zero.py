@@ -22,7 +22,7 @@ class Zero:
     stage: int
     ranks: int
     optimizer_away: bool = False
-    """Master weights, moments and the optimizer's work are off the GPU."""
+    """True if master weights, moments and the optimizer's work are off the GPU."""
     weights_away: bool = False
     master: int = 4
     moments: int = 8

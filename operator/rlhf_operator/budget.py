@@ -29,7 +29,7 @@ class Restarts:
         return self if now < self.since + window else Restarts(self.total, last=self.last)
 
     def after(self, now: float, window: float, *, counts: bool) -> "Restarts":
-        """With one more restart."""
+        """The count after one more restart."""
         left = self.at(now, window)
         first = not (left.failures or left.disruptions)
         return replace(

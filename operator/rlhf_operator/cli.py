@@ -37,6 +37,7 @@ from .local.progress import display
 from .manifest_arguments import add_manifest, add_runtime, add_trial, parsed, with_runtime_of
 from .plan_table import plan_lines
 from .selftest import command as selftest
+from .subcommands import add_command
 from .verbs.arguments import VERBS, add_verbs
 
 EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
@@ -85,7 +86,7 @@ def _submit(options: argparse.Namespace) -> int:
     """`rlhf run --mode kubernetes`: submits the manifest to the cluster of the current context."""
     for name in ("runtime", "workdir", "resume", "overwrite", "base_port", "metrics_port"):
         if getattr(options, name):
-            raise Misuse(f"--{name.replace('_', '-')} is of --mode local; leave it out")
+            raise Misuse(f"--{name.replace('_', '-')} applies only to --mode local; leave it out")
     sets = [part for override in options.set for part in ("--set", override)]
     trial = [] if options.trial is None else ["--trial", options.trial]
     return main(["submit", str(options.file), *sets, *trial])
@@ -110,23 +111,30 @@ def _validate_or_run(options: argparse.Namespace, make: Command) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="rlhf", description="RLHF runs, declared as one RLHFJob manifest.")
+    parser = argparse.ArgumentParser(
+        prog="rlhf",
+        description="Runs RLHF jobs, each declared as one RLHFJob manifest, on this machine or a cluster.",
+    )
     parser.add_argument("--version", action="version", version=f"rlhf {version('rlhf-operator')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    validate = commands.add_parser("validate", help="check a manifest and its data without running it")
-    run = commands.add_parser("run", help="run a manifest on this machine")
+    validate = add_command(
+        commands, "validate", help="check a manifest, its data and its paths without running it"
+    )
+    run = add_command(commands, "run", help="run a manifest on this machine")
     for each in (validate, run):
         add_manifest(each)
         each.set_defaults(files=True)
         add_runtime(each)
-    render = commands.add_parser(
-        "render", help="print a manifest as it is submitted: files included, variables and overrides in place"
+    render = add_command(
+        commands, "render", help="print a manifest with its includes, variables and overrides applied"
     )
     add_manifest(render)
-    commands.add_parser("schema", help="print the JSON schema of a manifest's file, for editors")
-    commands.add_parser("experiments", help="list what may be named in place of a manifest's file")
+    add_command(commands, "schema", help="print the JSON schema of manifests, for editors")
+    add_command(
+        commands, "experiments", help="list the experiments, which may be named in place of a manifest"
+    )
     validate.add_argument(
-        "--no-files", dest="files", action="store_false", help="do not look at data, models and modules"
+        "--no-files", dest="files", action="store_false", help="do not check data files, models and modules"
     )
     validate.set_defaults(trial=None)
     add_trial(run)
@@ -134,24 +142,30 @@ def _parser() -> argparse.ArgumentParser:
         "--mode",
         choices=["local", "kubernetes"],
         default="local",
-        help="this machine, or the cluster of the current context, as `rlhf submit` does",
+        help="run on this machine, or submit to the cluster of the current context, as `rlhf submit` does; "
+        "default: local",
     )
-    run.add_argument("--workdir", type=Path, metavar="DIR", help="where the run goes; runs/<name> by default")
+    run.add_argument(
+        "--workdir", type=Path, metavar="DIR", help="work directory of the run; default: runs/<name>"
+    )
     earlier = run.add_mutually_exclusive_group()
     earlier.add_argument(
-        "--resume", action="store_true", help="go on from the newest checkpoint in the work directory"
+        "--resume", action="store_true", help="continue from the newest checkpoint in the work directory"
     )
     earlier.add_argument(
         "--overwrite", action="store_true", help="delete the earlier run in the work directory first"
     )
     run.add_argument(
-        "--base-port", type=int, metavar="N", help="use ports N, N+1 ... instead of any free ones"
+        "--base-port",
+        type=int,
+        metavar="N",
+        help="first of the ports of the processes, N, N+1 and so on; default: any free ones",
     )
     run.add_argument(
         "--metrics-port",
         type=int,
         metavar="N",
-        help="serve Prometheus metrics there instead of on any free port",
+        help="port of the Prometheus metrics; default: any free one",
     )
     add_verbs(commands, parser.prog)
     replay.add_replay(commands)
@@ -188,7 +202,7 @@ def _run(job: RLHFJob, options: argparse.Namespace, make: Command) -> int:
         resumed = "resuming " if before is not None else ""
         shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
         if unheeded := of_a_cluster(job.spec):
-            shown.event(f"without effect here, as on a cluster alone they act: {', '.join(unheeded)}")
+            shown.event(f"no effect on this machine, only on a cluster: {', '.join(unheeded)}")
         for line in without_effect(job.spec):
             shown.event(line)
         try:

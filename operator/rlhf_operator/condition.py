@@ -22,7 +22,7 @@ LONGEST = 1024
 
 
 def condition(kind: ConditionType, status: str, reason: str, message: str, stamp: str) -> Condition:
-    """A condition whose time is now."""
+    """A condition whose transition time is now."""
     return Condition.model_validate(
         {
             "type": kind,
@@ -52,7 +52,7 @@ def observed(status: JobStatus, generation: int) -> JobStatus:
 
 
 def with_times(now: Sequence[Condition], before: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Each condition with the time of its last change of status."""
+    """The conditions, each with the time of its last change of status."""
     since = {(c.type, c.status): c.last_transition_time for c in before}
     return tuple(
         c.model_copy(update={"last_transition_time": since.get((c.type, c.status), c.last_transition_time)})

@@ -23,7 +23,7 @@ _MOST_BYTES = 256 << 10
 
 
 class Unreadable(RuntimeError):
-    """The trainer's reply is invalid; the message says how."""
+    """The trainer's reply is invalid; the message describes how."""
 
 
 class WrongToken(Unreadable):

@@ -24,7 +24,7 @@ _NATIVE = re.compile(
 BEYOND_LIMIT = (
     "storage usage exceeds the total limit|EmptyDir .* exceeds the limit|its local ephemeral storage limit"
 )
-"""What kubelets say of a pod that they evict for what it wrote to the disk."""
+"""Kubelets' words for a pod that they evict for what it wrote to the disk."""
 _TYPES = {
     "CudaOutOfMemory": "CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
     "DiskFull": f"No space left on device|os error 28|Disk quota exceeded|{BEYOND_LIMIT}",
@@ -90,7 +90,7 @@ def ledger_words(ledger: LedgerStatus) -> str:
 
 
 def missing_words(ledger: LedgerStatus | None) -> str:
-    """Lost or dropped prompts; empty if all were trained on."""
+    """Text about lost or dropped prompts; empty if all were trained on."""
     if ledger is None or not (ledger.dropped or ledger.lost):
         return ""
     return f"{ledger.dropped} prompts were dropped and {ledger.lost} lost: they were not trained on"

@@ -14,7 +14,7 @@ from .condition import LONGEST, ConditionType, condition, with_times
 from .process_state import Ended, Finish, ProcessState
 
 NO_PROGRESS = "NoProgress"
-"""Reason of a job that is stalled by its trainer."""
+"""Reason of the Stalled condition for a trainer without progress."""
 _CONDITION_OF: dict[Phase, ConditionType] = {
     "Succeeded": "Complete",
     "Failed": "Failed",
@@ -39,7 +39,7 @@ def job_status(
     stall: str | None = None,
 ) -> JobStatus:
     """The new status. `before` is the last one: times and values that still hold are kept. `stall`: why the trainer
-    makes no progress, empty where it does; without it there is no such condition."""
+    makes no progress, '' if it does; None: the status gets no Stalled condition."""
     stamp = time_text(now)
     roles = {
         role: _role_status(spec, role, seen, restarts, over=finish is not None).model_copy(
@@ -155,7 +155,8 @@ def _role_status(
 def _last_failure(
     role: Role, seen: Sequence[ProcessState], before: RoleStatus | None, stamp: str
 ) -> FailureStatus | None:
-    """The first of the failures that are seen, which the others of a gang follow; without one, the one before."""
+    """The first of a role's present failures, from which the others of a gang follow; without one, the failure that the
+    status has."""
     kept = before.last_failure if before else None
     failed = [(s.name, s.ended) for s in seen if s.role is role and s.ended and _left_a_log(s.ended)]
     if not failed:
@@ -184,14 +185,14 @@ def _roles_ready(roles: Mapping[Role, RoleStatus], finish: Finish | None, stamp:
 
 
 def _healthy(status: JobStatus, newest: HealthStatus, stamp: str) -> Condition:
-    """Healthy: true again once a step after the one that broke a rule is done."""
+    """The Healthy condition: true again after a step that follows the one that broke a rule."""
     if status.step > newest.step:
         return condition("Healthy", "True", "RulesHold", "", stamp)
     return condition("Healthy", "False", newest.reason, newest.message, stamp)
 
 
 def stalled(why: str, stamp: str) -> Condition:
-    """Stalled by a trainer that makes no progress; see `progress_deadline.Silence`."""
+    """The Stalled condition of a trainer that makes no progress; see `progress_deadline.Silence`."""
     if why:
         return condition("Stalled", "True", NO_PROGRESS, why, stamp)
     return condition("Stalled", "False", "NotStalled", "", stamp)

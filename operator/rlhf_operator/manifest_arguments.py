@@ -12,13 +12,13 @@ from rlhf_api.runtime import load_runtime, with_runtime
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:
-    """Adds all of them; the options have `file`, and the overrides in order as `set`."""
+    """Adds FILE, `path=value` and `--set`; the options have `file`, and the overrides in order as `set`."""
     parser.add_argument(
         "file",
         type=Path,
         metavar="FILE",
-        help="the manifest in YAML, an experiment by name (`rlhf experiments`), or package.module:name, a function "
-        "that returns it",
+        help="the manifest: a YAML or JSON file, an experiment's name (see `rlhf experiments`), or package.module:name "
+        "of a function that returns it",
     )
     parser.add_argument(
         "set",
@@ -27,7 +27,7 @@ def add_manifest(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_override,
         metavar="path=value",
-        help="fields to override, such as ppo.klCoefficient=0.1, right after FILE",
+        help="override a field of the manifest, such as ppo.klCoefficient=0.1",
     )
     add_set(parser)
 
@@ -48,7 +48,7 @@ def add_trial(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trial",
         metavar="NAME",
-        help="a run of its own beside others of the manifest: the job is <name>-NAME",
+        help="run the manifest once more under a name of its own, <name>-NAME, beside its other runs",
     )
 
 
@@ -59,14 +59,14 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="path=value",
-        help="override a field, such as ppo.klCoefficient=0.1; may be repeated",
+        help="override a field of the manifest, such as ppo.klCoefficient=0.1; may be repeated",
     )
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
     """Adds `--runtime`, for commands that read a whole job."""
     parser.add_argument(
-        "--runtime", type=Path, metavar="FILE", help="the manifest of the runtime that spec.runtime names"
+        "--runtime", type=Path, metavar="FILE", help="manifest of the runtime that spec.runtime names"
     )
 
 
@@ -85,15 +85,15 @@ def with_runtime_of(job: RLHFJob, file: Path | None, *, needed: bool) -> RLHFJob
             raise InvalidJob([Problem(str(file), message)])
         return job.model_copy(update={"spec": with_runtime(job.spec, runtime)})
     if named is not None and needed:
-        message = (
-            f"{named.kind} {named.name} is in a cluster; give its manifest with --runtime FILE, or remove it"
-        )
+        message = f"{named.kind} {named.name} exists only on a cluster; give its manifest with --runtime, or remove it"
         raise InvalidJob([Problem("spec.runtime", message)])
     return job
 
 
 def _override(text: str) -> str:
     if "=" not in text:
-        files = "; one manifest a command: `include` in it names others" if Path(text).is_file() else ""
+        files = (
+            "; a command takes one manifest, which names others by `include`" if Path(text).is_file() else ""
+        )
         raise argparse.ArgumentTypeError(f"must be path=value, such as steps=10; got {text!r}{files}")
     return text

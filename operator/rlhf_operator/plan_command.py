@@ -26,6 +26,7 @@ from .exits import say
 from .local.models import mistyped
 from .manifest_arguments import add_manifest
 from .plan_table import plan_lines
+from .subcommands import add_command
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -33,22 +34,25 @@ if TYPE_CHECKING:
 
 def add_plan(commands: "Commands") -> None:
     """Adds the command's parser."""
-    parser = commands.add_parser("plan", help="tell a job's batches, memory and seconds before it runs")
+    parser = add_command(commands, "plan", help="predict a job's batches, memory and seconds before it runs")
     add_manifest(parser)
     for name, what in (
-        ("flops", "operations a second that one GPU reaches, such as 4e14"),
-        ("memory", "bytes a second at which a generator reads its weights"),
-        ("link", "bytes a second of a broadcast to the generators"),
+        ("flops", "floating-point operations a second that one GPU reaches, such as 4e14"),
+        ("memory", "bytes a second at which a generator reads its weights from GPU memory"),
+        ("link", "bytes a second at which weights are broadcast to the generators"),
     ):
         parser.add_argument(f"--{name}", type=_rate, metavar="RATE", help=what)
     parser.add_argument(
         "--measured",
         type=Path,
         metavar="DIR",
-        help="take rates that are not given from the run in this work directory",
+        help="work directory of a run from which rates that are not given are taken",
     )
     parser.add_argument(
-        "--after", type=Path, metavar="DIR", help="compare with the run of this job in its work directory"
+        "--after",
+        type=Path,
+        metavar="DIR",
+        help="work directory of a run of this job, with which the prediction is compared",
     )
 
 

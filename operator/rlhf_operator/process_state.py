@@ -23,7 +23,8 @@ class Ended:
     reason: str
     """Text of the exit code or signal, the termination message or the log's best line, and the log's place."""
     disrupted: bool = False
-    """Not the process's fault: its node was drained, lost or preempted. Such ends use up no budget."""
+    """True if the end was not the process's fault: its node was drained, lost or preempted. Such an end does not count
+    against the budget."""
     cause: str = ""
     """Kubernetes' reason, of the container or the pod, such as `OOMKilled`."""
     log: str = ""
@@ -62,7 +63,7 @@ class Start:
     indices: tuple[int, ...]
     again: bool = False
     disrupted: bool = False
-    """The last end was a disruption."""
+    """True if the last end was a disruption."""
 
     @property
     def counts(self) -> bool:

@@ -12,7 +12,7 @@ from .job_status import time_text
 from .process_state import SIGTERMED, Ended, ProcessState
 
 TOLD_AT = 1 / 3
-"""Share of the deadline after which a trainer without progress is told of."""
+"""Share of the deadline after which a trainer without progress is reported."""
 FIELD = "spec.trainer.progressDeadlineSeconds"
 
 
@@ -23,11 +23,11 @@ class Silence:
     since: float
     limit: int
     activity: str | None
-    """The last one reported; None where nothing was reported since their start."""
+    """The trainer's last reported activity; None if it has reported nothing since its start."""
 
     def told(self, now: float, clock: datetime.datetime) -> str:
-        """What a user is told while it lasts; empty at first, and where the trainer has not answered yet. `clock`: the
-        time of day at `now`."""
+        """Message to the user while the silence lasts; empty in the first third of the deadline, and where the trainer
+        has not answered yet. `clock`: the time of day at `now`."""
         if self.activity is None or now < self.since + TOLD_AT * self.limit:
             return ""
         since, due = (
@@ -40,7 +40,7 @@ class Silence:
         )
 
     def ended(self, now: float) -> Ended | None:
-        """The end due to the trainers; None before their deadline."""
+        """The end that the trainers are given; None before their deadline."""
         due = self.since + self.limit
         if now < due:
             return None
@@ -49,8 +49,8 @@ class Silence:
 
 
 def shows_progress(report: TrainerStatus, count: int | None) -> bool:
-    """True if a report just received shows progress since the one with this `progress_count`; any does that counts no
-    signs, as a trainer of an earlier release."""
+    """True if a new report shows progress since the one with this `progress_count`; a report without a count, from a
+    trainer of an earlier release, always does."""
     return report.progress_count is None or report.progress_count != count
 
 

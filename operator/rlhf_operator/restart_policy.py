@@ -14,7 +14,7 @@ from .process_state import Action, Ended, Finish, Kill, ProcessState, Start
 _FOR_GOOD = {EXIT_INVALID: "InvalidConfiguration", EXIT_UNHEALTHY: "HealthRule"}
 """Exit codes after which a restart would not help."""
 PEERS_SECONDS = 30.0
-"""Longest time that trainer processes may outlast the first that succeeded, seconds."""
+"""Maximum time that trainer processes may outlast the first one that succeeded, seconds."""
 
 
 def decide(
@@ -54,7 +54,7 @@ class _Verdict:
 
 
 def _judged(spec: Spec, process: ProcessState) -> ProcessState | _Verdict:
-    """The process with the first matching failure rule of its role applied."""
+    """The process with the first matching failure rule of its role applied to its end."""
     ended = process.ended
     if ended is None or (process.role is Role.TRAINER and ended.code in (0, EXIT_SUSPENDED)):
         return process
@@ -111,7 +111,7 @@ def _exhausted(spec: Spec, process: ProcessState, ended: Ended, restarts: Restar
 
 
 def _gang(spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:
-    """The trainer's processes run together: all or none."""
+    """Actions for the trainer's processes, which run together: all or none."""
     fresh = tuple(s.index for s in trainers if s.started is None)
     if fresh:
         return [Start(Role.TRAINER, fresh)]
@@ -131,8 +131,8 @@ def _gang(spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now:
 
 
 def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:
-    """Servers restart independently, whatever the exit code; a multi-process one restarts when any of its processes
-    ends. When the budget is used up, the job continues as long as another server of the role works."""
+    """Actions for servers, which restart independently, whatever the exit code; a multi-process one restarts when any
+    of its processes ends. When the budget is used up, the job continues as long as another server of the role works."""
     actions: list[Action] = []
     whole = _whole(processes)
     for index, group in groupby(processes, key=lambda s: s.index):

@@ -112,12 +112,12 @@ class Archive:
         listed = [Entry.of_key(found.key) for found in self.store.list(CUTS)]
         if not (written := [entry for entry in listed if entry is not None]):
             return Root(), version
-        log.error("DAMAGED STORE, going by the manifests that are there: %s", why)
+        log.error("DAMAGED STORE, using the manifests that are readable: %s", why)
         root = self._recovered(written)
         if not root.cuts:
             message = (
                 f"every checkpoint in {self.store.url} is damaged or of another release, see the log ({why}); "
-                "take the release that wrote them, or start anew in another place"
+                "take the release that wrote them, or begin a new run in another store"
             )
             raise InvalidJob([Problem("spec.checkpoint.store", message)])
         return root, version

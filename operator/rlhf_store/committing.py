@@ -179,7 +179,7 @@ class Committer:
             self._store.delete(sorted(self._unwanted))
             self._unwanted.clear()
         except StoreError as error:
-            log.warning("old checkpoints are deleted later: %s", error)
+            log.warning("old checkpoints could not be deleted, trying again after the next one: %s", error)
 
 
 def _fenced(url: str) -> InvalidJob:

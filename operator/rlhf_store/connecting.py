@@ -44,7 +44,7 @@ def connect(url: str, patience: timedelta) -> ObjectStore:
 
 
 def hint(url: str) -> str:
-    """What a store of this kind needs."""
+    """Advice on the credentials and settings that a store of this kind needs."""
     return HINTS.get(url.partition(":")[0], "")
 
 

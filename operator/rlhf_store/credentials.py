@@ -20,7 +20,8 @@ class FileCredentials:
 
     @classmethod
     def of(cls, url: str, environ: Mapping[str, str]) -> "FileCredentials | None":
-        """For S3, those of AWS_PROFILE in AWS_SHARED_CREDENTIALS_FILE, unless the environment has keys."""
+        """Keys of AWS_PROFILE in AWS_SHARED_CREDENTIALS_FILE, for S3; None for other stores, or if the environment has
+        keys."""
         file = environ.get("AWS_SHARED_CREDENTIALS_FILE")
         if not url.startswith("s3://") or file is None or "AWS_ACCESS_KEY_ID" in environ:
             return None
@@ -30,7 +31,7 @@ class FileCredentials:
         try:
             self._keys = _read(self._file, self._profile)
         except ValueError as error:  # such as one that is half written: the keys before may still be valid
-            log.warning("going on with the keys read before: %s", error)
+            log.warning("the keys cannot be read again, the previous ones stay in use: %s", error)
         return self._keys | {"expires_at": datetime.now(UTC)}  # asked for again by the next request
 
 

@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
 _TOLD_SECONDS = 1.0
-"""Transient failures shorter than this are not told, seconds."""
+"""Duration of transient failures that are not reported, seconds."""
 _CAUSE = re.compile(r'InvalidCertificate\(\s*(?P<certificate>\w+)|(?:message|error): "(?P<said>[^"]+)"')
-"""What the library's debug output has of a connection that failed, for which its message has no reason."""
+"""Pattern of the cause of a failed connection in the library's debug output, as its message names none."""
 T = TypeVar("T")
 
 

@@ -22,6 +22,8 @@ def locked(path: Path, seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"others have held {path} for {seconds:g} s") from None
+                    raise TimeoutError(
+                        f"another process has held the lock {path} for {seconds:g} s"
+                    ) from None
                 time.sleep(_POLL_SECONDS)
         yield  # closing the file, or the end of this process, releases the lock

@@ -59,7 +59,7 @@ class Manifest(Report):
     reward: float | None = None
     """Mean of the evaluation at its step, if there was one."""
     good: bool = True
-    """No health rule was broken at its step: the snapshot may be the target of a rollback."""
+    """True if no health rule was broken at the snapshot's step, so that it may be the target of a rollback."""
     rollbacks: Count = 0
     """Number of rollbacks of its run before it."""
 
@@ -78,7 +78,7 @@ class Entry(Report):
     time: str
     reward: float | None = None
     good: bool = True
-    """Both as in the manifest."""
+    """Evaluation and health of the run at this snapshot, as in its manifest."""
 
     @property
     def key(self) -> str:

@@ -213,7 +213,7 @@ class Store:
             yield self._ask(partial(part, start))
 
     def _delete(self, keys: Sequence[str]) -> None:
-        """All at once; one by one where a store that minds missing objects, as a directory does, stops at one."""
+        """Deletes all keys in one call; one by one in a store that refuses missing objects, such as a directory."""
         try:
             obstore.delete(self._store, [*keys])
         except (NotFoundError, FileNotFoundError):

@@ -69,9 +69,13 @@ CASES = [
     ),
     (
         "spec.reward={engine: vllm, tensorParallelSize: 2}",
-        *("spec.reward={tensorParallelSize: 2}", "tensorParallelSize is of engine vllm"),
+        *("spec.reward={tensorParallelSize: 2}", "tensorParallelSize applies only to engine vllm"),
     ),
-    ("spec.reference={tensorParallelSize: 1}", "spec.reference={tensorParallelSize: 2}", "is of engine vllm"),
+    (
+        "spec.reference={tensorParallelSize: 1}",
+        "spec.reference={tensorParallelSize: 2}",
+        "applies only to engine vllm",
+    ),
     ("spec.sampling.minNewTokens=256", "spec.sampling.minNewTokens=257", "minNewTokens"),
     *(
         (

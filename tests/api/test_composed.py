@@ -95,7 +95,7 @@ def test_includes_that_cannot_be_are_told_together(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob) as caught:
         read(job, {})
     none, cycle, listed = map(str, caught.value.problems)
-    assert none.startswith(f"{job}: include[0]: {tmp_path}/none.yaml is no file")
+    assert none.startswith(f"{job}: include[0]: {tmp_path}/none.yaml is not a file")
     assert cycle == f"{tmp_path}/a.yaml: include[0]: {tmp_path}/job.yaml includes itself; take it out"
     assert listed == f"{tmp_path}/b.yaml: must be one object; got [1]"
     with pytest.raises(InvalidJob, match=r"must be a list of files; got 'base\.yaml'"):

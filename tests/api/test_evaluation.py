@@ -45,7 +45,7 @@ def test_sets_that_mean_nothing_are_refused(fields, where, says):
 
 def test_penalties_are_for_evaluation():
     for key in ("repetitionPenalty", "presence_penalty"):
-        with pytest.raises(InvalidJob, match=rf"spec\.sampling\.{key}: .* stands in spec\.evaluation"):
+        with pytest.raises(InvalidJob, match=rf"spec\.sampling\.{key}: .* as a field of spec\.evaluation"):
             job(f"spec.sampling.{key}=1.2")
     spec = job("spec.evaluation={function: 'a:b', data: [a], repetitionPenalty: 1.2}").spec
     assert spec.evaluation.penalties == (1.2, 0, 0)

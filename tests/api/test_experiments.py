@@ -70,8 +70,8 @@ def test_a_file_in_the_folder_is_an_experiment_of_its_name(tmp_path: Path, capsy
 def test_a_name_of_nothing_ends_in_one_error_with_the_names(command: str, capsys):
     assert cli.main([command, "pppo"]) == 2
     assert capsys.readouterr().err == (
-        'error: pppo: is no file, and no experiment (did you mean "ppo"?); there are '
-        f"{', '.join(ALGORITHMS)}, and yours are experiments/NAME.yaml\n"
+        'error: pppo: is neither a file nor an experiment (did you mean "ppo"?); experiments are '
+        f"{', '.join(ALGORITHMS)}, and your own experiments/NAME.yaml\n"
     )
     assert cli.main([command, "pppo.yaml"]) == 2
     assert "pppo.yaml: cannot be read: No such file" in capsys.readouterr().err
@@ -95,8 +95,11 @@ def test_what_a_function_prints_is_no_part_of_the_manifest(capsys):
     ("name", "said"),
     [
         ("nothing", "must return a manifest as a dict; got 'ppo'"),
-        ("broken", "makes no manifest: KeyError: 'learning rate'"),
-        ("missing", "makes no manifest: AttributeError: module 'experiments_of_a_test' has no attribute"),
+        ("broken", "failed to make a manifest: KeyError: 'learning rate'"),
+        (
+            "missing",
+            "failed to make a manifest: AttributeError: module 'experiments_of_a_test' has no attribute",
+        ),
     ],
 )
 def test_a_function_that_makes_none(name: str, said: str):

@@ -20,7 +20,7 @@ REFUSED = [
         (
             (setting, f"spec.trainer.{section}.zero_optimization={{stage: 3, {ON_DISK}}}"),
             f"spec.trainer.{section}.zero_optimization.offload_param.device",
-            f"the job keeps a moving average of the {model}, which it cannot of weights on disks; use cpu",
+            f"the job keeps a moving average of the {model}, which is impossible with weights on disks; use cpu",
         )
         for setting, section, model in (
             ("spec.ppo.referenceEma=0.9", "deepspeed", "policy"),
@@ -31,12 +31,12 @@ REFUSED = [
     (
         ("spec.pods.gpu={count: 2}", "spec.trainer.processesPerReplica=4"),
         "spec.trainer.pods.gpu.count",
-        "a trainer pod uses 4: one for each process (spec.trainer.processesPerReplica 4); set 4; "
+        "must be 4 for a trainer pod: one for each process (spec.trainer.processesPerReplica 4); "
         "spec.pods.gpu.count is 2",
     ),
     (
         ("spec.trainer.pods.gpu={count: 8}", "spec.trainer.processesPerReplica=4"),
-        *("spec.trainer.pods.gpu.count", "set 4; got 8"),
+        *("spec.trainer.pods.gpu.count", "4); got 8"),
     ),
     (
         (
@@ -46,12 +46,12 @@ REFUSED = [
             "spec.generator.engineArguments.data-parallel-size=2",
         ),
         "spec.generator.pods.gpu.count",
-        "uses 12: tensorParallelSize 2 x pipeline-parallel-size 3 x data-parallel-size 2; set 12; got 2",
+        "must be 12 for a generator pod: tensorParallelSize 2 x pipeline-parallel-size 3 x data-parallel-size 2; got 2",
     ),
     (
         ("spec.generator={tensorParallelSize: 8, podsPerReplica: 2}", "spec.generator.pods.gpu={count: 2}"),
         "spec.generator.pods.gpu.count",
-        "uses 4: tensorParallelSize 8 / podsPerReplica 2; set 4; got 2",
+        "must be 4 for a generator pod: tensorParallelSize 8 / podsPerReplica 2; got 2",
     ),
     (
         ("spec.generator={tensorParallelSize: 4, podsPerReplica: 3}",),
@@ -71,7 +71,10 @@ REFUSED = [
         "spec.generator.engineArguments.distributed-executor-backend",
         "must be mp where spec.generator.podsPerReplica is more than 1; got ray",
     ),
-    (("spec.reference.pods.gpu={count: 2}",), "spec.reference.pods.gpu.count", "uses 1: it runs one model; set 1"),
+    (
+        ("spec.reference.pods.gpu={count: 2}",),
+        *("spec.reference.pods.gpu.count", "must be 1 for a reference pod: it runs one model; got 2"),
+    ),
     (
         (SEVEN, GPU, ALONE),
         "spec.trainer",

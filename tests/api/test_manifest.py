@@ -36,22 +36,26 @@ BAD = [
     ("spec.trainer.deepspeed.zero_optimization.stage=4", "zero_optimization.stage", "got 4"),
     ("spec.trainer.deepspeed.train_batch_size=8", "train_batch_size", "use spec.ppo.minibatchSize"),
     ("spec.trackers=[{kind: tensorbord}]", "spec.trackers[0].kind", "must be tensorboard, wandb"),
-    ("spec.trackers=[{kind: tensorboard, project: p}]", "spec.trackers[0].project", "know no projects"),
-    ("spec.trackers=[{kind: wandb, settings: {api_key: x}}]", "spec.trackers[0].settings", "for secrets"),
+    ("spec.trackers=[{kind: tensorboard, project: p}]", "spec.trackers[0].project", "has no projects"),
+    (
+        "spec.trackers=[{kind: wandb, settings: {api_key: x}}]",
+        "spec.trackers[0].settings",
+        "must not hold secrets",
+    ),
     ("spec.steps=ten", "spec.steps", "must be a valid integer; got 'ten'"),
     ("spec.steps=0", "spec.steps", "must be greater than or equal to 1; got 0"),
     ("spec.steps=true", "spec.steps", "must be a valid integer; got true"),
     ("spec.steps=null", "spec.steps", "got null"),
     ("spec.algorithm=PPO", "spec.algorithm", "or module:name of your own; did you mean \"ppo\"?; got 'PPO'"),
     ("spec.algorithm=trpo", "spec.algorithm", f"must be one of {', '.join(ALGORITHMS)}, or module:name"),
-    ("spec.algorithm=dpo", "spec.ppo", "is for algorithm ppo; algorithm is dpo, whose section is spec.dpo"),
+    ("spec.algorithm=dpo", "spec.ppo", "is for algorithm ppo; this job's is dpo, which has spec.dpo"),
     (
         "spec.algorithm=a.b:c",
         "spec.ppo",
-        "is for algorithm ppo; algorithm is a.b:c, whose section is spec.custom",
+        "is for algorithm ppo; this job's is a.b:c, which has spec.custom",
     ),
-    ("spec.algorithm=sft", "spec.ppo", "algorithm is sft, whose section is none: it has no settings"),
-    ("spec.grpo.epochs=2", "spec.grpo", "is for algorithm grpo; algorithm is ppo, whose section is spec.ppo"),
+    ("spec.algorithm=sft", "spec.ppo", "this job's is sft, which has no settings"),
+    ("spec.grpo.epochs=2", "spec.grpo", "is for algorithm grpo; this job's is ppo, which has spec.ppo"),
     ("spec.model.dtype=bf16", "spec.model.dtype", 'did you mean "bfloat16"?'),
     ("spec.model.policy=null", "spec.model", "needs exactly one of policy"),
     ("spec.model.polcy=x", "spec.model.polcy", 'did you mean "policy"?'),
@@ -92,7 +96,10 @@ BAD = [
     ("spec.reward.functions=[{name: n}]", "spec.reward.functions[0]", "exactly one of"),
     (
         "spec.reward.functions=[{function: 'a:b', secretHeaders: {Authorization: TOKEN}}]",
-        *("spec.reward.functions[0]", "secretHeaders are of requests to url, which is not given"),
+        *(
+            "spec.reward.functions[0]",
+            "secretHeaders applies only to url, which is not set; set it, or remove this",
+        ),
     ),
     (
         "spec.reward.functions=[{name: n, url: 'http://h', secretHeaders: {Authorization: RLHF_TOKEN}}]",
@@ -100,7 +107,7 @@ BAD = [
     ),
     (
         "spec.reward.functions=[{name: n, url: 'http://h', secretHeaders: {Content-Type: TYPE}}]",
-        *("spec.reward.functions[0]", "Content-Type is the request's own"),
+        *("spec.reward.functions[0]", "Content-Type is set by the request itself"),
     ),
     ("spec.reward.functions=[{url: 'http://h'}]", "spec.reward.functions[0]", "needs a name"),
     ("spec.reward.functions=[{name: n, url: 'http://u:p@h'}]", "spec.reward.functions[0].url", "no user"),
@@ -123,7 +130,11 @@ BAD = [
         (f"spec.checkpoint.store={url}", "spec.checkpoint.store", "begins with file:///, s3://")
         for url in ("http://x/y", "file://runs/x", "s3://x/run#1", "s3://x/run?1", "s3://x//run")
     ),
-    ("spec.environment.RLHF_TOKEN=x", "spec.environment.RLHF_TOKEN", "are ours; got 'x'"),
+    (
+        "spec.environment.RLHF_TOKEN=x",
+        "spec.environment.RLHF_TOKEN",
+        "are reserved; use another name; got 'x'",
+    ),
     ("spec.environment={A: 1}", "spec.environment.A", "must be text; put it in quotes; got 1"),
     ("spec.surprise={1: 2}", "spec.surprise.1", "a key must be text; put it in quotes; got 1"),
     ("spec.evaluation.data=[x]", "spec.evaluation.function", "is required and missing"),
@@ -189,17 +200,17 @@ def test_a_critic_takes_the_trainers_deepspeed_but_no_precision_of_another_dtype
 
 
 FILES = [
-    ("a: 1\na: 2\n", ":2:1: is no YAML: the key 'a' stands twice in one object"),
-    ("a: [1\n", "is no YAML"),
-    ("a: \t1\n\tb: 2", ":1:4: is no YAML"),
+    ("a: 1\na: 2\n", ":2:1: is not valid YAML: the key 'a' appears twice in one object; remove one"),
+    ("a: [1\n", "is not valid YAML"),
+    ("a: \t1\n\tb: 2", ":1:4: is not valid YAML"),
     ("", "must hold one RLHFJob; it holds 0 documents"),
     ("a: 1\n---\nb: 1\n", "it holds 2 documents"),
     ("- 1\n", "must be one RLHFJob object; got [1]"),
-    ("a: !!python/object:os.system {}\n", "is no YAML"),
+    ("a: !!python/object:os.system {}\n", "is not valid YAML"),
     ("x: &a [*a, *a]\n", "contains itself"),
-    ("x: " + "9" * 5000, "is no YAML"),
-    ("[" * 5000, "is no YAML"),
-    ("x: !!binary aGk=\n", "bytes is no JSON value"),
+    ("x: " + "9" * 5000, "is not valid YAML"),
+    ("[" * 5000, "is not valid YAML"),
+    ("x: !!binary aGk=\n", "bytes is not a JSON value"),
     ('x: "\\0"\n', "must hold no NUL character"),
 ]
 
@@ -255,11 +266,11 @@ def test_overrides(tmp_path: Path) -> None:
         ("spec.steps", "must be path=value"),
         ("=3", "must be path=value"),
         ("spec..steps=3", "must be path=value"),
-        ("spec.steps.x=3", "'x' is no field of 4"),
-        ("spec.data.train[1]=x", "[1] is no place in"),
-        ("spec.data.train[x]=x", "[x] is no place in"),
-        ("spec.model[0]=x", "[0] is no place in"),
-        ("spec.steps=[", "is no YAML"),
+        ("spec.steps.x=3", "'x' is not a field of 4"),
+        ("spec.data.train[1]=x", "there is no item [1] in"),
+        ("spec.data.train[x]=x", "there is no item [x] in"),
+        ("spec.model[0]=x", "there is no item [0] in"),
+        ("spec.steps=[", "is not valid YAML"),
         ("spec.stepz=3", 'did you mean "steps"?'),
     ],
 )
@@ -349,7 +360,7 @@ def test_both_spellings_of_the_replay_buffer_mean_the_same() -> None:
 def test_the_replay_buffer_is_for_answers_that_are_generated() -> None:
     with pytest.raises(
         InvalidJob,
-        match=r"^spec.replay.maxReplayEpisode: is of sampled responses, and the job has none: sft trains",
+        match=r"^spec.replay.maxReplayEpisode: applies only to sampled responses, and the job has none: sft trains",
     ):
         job("spec.algorithm=sft", "spec.ppo={}", "spec.replay.maxReplayEpisode=1")
     with pytest.raises(InvalidJob, match=r"streamDataLoaderType: dynamic trains while generators answer"):

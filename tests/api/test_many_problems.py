@@ -32,7 +32,7 @@ def refused(**spec: object) -> InvalidJob:
 def test_problems_of_a_template_are_cut_in_number_and_length(template):
     error = refused(pods={"template": template})
     assert len(str(error)) < WORDS
-    assert error.problems[-1].message == f"has more problems like these {problems.MOST}"
+    assert error.problems[-1].message == f"has more problems than these {problems.MOST}"
 
 
 def test_keys_that_no_server_pruned_are_not_all_compared_with_those_that_are_known(monkeypatch):

@@ -23,7 +23,7 @@ REFUSED = [
     (
         (*SFT, "spec.evaluation={data: [a], function: 'a:b'}"),
         "spec.evaluation.function",
-        "sft is judged by its loss",
+        "sft is evaluated by its loss",
     ),
     ((*SFT, "spec.evaluation={data: [a], samples: 2}"), "spec.evaluation.samples", "remove it; got 2"),
     (
@@ -33,12 +33,12 @@ REFUSED = [
     (
         ("spec.replay.replaySampleFn=newest",),
         "spec.replay.replaySampleFn",
-        "maxReplayEpisode only; got 'newest'",
+        "maxReplayEpisode; set that, or remove this; got 'newest'",
     ),
     (
         ("spec.replay.relaySampleFn=newest",),
         "spec.replay.relaySampleFn",
-        "maxReplayEpisode only; got 'newest'",
+        "maxReplayEpisode; set that, or remove this; got 'newest'",
     ),
     (
         ("spec.ppo={minibatchSize: 8, valueMinibatchSize: 5, balanceTokens: true}",),
@@ -62,11 +62,15 @@ REFUSED = [
         "spec.replay.streamDataLoaderType",
         "before all scores of a step are there; without dynamicSampling, or use fixed",
     ),
-    (("spec.replay.samplesPerStep=3",), "spec.replay.samplesPerStep", "maxReplayEpisode only; got 3"),
+    (
+        ("spec.replay.samplesPerStep=3",),
+        "spec.replay.samplesPerStep",
+        "maxReplayEpisode; set that, or remove this; got 3",
+    ),
     (
         ("spec.replay.replayEpisodeOffset=3",),
         "spec.replay.replayEpisodeOffset",
-        "maxReplayEpisode only; got 3",
+        "maxReplayEpisode; set that, or remove this; got 3",
     ),
     (
         (*SFT, "spec.trainer.criticMicroBatchTokens=900"),
@@ -122,9 +126,13 @@ REFUSED = [
     *(
         ((f"spec.trainer.deepspeed.{key}={value}",), f"spec.trainer.deepspeed.{key}", words)
         for key, value, words in (
-            ("zero_optimization.stage3_max_live_parameters", "1e9", "acts from stage 3 on: set zero_opt"),
+            (
+                "zero_optimization.stage3_max_live_parameters",
+                "1e9",
+                "has no effect below stage 3: set zero_opt",
+            ),
             ("zero_optimization.zero_quantized_weights", "true", "or remove this; got stage 1"),
-            ("zero_optimization.offload_param", "{device: cpu}", "acts from stage 3 on"),
+            ("zero_optimization.offload_param", "{device: cpu}", "has no effect below stage 3"),
             ("fp16.loss_scale", "0.0", "has no effect: enabled is false; set that, or remove this; got 0.0"),
         )
     ),
@@ -132,7 +140,7 @@ REFUSED = [
         (
             "spec.trainer={dtype: float32, deepspeed: {zero_optimization: {offload_optimizer: {device: cpu}}}}",
         ),
-        *("spec.trainer.deepspeed.zero_optimization.offload_optimizer", "acts from stage 1 on"),
+        *("spec.trainer.deepspeed.zero_optimization.offload_optimizer", "has no effect below stage 1"),
     ),
     (
         ("spec.trainer.deepspeed.zero_optimization={stage: 2, offload_optimizer: {pin_memory: true}}",),
@@ -150,7 +158,7 @@ REFUSED = [
     (("spec.reference.tensorParallelSize=2",), "spec.reference.tensorParallelSize", "engine vllm; use 1"),
     (
         ("spec.reward.engineArguments={quantization: fp8}",),
-        *("spec.reward.engineArguments", "are of spec.reward.engine vllm"),
+        *("spec.reward.engineArguments", "apply only to spec.reward.engine vllm"),
     ),
     (
         ("spec.reference={engine: vllm, engineArguments: {runner: pooling}}",),
@@ -175,7 +183,10 @@ REFUSED = [
     ),
     (
         (*SHARED, "spec.generator.engineArguments={a: 1}"),
-        *("spec.generator.engineArguments", "is of the generator role, and the job has none: the trainer"),
+        *(
+            "spec.generator.engineArguments",
+            "applies only to the generator role, and the job has none: the trainer",
+        ),
     ),
     ((*SHARED, "spec.generator.timeoutSeconds=9"), "spec.generator.timeoutSeconds", "remove it; got 9"),
     (
@@ -185,27 +196,38 @@ REFUSED = [
     ((*SFT, "spec.generator.sharedWithTrainer=true"), "spec.generator.sharedWithTrainer", "samples no resp"),
     (
         (*SFT, "spec.sampling.temperature=0.5"),
-        *("spec.sampling.temperature", "is of sampled responses, and the job has none: sft trains on given"),
+        *(
+            "spec.sampling.temperature",
+            "applies only to sampled responses, and the job has none: sft trains on given",
+        ),
     ),
     ((*SFT, "spec.pretraining={data: [a]}"), "spec.pretraining", "sft trains on given ones"),
     ((*SFT, "spec.health.logprobDifference=0.1"), "spec.health.logprobDifference", "remove it; got 0.1"),
-    ((*SFT, "spec.reward.scale=2"), "spec.reward.scale", "is of the reward role, and the job has none: sft"),
+    (
+        (*SFT, "spec.reward.scale=2"),
+        "spec.reward.scale",
+        "applies only to the reward role, and the job has none: sft",
+    ),
     ((*SFT, "spec.model.reward=r"), "spec.model.reward", "sft scores no responses; remove it; got 'r'"),
     ((*SFT, "spec.model.reference=r"), "spec.model.reference", "sft compares with none; remove it"),
     (
         (*GRPO, "spec.model.critic=c"),
         "spec.model.critic",
-        "is of a critic, and the job has none: grpo trains",
+        "applies only to a critic, and the job has none: grpo trains",
     ),
     ((*GRPO, "spec.optimizer.criticLearningRate=1"), "spec.optimizer.criticLearningRate", "grpo trains none"),
     (
         (*GRPO, "spec.data.maxAnswerLength=9"),
         "spec.data.maxAnswerLength",
-        "is of given responses, and the job",
+        "applies only to given responses, and the job",
     ),
     ((*FREE, "spec.reference.replicas=3"), "spec.reference.replicas", "spec.ppo.klCoefficient is 0; remove"),
     ((*FREE, "spec.model.reference=r"), "spec.model.reference", "none: spec.ppo.klCoefficient is 0"),
-    ((*FREE, "spec.ppo.klEstimator=k3"), "spec.ppo.klEstimator", "is of a reference, and the job has none"),
+    (
+        (*FREE, "spec.ppo.klEstimator=k3"),
+        "spec.ppo.klEstimator",
+        "applies only to a reference, and the job has none",
+    ),
     ((*FREE, "spec.ppo.klIn=loss"), "spec.ppo.klIn", "spec.ppo.klCoefficient is 0; remove it; got 'loss'"),
     ((*FREE, "spec.ppo.klTarget=1"), "spec.ppo.klTarget", "spec.ppo.klCoefficient is 0; remove it; got 1"),
     ((*FREE, "spec.ppo.referenceEma=0.9"), "spec.ppo.referenceEma", "klCoefficient is 0; remove it; got 0.9"),
@@ -237,18 +259,18 @@ REFUSED = [
     ),
     (
         ("spec.checkpoint={everySteps: 10, keepEvery: 15}",),
-        *("spec.checkpoint.keepEvery", "must be a multiple of everySteps, 10: between there are no"),
+        *("spec.checkpoint.keepEvery", "must be a multiple of everySteps, 10: only at those steps"),
     ),
     (
         ("spec.checkpoint.keepBest=2", "spec.evaluation={data: [a], function: 'a:b', everySteps: 7}"),
         *(
             "spec.checkpoint.keepBest",
-            "make spec.evaluation.everySteps, 7, a multiple of checkpoint.everySteps, 10",
+            "make spec.evaluation.everySteps (7) a multiple of checkpoint.everySteps (10)",
         ),
     ),
     (
         (*SFT, "spec.algorithm=dpo", "spec.dpo={loss: ipo, labelSmoothing: 0.1}"),
-        *("spec.dpo.labelSmoothing", "is of loss sigmoid; remove it; got 0.1 with ipo"),
+        *("spec.dpo.labelSmoothing", "applies only to loss sigmoid; remove it; got 0.1 with ipo"),
     ),
     (
         ("spec.trainer.deepspeed.optimizer={type: Lion}",),
@@ -294,7 +316,7 @@ def test_what_a_step_of_one_update_cannot_reach_is_said(overrides, idle) -> None
     spec = job(bounds, *overrides).spec
     said = without_effect(spec)
     why = "a step is one update, of a model that has not moved from what it is compared with"
-    assert said == ([f"without effect: {idle}; {why}"] if idle else [])
+    assert said == ([f"no effect: {idle}; {why}"] if idle else [])
     assert plan_lines(spec) == said
 
 
@@ -303,7 +325,7 @@ def test_what_a_step_of_one_update_cannot_reach_is_said(overrides, idle) -> None
 )
 def test_a_reward_model_of_no_weight_is_said_unless_a_critic_starts_from_it(overrides, acts) -> None:
     said = without_effect(job(*UNUSED, *overrides).spec)
-    assert said == ([] if acts else ["without effect: spec.model.reward; spec.reward.modelWeight is 0"])
+    assert said == ([] if acts else ["no effect: spec.model.reward; spec.reward.modelWeight is 0"])
 
 
 @pytest.mark.parametrize(
@@ -312,8 +334,8 @@ def test_a_reward_model_of_no_weight_is_said_unless_a_critic_starts_from_it(over
 def test_a_time_for_a_call_that_its_chunk_does_not_have_is_said(seconds, chunk, said) -> None:
     functions = f"[{{function: 'a:b'}}, {{function: 'a:c', timeoutSeconds: {seconds}}}]"
     spec = job(f"spec.reward.functions={functions}", f"spec.reward.timeoutSeconds={chunk}").spec
-    line = "without effect: spec.reward.functions[1].timeoutSeconds 300; spec.reward.timeoutSeconds ends"
-    line = f"{line} calls before, after 120 s with all retries; make that larger"
+    line = "no effect: spec.reward.functions[1].timeoutSeconds 300; spec.reward.timeoutSeconds ends"
+    line = f"{line} a call with all its retries after 120 s; raise that"
     assert without_effect(spec) == ([line] if said else [])
 
 

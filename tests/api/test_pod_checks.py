@@ -25,7 +25,7 @@ BAD = [
     (
         "spec.pods.volumes=[{name: d, mountPath: /dev/shm, claim: c}]",
         "spec.pods.volumes[0].mountPath",
-        "its own there",
+        "its own volume there",
     ),
     (
         "spec.pods.volumes=[{name: d, mountPath: /etc, claim: c}]",
@@ -35,12 +35,12 @@ BAD = [
     (
         "spec.pods.volumes=[{name: config, mountPath: /d, claim: c}]",
         "spec.pods.volumes[0].name",
-        "of that name",
+        "has this name",
     ),
     (
         "spec.pods.volumes=[{name: d, mountPath: /d, claim: c}, {name: d, mountPath: /e, claim: c}]",
         "spec.pods.volumes[1].name",
-        "stands twice; got 'd'",
+        "is another volume's name too; got 'd'",
     ),
     (
         "spec.pods.volumes=[{name: d, mountPath: /d, claim: c}, {name: e, mountPath: /d, claim: c}]",
@@ -91,7 +91,7 @@ BAD = [
     (
         "spec.pods.template={spec: {containers: [{name: role, env: [{name: RLHF_TOKEN, value: x}]}]}}",
         "spec.pods.template.spec.containers[0].env[0].name",
-        "are ours",
+        "are reserved",
     ),
     (
         "spec.pods.template={spec: {containers: [{name: role, $patch: delete}]}}",
@@ -108,7 +108,11 @@ BAD = [
         "spec.pods.template.spec.$patch",
         "must be replace or delete",
     ),
-    ("spec.environment={A B: c}", "spec.environment['A B']", "no name of an environment variable"),
+    (
+        "spec.environment={A B: c}",
+        "spec.environment['A B']",
+        "is not a valid name of an environment variable",
+    ),
     ("spec.steps=9223372036854775808", "spec.steps", "must fit in 64 bits"),
     ("spec.steps=2147483648", "spec.steps", "less than or equal to 2147483647"),
 ]

@@ -13,49 +13,61 @@ REFUSED = [
     (
         ("spec.generator.sharedWithTrainer=true", AHEAD),
         "spec.rollout.maxStaleness",
-        "there are none; use 0; got 1",
+        "leaves none; use 0; got 1",
     ),
     (
         ("spec.replay.streamDataLoaderType=dynamic", AHEAD),
         "spec.rollout.maxStaleness",
-        "use fixed, or 0; got 1",
+        "use fixed there, or 0 here; got 1",
     ),
     (("spec.weights.everySteps=3", AHEAD), "spec.weights.everySteps", "use at most 2; got 3"),
-    (("spec.rollout.inFlight=keep",), "spec.rollout.inFlight", "maxStaleness above 0 only; got 'keep'"),
-    (("spec.rollout.proximal=sampled",), "spec.rollout.proximal", "maxStaleness above 0 only; got 'sampled'"),
+    (
+        ("spec.rollout.inFlight=keep",),
+        "spec.rollout.inFlight",
+        "applies only with maxStaleness above 0; remove it; got 'keep'",
+    ),
+    (
+        ("spec.rollout.proximal=sampled",),
+        "spec.rollout.proximal",
+        "applies only with maxStaleness above 0; remove it; got 'sampled'",
+    ),
     (
         ("spec.rollout.importanceCap=3",),
         "spec.rollout.importanceCap",
-        "has an effect with importance only; got 3",
+        "applies only with importance; set that, or remove this; got 3",
     ),
     (
         ("spec.rollout.importanceMask=3",),
         "spec.rollout.importanceMask",
-        "has an effect with importance only; got 3",
+        "applies only with importance; set that, or remove this; got 3",
     ),
     (
         (AHEAD, "spec.rollout.proximal=sampled", "spec.rollout.importance=token"),
-        *("spec.rollout.importance", "takes the sampler's log-probabilities for the policy's"),
+        *("spec.rollout.importance", "uses the sampler's in their place"),
     ),
     (
         ("spec.weights.everySteps=2", "spec.rollout.importance=token"),
-        *("spec.rollout.importance", "takes the sampler's log-probabilities for the policy's"),
+        *("spec.rollout.importance", "uses the sampler's in their place"),
     ),
     (
         ("spec.rollout={importance: token, importanceCap: 3, importanceMask: 2}",),
         *(
             "spec.rollout.importanceCap",
-            "no weight comes so far with importanceMask 2; remove one of them; got 3",
+            "never acts: importanceMask 2 drops such weights first; remove one of them; got 3",
         ),
     ),
     ((AHEAD, "spec.sampling.topP=0.9"), "spec.sampling", "set topK too, from 1 to 256"),
-    ((AHEAD, "spec.sampling.topK=257"), "spec.sampling", "or switch them off; got topP 1, topK 257"),
-    ((AHEAD, "spec.sampling.minNewTokens=2"), "spec.sampling", "they would be compared; set topK too"),
+    (
+        (AHEAD, "spec.sampling.topK=257"),
+        "spec.sampling",
+        "or use none of the three; got topP 1, topK 257",
+    ),
+    ((AHEAD, "spec.sampling.minNewTokens=2"), "spec.sampling", "set topK too"),
     (
         ("spec.algorithm=sft", "spec.ppo={}", "spec.rollout={maxStaleness: 1}"),
         *(
             "spec.rollout.maxStaleness",
-            "is of sampled responses, and the job has none: sft trains on given ones",
+            "applies only to sampled responses, and the job has none: sft trains on given ones",
         ),
     ),
 ]

@@ -17,7 +17,7 @@ def read_rows(path: str, kind: RowKind) -> list[Row]:
 
 GOOD = '{"prompt": "p", "answer": "a", "pos_answers": ["x"], "neg_answers": ["y"], "id": 7}'
 BAD: list[tuple[RowKind, str, str]] = [
-    ("responses", '{"prompt": "p"', ":2: is no JSON"),
+    ("responses", '{"prompt": "p"', ":2: is not valid JSON"),
     ("responses", '{"prompt": "p"}', ":2: answer: is missing; the row has 'prompt'"),
     ("responses", '{"prompt": "p", "anwser": "a"}', "; rename 'anwser'"),
     ("responses", "{}", ":2: prompt: is missing; the row has no fields"),
@@ -46,14 +46,18 @@ BAD: list[tuple[RowKind, str, str]] = [
         ":2: prompt.0.content: must be a valid string",
     ),
     ("prompts", '{"prompt": ["Hi"]}', ":2: prompt.0: "),
-    ("prompts", '{"prompt": [{"role": "assistant", "content": "a"}]}', "is not the assistant's"),
+    ("prompts", '{"prompt": [{"role": "assistant", "content": "a"}]}', "must not be the assistant's"),
     (
         "responses",
         '{"prompt": "p", "answer": [{"role": "user", "content": "a"}]}',
         ":2: answer: the first and",
     ),
-    ("responses", '{"messages": [{"role": "user", "content": "a"}]}', "ends with the assistant's; got user"),
-    ("responses", '{"messages": [{"role": "assistant", "content": "a"}]}', "begins with another role"),
+    ("responses", '{"messages": [{"role": "user", "content": "a"}]}', "end with the assistant; got user"),
+    (
+        "responses",
+        '{"messages": [{"role": "assistant", "content": "a"}]}',
+        "must not begin with the assistant",
+    ),
     ("responses", '{"messages": [{"content": "a"}]}', ":2: messages.0.role: is missing"),
     ("pairs", '{"prompt": "p", "chosen": "a"}', ":2: rejected: is missing; the row has 'prompt', 'chosen'"),
     (
@@ -82,7 +86,7 @@ def test_json_lists_count_from_zero(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match=r"rows.json\[1\]: prompt: is missing"):
         read_rows(str(file), "prompts")
     file.write_text(f"[{GOOD},\n {GOOD}")
-    with pytest.raises(InvalidJob, match=r"rows.json:2: is no JSON"):
+    with pytest.raises(InvalidJob, match=r"rows.json:2: is not valid JSON"):
         read_rows(str(file), "prompts")
 
 

@@ -67,7 +67,9 @@ def test_ranks_share_the_work(monkeypatch):
 
 
 def test_a_group_that_ends_with_an_empty_tensor_keeps_the_next_one_apart(directory):
-    directory.trainer().save(1, groups={"empty": {"none": torch.zeros(0)}.items(), "full": tensors(1).items()})
+    directory.trainer().save(
+        1, groups={"empty": {"none": torch.zeros(0)}.items(), "full": tensors(1).items()}
+    )
     found = directory.snapshot(1)
     assert found.tensors("empty")["none"].shape == (0,)
     assert found.tensors("full").keys() == tensors(1).keys()
@@ -135,7 +137,7 @@ def test_a_damaged_root_is_made_again_from_the_manifests(place, caplog, harm):
     obstore.put(place.raw, "LATEST", harm(bytes(obstore.get(place.raw, "LATEST").bytes())))
     with caplog.at_level(logging.ERROR):
         assert place.steps() == [1, 2]
-    assert "DAMAGED STORE, going by the manifests that are there: LATEST" in caplog.text
+    assert "DAMAGED STORE, using the manifests that are readable: LATEST" in caplog.text
     again = place.trainer()
     assert again.committer.epoch == 2
     again.save(3)

@@ -185,7 +185,7 @@ def test_keys_that_are_rotated_in_the_file_are_used_from_then_on(keys_file, monk
     store.put("a", b"1")
     keys_file.write_text("[team]\naws_access_key_id = half of the fi")
     store.put("b", b"2")
-    assert "going on with the keys read before" in caplog.text
+    assert "the previous ones stay in use" in caplog.text
     assert "secret-of-tests" not in caplog.text
 
 

@@ -23,7 +23,7 @@ def test_every_manifest_and_the_root_are_damaged(written: Place):
         written.damage(key)
     before = written.keys("")
     with pytest.raises(
-        InvalidJob, match=r"store: every checkpoint in .* is damaged .*start anew in another place"
+        InvalidJob, match=r"store: every checkpoint in .* is damaged .*begin a new run in another store"
     ):
         written.trainer()
     assert written.keys("") == before

@@ -33,7 +33,7 @@ def test_a_generator_killed_as_an_adapter_comes_costs_nothing_but_a_detour(chain
     assert finished.steps[-1]["kl_mean"] > 0.01, "far from the base"
     # Few bytes, but for the frozen weights to who came back.
     matrices, base = 77_824, 1_874_944
-    assert "generator-0, generator-1: the frozen weights have come" in trainer
+    assert "generator-0, generator-1: received the frozen weights" in trainer
     sent = [line["broadcast_bytes"] for line in finished.steps]
     assert sent == [matrices, matrices, matrices, 2 * matrices + base, matrices]
     assert all(line["generators_paused_seconds"] > 0 for line in finished.steps)

@@ -132,7 +132,7 @@ def test_until_runs_a_node_and_what_it_depends_on_alone():
 def test_a_node_that_breaks_its_promise_is_named():
     run = executor(local("advantages", "forgetful", (SEQUENCES,))).run
     with pytest.raises(
-        InvalidJob, match=r"node 'advantages' wrote no column advantages, which its graph says"
+        InvalidJob, match=r"node 'advantages' wrote no column advantages, which its graph declares"
     ):
         run(columns())
 
@@ -140,7 +140,7 @@ def test_a_node_that_breaks_its_promise_is_named():
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("gea", r"the graph names 'gea', which is none of .*\bgae\b.*, nor a function as module:name"),
+        ("gea", r"the graph names 'gea', which is neither one of .*\bgae\b.* nor a function as module:name"),
         ("no.such:function", r"'no.such:function' cannot be imported: ModuleNotFoundError"),
         (f"{__name__}:nothing", r"cannot be imported: AttributeError"),
     ],

@@ -148,7 +148,7 @@ def test_an_algorithm_of_ones_own(own, capsys):
 @pytest.mark.parametrize(
     ("subject", "said"),
     [
-        ("pp", 'pp: is no file, and no experiment (did you mean "ppo"?); there are sft, '),
+        ("pp", 'pp: is neither a file nor an experiment (did you mean "ppo"?); experiments are sft, '),
         ("missing.yaml", "missing.yaml: cannot be read: No such file or directory"),
         ("own:", "spec.algorithm: must be one of sft, reward, dpo"),
         (

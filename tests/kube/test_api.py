@@ -141,7 +141,7 @@ def test_who_no_longer_leads_changes_nothing(talk, namespace):
             api.apply_status(config_map(namespace, x="2")),
             api.delete("ConfigMap", namespace, "a"),
         ):
-            with pytest.raises(ApiError, match="no longer leads"):
+            with pytest.raises(ApiError, match="no longer holds the lease"):
                 await change
         assert await api.get("ConfigMap", namespace, "a") == made
 

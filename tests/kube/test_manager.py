@@ -324,8 +324,8 @@ def test_a_namespace_that_may_not_be_listed_is_left_out_until_it_may(
                 assert not running.done()
 
     talk(body)
-    assert f"leaves namespace {other} out until it may be listed: 403 Forbidden" in caplog.text
-    assert f"serves namespace {other} again" in caplog.text
+    assert f"namespace {other} is not served until the operator may list it: 403 Forbidden" in caplog.text
+    assert f"namespace {other} is served again" in caplog.text
 
 
 def test_a_stop_lets_a_reconcile_end_and_gives_the_lease_back(talk, namespace):
@@ -461,7 +461,7 @@ def test_who_loses_the_lease_ends_and_changes_nothing_more(talk, namespace, cont
                 try:
                     await asyncio.sleep(100)
                 except asyncio.CancelledError:
-                    with pytest.raises(ApiError, match="no longer leads"):
+                    with pytest.raises(ApiError, match="no longer holds the lease"):
                         await made.api.create(pod(namespace, "too-late"))
                     cut.append(True)
                     raise
@@ -542,7 +542,7 @@ SETTINGS = {"RLHF_TOKEN_KEY": "k" * 32, "RLHF_TRAINER_IMAGE": "x"}
         ),
         (
             SETTINGS | {"RLHF_METRICS_FROM": '[{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]'},
-            "NetworkPolicy peers (a peer with an ipBlock has nothing beside it); got",
+            "NetworkPolicy peers (a peer with an ipBlock must have no other field); got",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_the_shipped_example_gets_its_pods_and_its_columns(running, trainer):
     eventually(lambda: len(trainer.members) == 3, "the trainer knows who serves it")
     assert {m["name"] for m in trainer.members} == {"generator-0", "reward-0", "reference-0"}
     described = running.kubectl("describe", "rlhfjob", "ppo")
-    for word in ("RolesReady", "PodsScheduled", "the trainer is up"):
+    for word in ("RolesReady", "PodsScheduled", "the trainer is running"):
         assert word in described
 
 

@@ -46,7 +46,7 @@ def test_a_job_without_one_waits_and_lines_up_once_it_has_the_label(
             await operator.look("ppo")
         queued = await operator.api.get("Workload", namespace, "ppo")
         assert queued["spec"]["queueName"] == "research"
-        assert "waits in queue research" in (await status(operator))["message"]
+        assert "waiting for quota in queue research" in (await status(operator))["message"]
 
     operators(story, limits=REQUIRED)
 

@@ -41,7 +41,7 @@ def test_a_standby_takes_over_within_15_seconds_of_a_kill(jobs, trainer, tmp_pat
         jobs.apply(PPO)
         jobs.until("ppo", "Running")
         with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace) as second:
-            eventually(lambda: "stands by" in second.said(), "the second is up")
+            eventually(lambda: "standing by" in second.said(), "the second is up")
             trainer.status["step"] = 11
             eventually(lambda: jobs.status("ppo")["step"] == 11, "the first still leads")
             first.kill()

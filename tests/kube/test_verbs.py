@@ -178,7 +178,7 @@ def test_status_shows_what_kubectl_shows_and_more(running: Jobs, verbs: Verbs) -
         "]  step 7/40\nreward 0.5123  weights 7\ncheckpoint step 7, ",
         "trainer     1/1     0",
         "Events\n  ",
-        "Normal   Running   the trainer is up\n",
+        "Normal   Running   the trainer is running\n",
     ):
         assert text in page
     stored = running.get("rlhfjob", "ppo")
@@ -217,7 +217,7 @@ def test_a_checkpoint_on_request_and_a_clone_from_it(
     assert (done.code, done.out) == (0, "ppo: checkpoint of step 8 in s3://bucket/ppo\n")
     # Credentials for that store are the trainer's, not ours.
     clone = verbs.run("clone", "ppo", "--from-step=8", "--set", "ppo.klCoefficient=0.5")
-    assert "warning: not looked for here, the trainer will: " in clone.err
+    assert "warning: the checkpoint was not checked from here, the trainer will check it: " in clone.err
     (tmp_path / "clone.yaml").write_text(clone.out)
     made = verbs.run("submit", str(tmp_path / "clone.yaml"))
     assert made.out.startswith(f"{running.namespace}/ppo-from-8 created")
@@ -261,7 +261,7 @@ def test_why_a_pod_failed_that_is_gone(
 
 def test_suspend_and_resume_wait_until_it_is_done(running: Jobs, verbs: Verbs, nodes: FakeNodes) -> None:
     with verbs.start("suspend", "ppo") as suspend:
-        suspend.until("Running: suspending: waits for a checkpoint")
+        suspend.until("Running: suspending: waiting for the trainer's checkpoint")
         nodes.end(running.namespace, "ppo-trainer-0", 79)
         done = suspend.end()
     assert (done.code, done.out) == (
@@ -273,11 +273,12 @@ def test_suspend_and_resume_wait_until_it_is_done(running: Jobs, verbs: Verbs, n
     done = verbs.run("resume", "ppo")
     assert (done.code, done.out) == (0, "ppo is Running at step 7 of 40\n")
     done = verbs.run("suspend", "ppo", "--no-wait")
-    assert done.out == "ppo is to be suspended; follow it with `rlhf status ppo --watch`\n"
+    assert done.out == "ppo will be suspended; follow it with `rlhf status ppo --watch`\n"
     late = verbs.run("suspend", "ppo", "--timeout=2s")
     assert late.code == 1
     assert (
-        "ppo is not suspended after 2s (Running: suspending: waits for a checkpoint); it goes on" in late.err
+        "ppo is not suspended after 2s (Running: suspending: waiting for the trainer's checkpoint); it goes on"
+        in late.err
     )
     nodes.end(running.namespace, "ppo-trainer-0", 0)
     running.until("ppo", "Succeeded")

@@ -51,7 +51,7 @@ def test_pauses_grow_to_ten_seconds_within_the_budget_and_to_five_minutes_beyond
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ("{action: FailJob}", "names neither exitCodes nor reasons"),
+        ("{action: FailJob}", "needs exitCodes or reasons"),
         ("{action: Retry, exitCodes: [1]}", "is none of FailJob, Ignore, Count"),
         ("{action: Ignore, exitCodes: [256]}", "less than or equal to 255"),
         ("{action: Ignore, reasons: ['out of memory']}", "a word of Kubernetes"),

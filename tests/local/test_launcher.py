@@ -157,7 +157,7 @@ def test_a_launcher_that_cannot_go_on_says_why_and_how_to(run: Run) -> None:
     (run.work / "logs" / "generator-1.log").mkdir(parents=True)
     code, _, err = run()
     assert (code, run.status()["phase"]) == (1, "Failed")
-    assert "error: the launcher cannot go on: [Errno 21] Is a directory: " in err
+    assert "error: `rlhf run` cannot go on: [Errno 21] Is a directory: " in err
     assert "generator-1.log" in err
     assert run.alive() == []
 
@@ -199,7 +199,7 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(run: Run) -> None:
     code, _, err = run("--resume", overrides=("spec.seed=1", "spec.model.policy=other"))
     assert code == 2
     assert "error: spec.model.policy: the run in w has 'org/policy'" in err
-    assert "error: spec.seed: the run in w has 0, and --resume goes on with the same; got 1" in err
+    assert "error: spec.seed: the run in w has 0, which --resume cannot change; got 1" in err
     assert (run.work / "metrics.jsonl").read_text() == before
 
     code, out, _ = run("--resume", overrides=("spec.steps=6",))

@@ -514,7 +514,7 @@ def test_a_launcher_that_stood_still_blames_nobody_for_it(tmp_path: Path) -> Non
     assert [type(action) for action in host._decide(late)] == [Kill]
     host._excuse(late)
     assert Kill not in [type(action) for action in host._decide(late)]
-    assert said.getvalue().endswith(" this process stood still for 900 s\n")
+    assert said.getvalue().endswith(" this process was paused for 900 s\n")
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_estimators_by_name(estimator, expected):
 
 
 def test_unknown_estimator():
-    with pytest.raises(ValueError, match="'k1', 'k2' or 'k3', not 'abs'"):
+    with pytest.raises(ValueError, match="'k1', 'k2' or 'k3'; got 'abs'"):
         kl_estimate(torch.zeros(1), torch.zeros(1), "abs")
 
 
@@ -201,5 +201,5 @@ def test_adaptive_coefficient_follows_the_error_and_stays_positive(coefficient, 
 
 @pytest.mark.parametrize(("target", "horizon"), [(0.0, 10), (6.0, 0)])
 def test_controller_without_a_target_or_horizon(target, horizon):
-    with pytest.raises(ValueError, match="are positive, not"):
+    with pytest.raises(ValueError, match="must be above 0; got"):
         adaptive_kl_coefficient(0.1, 1.0, target, horizon, 1)

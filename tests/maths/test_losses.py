@@ -112,7 +112,7 @@ def test_weighted_sum_is_the_mean_it_names_however_the_batch_is_ordered_or_cut(l
 
 
 def test_unknown_aggregation():
-    with pytest.raises(ValueError, match="'token', 'sequence' or 'constant', not 'mean'"):
+    with pytest.raises(ValueError, match="'token', 'sequence' or 'constant'; got 'mean'"):
         token_weights(torch.tensor([1]), "mean")
 
 

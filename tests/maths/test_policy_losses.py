@@ -83,7 +83,7 @@ def test_dual_clip_stops_the_gradient_of_what_became_far_more_likely():
 
 
 def test_dual_clip_that_would_bite_at_ratio_1():
-    with pytest.raises(ValueError, match=r"above 1, such as 3, not 1\.0"):
+    with pytest.raises(ValueError, match=r"above 1, such as 3; got 1\.0"):
         clipped_surrogate(torch.ones(1), torch.ones(1), 0.2, 0.2, dual_clip=1.0)
 
 

@@ -64,7 +64,7 @@ def test_to_tokens_repeats_the_value_of_each_sequence(rows):
 def test_values_and_masks_that_do_not_fit():
     with pytest.raises(ValueError, match="2 sequences need as many values"):
         to_tokens(torch.zeros(3), torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match=r"bool, not torch\.int64"):
+    with pytest.raises(ValueError, match=r"bool; got torch\.int64"):
         check_mask(torch.ones(3, dtype=torch.int64), torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="cannot hold 2 answers of 3 tokens"):
         sequence_sums(torch.zeros(3), torch.tensor([1, 2]), torch.ones(2, dtype=torch.bool))

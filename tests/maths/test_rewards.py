@@ -39,5 +39,5 @@ def test_penalty_is_equation_13(lengths, max_length, data):
 
 @pytest.mark.parametrize("buffer", [0, 11])
 def test_buffer_out_of_range(buffer):
-    with pytest.raises(ValueError, match=f"1 to 10 tokens \\(the longest response\\), not {buffer}"):
+    with pytest.raises(ValueError, match=f"1 to 10 tokens \\(the longest response\\); got {buffer}"):
         overlong_penalty(torch.tensor([1]), max_length=10, buffer=buffer)

@@ -39,5 +39,5 @@ def test_never_above_the_base_nor_negative(step, warmup_steps, total_steps, sche
 
 
 def test_unknown_schedule():
-    with pytest.raises(ValueError, match="'constant', 'linear' or 'cosine', not 'step'"):
+    with pytest.raises(ValueError, match="'constant', 'linear' or 'cosine'; got 'step'"):
         learning_rate(1, base=1.0, warmup_steps=0, total_steps=1, schedule="step")

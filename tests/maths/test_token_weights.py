@@ -142,7 +142,7 @@ def test_micro_batches_of_whole_sequences_add_up_to_the_minibatch_for_gspo(batch
 
 @pytest.mark.parametrize("constant", [None, 0])
 def test_constant_aggregation_without_a_constant(constant):
-    with pytest.raises(ValueError, match=f"positive number of tokens, not {constant}"):
+    with pytest.raises(ValueError, match=f"number of tokens above 0; got {constant}"):
         token_weights(torch.tensor([1]), "constant", constant=constant)
 
 
@@ -150,5 +150,5 @@ def test_constant_aggregation_without_a_constant(constant):
 def test_masks_that_do_not_fit(aggregation):
     with pytest.raises(ValueError, match="cannot hold 2 answers of 3 tokens"):
         token_weights(torch.tensor([1, 2]), aggregation, torch.ones(2, dtype=torch.bool), constant=1)
-    with pytest.raises(ValueError, match=r"bool, not torch\.float32"):
+    with pytest.raises(ValueError, match=r"bool; got torch\.float32"):
         token_weights(torch.tensor([1, 2]), aggregation, torch.ones(3), constant=1)

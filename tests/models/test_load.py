@@ -207,9 +207,9 @@ def test_what_is_wrong_is_said_plainly(path, tokenizer, tmp_path):
     config.vocab_size = len(tokenizer) - 1
     with pytest.raises(ValueError, match=f"{len(tokenizer)} tokens but the model has embeddings for"):
         check_fit(config, tokenizer, 64)
-    with pytest.raises(ValueError, match="at least 258 tokens, got vocab_size 100"):
+    with pytest.raises(ValueError, match="at least 258 tokens; got vocab_size 100"):
         create_tokenizer(TEXTS, 100)
-    with pytest.raises(ValueError, match=r"^there is no model type 'lama'; did you mean 'llama'\?$"):
+    with pytest.raises(ValueError, match=r"^Transformers has no model type 'lama'; did you mean 'llama'\?$"):
         create_policy("lama", SMALL, tokenizer, 0)
     with pytest.raises(ValueError, match=r"^'vit' models have no \.\.\.ForCausalLM class"):
         create_policy("vit", SMALL, tokenizer, 0)

@@ -189,7 +189,10 @@ def test_what_mixes_the_row_is_found_out():
 
 def test_what_a_model_or_machine_lacks_is_told_as_the_jobs_mistake(monkeypatch):
     """So that its processes are not started again and again."""
-    with pytest.raises(InvalidJob, match=r"spec.trainer.gradientCheckpointing: Linear has no layers"):
+    with pytest.raises(
+        InvalidJob,
+        match=r"spec.trainer.gradientCheckpointing: Linear does not support gradient checkpointing",
+    ):
         recompute(torch.nn.Linear(2, 2), "full")
     with pytest.raises(
         InvalidJob, match=r"spec.trainer.sequenceParallelSize: cannot divide 6 attention heads"

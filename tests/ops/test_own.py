@@ -133,8 +133,8 @@ def test_what_is_right_computes():
         ("a_list", ["column 'own' is a list; make a tensor of it", "[1.0]"]),
         ("of_a_library", ["raised JSONDecodeError", "json.loads"]),
         ("fewer", ["returned columns of 2 other sequences than the 8 it was given"]),
-        ("whole_numbers", ["wrote column 'own' as torch.int64 on cpu; columns lie on the CPU in float32"]),
-        ("keeps_a_tensor", ["put into ctx.state what JSON has not", "Tensor"]),
+        ("whole_numbers", ["wrote column 'own' as torch.int64 on cpu; columns must be float32 on the CPU"]),
+        ("keeps_a_tensor", ["put a value into ctx.state that JSON", "Tensor"]),
     ],
 )
 def test_a_compute_function_that_is_wrong(function, said):
@@ -204,8 +204,8 @@ def test_errors_of_the_machine_leave_the_process_to_be_started_again():
             "has the parameters (columns); it is called with (columns, ctx)",
         ),
         ({"function": named("absent")}, "cannot be imported: AttributeError"),
-        ({"loss": "likelihod"}, "the graph names 'likelihod', which is none of likelihood, "),
-        ({"output": "logprob"}, "the graph names 'logprob', which is none of logprobs, "),
+        ({"loss": "likelihod"}, "the graph names 'likelihod', which is neither one of likelihood, "),
+        ({"output": "logprob"}, "the graph names 'logprob', which is neither one of logprobs, "),
     ],
 )
 def test_all_operations_are_looked_up_before_a_model_is_loaded(change, said):

@@ -95,8 +95,8 @@ def test_a_job_that_does_not_get_on():
     [
         (World(("spec.suspend=true",)), "Suspended"),
         (
-            World(("spec.runtime={name: a}",), runtime=Wait("RuntimeNotFound", "waits for a")),
-            "RuntimeNotFound: waits for a",
+            World(("spec.runtime={name: a}",), runtime=Wait("RuntimeNotFound", "waiting for a")),
+            "RuntimeNotFound: waiting for a",
         ),
     ],
     ids=["asked for", "waits for its runtime"],

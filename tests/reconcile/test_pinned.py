@@ -105,7 +105,7 @@ def test_a_changed_spec_is_named_and_waits():
     world.overrides = ("spec.ppo.klCoefficient=0.5", "spec.generator.replicas=2", "spec.suspend=false")
     assert names(world.step())[0] == ["job-generator-1"]
     message = next(c.message for c in world.status.conditions if c.type == "SpecChanged")
-    assert message == "spec.ppo changed while the job runs; suspend and resume it to have that applied"
+    assert message == "spec.ppo changed while the job runs; suspend and resume the job to apply that"
     assert json.loads(world.want.pinned.texts[START_CONFIG])["spec"]["ppo"]["klCoefficient"] == 0.05
 
 

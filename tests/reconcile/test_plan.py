@@ -58,7 +58,7 @@ def test_pods_that_are_there_are_left_alone():
     assert status(world).progress == "3/4"
     assert status(world).reward == 0.1235
     assert status(world).generators_ready == "1/1"
-    assert ("Running", "the trainer is up") in world.events
+    assert ("Running", "the trainer is running") in world.events
 
 
 def test_a_restarted_operator_changes_nothing():
@@ -299,7 +299,7 @@ def test_a_resumed_job_goes_on_as_a_new_attempt():
     todo = world.step()
     assert {new.attempt for new in todo.create} == {2}
     assert next(new for new in todo.create if new.role == "trainer").resume
-    assert ("Resumed", "goes on from step 3") in world.events
+    assert ("Resumed", "resumed from step 3") in world.events
     world.settle()
     assert reasons(world)["Suspended"] == "NotSuspended"
 

@@ -105,7 +105,7 @@ def test_a_mistake_made_while_suspended_keeps_the_checkpoint_and_the_job_goes_on
     assert world.status.last_checkpoint == SAVED
     assert world.status.completion_time is None
     assert "Failed" not in reasons(world)
-    assert ("Resumed", "goes on from step 3") in world.events
+    assert ("Resumed", "resumed from step 3") in world.events
 
 
 def test_one_mistake_after_another_is_told_each_and_none_twice():
@@ -157,7 +157,7 @@ def test_a_job_that_ran_before_a_pod_of_it_was_refused_for_good_resumes():
     world.overrides = ("spec.pods.priorityClass=batch",)
     trainer = next(new for new in world.step().create if new.role == "trainer")
     assert (trainer.attempt, trainer.resume) == (2, True)
-    assert ("Resumed", "goes on from step 3") in world.events
+    assert ("Resumed", "resumed from step 3") in world.events
 
 
 def test_an_invalid_pod_and_then_an_invalid_spec_are_both_told():

@@ -19,7 +19,7 @@ from rlhf_operator.cluster.pod import NewPod, build_pod
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "runtimes" / "h100.yaml"
 NAMES = "spec.runtime={name: h100}"
-MISSING = Wait("RuntimeNotFound", "waits for ClusterRLHFRuntime h100: not found")
+MISSING = Wait("RuntimeNotFound", "waiting for ClusterRLHFRuntime h100: not found")
 
 
 def runtime(generation: int = 1, **spec: object) -> NamedRuntime:
@@ -159,7 +159,8 @@ def test_one_machine_takes_it_from_a_file(tmp_path, capsys):
     file.write_text(yaml.safe_dump(body))
     assert main(["run", str(manifest)]) == 2
     assert (
-        "spec.runtime: ClusterRLHFRuntime h100 is in a cluster; give its manifest" in capsys.readouterr().err
+        "spec.runtime: ClusterRLHFRuntime h100 exists only on a cluster; give its manifest"
+        in capsys.readouterr().err
     )
     assert main(["validate", "--no-files", str(manifest), f"--runtime={file}"]) == 2
     assert "has RLHFRuntime h100; spec.runtime names ClusterRLHFRuntime h100" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_a_node_that_is_gone_is_told_of():
     world.step(LOST_SECONDS + 2)
     world.step()
     assert stalled(world)[:2] == ("True", "NodeLost")
-    assert "job-generator-0 should be gone, and its node node-1" in stalled(world)[2]
+    assert "job-generator-0 should have ended, and its node node-1" in stalled(world)[2]
 
 
 def unplaced(world: World, *pods: str) -> None:

@@ -124,7 +124,7 @@ def test_it_serves_tls_and_takes_a_renewed_certificate(certificate):
             for garbage in (b"no json", b"[]", b'{"request": {}}'):
                 status, _, text = await post(made, garbage)
                 assert status == 400
-                assert "no AdmissionReview" in text
+                assert "not an AdmissionReview" in text
             issue(certificate, "second")
             assert (await post(made, good))[0] == 200  # trusts the second only
         finally:

@@ -93,6 +93,6 @@ def test_other_prompts_are_refused():
     before, _ = source(6)
     before.issue(4)
     with pytest.raises(
-        InvalidJob, match=r"spec.data.train: the checkpoint is of a run with 6 prompts, .* got 5"
+        InvalidJob, match=r"spec.data.train: the checkpoint belongs to a run with 6 prompts, .* got 5"
     ):
         source(5)[0].restore(before.state(None), None)

@@ -151,7 +151,7 @@ def test_a_template_that_refuses_or_rewrites_says_so():
         encode_prompt(strict, [Message(role="user", content="a")], 9)
     forgetful.chat_template = CHATML.replace("m['content']", "m['content'] if loop.last else ''")
     made = row(messages=messages(*TURNS))
-    with pytest.raises(InvalidJob, match="otherwise once that follows"):
+    with pytest.raises(InvalidJob, match="differently once it follows"):
         encode(forgetful, made.prompt, made.answer, 999, 999)  # type: ignore[attr-defined]
 
 

@@ -71,24 +71,27 @@ def header(size: int, number: int, count: int = 1) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "says"),
     [
-        (b"data: {}\n\ndata: {}", "a frame of kind [0-9]+, which there is not"),
+        (b"data: {}\n\ndata: {}", "unknown kind of frame: [0-9]+"),
         (
             header(8 * MOST_TOKENS + 8, 0, MOST_TOKENS + 1),
             "32776 bytes and 4097 tokens; one of TOKENS has at most",
         ),
         (header(1 << 20, 0), "one of TOKENS has at most 1036"),
         (header(1 << 20, 4, 0), "one of ERROR has at most"),
-        (header(9, 0), "no number for 1 tokens"),
-        (header(4, 0), "no number for 1 tokens"),
-        (header(16, 0) + struct.pack("<ifii", 1, -0.5, 2, 7), "a sampling mask of 1 tokens does not add up"),
-        (header(12, 0) + struct.pack("<ifi", 1, -0.5, -1), "does not add up"),
-        (header(16, 0) + struct.pack("<ifii", 1, -0.5, 1, -7), "-7 is no token"),
-        (header(8, 0) + struct.pack("<if", -1, -0.5), "-1 is no token"),
+        (header(9, 0), "cannot hold 1 tokens"),
+        (header(4, 0), "cannot hold 1 tokens"),
+        (
+            header(16, 0) + struct.pack("<ifii", 1, -0.5, 2, 7),
+            "a sampling mask of 1 tokens does not match its counts",
+        ),
+        (header(12, 0) + struct.pack("<ifi", 1, -0.5, -1), "does not match its counts"),
+        (header(16, 0) + struct.pack("<ifii", 1, -0.5, 1, -7), "-7 is not a token id"),
+        (header(8, 0) + struct.pack("<if", -1, -0.5), "-1 is not a token id"),
         (header(8, 0) + struct.pack("<if", 1, float("nan")), "not finite"),
         (header(8, 0) + struct.pack("<if", 1, float("-inf")), "not finite"),
-        (header(8, 0) + struct.pack("<if", 1, 0.5), "0.5 is no log-probability"),
-        (header(8, 0) + b"1234", "ended in the middle of a frame, after 20 bytes"),
-        (header(2, 4, 0) + b"{}", "an ERROR frame that does not say which"),
+        (header(8, 0) + struct.pack("<if", 1, 0.5), "0.5 is not a log-probability"),
+        (header(8, 0) + b"1234", "ended 20 bytes into a frame"),
+        (header(2, 4, 0) + b"{}", "an ERROR frame without a valid message"),
     ],
 )
 def test_what_is_no_frame_is_refused(sent, says):

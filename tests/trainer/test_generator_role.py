@@ -217,7 +217,7 @@ def test_a_gpu_has_room_for_new_weights_unless_the_manifest_says_otherwise(tmp_p
     assert options(config(tmp_path, seven), memory=141e9)["gpu-memory-utilization"] == "0.86"
     assert not [record for record in caplog.records if record.name.startswith("rlhf_")]
     assert "gpu-memory-utilization" not in options(config(tmp_path)), "who knows how large some/policy is"
-    assert "set spec.model.parameters" in caplog.text
+    assert "without spec.model.parameters" in caplog.text
     given = config(tmp_path, seven, engineArguments={"kv-cache-memory-bytes": 10**10})
     assert "gpu-memory-utilization" not in options(given)
     too_much = config(tmp_path, seven, engineArguments={"gpu-memory-utilization": 0.92})

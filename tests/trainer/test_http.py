@@ -122,7 +122,7 @@ def test_four_generators_with_256_requests_each_do_with_few_open_files():
         )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[256, 256], 4 * 256]
-    assert "up to 256 files may be open now, not 64" in done.stderr
+    assert "raised the limit of open files to 256, from 64" in done.stderr
 
 
 def test_where_the_limit_of_files_cannot_be_raised_the_log_says_so(monkeypatch, caplog):
@@ -133,7 +133,7 @@ def test_where_the_limit_of_files_cannot_be_raised_the_log_says_so(monkeypatch, 
     monkeypatch.setattr(resource, "setrlimit", refuse)
     with caplog.at_level(logging.WARNING):
         assert module.raise_file_limit() == 1024
-    assert "the limit of 1024 open files cannot be raised to 4096: not allowed" in caplog.text
+    assert "the limit of open files, 1024, cannot be raised to 4096: not allowed" in caplog.text
 
 
 def test_a_server_that_ends_the_connection_after_an_error_s_reply_is_asked_again_on_another():

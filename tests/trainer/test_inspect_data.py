@@ -53,7 +53,7 @@ def test_check_names_all_that_is_wrong(tmp_path):
     problems = [str(problem) for problem in caught.value.problems]
     assert problems[0].startswith(f"{tmp_path}/rows.jsonl:1: answer: is missing")
     assert problems[1].startswith(f"{tmp_path}/rows.jsonl:3: spec.data.chatTemplate: ")
-    assert problems[-1] == f"{tmp_path}/rows.jsonl: and {32 - MOST_PROBLEMS} more rows like these"
+    assert problems[-1] == f"{tmp_path}/rows.jsonl: {32 - MOST_PROBLEMS} more rows are invalid"
     assert len(problems) == MOST_PROBLEMS + 1
 
 
@@ -110,7 +110,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
     assert "Retrying" not in done.stderr
     (error,) = [line for line in done.stderr.splitlines() if "owner/model" in line]
     assert error.startswith(
-        "error: spec.model.policy: cannot load 'owner/model', which is no directory, from the hub: "
+        "error: spec.model.policy: cannot load 'owner/model', which is not a directory here, from the hub: "
     )
     assert "couldn't connect" in error
 

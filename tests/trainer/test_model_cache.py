@@ -96,7 +96,7 @@ def test_a_model_that_the_hub_does_not_have_fails_the_job(tmp_path):
         code, said = ended(process)
     assert code == EXIT_INVALID, said
     end = (tmp_path / "one" / "end").read_text()
-    assert end.startswith("spec.model.policy: the hub does not give it: ")
+    assert end.startswith("spec.model.policy: the hub does not serve it: ")
     assert f"correct the name, or give the pods a token (HF_TOKEN); got '{NAME}'" in end
 
 
@@ -120,7 +120,7 @@ def test_a_volume_that_is_too_small_is_said_before_anything_is_downloaded(tmp_pa
         code, _ = ended(start(served, tmp_path / "one", tmp_path / "cache"))
         assert not served.sent
     assert code == 1
-    assert "it needs 1000000000.0 GB more, and " in (tmp_path / "one" / "end").read_text()
+    assert "it needs 1000000000.0 GB more, but only " in (tmp_path / "one" / "end").read_text()
 
 
 def test_a_volume_that_cannot_be_written_is_said(tmp_path):

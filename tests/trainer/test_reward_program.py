@@ -112,7 +112,7 @@ def test_its_limits_are_the_kernels():
 def test_what_waits_for_ever_is_a_failure_and_is_ended_with_all_that_it_started():
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     sleeps = "import os, time\nos.fork()\nos.setsid()\ntime.sleep(3600)"
-    assert run(sleeps, timeout=3.0) == [Failure("the program took longer than 3 s")]
+    assert run(sleeps, timeout=3.0) == [Failure("the program ran longer than 3 s")]
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     psutil.wait_procs(left, timeout=120)
     assert [child for child in left if child.is_running()] == []
@@ -138,7 +138,7 @@ def test_an_end_by_sigkill_may_be_the_machines_lack_of_memory():
 
 def test_a_program_that_is_not_there_is_said_at_the_start():
     with pytest.raises(
-        InvalidJob, match=r"'no-such' is no program in the sandbox, where .* is /job"
+        InvalidJob, match=r"'no-such' is not a program in the sandbox, where .* is /job"
     ) as caught:
         run("", command=("no-such",))
     assert caught.value.problems[0].where == WHERE

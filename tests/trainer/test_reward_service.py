@@ -261,5 +261,5 @@ def test_credentials_come_from_the_environment_of_the_role():
         secret_headers("f", names, {"B": "b\x00secret"})
     missing, wrong = map(str, caught.value.problems)
     assert missing.startswith("f.Authorization: the reward role's environment has no A;")
-    assert wrong.startswith("f.X-Judge: the value of B is no header's")
+    assert wrong.startswith("f.X-Judge: the value of B cannot be a header")
     assert "secret" not in wrong

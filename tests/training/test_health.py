@@ -221,7 +221,7 @@ def test_a_loss_or_gradient_that_is_not_finite_fails_the_job_unless_told_otherwi
         ("{rules: [{metric: a, above: .inf, action: warn}]}", "spec.health.rules[0].above", "finite"),
         ("{rules: [{metric: a, above: 1}]}", "spec.health.rules[0].action", "is required"),
         ("{notFinite: warn}", "spec.health.notFinite", "none of"),
-        ("{maxRollbacks: 2}", "spec.health.maxRollbacks", "action rollback only; got 2"),
+        ("{maxRollbacks: 2}", "spec.health.maxRollbacks", "action rollback; remove it; got 2"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(section, where, says):

@@ -125,7 +125,7 @@ def test_a_run_does_not_go_on_with_another_base():
     snapshot = run.snapshot(0)
     adapter = run.models["policy"].adapter
     adapter.fingerprint = {**adapter.fingerprint, "base": "another"}
-    with pytest.raises(InvalidJob, match="the weights that it was trained on are others now"):
+    with pytest.raises(InvalidJob, match="the base weights it was trained on have changed"):
         run.restore(snapshot)
 
 

@@ -143,9 +143,9 @@ def test_those_that_fail_are_told_of_once_and_the_others_go_on(tmp_path, caplog)
     said = sorted(line.removeprefix(f"tracker {__name__}:") for line in told_by_tracking(caplog))
     assert said == [
         "Refuses did not take the figures of step 1: ConnectionError: nobody listens at tracker.example",
-        "Refuses was not told 6 lines",
+        "Refuses: 6 lines were not sent",
         "never cannot be begun, and is tried again every 60 s: PermissionError: no key",
-        "never was not told 6 lines",
+        "never: 6 lines were not sent",
     ]
 
 
@@ -180,8 +180,8 @@ def test_one_that_hangs_holds_nobody_up(tmp_path, caplog, monkeypatch):
     finally:
         Hangs.released.set()
     said = " ".join(record.getMessage() for record in caplog.records)
-    assert "did not end in 0.2 s, 2 lines behind" in said
-    assert "was not told" in said
+    assert "did not close within 0.2 s, 2 lines behind" in said
+    assert "lines were not sent" in said
 
 
 def test_what_is_not_there_is_said_before_anything_starts(tmp_path, monkeypatch):

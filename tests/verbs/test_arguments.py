@@ -40,18 +40,18 @@ def test_what_is_no_duration(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("status ../../x", "must be the name of an object: a-z, 0-9, - and .; got '../../x'"),
+        ("status ../../x", "must be the name of an object of Kubernetes: a-z, 0-9, - and .; got '../../x'"),
         ("status ppo -n A", "must be the name of an object"),
         ("status ppo --watch -o json", "not allowed with"),
         ("logs", "the following arguments are required: NAME"),
         ("logs ppo --role cook", "invalid choice: 'cook'"),
-        ("logs ppo --tail -1", "must be a number from 0 on; got '-1'"),
+        ("logs ppo --tail -1", "must be a whole number, 0 or more; got '-1'"),
         ("suspend ppo --no-wait --timeout 5m", "not allowed with"),
         ("scale ppo", "the following arguments are required: --generators"),
-        ("scale ppo --generators 0", "must be a number from 1 on; got '0'"),
+        ("scale ppo --generators 0", "must be a whole number, 1 or more; got '0'"),
         ("checkpoint ppo --timeout soon", "must be a duration"),
         ("clone ppo", "the following arguments are required: --from-step"),
-        ("clone ppo --from-step 0", "must be a number from 1 on; got '0'"),
+        ("clone ppo --from-step 0", "must be a whole number, 1 or more; got '0'"),
         ("clone ../ppo --from-step 1", "must be the name of an object"),
     ],
 )
@@ -96,8 +96,8 @@ def test_both_programs_have_every_verb(capsys: pytest.CaptureFixture[str]) -> No
     ("content", "options", "said"),
     [
         (None, [], "there is no such kubeconfig; name one by --kubeconfig or KUBECONFIG"),
-        ("{", [], "the kubeconfig is no YAML"),
-        ("[]", [], "is no kubeconfig: it must be an object"),
+        ("{", [], "the kubeconfig is not valid YAML"),
+        ("[]", [], "is not a kubeconfig: it must be an object"),
         ({"contexts": []}, [], "has no current context; choose one by --context: none"),
         ({"contexts": [{"name": "prod", **CONTEXT}]}, [], "choose one by --context: prod"),
         (
@@ -244,7 +244,7 @@ def test_run_in_mode_kubernetes_submits(tmp_path: Path, monkeypatch: pytest.Monk
     assert cli.main([*words, "--set", "steps=0"]) == 2
     assert "spec.steps: must be greater than or equal to 1; got 0" in capsys.readouterr().err
     assert cli.main([*words, "--workdir", "w"]) == 2
-    assert capsys.readouterr().err == "error: --workdir is of --mode local; leave it out\n"
+    assert capsys.readouterr().err == "error: --workdir applies only to --mode local; leave it out\n"
 
 
 def test_a_trial_has_a_name_and_a_work_directory_of_its_own(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -259,3 +259,18 @@ def test_a_trial_has_a_name_and_a_work_directory_of_its_own(tmp_path: Path, monk
     capsys.readouterr()
     assert cli.main([*run, "Two"]) == 2
     assert "--trial: must be at most 40 of a-z, 0-9 and -" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("validate",), "\nCheck a manifest, its data and its paths without running it.\n"),
+        (("scale",), "\nChange the number of generators of a job, while it runs.\n"),
+        (("replay", "ls"), "\nList the episodes.\n"),
+    ],
+)
+def test_the_help_of_a_command_begins_with_what_it_does(words, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--help"])
+    assert ended.value.code == 0
+    assert says in capsys.readouterr().out

@@ -168,7 +168,7 @@ def test_the_newest_eight_events_in_order_of_time() -> None:
 
 
 def test_a_status_of_another_version_is_said_to_be_one() -> None:
-    with pytest.raises(Failure, match="ppo: its status is of another version of the operator"):
+    with pytest.raises(Failure, match="ppo: its status was written by another version of the operator"):
         status_of(body({"phase": "Invented", "totalSteps": 3}))
 
 

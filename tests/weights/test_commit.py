@@ -184,7 +184,7 @@ def test_a_stream_that_outlasts_the_swap_is_cut_off(monkeypatch):
         await streams.begun.wait()
         await asyncio.wait_for(call(front, scope_of(engine, "/"), "POST", "/commit", NEW), 10)
         streams.deaf = False
-        with pytest.raises(RuntimeError, match="the weights changed from version None under a response"):
+        with pytest.raises(RuntimeError, match="the weights of version None were replaced during a response"):
             await asked
         assert len(got.messages) == 1, "nothing after the swap"
 

@@ -55,11 +55,14 @@ def test_what_is_trained_whole_takes_the_place_of_the_base_s():
 @pytest.mark.parametrize(
     ("came", "says"),
     [
-        (pair("up", 4, 2, 6)[:1], "low-rank update of up came without its base, or one of its matrices"),
+        (
+            pair("up", 4, 2, 6)[:1],
+            "low-rank update of up came without its base weights or one of its two matrices",
+        ),
         (pair("up", 4, 2, 6)[1:], "update of up came without"),
         (pair("down", 4, 2, 6), "update of down came without its base"),
-        (pair("up", 4, 2, 5), r"the low-rank update of up is of \[4, 5\], the base of \[4, 6\]"),
-        ([pair("up", 4, 2, 6)[0], pair("up", 4, 3, 6)[1]], "have no product"),
+        (pair("up", 4, 2, 5), r"the low-rank update of up has shape \[4, 5\], its base weights \[4, 6\]"),
+        ([pair("up", 4, 2, 6)[0], pair("up", 4, 3, 6)[1]], "cannot be multiplied"),
     ],
 )
 def test_what_does_not_fit_the_base_is_refused(came, says):

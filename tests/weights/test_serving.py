@@ -107,7 +107,7 @@ def test_an_adapter_of_another_model_is_refused_and_the_old_version_stays(tied, 
     report = sync.send([target(tied)], wrong, 2, base=policy.base)
     assert report.holders == ()
     layer = "model.layers.0.self_attn.k_proj.weight"
-    assert f"update of {layer} is of [31, 64], the base of [32, 64]" in report.lost[target(tied)]
+    assert f"update of {layer} has shape [31, 64], its base weights [32, 64]" in report.lost[target(tied)]
     assert status(http, tied)["version"] == 1
     assert serves(http, tied, policy.unwrapped)
     report = sync.send([target(tied)], policy.version_tensors, 3, base=policy.base)

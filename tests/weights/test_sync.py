@@ -86,7 +86,7 @@ def test_a_trainer_that_a_later_one_has_replaced_changes_nothing(tied, first, ht
         new = models("tied", 2)
         assert sync.send([first], lambda: weights(new), 2).holders == (first,)
         with pytest.raises(
-            Deposed, match="a trainer of epoch 5 works with this server; this request is of 4"
+            Deposed, match="a trainer of epoch 5 already uses this server; this request is from epoch 4"
         ):
             its_sync.send([first], lambda: weights(models("tied", 3)), 3)
         with pytest.raises(Deposed):

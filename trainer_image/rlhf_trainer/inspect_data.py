@@ -33,7 +33,7 @@ MOST_PROBLEMS = 20
 """Maximum number of problems reported per file."""
 PERCENTILES = (50, 90, 99)
 Lengths = list[tuple[int, int]]
-"""Of each sequence: its length, and the number of tokens cut from it."""
+"""For each sequence, its length and the number of tokens cut from it."""
 DIM, GREEN, RESET = "\033[2m", "\033[32m", "\033[0m"
 
 
@@ -60,7 +60,7 @@ def check(
             )
             first += len(file)
             if len(wrong) > MOST_PROBLEMS:
-                rest = Problem(file.name, f"and {len(wrong) - MOST_PROBLEMS} more rows like these")
+                rest = Problem(file.name, f"{len(wrong) - MOST_PROBLEMS} more rows are invalid")
                 wrong = [*wrong[:MOST_PROBLEMS], rest]
             problems += wrong
             yield from _lengths("prompt", prompts, spec.data.max_prompt_length)
@@ -174,7 +174,9 @@ def main() -> int:
         else:
             lines = check(spec, tokenizer, problems)
             if not made:
-                print("the tokenizer is made when the job runs: rows are checked, and not their lengths")
+                print(
+                    "the tokenizer is made when the job runs: rows are checked, but their lengths in tokens are not"
+                )
         for line in lines:
             print(line)
         sys.stdout.flush()

@@ -98,7 +98,7 @@ def fill(cache: Path, name: str, where: str, *, weights: bool) -> None:
         _follow(cache, name, where, weights)
     except (RepositoryNotFoundError, GatedRepoError, HFValidationError) as error:
         fix = "correct the name, or give the pods a token (HF_TOKEN)"
-        message = f"the hub does not give it: {_first_line(error)}; {fix}; got {name!r}"
+        message = f"the hub does not serve it: {_first_line(error)}; {fix}; got {name!r}"
         raise InvalidJob([Problem(where, message)]) from error
     except Exception as error:
         raise RuntimeError(f"cannot fill {cache} with {name} ({where}): {_first_line(error)}") from error
@@ -128,7 +128,7 @@ def _follow(cache: Path, name: str, where: str, weights: bool) -> None:
     folder = cache / f"models--{name.replace('/', '--')}"
     missing, free = total - _bytes(folder), shutil.disk_usage(cache).free
     if missing > free:
-        raise OSError(f"it needs {missing / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free")
+        raise OSError(f"it needs {missing / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are free")
     outcome: Future[str] = Future()
     Thread(target=_download, args=(outcome, cache, name, files), daemon=True).start()
     there, since, told = -1, monotonic(), float("-inf")
@@ -148,7 +148,7 @@ def _follow(cache: Path, name: str, where: str, weights: bool) -> None:
             seen = (
                 f"no byte came for {STALL_SECONDS:g} s, {there / 1e9:.2f} of {total / 1e9:.2f} GB are there"
             )
-            raise TimeoutError(f"{seen}; if nobody else fills it, remove {cache / '.locks'}")
+            raise TimeoutError(f"{seen}; if no other process fills it, remove {cache / '.locks'}")
 
 
 def _download(outcome: "Future[str]", cache: Path, name: str, files: list[str]) -> None:

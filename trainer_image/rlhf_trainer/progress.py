@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TypeVar
 
 GROWTH_SECONDS = 5.0
-"""Time between two looks at files that a library writes."""
+"""Interval at which the sizes of files that a library writes are checked, seconds."""
 _signs = itertools.count(1)
 _count = 0
 T = TypeVar("T")
 
 
 def sign() -> None:
-    """One more sign; on any thread."""
+    """Counts one more sign of progress; on any thread."""
     global _count
     _count = next(_signs)
 
@@ -31,7 +31,7 @@ def count() -> int:
 
 
 def each(items: Iterable[T]) -> Iterator[T]:
-    """The items, each of them a sign."""
+    """Yields the items, and counts each as a sign of progress."""
     for item in items:
         sign()
         yield item
@@ -39,7 +39,8 @@ def each(items: Iterable[T]) -> Iterator[T]:
 
 @contextmanager
 def growing(folder: Path) -> Iterator[None]:
-    """Signs from a thread while the files below `folder` grow, for a library that writes there and tells nobody."""
+    """Counts signs of progress from a thread while the files below `folder` grow, for a library that writes there
+    without reporting."""
     over = threading.Event()
 
     def watch() -> None:

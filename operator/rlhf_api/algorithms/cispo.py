@@ -21,7 +21,7 @@ class CISPO(PolicyGradient):
     clip_ratio: PositiveFloat = 1.0
     """A token's weight is its importance ratio, clipped to 1 - clipRatio ... 1 + clipRatioHigh; 1: no lower bound."""
     clip_ratio_high: PositiveFloat = 4.0
-    """Upper clip."""
+    """Upper bound of the weight: 1 + clipRatioHigh."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the divergence of each token."""
     kl_in: Literal["reward", "loss"] = "loss"

@@ -46,7 +46,9 @@ def _graph(spec: Spec, _settings: DPO) -> Graph:
 
 def _rules(_spec: Spec, where: str, settings: DPO) -> Iterator[Problem]:
     if settings.label_smoothing and settings.loss != "sigmoid":
-        message = f"is of loss sigmoid; remove it; got {settings.label_smoothing:g} with {settings.loss}"
+        message = (
+            f"applies only to loss sigmoid; remove it; got {settings.label_smoothing:g} with {settings.loss}"
+        )
         yield Problem(f"{where}.labelSmoothing", message)
 
 

@@ -14,7 +14,7 @@ class GSPO(PolicyGradient):
     clip_ratio: PositiveFloat = 3e-4
     """The response's ratio is clipped to 1 - clipRatio ... 1 + clipRatioHigh."""
     clip_ratio_high: PositiveFloat = 4e-4
-    """Upper clip."""
+    """Upper bound of the clipped ratio: 1 + clipRatioHigh."""
     loss_aggregation: Literal["token", "sequence", "constant"] = "sequence"
     """Mean over responses; or over all tokens."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"

@@ -124,7 +124,7 @@ def group_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Pr
 
 
 GROUPED = {"sampling": {"answersPerPrompt": 8}}
-"""What algorithms with `group_rules` usually set."""
+"""Usual settings of algorithms with `group_rules`."""
 
 
 def is_one_update(spec: Spec, settings: PolicyGradient, minibatch: int) -> bool:

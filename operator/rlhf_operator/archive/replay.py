@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.replay import EPISODES
 
+from ..subcommands import add_command
 from ..verbs.format import columns, one_line
 from .open_store import newest, package
 
@@ -27,28 +28,33 @@ Table = Any
 
 
 def add_replay(commands: "Commands") -> None:
-    replay = commands.add_parser("replay", help="read the episodes in a run's checkpoint store")
+    replay = add_command(commands, "replay", help="read the episodes in a run's checkpoint store")
     verbs = replay.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, help: str, does: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
-        parser = verbs.add_parser(name, help=help)
+        parser = add_command(verbs, name, help=help)
         parser.add_argument(
-            "store", metavar="STORE", help="its URL, or a directory: the store's or the run's"
+            "store",
+            metavar="STORE",
+            help="URL of a checkpoint store, its directory, or a run's work directory",
         )
         parser.set_defaults(does=does)
         return parser
 
     verb("ls", "list the episodes", ls)
     for each in (
-        verb("show", "print answers with their prompts, the newest first", show),
-        verb("export", "write all answers as one table", export),
+        verb("show", "print responses with their prompts, the newest first", show),
+        verb("export", "write all responses as one table", export),
     ):
-        each.add_argument("--episode", type=int, metavar="N", help="only this one")
+        each.add_argument("--episode", type=int, metavar="N", help="only this episode")
     verbs.choices["show"].add_argument(
-        "--limit", type=int, default=SHOWN, metavar="N", help=f"how many answers; {SHOWN} unless given"
+        "--limit", type=int, default=SHOWN, metavar="N", help=f"number of responses; default: {SHOWN}"
     )
     verbs.choices["export"].add_argument(
-        "path", type=Path, metavar="PATH", help="JSON lines where it ends in .jsonl, else Parquet"
+        "path",
+        type=Path,
+        metavar="PATH",
+        help="file to write: JSON lines if its name ends in .jsonl, else Parquet",
     )
 
 
@@ -126,7 +132,7 @@ def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None)
         with parquet.ParquetFile(arrow.BufferReader(snapshot.blob(name)), pre_buffer=False) as file:
             return file.read(columns=fields and list(fields), use_threads=False)
     except (arrow.ArrowException, KeyError) as error:
-        raise InvalidJob([Problem(name, f"is no episode that can be read: {error}")]) from error
+        raise InvalidJob([Problem(name, f"is not a readable episode: {error}")]) from error
 
 
 def trajectory(row: Mapping[str, Any]) -> str:

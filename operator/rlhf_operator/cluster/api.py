@@ -39,7 +39,7 @@ Observe = Callable[[str, str, int, float], None]
 
 
 class ApiError(Exception):
-    """The API server refused a call or did not answer; `status` is 0 then. `kind`: of the object that was asked for."""
+    """The API server refused a call, or did not answer: then `status` is 0. `kind`: kind of the object of the call."""
 
     def __init__(
         self, status: int, reason: str, message: str, retry_after: float | None = None, kind: str = ""
@@ -50,13 +50,13 @@ class ApiError(Exception):
 
     @property
     def lacks_right(self) -> bool:
-        """403 of roles; quotas and admission forbid with the same code, and say otherwise what."""
+        """True for a 403 by RBAC; quotas and admission forbid with the same code and another message."""
         return self.status == 403 and _BY_ROLES.search(self.message) is not None
 
     @property
     def of_job(self) -> bool:
-        """The job cannot have what it asks for, by a quota, a policy, or as the server knows none of it: no failure of
-        the operator."""
+        """True if the call failed because of the job, by a quota, a policy or an object that the server does not know,
+        and not by a failure of the operator."""
         return self.status in (400, 403, 404, 422) and self.kind != "RLHFJob" and not self.lacks_right
 
 
@@ -123,8 +123,8 @@ class Api:
         return await self._merge("merge_status", kind, f"{object_path(kind, namespace, name)}/status", patch)
 
     async def scale(self, kind: str, namespace: str, name: str, replicas: int, version: str) -> None:
-        """Through the scale subresource, as `kubectl scale` does; 409 where somebody wrote after this
-        `metadata.resourceVersion`."""
+        """Sets the replicas through the scale subresource, as `kubectl scale` does; 409 if the object has changed since
+        this `metadata.resourceVersion`."""
         patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
         await self._merge("scale", kind, f"{object_path(kind, namespace, name)}/scale", patch)
 
@@ -195,7 +195,9 @@ class Api:
 
     def _check_fence(self) -> None:
         if not self.fence():
-            raise ApiError(0, "NotLeading", "this operator may not change anything: it no longer leads")
+            raise ApiError(
+                0, "NotLeading", "this replica may not change anything, as it no longer holds the lease"
+            )
 
     async def _call(
         self,

@@ -12,9 +12,9 @@ from .api import Body, Key
 from .names import JOB
 
 COMPANIONS = ("ConfigMap", "NetworkPolicy", "Service")
-"""Kinds of which a job has objects beside its pods, of which only the version is known."""
+"""Kinds of a job's objects beside its pods; of these only the resourceVersion is cached."""
 AT_REST = (*ENDED, "Suspended")
-"""Phases of jobs for which nothing is to be done until something happens to them."""
+"""Phases of jobs that need no reconcile until something happens to them."""
 _TOMBSTONES = 4096
 
 
@@ -27,7 +27,8 @@ class _Seen:
 
 
 class Cache:
-    """Fed by watches and by the replies to our own writes, in any order: the newest version is kept."""
+    """Objects as delivered by watches and by the replies to our own writes, in any order: the newest version is
+    kept."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[Key, dict[str, _Seen]]] = defaultdict(dict)  # kind, job, name
@@ -117,7 +118,7 @@ class Cache:
         return next(iter(self._read("RLHFJob", key)), None)
 
     def pods(self, key: Key) -> list[Body]:
-        """Pods that name the job as their owner or in their label, whoever made them."""
+        """Pods that name the job as their owner or in their label, whoever created them."""
         return self._read("Pod", key)
 
     def version(self, kind: str, key: Key, name: str) -> int | None:
@@ -148,8 +149,8 @@ class Cache:
 
 
 def job_of(body: Mapping[str, Any]) -> Key | None:
-    """The job that an object is, or belongs to by its owner reference; by its label where it has none. A pod whose
-    label somebody takes is its job's as before, and news of it."""
+    """The job that an object is, or belongs to by its owner reference; without one, by its label. A pod whose label
+    somebody removes still belongs to its job, as a change of it."""
     meta = body["metadata"]
     owners = [owner["name"] for owner in meta.get("ownerReferences") or () if owner["kind"] == "RLHFJob"]
     label = (meta.get("labels") or {}).get(JOB)

@@ -20,11 +20,11 @@ class CompanionClient:
     def __init__(self, settings: Settings, api: Api, cache: Cache, recorder: Recorder) -> None:
         self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
         self._applied: dict[Key, tuple[int, _Versions]] = {}
-        """A digest of the configuration, and what was made for it."""
+        """Digest of each job's configuration, and the versions of the objects that were applied for it."""
 
     async def apply(self, key: Key, job: Job, pinned: Pinned) -> None:
-        """Applies service, ConfigMap and so on, if they differ from the last ones, or somebody has deleted or changed
-        one."""
+        """Applies service, ConfigMap and so on, if they differ from those applied last, or if somebody has deleted or
+        changed one."""
         content = hash((pinned.name, *sorted(pinned.texts.items())))
         last, ours = self._applied.get(key, (None, _Versions()))
         seen = {each: self._cache.version(each[0], key, each[1]) for each in ours}
@@ -42,11 +42,11 @@ class CompanionClient:
         for kind, name in now.keys() & ours.keys() if last == content else ():
             # Of what others change in it beside ours (an annotation, say) nothing is put back.
             if seen[kind, name] not in (None, ours[kind, name], now[kind, name]):
-                message = f"{kind} {name} was changed, and is as the operator makes it again"
+                message = f"{kind} {name} was changed by someone else; the operator has restored it"
                 await self._recorder.record(job.body, Event("Warning", "Restored", message))
 
     async def create_token(self, job: Job, *, again: bool) -> None:
-        """Creates the token's Secret unless it exists; `again`: a pod did not find it, and that is told."""
+        """Creates the token's Secret unless it exists; `again`: a pod did not find it, which an event reports."""
         try:
             made = await self._api.create(owned(token_secret(self._settings.token_key, job), job))
         except ApiError as error:
@@ -54,7 +54,9 @@ class CompanionClient:
                 raise
             return
         if again:
-            message = f"Secret {made['metadata']['name']} was missing, without which no pod starts; it is made again"
+            message = (
+                f"Secret {made['metadata']['name']} was missing, which every pod needs; it is created again"
+            )
             await self._recorder.record(job.body, Event("Warning", "TokenRestored", message))
 
     def forget(self, key: Key) -> None:

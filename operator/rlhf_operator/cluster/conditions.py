@@ -101,7 +101,8 @@ def _scheduled(pods: Sequence[Pod], refused: Finish | str | None, phase: Phase, 
 
 
 def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod], phase: Phase) -> tuple[str, str]:
-    """Two jobs, each with some pods scheduled, may wait for each other for ever; one that runs waits for no other."""
+    """Reason and message of pods without a node. Of two jobs that each have some pods scheduled, either may wait for
+    the other for ever; a job that runs waits for no other."""
     holding, why = [pod for pod in pods if pod.node and pod.ended is None], waiting_reason(waiting, None)
     if not holding or phase == "Running":
         return "Unschedulable", why
@@ -126,9 +127,15 @@ def _stalled(
     """Stalled, with kstatus semantics: the first reason why the job makes no progress."""
     if silent_since is not None and now >= silent_since + SILENT_SECONDS:
         since = time_text(datetime.datetime.fromtimestamp(silent_since, datetime.UTC))
-        return condition("Stalled", "True", "TrainerUnreachable", f"has not answered since {since}", stamp)
+        return condition(
+            "Stalled",
+            "True",
+            "TrainerUnreachable",
+            f"the trainer's pod has not answered since {since}",
+            stamp,
+        )
     for pod in (pod for pod in pods if lost(pod, now)):
-        message = f"{pod.name} should be gone, and its node {pod.node} does not say so; the pod is given up"
+        message = f"{pod.name} should have ended, and its node {pod.node} has not confirmed it; the pod counts as lost"
         return condition("Stalled", "True", "NodeLost", message, stamp)
     if isinstance(refused, str):
         return condition("Stalled", "True", "PodsRefused", refused, stamp)
@@ -145,5 +152,5 @@ def _suspended(finish: Finish | None, suspending: bool, stamp: str) -> Condition
     if finish is not None and finish.phase == "Suspended":
         return condition("Suspended", "True", finish.reason, finish.message, stamp)
     if suspending:
-        return condition("Suspended", "False", "Suspending", "waits for a checkpoint", stamp)
+        return condition("Suspended", "False", "Suspending", "waiting for the trainer's checkpoint", stamp)
     return condition("Suspended", "False", "NotSuspended", "", stamp)

@@ -53,9 +53,9 @@ def carried_out(
     waited: bool,
     unmade: bool,
 ) -> Consequences:
-    """Each action's part, in order: a start whose name is taken waits until the pod has gone, any other makes pods.
-    `waited`: what had to go before these starts was counted at an earlier look; `unmade`: nothing ever ran of the
-    attempt that the status tells of, and no trainer pod is there."""
+    """Consequences of the actions, in order: a start whose pod name is taken waits until that pod has gone, any other
+    creates pods. `waited`: the pods that had to go before these starts were counted in an earlier reconcile; `unmade`:
+    nothing of the attempt in the status ever ran, and none of its trainer pods exists."""
     made = Consequences(restarts, cluster)
     for action in actions:
         if isinstance(action, Finish):
@@ -88,7 +88,7 @@ def carried_out(
 
 
 def once_made(spec: Spec, cluster: ClusterStatus, sight: PodGroups) -> ClusterStatus:
-    """Says so once every trainer pod of the present attempt has a node: from then on they may train and leave
+    """Clears `unmade` once every trainer pod of the present attempt has a node: from then on they may train and leave
     checkpoints, which none does without the others."""
     trainers = [pod for pod in sight.of(Role.TRAINER) if pod.attempt == cluster.attempt]
     ran = {pod.index for pod in trainers if pod.node or pod.ended}
@@ -101,8 +101,8 @@ def deletion(pod: Pod, grace: int | None = None) -> Deletion:
 
 
 def _occupying(sight: PodGroups, start: Start) -> list[Pod]:
-    """The pods that are in the way of new ones: their names are taken. Trainers start all together or not at all; of a
-    generator that has not begun, pods that could not be made at first come to the others."""
+    """Pods that hold names of the new ones. Trainers start all together or not at all; for a generator that has not
+    begun, pods that could not be created at first join those that exist."""
     if start.role is Role.TRAINER:
         return sight.of(Role.TRAINER)
     found = [pod for pod in sight.of(start.role) if pod.index in start.indices]

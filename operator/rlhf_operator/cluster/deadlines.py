@@ -12,7 +12,7 @@ from .observed import Observed
 from .snapshot import Pod
 
 MOVES_ON = 0.1
-"""Share of its deadline in which the time of the trainer's last progress is written again."""
+"""Share of the progress deadline after which the time of the trainer's last progress is written again."""
 
 
 def ended(
@@ -50,8 +50,9 @@ def _too_long(
 def with_progress(
     observed: Observed, first: Pod | None, cluster: ClusterStatus, now: datetime.datetime
 ) -> ClusterStatus:
-    """With the time of the trainer's last progress; `first` is its rank 0's pod. Each new time is a write to the API
-    server, so it moves on by MOVES_ON of the deadline at least; until then, the next report shows progress too."""
+    """The cluster's status with the time of the trainer's last progress updated; `first` is its rank 0's pod. Each new
+    time is a write to the API server, so it moves on by MOVES_ON of the deadline at least; until then, the next report
+    shows progress too."""
     if cluster.progress_time is None:
         return cluster
     age = (now - datetime.datetime.fromisoformat(cluster.progress_time)).total_seconds()
@@ -64,8 +65,8 @@ def with_progress(
 
 
 def _gets_on(observed: Observed, first: Pod | None, count: int | None, now: float) -> bool:
-    """True if the trainer reports progress. Of one that the operator cannot reach while its kubelet can, nothing is
-    known, and it is left alone."""
+    """True if the trainer reports progress. While only the operator cannot reach it, and its kubelet can, nothing is
+    known of it, and it counts as progressing."""
     report, silent_since = observed.trainer, observed.silent_since
     if report is None or (silent_since is not None and now >= silent_since + SILENT_SECONDS):
         return first is not None and first.ready

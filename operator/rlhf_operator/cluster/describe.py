@@ -45,7 +45,7 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
     )
     reason = waiting_reason(pods, observed.refused)
     message = (
-        "suspending: waits for a checkpoint"
+        "suspending: waiting for the trainer's checkpoint"
         if look.suspending
         else _join(status.message, reason, _filling(pods))
     )
@@ -98,8 +98,8 @@ def _phase(phase: Phase, look: Look) -> Phase:
 
 
 def _provisioning_since(phase: Phase, look: Look) -> str | None:
-    """In the very status that says so: a time written at the next look would be a write of its own. Of a trainer that
-    is started again there is none: the job has trained, and is not to fail for want of a node."""
+    """Time since which the job is provisioning, from the status that first says so: a time added later would be a write
+    of its own. None for a trainer that is started again: the job has trained, and must not fail for want of a node."""
     if phase != "Provisioning" or look.suspending:
         return None
     begins = look.before.phase in ("Pending", "Suspended")
@@ -137,7 +137,7 @@ def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
     if status.health and new_breach(status.health, before.health):
         found.append(Event("Warning", status.health.reason, status.health.message))
     if look.resumed:
-        found.append(Event("Normal", "Resumed", f"goes on from step {status.step}"))
+        found.append(Event("Normal", "Resumed", f"resumed from step {status.step}"))
     if status.phase == before.phase:
         return found
     if finish is not None:
@@ -145,5 +145,5 @@ def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
         message = finish.message or f"{status.progress} steps"
         found.append(Event(kind, finish.reason if finish.phase == "Failed" else finish.phase, message))
     elif status.phase == "Running":
-        found.append(Event("Normal", "Running", "the trainer is up"))
+        found.append(Event("Normal", "Running", "the trainer is running"))
     return found

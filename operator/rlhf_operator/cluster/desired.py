@@ -17,7 +17,7 @@ from .snapshot import Job
 
 @dataclass(frozen=True)
 class Wait:
-    """Reason, as a word and a sentence, why a job cannot start yet: of its runtime, or of its queue."""
+    """Why a job cannot start yet, as a reason and a message: its runtime or its queue."""
 
     reason: str
     message: str
@@ -64,7 +64,9 @@ def wanted(
             raise
         suspend = job.body["spec"].get("suspend") is True if isinstance(job.body.get("spec"), dict) else False
         spec = running.config.spec.model_copy(update={"suspend": suspend})
-        return Desired(running, spec, f"the spec is not valid and the job goes on as it was: {error}")
+        return Desired(
+            running, spec, f"the changed spec is not valid, so the job runs on with the one before: {error}"
+        )
     if running is None:
         own = Pinned.make(job.name, spec, defaults)
         check(limits, own)
@@ -84,7 +86,7 @@ def wanted(
         }
     )
     changed = ", ".join(_changed(kept, spec, same_release=running.defaults.release == defaults.release))
-    reason = f"{changed} changed while the job runs; suspend and resume it to have that applied"
+    reason = f"{changed} changed while the job runs; suspend and resume the job to apply that"
     return Desired(running, kept, reason if changed else None)
 
 
@@ -97,7 +99,7 @@ def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Li
         check(limits, pinned)
     except InvalidJob as error:
         said = "; ".join(map(str, error.problems))
-        message = f"{runtime.kind} {runtime.name} and this job do not go together: {said}"
+        message = f"{runtime.kind} {runtime.name} and this job's spec are not valid together: {said}"
         return Desired(own, spec, waits=Wait("RuntimeRefused", message))
     return Desired(pinned, outcome)
 

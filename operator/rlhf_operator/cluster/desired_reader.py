@@ -18,7 +18,7 @@ from .settings import Settings
 from .snapshot import Job, Pod
 
 _REMEMBERED = 4096
-"""Configurations: each takes more memory than all else that is known of its job."""
+"""Maximum number of cached configurations; each takes more memory than all else that is cached of its job."""
 
 _Basis = tuple[str, int, str | None, str | None]
 """Uid, generation, queue and active configuration of the job that a configuration was read for."""
@@ -83,7 +83,7 @@ class DesiredReader:
             if error.status not in (403, 404):
                 raise
             reason = "RuntimeNotFound" if error.status == 404 else "RuntimeForbidden"
-            return Wait(reason, f"waits for {what}: {error.message}")
+            return Wait(reason, f"waiting for {what}: {error.message}")
 
     async def _running(self, job: Job, pods: list[Pod], runtime: NamedRuntime | Wait | None) -> Pinned | None:
         """The configuration that the job's pods run: the spec with today's defaults if it is the same, else from its
@@ -122,6 +122,6 @@ class DesiredReader:
 
 
 def _begun(kept: tuple[_Basis, Desired], basis: _Basis) -> bool:
-    """The job has begun with the very configuration that was worked out for it when it had none."""
+    """True if the job has begun with the configuration that was computed for it before it had one."""
     (*same, active), want = kept
     return active is None and want.waits is None and basis == (*same, want.pinned.name)

@@ -27,12 +27,12 @@ KINDS = {
 
 
 def group_path(version: str) -> str:
-    """Of an apiVersion."""
+    """Path of an API group by its apiVersion."""
     return f"/apis/{version}" if "/" in version else f"/api/{version}"
 
 
 def object_path(kind: str, namespace: str | None, name: str) -> str:
-    """Of an object; of all of the kind for no name, and in all namespaces for no namespace."""
+    """Path of an object; without a name, of all objects of the kind; without a namespace, in all namespaces."""
     version, plural = KINDS[kind]
     return "/".join(
         [group_path(version), *(["namespaces", namespace] if namespace else []), plural, *_some(name)]
@@ -40,7 +40,7 @@ def object_path(kind: str, namespace: str | None, name: str) -> str:
 
 
 def body_path(body: Mapping[str, Any], tail: str) -> str:
-    """Of an object's kind in its namespace, and `tail`."""
+    """Path of a body's kind in its namespace, followed by `tail`."""
     kind, version = body["kind"], body["apiVersion"]
     _, plural = KINDS.get(kind) or KINDS[f"{kind}.{version.partition('/')[0]}"]
     return "/".join([group_path(version), "namespaces", body["metadata"]["namespace"], plural, *_some(tail)])

@@ -52,15 +52,15 @@ def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str)
 
 
 def kept_in_queue(job: Job, workload: Mapping[str, Any] | None, *, required: bool) -> Job:
-    """The job; where limits require a queue and its label was removed, with its Workload's queue, for as long as it has
-    a Workload."""
+    """The job; if limits require a queue and its label was removed, with its Workload's queue, for as long as it has a
+    Workload."""
     if workload is None or job.queue is not None or not required:
         return job
     return replace(job, queue=workload["spec"].get("queueName"))
 
 
 def deactivated(workload: Mapping[str, Any] | None) -> bool:
-    """An administrator has taken the Workload out of its queue."""
+    """True if an administrator has taken the Workload out of its queue."""
     return workload is not None and not workload["spec"].get("active", True)
 
 
@@ -165,7 +165,8 @@ def _reclaimed(workload: Mapping[str, Any]) -> dict[str, int]:
 def _status(
     workload: Mapping[str, Any], stamp: str, changes: Mapping[str, tuple[str, str, str]], fields: Body
 ) -> Body:
-    """All conditions with the changed ones, against the resourceVersion that was read."""
+    """Merge patch of the status with all conditions, the changed ones replaced, for the resourceVersion that was
+    read."""
     before = {c["type"]: c for c in workload.get("status", {}).get("conditions", ())}
     for kind, (status, reason, message) in changes.items():
         old = before.get(kind, {})

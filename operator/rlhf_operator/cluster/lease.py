@@ -60,7 +60,7 @@ class Lease:
         while not await self._try("take", _CALL_SECONDS):
             if self._holder and self._holder != told:
                 told = self._holder
-                logger.info("stands by: %s leads", told)
+                logger.info("standing by: %s is the leader", told)
             left = self._runs_out() - time.monotonic()
             await asyncio.sleep(min(_POLL_SECONDS, left) if left > 0 else _POLL_SECONDS)
 

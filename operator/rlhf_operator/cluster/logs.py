@@ -13,7 +13,7 @@ from .api import Key
 
 _job: ContextVar[Key | None] = ContextVar("job", default=None)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-"""What moves a terminal's cursor or ends a line, other than tab and newline."""
+"""Characters that move a terminal's cursor or end a line, except tab and newline."""
 _FIELDS = ("levelname", "name", "message", "namespace", "job", "exc_info")
 _NAMES = {"levelname": "level", "name": "logger", "exc_info": "exception"}
 

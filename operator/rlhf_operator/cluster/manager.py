@@ -85,14 +85,14 @@ class Process:
             await self._lead(group)
 
     async def _lead(self, group: asyncio.TaskGroup) -> None:
-        logger.info("leads as %s", self._lease.identity)
+        logger.info("leading as %s", self._lease.identity)
         self._api.fence = self._lease.held
         self._leading = True
         self._telemetry.leading(True)
         kinds = await self._fill()
         group.create_task(self._watch(kinds))
         self._filled = True
-        logger.info("watches %s; %d jobs", ", ".join(kinds), len(self._cache.keys()))
+        logger.info("watching %s; %d jobs", ", ".join(kinds), len(self._cache.keys()))
         group.create_task(self._resync(kinds))
         for _ in range(WORKERS):
             group.create_task(self._work())
@@ -104,7 +104,7 @@ class Process:
                 await self._list(kinds, first=True)
                 return kinds
             except ApiError as error:
-                logger.warning("could not list jobs and pods, trying on: %s", error)
+                logger.warning("could not list jobs and pods, trying again: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _watch(self, kinds: Collection[str]) -> None:
@@ -143,18 +143,18 @@ class Process:
             wait = _RESYNC_SECONDS
             try:
                 if changed := {*await kinds_served(self._api)} ^ {*kinds}:
-                    told = "the API server has begun or ceased to serve %s: stops, to be started again"
+                    told = "the API server has begun or ceased to serve %s: stopping, to be restarted by Kubernetes"
                     logger.warning(told, ", ".join(changed))
                     self._stopping.set()
                     return
                 swept = await self._list(kinds, first=False)
             except ApiError as error:
-                logger.warning("could not list what there is, trying again in %g s: %s", wait, error)
+                logger.warning("could not list the watched objects, trying again in %g s: %s", wait, error)
                 continue
             self._overdue = resync.overdue(self._unseen, swept.unseen, self._cache)
             self._unseen = swept.unseen
             if self._overdue:
-                logger.error("a watch is stuck: for %g s it has not told of %s", wait, self._overdue[0])
+                logger.error("a watch is stuck: for %g s it has not reported %s", wait, self._overdue[0])
             for key in swept.touched:
                 self._queue.add(key)
             # Of what rests the watches tell, and where they do not, the listing has just found out.
@@ -204,11 +204,11 @@ class Process:
                 again = await self._reconcile(key)
         except ApiError as error:
             wait = self._queue.failed(key, hold=min(error.retry_after or 0.0, _LONGEST_HOLD))
-            logger.warning("%s; again in %.1f s", error, wait)
+            logger.warning("%s; trying again in %.1f s", error, wait)
             return "refused" if error.of_job else "error"
         except Exception:
             wait = self._queue.failed(key)
-            logger.exception("the reconcile failed; again in %.1f s", wait)
+            logger.exception("the reconcile failed; trying again in %.1f s", wait)
         else:
             self._queue.done(key, again)
             return "done"
@@ -217,7 +217,7 @@ class Process:
     async def _until_stopped(self) -> None:
         """Stops taking new work, and gives running reconciles a grace period."""
         await self._stopping.wait()
-        logger.info("stops")
+        logger.info("stopping")
         deadline = time.monotonic() + _STOP_SECONDS
         while self._busy and time.monotonic() < deadline:
             await asyncio.sleep(0.05)

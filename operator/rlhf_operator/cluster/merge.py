@@ -64,7 +64,7 @@ def _merge_named(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[An
 
 
 def _plain(value: Any) -> Any:
-    """Without directives and nulls, which have a meaning only over a base."""
+    """The value without merge directives and nulls, which have a meaning only over a base."""
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items() if k != DIRECTIVE and v is not None}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -11,7 +11,7 @@ DEEPEST = 10_000
 """Levels of an object that Go's JSON parser accepts; Python 3.11's, which the image has, takes less than 2 MB of stack.
 Python 3.12 has a limit of its own for calls in C, which cannot be raised."""
 _MORE = 2_000
-"""For a list around the object, and for Python's own calls."""
+"""Recursion depth added for a list around the object and for Python's own calls."""
 
 
 def allow_deep_json() -> None:

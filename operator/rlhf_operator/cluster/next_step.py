@@ -23,11 +23,11 @@ state.
 
 @dataclass(frozen=True)
 class Plan:
-    """The status to write first, then what follows from it. Each part may fail or be cut short: the next look at the
-    job sees what is missing."""
+    """The status to write first, then the actions that follow from it. Each part may fail or be cut short: the next
+    reconcile sees what is missing."""
 
     status: JobStatus | None
-    """None: unchanged."""
+    """The status to write; None if it is unchanged."""
     companions: bool = False
     """Create the job's ConfigMap, service, policy and gang if missing."""
     token: bool = False
@@ -50,7 +50,7 @@ class Plan:
 
 
 def deletions(wanted: Sequence[Deletion], sight: PodGroups, now: datetime.datetime) -> tuple[Deletion, ...]:
-    """Deletions to start: of pods not being deleted yet, and of those that are given up."""
+    """Deletions to start: of pods that are not being deleted yet, and of those that are given up as lost."""
     going = {pod.uid: pod.deletion_deadline for pod in sight.pods if pod.deletion_deadline is not None}
     new = {each.uid: each for each in wanted if each.uid not in going}
     given_up = [deletion(pod, 0) for pod in sight.pods if lost(pod, now.timestamp())]

@@ -46,8 +46,8 @@ def companions(pinned: Pinned, operator_namespace: str, metrics_from: Sequence[B
 
 
 def _meets(spec: Spec) -> bool:
-    """True if pods look each other up by name: further pods of the trainer or of a generator find the first one so. All
-    else is told addresses, and a pod's own name the kubelet writes into its /etc/hosts."""
+    """True if pods find each other by DNS: further pods of the trainer or of a generator find the first one so. Other
+    addresses are passed to them, and the kubelet writes a pod's own name into its /etc/hosts."""
     return replicas(spec, Role.TRAINER) > 1 or pods_each(spec, Role.GENERATOR) > 1
 
 

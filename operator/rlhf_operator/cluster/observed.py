@@ -25,9 +25,9 @@ class Observed:
     refused: Finish | str | None = None
     """The API server's refusal of the pods that were to be created last."""
     made: int | None = None
-    """Newest attempt of the trainers' gang of which this operator has made a pod."""
+    """Newest attempt of the trainer gang of which this operator has created a pod."""
     quota: Quota = "none"
     deactivated: bool = False
-    """Its Workload is not to be admitted, by an administrator's word."""
+    """True if an administrator has deactivated the job's Workload."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Price per GPU hour, by resource name."""

@@ -15,7 +15,7 @@ from .snapshot import Job
 
 
 class Outcomes:
-    """Remembered by one operator; the next learns it from the status, or by trying."""
+    """Kept in memory by one operator; its successor learns them from the status, or by trying."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -23,11 +23,11 @@ class Outcomes:
         self._made: dict[Key, int] = {}
 
     def refusal(self, key: Key) -> Refusal | None:
-        """The API server's refusal of what was to be made last."""
+        """The API server's refusal of the objects that were to be created last."""
         return self._refused.get(key)
 
     def made(self, key: Key) -> int | None:
-        """Newest attempt of the trainers' gang of which this operator has made a pod."""
+        """Newest attempt of the trainer gang of which this operator has created a pod."""
         return self._made.get(key)
 
     def forget(self, key: Key) -> None:
@@ -36,7 +36,7 @@ class Outcomes:
 
     @contextmanager
     def noted(self, key: Key, job: Job, todo: Plan) -> Iterator[None]:
-        """Notes for the next look, and for no other, what the API server refuses; and which attempt has pods now."""
+        """Records, for the next reconcile alone, what the API server refuses; and which attempt has pods now."""
         self._refused.pop(key, None)
         try:
             yield

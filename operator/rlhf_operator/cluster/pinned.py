@@ -84,7 +84,8 @@ class Pinned:
             raise UnreadableConfig(f"ConfigMap {name}: {_words(error)}") from None
 
     def scaled(self, generators: int) -> "Pinned":
-        """For another number of generators, which the trainer waits for at its start; nothing else differs."""
+        """The configuration for another number of generators, which the trainer waits for at its start; nothing else
+        differs."""
         if self.config.spec.generator.replicas == generators:
             return self
         texts = dict(self.texts)
@@ -164,7 +165,7 @@ def _text(body: dict[str, Any]) -> str:
 
 
 def _said(pods: PodSettings) -> PodSettings:
-    """Without the defaults that earlier releases wrote."""
+    """The pod settings without the defaults that earlier releases wrote into them."""
     if len(pods.model_fields_set) < len(PodSettings.model_fields):
         return pods
     return PodSettings.model_validate(pods.model_dump(by_alias=True, exclude_defaults=True))

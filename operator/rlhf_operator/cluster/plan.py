@@ -25,7 +25,7 @@ from .stopping import after_the_end, report_if_admitted, suspend
 
 @dataclass(frozen=True)
 class _Known:
-    """What an observation says together with the status before it."""
+    """Facts that follow from an observation and the status before it."""
 
     cluster: ClusterStatus
     sight: PodGroups
@@ -34,7 +34,7 @@ class _Known:
     quiet: Silence | None
     """The trainer's silence, which ends it once it is too long."""
     waited: bool
-    """What was to go before a start has been seen and counted."""
+    """True if the pods that had to end before a start were seen to, and counted."""
     unmade: bool
     """The present attempt's trainer pods were not all seen on their nodes, and none is left."""
 
@@ -94,7 +94,8 @@ def _is_to_stop(observed: Observed) -> bool:
 def _planned(
     observed: Observed, before: JobStatus, known: _Known, made: Consequences, now: datetime.datetime
 ) -> Plan:
-    """The plan that carries the consequences out: pods that come and go, the new scale, the status that says so."""
+    """The plan that carries the consequences out: pods created and deleted, the new scale, and the status that records
+    them."""
     job, spec, sight, finish = observed.job, observed.wanted.spec, known.sight, made.finish
     counted = {*known.cluster.counted, *made.counted}
     cluster, generators = _scaled(observed, known, _recorded(made, sight, counted), finish)
@@ -137,7 +138,7 @@ def _recorded(made: Consequences, sight: PodGroups, counted: set[str]) -> Cluste
 
 
 def _leaving(made: Consequences, sight: PodGroups, counted: set[str]) -> list[Deletion]:
-    """Pods to delete: of a job that ends all that run, and those that are evicted, replaced or too many."""
+    """Pods to delete: all that run, if the job ends; else those that are evicted, replaced or surplus."""
     delete = made.delete
     if made.finish is not None:
         delete = [deletion(pod) for pod in sight.pods if pod.ended is None]

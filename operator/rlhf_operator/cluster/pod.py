@@ -29,7 +29,7 @@ MODEL_CACHE = "models"
 
 @dataclass(frozen=True)
 class NewPod:
-    """A pod to be made, for an attempt of the trainer gang."""
+    """A pod to be created, for an attempt of the trainer gang."""
 
     role: Role
     index: int
@@ -141,7 +141,8 @@ def _resources(pods: PodSettings) -> Body:
 
 
 def _probes(role: Role, section: RoleSpec) -> Body:
-    """Startup bounds a model's loading, readiness tells who serves, liveness detects hangs."""
+    """Startup, readiness and liveness probes: startup bounds the loading of a model, readiness shows which server
+    serves, liveness detects hangs."""
 
     def probe(path: str, period: int, failures: int) -> Body:
         get = {"path": path, "port": "http"}

@@ -45,14 +45,14 @@ class PodClient:
             self._cache.put(found)
 
     async def replace(self, job: Job, pod: Body) -> None:
-        """Deletes a pod of the job's whose labels were changed: it is not found by them, and its name is needed."""
+        """Deletes a pod of the job whose labels were changed: it is no longer found by them, and its name is needed."""
         name = pod["metadata"]["name"]
         if "deletionTimestamp" not in pod["metadata"]:
-            message = f"{name} has lost the labels that it was made with, and is replaced"
+            message = f"the operator's labels of {name} were removed or changed; the pod is replaced"
             await self._recorder.record(job.body, Event("Warning", "Relabelled", message))
             await self._api.delete("Pod", job.namespace, name, uid=pod["metadata"]["uid"])
 
 
 def owned_by(pod: Mapping[str, Any], job: Job) -> bool:
-    """True for a pod of this very job, not of an earlier one of its name."""
+    """True for a pod of this job, not of an earlier one of its name."""
     return any(owner.get("uid") == job.uid for owner in pod["metadata"].get("ownerReferences", ()))

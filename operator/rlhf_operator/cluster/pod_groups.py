@@ -17,7 +17,7 @@ LOST_SECONDS = 30.0
 """Time beyond its grace period after which a lingering pod is given up, seconds."""
 
 NO_CONFIG = "CreateContainerConfigError"
-"""Kubelets' reason for a container whose environment names what is not there."""
+"""Kubelets' reason for a container whose environment refers to a missing Secret or ConfigMap."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class PodGroups:
 
 
 def adopted(cluster: ClusterStatus, pods: Sequence[Pod]) -> ClusterStatus:
-    """With the newest attempt of which there are trainer pods. The status that told of it came before them, and only
-    an operator that is no more knew it if it could not be stored."""
+    """The cluster's status with the newest attempt that has trainer pods. Its status was written before the pods; if it
+    could not be stored, only an operator that has ended knew it."""
     newest = max((pod.attempt for pod in pods if pod.role is Role.TRAINER), default=0)
     if newest <= cluster.attempt:
         return cluster
@@ -109,14 +109,14 @@ def silent(
     cluster: ClusterStatus,
     activity: str | None,
 ) -> Silence | None:
-    """The silence of the present attempt's trainers; None where none runs, or they are being replaced."""
+    """The silence of the present attempt's trainers; None if none runs, or while they are being replaced."""
     if cluster.progress_time is None or sight.counted_of(Role.TRAINER):
         return None
     return silence(spec, processes, seconds(cluster.progress_time), activity)
 
 
 def hung(processes: Sequence[ProcessState], end: Ended | None) -> list[ProcessState]:
-    """The processes, trainers as ended if they hang; their pods are deleted as those of a gang that failed."""
+    """The processes, with the trainers as ended if they hang; their pods are deleted as those of a gang that failed."""
     if end is None:
         return list(processes)
     return [replace(s, ended=end) if s.role is Role.TRAINER and s.ended is None else s for s in processes]
@@ -128,7 +128,7 @@ def lost(pod: Pod, now: float) -> bool:
 
 
 def lack(pods: Sequence[Pod], secret: str) -> bool:
-    """True if a kubelet has not found this Secret, which a pod names."""
+    """True if a kubelet has not found this Secret, to which a pod refers."""
     return any(
         pod.ended is None
         and (pod.waiting_reason or "").startswith(f'{NO_CONFIG}: secret "{secret}" not found')
@@ -143,7 +143,8 @@ def _gone(peers: Sequence[Pod], last: float) -> Ended:
 
 
 def _not_suspended(ended: Ended) -> Ended:
-    """A trainer that checkpointed and exited without a suspend of the job was told to by its node."""
+    """The end of a trainer that checkpointed and exited without a suspend of the job, as a disruption: its node had
+    asked it to stop."""
     if ended.code != EXIT_SUSPENDED:
         return ended
     return replace(ended, code=SIGTERMED, reason="was stopped, after a checkpoint", disrupted=True)

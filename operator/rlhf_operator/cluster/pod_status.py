@@ -21,7 +21,7 @@ _DISRUPTED = {
     "Terminated",
     "UnexpectedAdmissionError",
 }
-"""Reasons of a pod's end that are not its own, for servers that have no DisruptionTarget condition."""
+"""Reasons of ends that are not the pod's own, for servers that have no DisruptionTarget condition."""
 _LOST = ("ContainerStatusUnknown", "Unknown")
 """Reasons of kubelets, and of containerd, for a container that is gone with no end seen: its node has started again."""
 OVER = ("Failed", "Succeeded")
@@ -36,7 +36,7 @@ def seconds(text: str) -> float:
 
 
 def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
-    """The end of the role's `container`, or of a pod whose kubelet tells of none; None while it runs."""
+    """The end of the role's `container`, or of a pod whose kubelet reports none; None while it runs."""
     end = container.get("state", {}).get("terminated")
     if status.get("phase") not in OVER and end is None:
         return None

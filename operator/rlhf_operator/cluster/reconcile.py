@@ -31,7 +31,8 @@ from .trainer_client import TrainerClient
 RETRY_SECONDS = 1.0
 """Retry interval of a membership push that failed, seconds."""
 JOBS_PER_POLL_SECOND = 20
-"""With many jobs that run or start each is asked for its progress less often; what is due is not put off by that."""
+"""Maximum number of jobs polled per second: with many active jobs each is polled less often, while what is due is not
+delayed."""
 
 
 class Reconciler:
@@ -148,7 +149,7 @@ class Reconciler:
         return told
 
     async def _give_up(self, key: Key, job: Job, todo: Plan) -> float | None:
-        """Only the actions that are possible without a valid spec."""
+        """Carries out the actions that are possible without a valid spec."""
         if todo.status is not None:
             await self._statuses.write(key, job, todo.status)
         await self._delete_pods(job, todo)

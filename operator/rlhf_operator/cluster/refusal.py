@@ -25,41 +25,41 @@ from .snapshot import Job, Pod
 from .usage import used
 
 _DENIED = re.compile(r"denied (the )?request")
-"""In what admission says: `admission webhook "x" denied the request: ...`, `ValidatingAdmissionPolicy 'x' with binding
-'y' denied request: ...`."""
+"""Pattern of refusals by admission: `admission webhook "x" denied the request: ...`, `ValidatingAdmissionPolicy 'x'
+with binding 'y' denied request: ...`."""
 _NO_POD = "cannot be handled as a Pod"
-"""In what the API server says of a body that it cannot read: a field of the template has a value of another type."""
+"""The API server's words for a body that it cannot read: a field of the template has a value of another type."""
 
 _NO_KIND = re.compile(r"page not found|could not find the requested resource")
-"""What the API server says of a version and of a kind that it does not serve."""
+"""The API server's words for a version or a kind that it does not serve."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """The API server's refusal of the objects that were to be made last."""
+    """The API server's refusal of the objects that were to be created last."""
 
     generation: int
-    """Of the spec that they were made of."""
+    """Generation of the spec that the pods were made of."""
     why: Finish | str
 
 
 def by_server(status: int, kind: str, message: str, *, trains: bool = False) -> Finish | str:
-    """A refusal of one of the job's objects by the API server: the end of the job where it is a pod that can never be
-    taken. A policy or a webhook may be another one tomorrow, and says the same with the same code; other objects are
-    refused for what they are now, such as a Workload that was admitted a moment ago. Nor is a job that `trains` ended:
-    pods of its configuration were taken, and what has changed since is not the job."""
+    """The API server's refusal of an object of the job: the job's end if it is a pod that can never be accepted. A
+    policy or a webhook may change, and answers with the same code; other objects are refused for their present state,
+    such as a Workload that was admitted a moment ago. A job that `trains` is not ended either: pods of its
+    configuration were accepted, so what has changed since is not the job."""
     invalid = status == 422 or (status == 400 and _NO_POD in message)
     if invalid and kind == "Pod" and not trains and not _DENIED.search(message):
-        said = f"the API server takes no pod like this; see spec.pods and its template: {message}"
+        said = f"the API server rejects the pod, check spec.pods and its template: {message}"
         return Finish("Failed", INVALID_POD, said)
     if status == 404 and kind == "Workload" and _NO_KIND.search(message):
         message += f"; the label {QUEUE} needs Kueue 0.15 or later, which serves {KUEUE}"
-    return f"pods are not made: {status or 'no answer'} {message}"
+    return f"pods cannot be created: {status or 'no answer'} {message}"
 
 
 def leave_alone(why: str) -> Plan:
     """Reports what this release cannot read, and changes nothing until another release takes over."""
-    message = f"another release wrote what this one cannot read; job and pods are left alone: {why}"
+    message = f"another release wrote objects that this one cannot read, so job and pods are left as they are: {why}"
     return Plan(status=None, events=(Event("Warning", "Unreadable", message[:LONGEST]),), again=None)
 
 

@@ -19,7 +19,7 @@ class Swept:
 
 
 async def fill(api: Api, namespace: str | None, kinds: Collection[str], see: See) -> None:
-    """Adds every object once, jobs last, so that no pod is taken for missing before it is listed."""
+    """Adds every object once, jobs last, so that no pod counts as missing before it is listed."""
     for kind in sorted(kinds, key=lambda kind: kind == "RLHFJob"):
         async for body in api.list(kind, namespace, labels=SELECTORS[kind]):
             see(body, False)

@@ -42,9 +42,11 @@ class Scope:
                     raise
         before, self.closed = self.closed, frozenset(name for name in refusals if name is not None)
         for name in self.closed - before:
-            logger.warning("leaves namespace %s out until it may be listed: %s", name, refusals[name])
+            logger.warning(
+                "namespace %s is not served until the operator may list it: %s", name, refusals[name]
+            )
         for name in before - self.closed:
-            logger.info("serves namespace %s again", name)
+            logger.info("namespace %s is served again", name)
         self._moved.set()
         return self.closed - before
 

@@ -134,7 +134,7 @@ def _peers(text: str | None) -> tuple[dict[str, Any], ...]:
         peers = _PEERS.validate_json(text or "[]")
         for peer in (peer for peer in peers if "ipBlock" in peer):
             if len(peer) > 1:
-                raise ValueError("a peer with an ipBlock has nothing beside it")
+                raise ValueError("a peer with an ipBlock must have no other field")
             block = peer["ipBlock"]
             for network in (block["cidr"], *block.get("except", ())):
                 ip_network(network)

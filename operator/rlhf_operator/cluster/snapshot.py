@@ -17,7 +17,7 @@ from .pod_status import OVER, Body, ended, initializing, seconds, waiting_reason
 from .ports import PORT
 
 _REQUEST = 256
-"""Longest part of a checkpoint request that tells it from others, in characters; an annotation may have 256 KiB."""
+"""Maximum length of a checkpoint request that is compared, in characters; an annotation may have 256 KiB."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Job:
     queue: str | None
     """The job's Kueue queue."""
     checkpoint: str | None
-    """Newest checkpoint request, as much of it as a status keeps."""
+    """Newest checkpoint request, cut to the length that a status keeps."""
     status: JobStatus | None
     unreadable: str | None = None
     """Validation errors of a status written by another release, which must not be overwritten."""
@@ -75,7 +75,8 @@ class Pod:
     deletion_deadline: float | None = None
     """Deletion deadline, by which its kubelet has to end it; None unless it is being deleted."""
     over: bool = False
-    """True if none of its containers runs any more and its resources are free; a sidecar may outlast the role's."""
+    """True if none of its containers runs any more and its resources are free; a sidecar may outlast the role's
+    container."""
     waiting_reason: str | None = None
     """Reason why it does not start."""
     scheduled: bool = True
@@ -84,7 +85,7 @@ class Pod:
     initializing: str | None = None
     """The running init container."""
     port: int = PORT
-    """Its HTTP port."""
+    """Port of the pod's HTTP server."""
     rank: int = 0
     """Rank in a multi-pod generator."""
 
@@ -155,7 +156,8 @@ def _port(spec: Body) -> int:
 
 
 def _status(body: Any) -> tuple[JobStatus | None, str | None]:
-    """The status, None before the first one; or what cannot be read of it. Other controllers may write conditions."""
+    """The parsed status, None before the first one; or its validation errors. Other controllers may write conditions
+    into it."""
     if not body or not {"phase", "cluster"} & body.keys():
         return None, None
     try:

@@ -1,5 +1,5 @@
-"""Writes a job's status where that is worth it, and only over the version that was looked at; one that the API server
-refuses is remembered, and the job goes on with it."""
+"""Writes a job's status if the change is worth a write, and only over the version that was read; a status that the API
+server refuses is kept in memory, and the job goes on with it."""
 
 import json
 import time
@@ -21,14 +21,14 @@ _VOLATILE = {
     *("activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"),
     *("cost", "gpuHours", "usageTime"),
 }
-"""Fields that change within a step, and that no decision is made on."""
+"""Fields that change within a step, and on which no decision depends."""
 _FIELDS = {field.alias for field in JobStatus.model_fields.values() if field.alias}
 _REFRESH_SECONDS = 30.0
 
 
 def worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
-    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once where anything but metrics of a
-    step under way has changed, else every 30 s. What another controller wrote beside it is no change."""
+    """Rate limit of status writes; `before` was stored `age` seconds ago. True at once if anything but the metrics of a
+    step in progress has changed, else every 30 s. Fields that another controller wrote are no change."""
     stored = {**before, "conditions": own_conditions(before)}
     changed = {key for key in _FIELDS if stored.get(key) != now.get(key)}
     return bool(changed - _VOLATILE) or bool(changed and age >= _REFRESH_SECONDS)
@@ -47,13 +47,14 @@ class StatusWriter:
         """Fields as last written that were stored otherwise: the definition lacks them, or parts of them."""
 
     def latest(self, key: Key, job: Job) -> Job:
-        """The job with its newest status, which the API server may not have."""
+        """The job with its newest status, which the API server may not have stored."""
         status = self._refused.get(key)
         return job if status is None else replace(job, status=status)
 
     async def write(self, key: Key, job: Job, status: JobStatus) -> str:
-        """Applies the status where that is worth it; the job's resourceVersion then. One that the definition does not
-        allow (422) is told once and tried again every 30 s: another version of the definition may be installed."""
+        """Applies the status if it is worth a write; returns the job's resourceVersion afterwards. A status that the
+        definition does not allow (422) is reported once and tried again every 30 s: another version of the definition
+        may be installed."""
         version: str = job.body["metadata"]["resourceVersion"]
         content = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
         self._telemetry.job(key, content)

@@ -98,7 +98,7 @@ def _waiting(observed: Observed) -> tuple[str, str]:
         return waits.reason, waits.message
     if observed.deactivated:
         return "Deactivated", f"Workload {observed.job.name} is deactivated (spec.active: false)"
-    return "WaitingForQuota", f"waits in queue {observed.job.queue}"
+    return "WaitingForQuota", f"waiting for quota in queue {observed.job.queue}"
 
 
 def report_if_admitted(observed: Observed) -> Queue | None:
@@ -106,8 +106,8 @@ def report_if_admitted(observed: Observed) -> Queue | None:
 
 
 def _queue(observed: Observed, *, idle: bool) -> Queue | None:
-    """Quota is asked for once, and given back where none of the job's pods is left. An evicted job keeps its place's
-    history, and one that was deactivated stays so; one that outgrew its quota lines up anew."""
+    """Quota is requested once, and returned when none of the job's pods is left. An evicted job keeps its place in the
+    queue, and a deactivated one stays deactivated; one that outgrew its quota queues anew."""
     suspended, quota = observed.wanted.spec.suspend or observed.wanted.waits is not None, observed.quota
     if quota in ("absent", "outdated") and not suspended:
         return "enter"
@@ -119,8 +119,9 @@ def _queue(observed: Observed, *, idle: bool) -> Queue | None:
 
 
 def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod]) -> Plan:
-    """A job that was deleted and is still there: somebody's finalizer holds it, perhaps for ever, and until it is gone
-    the API server leaves what it owns. Its pods go now, as they would with it, unless they are to be left."""
+    """The next step of a deleted job that still exists: a finalizer holds it, perhaps for ever, and until it is gone
+    the API server keeps what it owns. Its pods are deleted now, as they would be with it, unless they are to be
+    orphaned."""
     if ORPHANS in metadata.get("finalizers", ()):
         return Plan(status=None, again=None)
     living = [pod for pod in pods if not pod.over]
@@ -133,7 +134,8 @@ def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod]) -> Plan:
 
 
 def after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:
-    """Nothing is made again; what ended stays for its log until the job goes. GPUs count until their pods are over."""
+    """The step after a job has ended: no pod is created again, and ended pods stay for their logs until the job is
+    deleted. GPUs count until their pods are over."""
     spec = observed.wanted.spec
     sight = sort(spec, before.cluster or ClusterStatus(), observed.pods)
     holding = [pod for pod in sight.pods if not pod.over]

@@ -29,7 +29,7 @@ _STOP_SECONDS = 5.0
 _POLL_SECONDS = 5.0
 
 See = Callable[[Body, bool], object]
-"""Called with every object that was seen, and true where it was deleted."""
+"""Called with every object that was seen, and true if it was deleted."""
 
 
 async def kinds_served(api: Api) -> list[str]:
@@ -37,7 +37,9 @@ async def kinds_served(api: Api) -> list[str]:
     told = False
     while not await api.serves("RLHFJob"):
         if not told:
-            logger.warning("waits for crds/rlhfjobs.rlhf.dev.yaml: the API server does not know RLHFJob")
+            logger.warning(
+                "the API server does not know RLHFJob; waiting for crds/rlhfjobs.rlhf.dev.yaml to be applied"
+            )
             told = True
         await asyncio.sleep(_POLL_SECONDS)
     return [kind for kind in SELECTORS if kind != "Workload" or await api.serves(kind)]
@@ -119,15 +121,16 @@ async def _credentials(api: Api) -> kopf.ConnectionInfo:
 
 
 class _Crossing:
-    """Takes objects from kopf's thread to the loop of `see`, all that wait at once: waking the loop for each would
-    take as long as looking at it."""
+    """Passes objects from kopf's thread to the loop of `see`, all waiting ones at once: waking the loop for each would
+    take as long as processing it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, see: See) -> None:
         self._loop, self._see = loop, see
         self._waiting = deque[tuple[Body, bool]]()
 
     def put(self, body: Body, deleted: bool) -> None:
-        """Called in kopf's thread alone: who finds others there has been preceded by one that woke the loop."""
+        """Stores an object, in kopf's thread alone: if others are waiting there, an earlier call has woken the loop
+        already."""
         self._waiting.append((body, deleted))
         if len(self._waiting) == 1:
             self._loop.call_soon_threadsafe(self._take)

@@ -28,7 +28,7 @@ _REQUEST_BYTES = 4 << 20  # an object of 1.5 MiB at most, twice
 
 
 def review(request: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """The answer to an AdmissionReview (admission.k8s.io/v1). A job that is being deleted may be anything."""
+    """The answer to an AdmissionReview (admission.k8s.io/v1). A job that is being deleted is always allowed."""
     asked = request["request"]
     answer: dict[str, Any] = {"uid": asked["uid"], "allowed": True}
     body = asked.get("object")
@@ -67,8 +67,8 @@ def _failed_by_its_spec(body: Mapping[str, Any]) -> bool:
 
 
 def _asks_for(body: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Parts of a job that can be wrong; who changes others, such as finalizers, is not judged by them: the stored job
-    may be of a release with other rules."""
+    """Parts of a job that are validated. A change of others, such as finalizers, is not: the stored job may come from a
+    release with other rules."""
     return body.get("spec"), body["metadata"].get("labels", {}).get(QUEUE)
 
 
@@ -94,7 +94,7 @@ class _Certificate:
             if (self._folder / "tls.crt").stat().st_mtime_ns != self._changed:
                 self._newest = self._load()
         except (OSError, ssl.SSLError) as error:
-            log.warning("goes on with the old certificate: %s", error)
+            log.warning("cannot load the new certificate, still serving the old one: %s", error)
         connection.context = self._newest
 
 
@@ -120,5 +120,5 @@ async def _validate(request: web.Request) -> web.Response:
     try:
         answer = review(json.loads(await request.read()), request.app[_SETTINGS])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise web.HTTPBadRequest(text=f"this is no AdmissionReview: {error!r}") from None
+        raise web.HTTPBadRequest(text=f"this is not an AdmissionReview: {error!r}") from None
     return web.json_response(answer)

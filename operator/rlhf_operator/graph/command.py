@@ -20,6 +20,7 @@ from rlhf_api.spec import Spec
 
 from ..exits import say
 from ..manifest_arguments import add_set
+from ..subcommands import add_command
 from .drawing import Drawing, drawing
 from .mermaid import mermaid
 from .picture import write_png
@@ -30,16 +31,16 @@ if TYPE_CHECKING:
 
 def add_graph(commands: "Commands") -> None:
     """Adds the command's parser."""
-    parser = commands.add_parser(
-        "graph", help="draw the dataflow graph of an algorithm, or of a manifest's job"
+    parser = add_command(
+        commands, "graph", help="draw the dataflow graph of an algorithm, or of a manifest's job"
     )
     parser.add_argument(
         "subject",
         metavar="ALGORITHM|FILE",
-        help="an algorithm or experiment by name, an algorithm of your own as module:name, which is imported, or a "
+        help="name of an algorithm or experiment, module:name of an algorithm of your own, which is imported, or a "
         "manifest",
     )
-    parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture too")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also write a picture to this file")
     add_set(parser)
 
 

@@ -12,6 +12,7 @@ from rlhf_api.run import RunConfig
 
 from ..exits import Failure
 from ..manifest_arguments import add_manifest
+from ..subcommands import add_command
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -21,21 +22,31 @@ MODULE = "rlhf_trainer.data_command"
 
 def add_data(commands: "Commands") -> None:
     """Adds the command's parsers."""
-    parser = commands.add_parser("data", help="check a manifest's data as tokens, or show a row of it")
-    verbs = parser.add_subparsers(dest="what", required=True, metavar="check|show")
-    check = verbs.add_parser(
-        "check", help="all rows that are wrong, how long the others are, how many are cut"
+    parser = add_command(
+        commands, "data", help="check how a manifest's data becomes tokens, or show one row of it"
     )
-    show = verbs.add_parser("show", help="how a row becomes tokens, and which of them are trained on")
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="check|show")
+    check = add_command(
+        verbs,
+        "check",
+        help="report all invalid rows, the lengths of the others in tokens, and how many are cut",
+    )
+    show = add_command(verbs, "show", help="show a row as tokens, and which of them are trained on")
     for each in (check, show):
         add_manifest(each)
         each.add_argument(
             "--workdir",
             type=Path,
             metavar="DIR",
-            help="of a run that made its tokenizer; runs/<name> by default",
+            help="work directory of a run that made its own tokenizer; default: runs/<name>",
         )
-    show.add_argument("--row", type=int, default=0, metavar="N", help="counted from 0 over all files")
+    show.add_argument(
+        "--row",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of the row, counted from 0 over all files; default: 0",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,7 +55,9 @@ def run(options: argparse.Namespace) -> int:
     if importlib.util.find_spec(MODULE.partition(".")[0]) is None or not importlib.util.find_spec(
         "transformers"
     ):
-        raise Failure("this needs the trainer's packages: pip install 'rlhf-operator[trainer]'")
+        raise Failure(
+            "this needs the trainer's packages, which are not installed: pip install 'rlhf-operator[trainer]'"
+        )
     folder = options.workdir or Path("runs", job.metadata.name)
     config = RunConfig(job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()))
     row = ["--row", str(options.row)] if options.what == "show" else []

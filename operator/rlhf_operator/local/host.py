@@ -42,7 +42,8 @@ GRACE_SECONDS = 30.0
 """Grace period of the trainer after a stop request, seconds, plus the time of two steps."""
 _GRACE_LIMIT = 600.0
 STANDSTILL_SECONDS = 30.0
-"""A turn of the loop that takes longer was none of its own: this process was stopped, and maybe the others too."""
+"""Duration of one turn of the loop, seconds, above which this process must have been paused, and maybe the others
+too."""
 
 
 class Host:
@@ -96,14 +97,14 @@ class Host:
         become_subreaper()
         self._listen_to_signals()
         workdir.write(self.folder / workdir.CONFIG, self.config)
-        finish = Finish("Failed", "LauncherError", "the launcher itself failed")
+        finish = Finish("Failed", "LauncherError", "`rlhf run` itself failed")
         try:
             async with ControlClient(self._token) as control:
                 watching = asyncio.create_task(end_the_hung(self.processes, control))
                 try:
                     finish = await self._loop(control)
                 except OSError as error:  # of files and processes that it cannot make
-                    finish = Finish("Failed", "LauncherError", f"the launcher cannot go on: {error}")
+                    finish = Finish("Failed", "LauncherError", f"`rlhf run` cannot go on: {error}")
                 finally:
                     watching.cancel()
         finally:
@@ -130,12 +131,12 @@ class Host:
         return await self._stop(control)
 
     def _excuse(self, now: float) -> None:
-        """Moves all deadlines by the time for which this process stood still, by Ctrl-Z or a scheduler that suspends
-        jobs: nobody may have got on meanwhile."""
+        """Moves all deadlines by the time for which this process was paused, by Ctrl-Z or a scheduler that suspends
+        jobs: the job's processes may have made no progress meanwhile."""
         lost, self._turned = now - self._turned, now
         if lost <= STANDSTILL_SECONDS:
             return
-        self.display.event(f"this process stood still for {lost:.0f} s")
+        self.display.event(f"this process was paused for {lost:.0f} s")
         self.trainer.progressed += lost
         for process in self.processes:
             if process.started is not None:
@@ -151,7 +152,7 @@ class Host:
         return [Kill(s.role, s.index, end.reason) for s in seen if s.role is Role.TRAINER and not s.ended]
 
     def _silence(self) -> Silence | None:
-        """The trainer's present silence."""
+        """The trainer's present silence; None if none runs."""
         seen, report = [process.seen() for process in self.processes], self.trainer.status
         return silence(self.config.spec, seen, self.trainer.progressed, report.activity if report else None)
 

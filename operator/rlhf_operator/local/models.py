@@ -18,19 +18,20 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer*", "vocab*", "*.model", "tekken*")
 """Files that Transformers reads weights, or tokenizers of any kind, from."""
 _OF_RUN = re.compile(r"((?:.*/)?runs/[^/]+)/(?:policy|critic)/?")
-"""Where a job leaves its models, in the work directory that it has by default."""
+"""Pattern of the path of a job's models in its default work directory."""
 _HUB = "https://huggingface.co/"
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 
 
 def model_problems(spec: Spec) -> Iterator[Problem]:
-    """Models that are neither a directory nor a hub's; models and options that the installed vLLM does not have."""
+    """Problems of models that are neither a directory nor a hub's; of models and options that the installed vLLM does
+    not have."""
     yield from mistyped(spec)
     yield from _engines(spec)
 
 
 def layer_problems(spec: Spec) -> Iterator[Problem]:
-    """Layers named by an adapter, for local models; the trainer checks those of all others."""
+    """Problems of layers named by an adapter, for local models; the trainer checks those of all others."""
     model = spec.model
     for used in graph_of(spec).trained:
         field, lora, named = used.field, model.adapter(used.field), model.source(used.field)
@@ -46,7 +47,7 @@ def layer_problems(spec: Spec) -> Iterator[Problem]:
 
 
 def mistyped(spec: Spec) -> Iterator[Problem]:
-    """Models that are neither a directory in Hugging Face format nor a name of the hub."""
+    """Problems of models that are neither a directory in Hugging Face format nor a name of the hub."""
     model = spec.model
     for field in (*LOADED, "tokenizer"):
         name: str | None = getattr(model, field)
@@ -74,10 +75,10 @@ def mistyped(spec: Spec) -> Iterator[Problem]:
 
 
 def _lacks(directory: Path, *, alone: bool) -> str:
-    """What a model's directory lacks, or ''; `alone`: no other tokenizer is named than the one in it."""
+    """Files that a model's directory lacks, as text, or ''; `alone`: the manifest names no other tokenizer."""
     try:
         if not isinstance(json.loads((directory / "config.json").read_bytes()), dict):
-            return "its config.json is no object"
+            return "its config.json is not an object"
     except (OSError, ValueError) as error:
         return f"its config.json cannot be read: {error}"
     if not any(found for kind in _WEIGHTS for found in directory.glob(kind)):

@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 CALLED_WITH = ("prompts", "responses", "rows")
-"""What a reward function is called with, by position."""
+"""Arguments of a reward function, in order."""
 
 
 def missing(name: str) -> str:

@@ -28,7 +28,7 @@ from .modules import missing, unscoring
 
 _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale"}
 MOST_ROWS = 10
-"""Problems of each file's rows that are told."""
+"""Maximum number of problems reported for each file's rows."""
 
 
 def check_files(spec: Spec) -> list[Problem]:
@@ -76,7 +76,7 @@ def _data(spec: Spec) -> Iterator[Problem]:
 
 
 def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> Iterator[Problem]:
-    """Problems of local files' rows; the trainer checks rows of Parquet and objects of a store."""
+    """Problems of local files' rows; the trainer checks rows of Parquet files and of objects in a store."""
     for i, source in enumerate(sources):
         where, path = f"{field}[{i}]", source.path
         if names_function(path):
@@ -88,7 +88,7 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
             continue
         if path.endswith(".parquet") and Path(path).is_file():
             if not is_parquet(Path(path)):
-                message = "is no Parquet, or was not downloaded in whole: its marks at both ends are missing"
+                message = "is not a whole Parquet file: the marks at its start and end are missing; download it again"
                 yield Problem(where, f"{path}: {message}")
             continue
         chat, wrong = source.system_prompt is not None, list[Problem]()
@@ -109,7 +109,7 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
 
 
 def _template(spec: Spec, where: str) -> Iterator[Problem]:
-    """Conversations need a chat template; checked for local tokenizers."""
+    """Problems of conversations without a chat template, for local tokenizers."""
     given, name = spec.data.chat_template, spec.model.tokenizer or spec.model.policy
     if given is not None or (name is not None and not Path(name).is_dir()):
         return

@@ -101,7 +101,7 @@ class Supervised:
         return self.reaper_gone is not None
 
     def note_end(self, now: float) -> None:
-        """Records its end, once all its descendants are gone."""
+        """Records the process's end, once all its descendants are gone."""
         assert self.reaper is not None
         raw = self.reaper.returncode
         text = self.end.read_text(errors="replace") if self.end.exists() else ""
@@ -118,7 +118,7 @@ class Supervised:
         self._signal(signal.SIGTERM)
 
     def kill(self, why: str = "") -> None:
-        """Kills it and its descendants; `why`: the reason to report."""
+        """Kills the process and its descendants; `why`: the reason to report."""
         self._killed_because = why
         self._reaper_late = self._reaper_late or time.monotonic() + _REAPER_SECONDS
         self._signal(reaper.KILL)
@@ -128,7 +128,7 @@ class Supervised:
             self.reaper.send_signal(number)
 
     def _tail(self) -> str:
-        """The end of its log since its start; empty where somebody has deleted that."""
+        """The end of the process's log since its start; empty if somebody has deleted it."""
         try:
             with self.log.open("rb") as log:
                 log.seek(max(self._log_from, log.seek(0, os.SEEK_END) - _TAIL_BYTES))

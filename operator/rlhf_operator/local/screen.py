@@ -23,7 +23,7 @@ _COLOURS = {"Running": "green", "Succeeded": "green", "Failed": "red", "Suspende
 
 
 def can_redraw(out: TextIO) -> bool:
-    """True for a terminal that can be written over, which one of TERM=dumb cannot, such as a shell in Emacs."""
+    """True for a terminal whose lines can be rewritten; one with TERM=dumb cannot, such as a shell in Emacs."""
     return out.isatty() and not Console(file=out).is_dumb_terminal
 
 
@@ -59,7 +59,7 @@ class Screen:
 
 
 def panel(job: str, status: JobStatus, step: Mapping[str, Any], events: Iterable[str]) -> RenderableType:
-    """All about a run on one screen; `step`: its last line of metrics."""
+    """The whole state of a run on one screen; `step`: the last line of its metrics."""
     colour = _COLOURS.get(status.phase, "cyan")
     doing = status.activity or status.message if status.completion_time is None else ""
     title = Text.assemble(
@@ -87,7 +87,7 @@ def panel(job: str, status: JobStatus, step: Mapping[str, Any], events: Iterable
 
 
 def _log(events: Iterable[str]) -> list[Text]:
-    """A line an event; the newest one in whole, as a reason stands at its end."""
+    """One line for each event; the newest one in full, as its reason comes last."""
     *older, newest = [*events] or [""]
     cut = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in older]
     return [*cut, Text(newest, style="dim", overflow="fold")]

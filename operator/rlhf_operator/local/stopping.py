@@ -53,7 +53,7 @@ def _left_behind(processes: Iterable[Supervised], strangers: Collection[int]) ->
 
 
 def _kill_left_behind(processes: Iterable[Supervised], strangers: Collection[int]) -> bool:
-    """Kills them; returns whether there were any."""
+    """Kills descendants that have lost their reaper; returns whether there were any."""
     left = _left_behind(processes, strangers)
     reaper.kill(left)
     reaper.reap_adopted(besides=_reapers(processes))

@@ -21,7 +21,7 @@ class Trainer:
         """`checkpoint`: the newest one known before its start."""
         self.process = process
         self.status: TrainerStatus | None = None
-        """Its last report; None while it is not running."""
+        """The trainer's last report; None while it is not running."""
         self.progressed = 0.0
         """Time of the last report of progress, by the monotonic clock."""
         self._display = display
@@ -32,14 +32,14 @@ class Trainer:
         """The last failure of its store that was shown since its last checkpoint."""
         self._health: HealthStatus | None = None
         self._stalled = False
-        """The user was told that it makes no progress."""
+        """True if the user was told that the trainer makes no progress."""
 
     @property
     def answers(self) -> bool:
         return self.process.running and self.process.ready
 
     async def read(self, control: ControlClient) -> None:
-        """Polls its status; the last one is kept if it does not reply in time."""
+        """Polls the trainer's status; keeps the last one if it does not reply in time."""
         if not self.process.running:
             self.status, self._stalled = None, False
         if not self.answers:
@@ -68,14 +68,15 @@ class Trainer:
             self._health = health
 
     def _tell_store(self) -> None:
-        """Shows why its store fails, once until it saves a checkpoint: training may wait for the store for minutes."""
+        """Reports why the trainer's store fails, once until it saves a checkpoint: training may wait for the store for
+        minutes."""
         doing = self.status.activity if self.status else ""
         if doing.startswith(STORE_FAILS) and doing != self._store_fails:
             self._store_fails = doing
             self._display.event(doing)
 
     def tell_stall(self, stall: str) -> None:
-        """Shows why it makes no progress, once until it does again; empty where it does."""
+        """Reports why the trainer makes no progress, once until it does again; `why` is empty if it does."""
         if stall and not self._stalled:
             self._display.event(stall)
             self._stalled = True

@@ -88,7 +88,7 @@ def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobS
 
 
 def _earlier(status: JobStatus | None) -> str:
-    """What an earlier run left, and the ways to run again, the one without loss first."""
+    """Description of an earlier run's files, and the ways to run again, the one without loss first."""
     anew, elsewhere = "--overwrite to delete it and start anew", "--workdir DIR to run elsewhere"
     if status is None or status.completion_time is None:  # killed: it may have saved more than it wrote of
         return f"an earlier run is in it; add --resume to go on from its newest checkpoint, {elsewhere}, or {anew}"
@@ -102,14 +102,13 @@ def _earlier(status: JobStatus | None) -> str:
 def _same_run(workdir: Path, spec: Spec) -> None:
     before = _read(workdir / CONFIG, RunConfig)
     if before is None:
-        message = "is no configuration of a run that this version can read; use another --workdir"
+        message = "is not the configuration of a run that this version can read; use another --workdir"
         raise InvalidJob([Problem(str(workdir / CONFIG), message)])
     old, new = _identity(before.spec), _identity(spec)
     problems = [
         Problem(
             field,
-            f"the run in {workdir} has {show(old[field])}, and --resume goes on with the same; "
-            f"got {show(value)}",
+            f"the run in {workdir} has {show(old[field])}, which --resume cannot change; got {show(value)}",
         )
         for field, value in new.items()
         if old[field] != value
@@ -152,8 +151,8 @@ def write(file: Path, record: BaseModel) -> None:
 
 
 class StatusFile:
-    """Writes a run's status at most once a second, and its last one. Where it cannot, it says so, once until it can
-    again: the run goes on, as its checkpoints may be elsewhere."""
+    """Writes a run's status at most once a second, and its last one. A failure is reported once, until a write
+    succeeds: the run goes on, as its checkpoints may be elsewhere."""
 
     def __init__(self, file: Path, tell: Callable[[str], None]) -> None:
         self._file, self._tell, self._written, self._told = file, tell, 0.0, ""

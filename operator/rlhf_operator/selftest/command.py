@@ -20,6 +20,7 @@ from ..local.preflight import check_files
 from ..local.processes import Command
 from ..local.progress import Lines
 from ..manifest_arguments import add_manifest, add_runtime, with_runtime_of
+from ..subcommands import add_command
 from .checks import judged
 from .derived import Overrides, as_arguments, first_half
 from .on_host import OnHost
@@ -35,9 +36,10 @@ _BULKY = ("checkpoints", workdir.POLICY, f"{workdir.POLICY}-adapter", "critic", 
 
 def add_selftest(commands: "Commands") -> None:
     """Adds the command's parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "selftest",
-        help="prove within minutes that a job's models agree, learn, and survive kills on this machine",
+        help="check within minutes, on this machine, that a job's models agree, learn and survive kills",
     )
     add_manifest(parser)
     add_runtime(parser)
@@ -45,7 +47,7 @@ def add_selftest(commands: "Commands") -> None:
         "--workdir",
         type=Path,
         metavar="DIR",
-        help="an empty folder for its run, to be kept; a temporary one by default",
+        help="empty directory for the selftest's run, which is kept; default: a temporary one",
     )
 
 

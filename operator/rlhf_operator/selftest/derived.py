@@ -100,7 +100,7 @@ def _settings(spec: Spec, responses: int) -> Overrides:
 
 
 def _survivable(spec: Spec) -> Overrides:
-    """Every role may be restarted once, however it ended."""
+    """Overrides with which every role may be restarted once, however it ended."""
     found: Overrides = {}
     for role in roles_of(spec):
         found[f"{role.value}.backoffLimit"] = max(1, getattr(spec, role.value).backoff_limit)
@@ -109,7 +109,7 @@ def _survivable(spec: Spec) -> Overrides:
 
 
 def _to_itself(spec: Spec) -> Overrides:
-    """No trackers or exports, and no health rules: the selftest judges itself."""
+    """Overrides without trackers, exports and health rules: the selftest judges itself."""
     return {
         "checkpoint": {"everySteps": 1, "keepEvery": BASELINE},
         "evaluation": None,

@@ -42,11 +42,11 @@ class OnCluster:
         self._trainer: Body | None = None
         """Pod of the first trainer, once it exists; template of the reader pod."""
         self._wrote = False
-        """A trainer's container was started, so there may be files. If none was, its image may not exist, which the
-        reader pod has too."""
+        """True once a trainer's container was started, so that there may be files. Before, its image may not exist, and
+        the reader pod has the same one."""
         self._pods: list[Body] = []
         self._rests = False
-        """The job is suspended or over, so its workspace is not written to."""
+        """True if the job is suspended or over, so that its workspace is not written to."""
 
     async def half(self, overrides: Overrides, watch: Watch) -> str:
         body = as_written(self._derive(overrides), self._session.namespace)
@@ -143,7 +143,7 @@ class OnCluster:
         return pod["metadata"]["name"], pod["metadata"]["uid"]
 
     async def _kill(self, name: str, uid: str) -> None:
-        """Repeated while the pod exists: a call may have failed."""
+        """Deletes the victim's pod, again at each call while it exists: an earlier call may have failed."""
         if any(pod["metadata"]["uid"] == uid for pod in self._pods):
             try:
                 await self._session.delete("Pod", self._session.namespace, name, uid=uid, grace=0)

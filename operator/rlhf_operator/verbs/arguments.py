@@ -9,6 +9,7 @@ from rlhf_api.base import names_function
 from rlhf_api.roles import Role
 
 from ..manifest_arguments import add_manifest, add_set, add_trial
+from ..subcommands import add_command
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -24,7 +25,7 @@ class _Verbs:
         self._commands, self._program, self._where = commands, program, _cluster_options()
 
     def add(self, name: str, help: str) -> argparse.ArgumentParser:
-        parser = self._commands.add_parser(name, help=help, parents=[self._where])
+        parser = add_command(self._commands, name, help=help, parents=[self._where])
         parser.set_defaults(program=self._program)
         return parser
 
@@ -42,19 +43,19 @@ def add_verbs(commands: "Commands", program: str) -> None:
 
 
 def _add_status(verbs: _Verbs) -> None:
-    status = verbs.add("status", "show a job on the cluster, or list all of a namespace")
+    status = verbs.add("status", "show the status of a job on the cluster, or list all jobs of a namespace")
     status.add_argument(
         "name",
         nargs="?",
         type=_object_name,
         metavar="NAME",
-        help="the job; all of the namespace unless given",
+        help="the job; default: all jobs of the namespace",
     )
     _add_all_namespaces(status)
     how = status.add_mutually_exclusive_group()
     how.add_argument("-w", "--watch", action="store_true", help="follow the job to its end")
     _add_output(how)
-    jobs = verbs.add("list", "list all jobs of a namespace, as `status` does without a name")
+    jobs = verbs.add("list", "list the jobs of a namespace, as `status` does without a name")
     jobs.set_defaults(name=None, watch=False)
     _add_all_namespaces(jobs)
     _add_output(jobs)
@@ -67,43 +68,55 @@ def _add_logs(verbs: _Verbs) -> None:
         "--role",
         choices=[*(role.value for role in Role), "all"],
         default=Role.TRAINER.value,
-        help="whose; the trainer's unless given",
+        help="the role whose pods' logs are printed; default: trainer",
     )
-    logs.add_argument("--index", type=_count, metavar="N", help="only pod N of the role")
+    logs.add_argument(
+        "--index", type=_count, metavar="N", help="print only the log of pod N of the role, counted from 0"
+    )
     which = logs.add_mutually_exclusive_group()
-    which.add_argument("-f", "--follow", action="store_true", help="follow them until the job is over")
+    which.add_argument("-f", "--follow", action="store_true", help="follow the logs until the job has ended")
     which.add_argument(
         "-p",
         "--previous",
         action="store_true",
-        help="the last lines of the role's last failure, kept in the status",
+        help="print the last lines of the role's last failure, which the job's status keeps",
     )
-    logs.add_argument("--tail", type=_count, metavar="N", help="only the last N lines of each pod so far")
+    logs.add_argument(
+        "--tail", type=_count, metavar="N", help="begin with the last N lines of each pod's log"
+    )
 
 
 def _add_checkpoint(verbs: _Verbs) -> None:
     checkpoint = verbs.add(
-        "checkpoint", "have a running job save a checkpoint now; or look into a run's store"
+        "checkpoint", "have a running job save a checkpoint now, or inspect a run's checkpoint store"
     )
-    _add_name(checkpoint, "the job; or ls (list), verify (read and check) or gc (delete garbage), with STORE")
+    _add_name(
+        checkpoint,
+        "the job; or, with STORE: ls (list checkpoints), verify (read and check them) or gc (delete garbage)",
+    )
     checkpoint.add_argument(
-        "store", nargs="?", metavar="STORE", help="a store's URL, or a directory: the store's or the run's"
+        "store",
+        nargs="?",
+        metavar="STORE",
+        help="URL of a checkpoint store, its directory, or a run's work directory",
     )
-    _add_timeout(checkpoint, "10m", "until the checkpoint is made")
+    _add_timeout(checkpoint, "10m", "until the checkpoint is saved")
     checkpoint.add_argument(
         "--older-than",
         type=duration,
         default="1h",
         metavar="TIME",
-        help="gc: leave what is younger, which a running job may be about to use; 1h",
+        help="gc: delete only objects older than this, as a running job may be about to use younger ones; default: 1h",
     )
-    checkpoint.add_argument("--dry-run", action="store_true", help="gc: only say what would be deleted")
+    checkpoint.add_argument(
+        "--dry-run", action="store_true", help="gc: print what would be deleted, and delete nothing"
+    )
 
 
 def _add_suspend_and_resume(verbs: _Verbs) -> None:
     for name, help, until in (
-        ("suspend", "have a job save a checkpoint and give its pods back", "until the job is suspended"),
-        ("resume", "let a suspended job go on from its checkpoint", "until the job runs"),
+        ("suspend", "save a checkpoint of a job and delete its pods", "until the job is suspended"),
+        ("resume", "start a suspended job again from its checkpoint", "until the job runs"),
     ):
         parser = verbs.add(name, help)
         _add_name(parser)
@@ -113,51 +126,52 @@ def _add_suspend_and_resume(verbs: _Verbs) -> None:
 
 
 def _add_scale(verbs: _Verbs) -> None:
-    scale = verbs.add("scale", "change how many generators a job has, while it runs")
+    scale = verbs.add("scale", "change the number of generators of a job, while it runs")
     _add_name(scale)
-    scale.add_argument("--generators", type=_replicas, required=True, metavar="N", help="how many")
+    scale.add_argument(
+        "--generators", type=_replicas, required=True, metavar="N", help="number of generators"
+    )
 
 
 def _add_submit(verbs: _Verbs) -> None:
-    submit = verbs.add("submit", "check a manifest and hand it to the cluster")
+    submit = verbs.add("submit", "check a manifest and apply it to the cluster")
     add_manifest(submit)
     add_trial(submit)
     submit.add_argument(
-        "--force-conflicts", action="store_true", help="take fields over that others have changed"
+        "--force-conflicts", action="store_true", help="overwrite fields that another client has changed"
     )
 
 
 def _add_clone(verbs: _Verbs) -> None:
-    clone = verbs.add("clone", "print a manifest for a new run that begins at a checkpoint of another one")
+    clone = verbs.add("clone", "print a manifest for a new run that starts from a checkpoint of another run")
     clone.add_argument(
         "run",
         type=_run,
         metavar="NAME|FILE",
-        help="the job on the cluster; or the manifest (.yaml, .json, package.module:name) of a run of this machine",
+        help="a job on the cluster, or the manifest (.yaml, .json or package.module:name) of a run of this machine",
+    )
+    clone.add_argument("--from-step", type=_step, required=True, metavar="N", help="step of the checkpoint")
+    clone.add_argument(
+        "--name", type=_object_name, metavar="NEW", help="name of the new run; default: NAME-from-N"
     )
     clone.add_argument(
-        "--from-step", type=_step, required=True, metavar="N", help="the step of that run's checkpoint"
-    )
-    clone.add_argument(
-        "--name", type=_object_name, metavar="NEW", help="of the new run; NAME-from-N unless given"
-    )
-    clone.add_argument(
-        "--workdir", type=Path, metavar="DIR", help="where the run of FILE is; runs/<name> unless given"
+        "--workdir", type=Path, metavar="DIR", help="work directory of the run of FILE; default: runs/<name>"
     )
     add_set(clone)
 
 
 def add_selftest(commands: "Commands", program: str) -> None:
     """Adds the parser of a selftest on the cluster; `rlhf selftest` without it runs on this machine."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "selftest",
-        help="prove within minutes that a job's models agree, learn, and survive the deletion of pods",
+        help="check within minutes, on the cluster, that a job's models agree, learn and survive the deletion of pods",
         parents=[_cluster_options()],
     )
     parser.set_defaults(program=program)
     add_manifest(parser)
     parser.add_argument(
-        "--keep", action="store_true", help="leave its job and what that wrote, to look into a failure"
+        "--keep", action="store_true", help="keep the selftest's job and its files, to look into a failure"
     )
 
 
@@ -174,16 +188,24 @@ def _cluster_options() -> argparse.ArgumentParser:
     """Flags for cluster and namespace, named as kubectl's."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(
-        "-n", "--namespace", type=_object_name, metavar="NAME", help="the job's; the context's unless given"
+        "-n",
+        "--namespace",
+        type=_object_name,
+        metavar="NAME",
+        help="namespace of the job; default: the context's",
     )
     parser.add_argument(
-        "--context", metavar="NAME", help="a context of the kubeconfig; its current one unless given"
+        "--context", metavar="NAME", help="context of the kubeconfig; default: its current one"
     )
-    parser.add_argument("--kubeconfig", metavar="FILE", help="$KUBECONFIG or ~/.kube/config unless given")
+    parser.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="file with the cluster's address and credentials; default: $KUBECONFIG or ~/.kube/config",
+    )
     return parser
 
 
-def _add_name(parser: argparse.ArgumentParser, help: str = "the job") -> None:
+def _add_name(parser: argparse.ArgumentParser, help: str = "name of the job") -> None:
     parser.add_argument("name", type=_object_name, metavar="NAME", help=help)
 
 
@@ -192,7 +214,9 @@ def _add_all_namespaces(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("-o", "--output", choices=["json"], help="the object as the API server has it")
+    parser.add_argument(
+        "-o", "--output", choices=["json"], help="print the object as the API server stores it"
+    )
 
 
 def _add_timeout(parser: argparse._ActionsContainer, default: str, until: str) -> None:
@@ -201,7 +225,7 @@ def _add_timeout(parser: argparse._ActionsContainer, default: str, until: str) -
         type=duration,
         default=default,
         metavar="TIME",
-        help=f"how long to wait {until}; {default}",
+        help=f"how long to wait {until}; default: {default}",
     )
 
 
@@ -210,15 +234,17 @@ def _object_name(text: str) -> str:
     if "/" in text and (here := of_this_machine(Path(text))):
         raise argparse.ArgumentTypeError(f"must be the name of a job on a cluster; {here}")
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
-        raise argparse.ArgumentTypeError(f"must be the name of an object: a-z, 0-9, - and .; got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be the name of an object of Kubernetes: a-z, 0-9, - and .; got {text!r}"
+        )
     return text
 
 
 def of_this_machine(workdir: Path) -> str:
-    """Where status and logs of a run of this machine are, if that is its work directory; else ''."""
+    """Sentence that names the status and logs of a run of this machine, if this is its work directory; else ''."""
     status, logs = workdir / "status.json", workdir / "logs"
     return (
-        f"of the run of this machine {status} is the status, and {logs} has the logs"
+        f"for the run of this machine, the status is in {status}, the logs in {logs}"
         if status.exists()
         else ""
     )
@@ -226,7 +252,7 @@ def of_this_machine(workdir: Path) -> str:
 
 def _count(text: str) -> int:
     if not re.fullmatch(r"\d+", text):
-        raise argparse.ArgumentTypeError(f"must be a number from 0 on; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more; got {text!r}")
     return int(text)
 
 
@@ -238,11 +264,11 @@ def _run(text: str) -> str | Path:
 
 def _step(text: str) -> int:
     if not re.fullmatch(r"0*[1-9]\d{0,8}", text):
-        raise argparse.ArgumentTypeError(f"must be a number from 1 on; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more; got {text!r}")
     return int(text)
 
 
 def _replicas(text: str) -> int:
     if not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number from 1 on; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more; got {text!r}")
     return int(text)

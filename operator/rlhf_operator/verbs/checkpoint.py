@@ -33,7 +33,7 @@ async def checkpoint(session: Session, options: argparse.Namespace) -> int:
                 break
             if over(status) or (status is not None and status.phase == "Suspended"):
                 raise Failure(f"{name} has ended before it could save a checkpoint ({state(status)})")
-            waiting = "saves at the end of its step" if _taken(status, request) else "is to be asked"
+            waiting = "saves at the end of its step" if _taken(status, request) else "has not been asked yet"
             shown.show(Text(f"{name}  the trainer {waiting}"), f"{state(status)}; the trainer {waiting}")
         else:
             raise Failure(

@@ -28,7 +28,7 @@ class Session(Api):
         self.namespace, self.words = target.namespace, target.words
 
     def names(self, name: str) -> str:
-        """A job's name in messages."""
+        """A job's name with its namespace, for messages."""
         return f"{self.namespace}/{name}"
 
     async def merge_patch(self, kind: str, name: str, patch: Body, subresource: str = "") -> Body:

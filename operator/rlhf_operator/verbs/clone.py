@@ -34,7 +34,9 @@ def clone_file(options: argparse.Namespace) -> int:
 async def clone(session: Session, options: argparse.Namespace) -> int:
     """Clones a job on the cluster, whose checkpoints are where its status says."""
     if options.workdir is not None:
-        raise Misuse("--workdir is of a run on this machine, which its manifest names: `rlhf clone FILE`")
+        raise Misuse(
+            "--workdir applies only to a run of this machine, which is named by its manifest: `rlhf clone FILE`"
+        )
     body = await find(session, options.run)
     status = status_of(body)
     newest = status.last_checkpoint if status else None
@@ -51,7 +53,10 @@ async def clone(session: Session, options: argparse.Namespace) -> int:
         except InvalidJob as error:
             if any(problem.where.endswith(".step") for problem in error.problems):
                 raise
-            say(f"warning: not looked for here, the trainer will: {error}", sys.stderr)
+            say(
+                f"warning: the checkpoint was not checked from here, the trainer will check it: {error}",
+                sys.stderr,
+            )
     metadata = {
         key: body["metadata"][key] for key in ("name", "namespace", "labels") if key in body["metadata"]
     }

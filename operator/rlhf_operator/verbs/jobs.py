@@ -79,7 +79,7 @@ def status_of(body: Body) -> JobStatus | None:
     if status is None and body.get("status"):
         name = body["metadata"]["name"]
         raise Failure(
-            f"{name}: its status is of another version of the operator than this program; take the program of "
+            f"{name}: its status was written by another version of the operator than this program; use the program of "
             f"that version, or `kubectl get rlhfjob {name} -o yaml`"
         )
     return status

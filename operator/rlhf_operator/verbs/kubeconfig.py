@@ -42,9 +42,9 @@ async def locate(kubeconfig: str | None, context: str | None, namespace: str | N
             paths, chosen["name"], client_configuration=configuration, persist_config=False
         )
     except yaml.YAMLError as error:
-        raise Failure(f"{paths}: the kubeconfig is no YAML: {' '.join(str(error).split())}") from None
+        raise Failure(f"{paths}: the kubeconfig is not valid YAML: {' '.join(str(error).split())}") from None
     except (TypeError, AttributeError, UnicodeDecodeError):  # of a list, of nothing, of bytes
-        message = "is no kubeconfig: it must be an object with clusters, users and contexts"
+        message = "is not a kubeconfig: it must be an object with clusters, users and contexts"
         raise Failure(f"{paths}: {message}") from None
     except (config.ConfigException, OSError, ValueError, KeyError) as error:
         raise Failure(f"{paths}: the kubeconfig cannot be used: {error}") from None

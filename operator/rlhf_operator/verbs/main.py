@@ -41,7 +41,7 @@ _VERBS: dict[str, Callable[[Session, argparse.Namespace], Awaitable[int]]] = {
 def kubectl_main(arguments: Sequence[str] | None = None) -> int:
     """`kubectl rlhf`: kubectl runs `kubectl-rlhf` with what follows."""
     program = "kubectl rlhf"
-    parser = argparse.ArgumentParser(prog=program, description="RLHF runs on a cluster.")
+    parser = argparse.ArgumentParser(prog=program, description="Shows and controls RLHF jobs on a cluster.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_verbs(commands, program)
     add_selftest(commands, program)

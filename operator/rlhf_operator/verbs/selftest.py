@@ -55,7 +55,7 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
     if passed(found, seen.cause):
         return 0
     if not options.keep:
-        say("its pods and their logs are gone; with --keep they stay", sys.stderr)
+        say("its pods and their logs are deleted; --keep keeps them", sys.stderr)
     return FAILED
 
 

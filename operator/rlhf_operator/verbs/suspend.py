@@ -30,7 +30,7 @@ async def _set(session: Session, options: argparse.Namespace, suspended: bool) -
         raise Failure(f"{name} has {before.phase.lower()} already; what is over cannot be {done}")
     asked = await session.merge_patch("RLHFJob", name, {"spec": {"suspend": suspended}})
     if not options.wait:
-        put(f"{name} is to be {done}; follow it with `{options.program} status {name} --watch`", sys.stdout)
+        put(f"{name} will be {done}; follow it with `{options.program} status {name} --watch`", sys.stdout)
         return 0
     generation, status = asked["metadata"]["generation"], before
     with Changing(sys.stderr, spinner=True) as shown:

@@ -93,7 +93,7 @@ class Assignments:
         """Excludes the member from the rest of this round."""
         if member.uid not in self.failed:
             self.failed[member.uid] = why
-            log.warning("%s failed (%s); what it had goes to the others", member.name, why)
+            log.warning("%s failed (%s); its items go to the other members", member.name, why)
 
 
 def _takes_work(member: Member | None) -> bool:

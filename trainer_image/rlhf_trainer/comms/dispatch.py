@@ -182,7 +182,7 @@ class Dispatch(Generic[Item, Result]):
 
     def _refuse(self, place: int, why: str) -> None:
         self._refused[place] = why
-        log.warning("%s is given up: %s", self._describe(self._items[place]), why)
+        log.warning("giving up on %s: %s", self._describe(self._items[place]), why)
         self._observer.gave_up(self._items[place], why)
 
     async def _watch(self, member: Member) -> None:

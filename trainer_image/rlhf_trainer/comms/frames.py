@@ -167,21 +167,19 @@ class FrameReader:
     def close(self) -> None:
         """Raises ValueError where the stream ended inside a frame."""
         if self._rest:
-            raise ValueError(
-                f"the stream ended in the middle of a frame, after {len(self._rest)} bytes of it"
-            )
+            raise ValueError(f"the stream ended {len(self._rest)} bytes into a frame")
 
 
 def _kind(size: int, number: int, count: int) -> Kind:
     if number >= len(_KINDS):
-        raise ValueError(f"a frame of kind {number}, which there is not")
+        raise ValueError(f"unknown kind of frame: {number}")
     kind = _KINDS[number]
     plain, masked = _TOKEN_BYTES * count, (_TOKEN_BYTES + _COUNT_BYTES) * count
     most = MOST_ERROR_BYTES if kind is Kind.ERROR else masked + _ID_BYTES * MOST_KEPT * count
     if count > MOST_TOKENS or size > most:
         raise ValueError(f"a frame of {size} bytes and {count} tokens; one of {kind.name} has at most {most}")
     if kind is not Kind.ERROR and size != plain and (size < masked or size % _ID_BYTES):
-        raise ValueError(f"a frame of {size} bytes, which is no number for {count} tokens")
+        raise ValueError(f"a frame of {size} bytes cannot hold {count} tokens")
     return kind
 
 
@@ -191,13 +189,13 @@ def _frame(index: int, kind: Kind, count: int, payload: bytes) -> Frame:
     counts, kept = array("i", payload[2 * size : 3 * size]), array("i", payload[3 * size :])
     for ids in (tokens, kept):
         if ids and (lowest := min(_little(ids))) < 0:
-            raise ValueError(f"{lowest} is no token")
+            raise ValueError(f"{lowest} is not a token id")
     if not math.isfinite(sum(_little(logprobs))):
         raise ValueError("a log-probability is not finite")
     if logprobs and (highest := max(logprobs)) > ROUNDING:
-        raise ValueError(f"{highest:g} is no log-probability")
+        raise ValueError(f"{highest:g} is not a log-probability: it is above 0")
     if counts and (min(_little(counts)) < 0 or max(counts) > MOST_KEPT or sum(counts) != len(kept)):
-        raise ValueError(f"a sampling mask of {len(kept)} tokens does not add up")
+        raise ValueError(f"a sampling mask of {len(kept)} tokens does not match its counts")
     return Frame(index, kind, tokens, logprobs, counts, kept)
 
 
@@ -205,7 +203,7 @@ def _failure(payload: bytes) -> RequestFailed:
     try:
         said = _Error.model_validate_json(payload)
     except ValidationError as error:
-        raise ValueError(f"an ERROR frame that does not say which: {error}") from None
+        raise ValueError(f"an ERROR frame without a valid message: {error}") from None
     return RequestFailed(said.code, said.message)
 
 

@@ -191,9 +191,9 @@ def raise_file_limit() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError) as error:
-            log.warning("the limit of %d open files cannot be raised to %d: %s", soft, wanted, error)
+            log.warning("the limit of open files, %d, cannot be raised to %d: %s", soft, wanted, error)
             return soft
-        log.info("up to %d files may be open now, not %d", wanted, soft)
+        log.info("raised the limit of open files to %d, from %d", wanted, soft)
     return max(soft, wanted)
 
 

@@ -79,7 +79,7 @@ def json_of(array: Tensor, what: str) -> Any:
     try:
         return json.loads(bytes(array.numpy()))
     except (ValueError, RecursionError) as error:
-        raise WireError(f"{what} is no JSON: {error}") from None
+        raise WireError(f"{what} is not valid JSON: {error}") from None
 
 
 def _decompressed(data: bytes) -> bytes:
@@ -88,9 +88,7 @@ def _decompressed(data: bytes) -> bytes:
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= LARGEST:
             claimed = "no size" if size < 0 else f"{size} bytes"
-            raise WireError(
-                f"{where}: it claims {claimed} when it is decompressed; at most {LARGEST} are taken"
-            )
+            raise WireError(f"{where}: it claims {claimed} when decompressed; at most {LARGEST} are accepted")
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise WireError(f"{where}: {error}") from error

@@ -119,7 +119,7 @@ def _ending(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tex
 def _after(done: str, rendered: str, messages: Sequence[Message]) -> str:
     if not rendered.startswith(done):
         message = (
-            f"the template renders what stands before message {len(messages)} otherwise once that follows (some drop "
+            f"the template renders the messages before message {len(messages)} differently once it follows (some drop "
             "earlier reasoning): use rows that end with one answer, or a template that keeps earlier turns as they are"
         )
         raise InvalidJob([Problem(FIELD, f"{message}; got {show(rendered[-60:])}")])

@@ -82,7 +82,7 @@ def _write_lines(path: str, file: Path, new: Path) -> None:
                     lines.write(json.dumps(given, default=plain, ensure_ascii=False) + "\n")
                     number += 1
     except ArrowException as error:
-        raise InvalidJob([Problem(path, f"is no Parquet: {str(error).splitlines()[0]}")]) from None
+        raise InvalidJob([Problem(path, f"is not a Parquet file: {str(error).splitlines()[0]}")]) from None
     except TypeError as error:
         raise InvalidJob([Problem(f"{path}[{number}]", f"cannot be JSON: {error}")]) from None
 
@@ -93,4 +93,4 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, Decimal):
         return float(value)
-    raise TypeError(f"a {type(value).__name__} has no place in it; leave that column out")
+    raise TypeError(f"a {type(value).__name__} is not a JSON value; leave that column out")

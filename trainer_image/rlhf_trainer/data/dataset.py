@@ -50,7 +50,7 @@ class Dataset(Rows):
         return list(accumulate(self.mixture.counts))
 
     def checksums(self) -> dict[str, int]:
-        """Of the rows that a user's functions have returned, by the functions' names."""
+        """Checksums of the rows that a user's functions have returned, by the functions' names."""
         return {file.name: file.checksum() for file in self.files if isinstance(file, ImportedRows)}
 
     def check(self) -> str | None:

@@ -152,7 +152,7 @@ def _segment(
 
 
 def turns(text: Text, role: str) -> list[Message]:
-    """A conversation; text as the one turn of this role."""
+    """The conversation; plain text becomes one turn of this role."""
     return [Message(role=role, content=text)] if isinstance(text, str) else text
 
 

@@ -57,7 +57,7 @@ class ImportedRows(Rows):
         return self._count or 0
 
     def checksum(self) -> int:
-        """Of the number of rows and some of them, from first to last."""
+        """Checksum of the number of rows and of some rows, from first to last."""
         some = range(0, len(self), -(-len(self) // COMPARED))
         texts = (text for i in some for text in self.row(i).texts)
         return crc32("\0".join([str(len(self)), *texts]).encode(errors="replace"))

@@ -116,8 +116,8 @@ class RolloutsAhead:
             self._requests.waiting += [work for work in works if not work.whole]
 
     def _begun(self, fresh: Work, oldest: int) -> Work:
-        """What a snapshot has of a prompt, unless the job now asks for another number of responses, for shorter or
-        younger ones, or the prompt reads otherwise."""
+        """The responses that a snapshot holds of a prompt, to be continued; `fresh` if the job now asks for another
+        number of responses, for shorter or younger ones, or the prompt has changed."""
         work, longest = self._restored.pop(fresh.prompt.id, fresh), self._ctx.spec.sampling.max_new_tokens
         same = work.prompt.tokens == fresh.prompt.tokens and len(work.responses) == len(fresh.responses)
         fits = all(

@@ -109,7 +109,8 @@ class Fleet:
         return [Work.begin(prompt, *asked) for prompt in prompts]
 
     def _batches(self, works: Sequence[Work], size: int | None) -> Iterator[Responses | None]:
-        """On rank 0. None: no generator is left; weights must be published before the next batch."""
+        """The next batches, on rank 0. None if no generator is left: weights must be published before the next
+        batch."""
         places = {work.prompt.id: place for place, work in enumerate(works)}
         batches = 1 if size is None else max(1, len(works) // size)
         requests = Requests(self._start, self.weights.left_out, self._ctx.stop)
@@ -137,7 +138,7 @@ class Fleet:
         unanswered = [work.prompt.id for work in requests.waiting]
         if unanswered:
             log.warning(
-                "no generator is left within the step; %d prompts go to the next one", len(unanswered)
+                "no generator is left in this step; %d prompts are deferred to the next step", len(unanswered)
             )
         yield Responses(rollouts(rest), requests.requeued, refused, unanswered)
 

@@ -38,7 +38,7 @@ class Penalized(LogitsProcessor):
         self._penalties, self._prompts, self._mask = penalties, prompts, mask
 
     def take(self, index: Tensor) -> "Penalized":
-        """Of the rows `index`, int64, in that order."""
+        """Keeps the rows `index`, int64, in that order."""
         return Penalized(self._penalties, self._prompts[index], self._mask[index])
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -55,8 +55,8 @@ class Penalized(LogitsProcessor):
 
 
 def draw(logprobs: Tensor) -> Tensor:
-    """One token of each row, by inversion of the cumulative distribution in float64: one random number a row, where
-    `torch.multinomial` draws one for every token of the vocabulary.
+    """Samples one token of each row by inversion of the cumulative distribution in float64: one random number a row,
+    where `torch.multinomial` draws one for every token of the vocabulary.
 
     float [n, V], -inf for tokens that must not be drawn -> int64 [n]. Raises FloatingPointError for NaN.
     """

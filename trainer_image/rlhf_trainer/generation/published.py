@@ -77,7 +77,7 @@ class PublishedWeights:
         return self._current
 
     def move_on(self, version: int) -> None:
-        """The policy has `version` now; the generators keep theirs until `publish`, or until a new one joins."""
+        """Sets the policy's version; the generators keep theirs until `publish`, or until a new one joins."""
         self._current = version
 
     def figures(self) -> dict[str, float]:
@@ -106,7 +106,7 @@ class PublishedWeights:
             self._holders.pop(uid, None)
 
     def _wait_for_members(self) -> str:
-        """On rank 0, for as long as the generators take to start."""
+        """Waits, on rank 0, for as long as the generators take to start."""
         assert self._ctx.services is not None
         role, roster = self._ctx.spec.generator, self._ctx.services.roster
         wanted = role.replicas if self._version < 0 else 1
@@ -117,7 +117,8 @@ class PublishedWeights:
         return "send"
 
     def _wait_again(self) -> str:
-        """On rank 0, after members that answered did not take the weights: they may hang until their host ends them."""
+        """Waits, on rank 0, after members that answered did not take the weights: they may hang until their host ends
+        them."""
         return "stop" if self._ctx.stop.is_set() else self._wait_for_members()
 
     def _sent(self, version: int) -> bool:
@@ -131,7 +132,7 @@ class PublishedWeights:
         return said == "sent"
 
     def _send(self, version: int) -> bool:
-        """On rank 0, to the members that it has waited for."""
+        """Sends the weights, on rank 0, to the members that it has waited for."""
         assert self._sync is not None
         members = self._members
         adapter = self._policy.adapter
@@ -156,8 +157,8 @@ class PublishedWeights:
         return True
 
     def _give_up(self, report: SyncReport, members: Sequence[Member]) -> None:
-        """Of weights that no generator took. One that does not answer, dead or hung, is replaced by its host, which may
-        take as long as a start; one that answers may refuse three times. Raises Unavailable after that."""
+        """Raises Unavailable for good where no generator took the weights. One that does not answer, dead or hung, is
+        replaced by its host, which may take as long as a start; one that answers may refuse three times."""
         self._refusals.update(target.uid for target in report.lost if target not in report.silent)
         late = bool(report.silent) and time.monotonic() > self._deadline
         if late or all(self._refusals[member.uid] >= REFUSALS for member in members):

@@ -133,7 +133,7 @@ class VllmClient:
                 raise Refused(f"HTTP {failed.status}: {failed.body}") from None
             raise failed from None
         except (ValueError, IndexError) as error:
-            raise ValueError(f"the reply to prompt {prompt_id} is not understood: {error}") from error
+            raise ValueError(f"the reply to prompt {prompt_id} is malformed: {error}") from error
 
     def _completing(self, response: Response, frame: Frame, begun: int) -> Frame | None:
         """The start of a frame up to the token that completes a stop string whose first characters were sampled before
@@ -150,10 +150,10 @@ class VllmClient:
     def _add(self, response: Response, frame: Frame, version: int, *, masked: bool) -> None:
         """Appends a frame's tokens. Raises ValueError for more or fewer than requested, or unknown ones."""
         if (highest := max(max(ids, default=0) for ids in (frame.tokens, frame.kept))) >= self._vocabulary:
-            raise ValueError(f"token {highest}, of a vocabulary of {self._vocabulary}")
+            raise ValueError(f"token id {highest} is outside the vocabulary of {self._vocabulary}")
         count, most = len(response.tokens) + len(frame.tokens), self._asked.max_tokens
         if response.end is not None or count > most:
-            raise ValueError(f"{count} tokens of a response that had ended, or of at most {most}")
+            raise ValueError(f"{count} tokens of a response that had ended, or that has at most {most}")
         if len(frame.counts) != (len(frame.tokens) if masked else 0):
             raise ValueError(f"{len(frame.tokens)} tokens with {len(frame.counts)} sampling masks")
         response.add(frame.tokens, frame.logprobs, version, frame.counts, frame.kept)
@@ -174,5 +174,5 @@ class _Version:
         """Reads the headers. Raises ValueError if they name no version, of at most LATEST."""
         said = headers.get(VERSION_HEADER, "")
         if not said.isdecimal() or int(said) > LATEST:
-            raise ValueError(f"{self._url} names no weight version in {VERSION_HEADER}: {said!r}")
+            raise ValueError(f"{self._url} gave no valid weight version in {VERSION_HEADER}: {said!r}")
         self.value = int(said)

@@ -133,7 +133,7 @@ class Executor:
             return _with(columns, node, found)
         made = self._functions[node.name](columns, self._learner.op_ctx)
         if missing := [name for name in node.writes if name not in made]:
-            message = f"node {node.name!r} wrote no column {', '.join(missing)}, which its graph says it does"
+            message = f"node {node.name!r} wrote no column {', '.join(missing)}, which its graph declares"
             raise InvalidJob([Problem("spec.algorithm", message)])
         return made
 

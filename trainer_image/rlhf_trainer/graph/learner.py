@@ -34,7 +34,7 @@ class Learner:
     averages: Mapping[Model, MovingAverage] = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
-        """JSON of the operations and the adapters, as a copy."""
+        """State of the operations and fingerprints of the adapters, as a JSON copy."""
         return {"algorithm": deepcopy(self.op_ctx.state), **fingerprints(self.models)}
 
     def follow(self) -> None:
@@ -50,8 +50,8 @@ class Learner:
         }
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Inverse of both; an average that the snapshot lacks begins with its weights. Raises InvalidJob if a model,
-        an adapter or its base has changed."""
+        """Restores `state` and `groups`; a moving average that the snapshot lacks begins with the model's weights.
+        Raises InvalidJob if a model, an adapter or its base has changed."""
         check_fingerprints(self.models, snapshot.state)
         self.op_ctx.restore(snapshot.state)
         for used, model in self.models.items():
@@ -59,7 +59,9 @@ class Learner:
                 load_training_state(model, partial(snapshot.tensor, used.name))
             except (MissingTensor, ValueError) as error:
                 # Of what the snapshot says that it holds: on every rank.
-                message = f"the checkpoint is of another model: {error}; keep spec.algorithm and spec.model"
+                message = (
+                    f"the checkpoint belongs to another model: {error}; keep spec.algorithm and spec.model"
+                )
                 raise InvalidJob([Problem(f"spec.model.{used.field}", message)]) from error
         for used, average in self.averages.items():
             if (group := f"{used.name}_average") in snapshot.groups:
@@ -93,11 +95,13 @@ def check_fingerprints(models: Models, state: Mapping[str, Any]) -> None:
             )
             problems.append(Problem(where, f"the checkpoint was saved {seen}; {REMEDY}"))
         elif before["base"] != after["base"]:
-            message = "the checkpoint holds the adapter alone, and the weights that it was trained on are others now"
+            message = (
+                "the checkpoint holds the adapter alone, and the base weights it was trained on have changed"
+            )
             problems.append(Problem(where, f"{message}; {REMEDY}"))
         else:
             changed = [key for key in after if before[key] != after[key]]
             seen = ", ".join(f"{key} was {before[key]} and is {after[key]}" for key in changed)
-            problems.append(Problem(where, f"cannot change with the checkpoint: {seen}; {REMEDY}"))
+            problems.append(Problem(where, f"cannot change when a run resumes: {seen}; {REMEDY}"))
     if problems:
         raise InvalidJob(problems)

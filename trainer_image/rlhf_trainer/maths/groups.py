@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def _groups(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's group as 0, 1, ... and that group's size: two int64 [N]."""
+    """Each row's group as 0, 1, ... and the size of that group: two int64 [N]."""
     if scores.ndim != 1 or scores.shape != groups.shape:
         raise ValueError(
             "scores and groups are one value for each response, not arrays of shape "

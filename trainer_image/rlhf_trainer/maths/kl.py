@@ -58,7 +58,7 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: Estimat
         return token_kl_k2(logprobs, reference_logprobs)
     if estimator == "k3":
         return token_kl_k3(logprobs, reference_logprobs)
-    raise ValueError(f"estimator is 'k1', 'k2' or 'k3', not {estimator!r}")
+    raise ValueError(f"estimator must be 'k1', 'k2' or 'k3'; got {estimator!r}")
 
 
 def token_rewards(
@@ -107,6 +107,6 @@ def adaptive_kl_coefficient(
     Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2, with its K_beta = n / horizon as in their code.
     """
     if target <= 0 or horizon <= 0:
-        raise ValueError(f"target and horizon of the KL are positive, not {target} and {horizon}")
+        raise ValueError(f"target and horizon of the KL must be above 0; got {target} and {horizon}")
     error = min(max(observed / target - 1, -0.2), 0.2)
     return coefficient * (1 + error * min(n / horizon, 1))

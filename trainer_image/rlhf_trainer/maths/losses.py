@@ -58,7 +58,7 @@ def clipped_surrogate(
     if dual_clip is None:
         return loss
     if dual_clip <= 1:
-        raise ValueError(f"the dual clip is a ratio above 1, such as 3, not {dual_clip}")
+        raise ValueError(f"the dual clip must be a ratio above 1, such as 3; got {dual_clip}")
     return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
 
 
@@ -132,10 +132,10 @@ def token_weights(
         per_sequence = 1.0 / (counts.count_nonzero() * counts)
     elif aggregation == "constant":
         if constant is None or constant <= 0:
-            raise ValueError(f"aggregation 'constant' needs a positive number of tokens, not {constant}")
+            raise ValueError(f"aggregation 'constant' needs a number of tokens above 0; got {constant}")
         per_sequence = torch.full(lengths.shape, 1.0 / (len(lengths) * constant), device=lengths.device)
     else:
-        raise ValueError(f"aggregation is 'token', 'sequence' or 'constant', not {aggregation!r}")
+        raise ValueError(f"aggregation must be 'token', 'sequence' or 'constant'; got {aggregation!r}")
     weights = torch.repeat_interleave(per_sequence, lengths)
     return weights if mask is None else weights.masked_fill(~mask, 0.0)
 

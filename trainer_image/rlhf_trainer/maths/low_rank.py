@@ -22,7 +22,9 @@ class LowRank:
     def shape(self) -> torch.Size:
         """Shape of W. Raises ValueError where A and B cannot be multiplied."""
         if self.a.dim() != 2 or self.b.dim() != 2 or self.a.shape[0] != self.b.shape[1]:
-            raise ValueError(f"A {list(self.a.shape)} and B {list(self.b.shape)} have no product")
+            raise ValueError(
+                f"the shapes of A {list(self.a.shape)} and B {list(self.b.shape)} cannot be multiplied"
+            )
         shape = (self.b.shape[0], self.a.shape[1])
         return torch.Size(shape[::-1] if self.transposed else shape)
 

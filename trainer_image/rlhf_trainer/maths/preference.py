@@ -26,7 +26,7 @@ def dpo_loss(margins: Tensor, label_smoothing: float = 0.0) -> Tensor:
     and relationship to IPO" (conservative DPO).
     """
     if not 0 <= label_smoothing < 0.5:
-        raise ValueError(f"label smoothing is 0 or more and below 0.5, not {label_smoothing}")
+        raise ValueError(f"label smoothing must be at least 0 and below 0.5; got {label_smoothing}")
     loss = -logsigmoid(margins)
     if label_smoothing == 0:
         return loss

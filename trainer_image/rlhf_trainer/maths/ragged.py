@@ -7,7 +7,7 @@ from torch import Tensor
 def check_lengths(x: Tensor, lengths: Tensor) -> None:
     """Raises ValueError unless `x` [A] holds N >= 0 responses of `lengths` [N] tokens, each at least one."""
     if len(lengths) and int(lengths.min()) < 1:
-        raise ValueError(f"every answer has at least one token; the lengths are {lengths.tolist()}")
+        raise ValueError(f"every answer needs at least one token; got lengths {lengths.tolist()}")
     if x.ndim != 1 or len(x) != int(lengths.sum()):
         tokens = int(lengths.sum())
         raise ValueError(
@@ -37,7 +37,7 @@ def pad(x: Tensor, lengths: Tensor) -> Tensor:
 def check_mask(mask: Tensor, lengths: Tensor) -> None:
     """Raises ValueError unless `mask` is bool [A], one value for each token of `lengths` [N]."""
     if mask.dtype != torch.bool:
-        raise ValueError(f"a mask of tokens is bool, not {mask.dtype}")
+        raise ValueError(f"a mask of tokens must be bool; got {mask.dtype}")
     check_lengths(mask, lengths)
 
 

@@ -28,5 +28,5 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
     Source: Yu et al. 2025 (DAPO, arXiv:2503.14476), eq. 13.
     """
     if not 0 < buffer <= max_length:
-        raise ValueError(f"the buffer is 1 to {max_length} tokens (the longest response), not {buffer}")
+        raise ValueError(f"the buffer must be 1 to {max_length} tokens (the longest response); got {buffer}")
     return ((max_length - buffer - lengths).to(torch.float32) / buffer).clamp(-1.0, 0.0)

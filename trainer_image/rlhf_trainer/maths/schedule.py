@@ -32,5 +32,5 @@ def learning_rate(
     elif schedule == "cosine":
         remaining = (1.0 + math.cos(math.pi * progress)) / 2
     else:
-        raise ValueError(f"schedule is 'constant', 'linear' or 'cosine', not {schedule!r}")
+        raise ValueError(f"schedule must be 'constant', 'linear' or 'cosine'; got {schedule!r}")
     return base * (final_fraction + (1.0 - final_fraction) * remaining)

@@ -37,7 +37,7 @@ def update_moments(
     its bias Kingma and Ba 2015 (arXiv:1412.6980), section 3.
     """
     if decay is not None and not 0 <= decay < 1:
-        raise ValueError(f"the decay of a moving average is 0 or more and below 1, not {decay}")
+        raise ValueError(f"the decay of a moving average must be at least 0 and below 1; got {decay}")
     x = (returns if mask is None else returns[mask]).double()
     if len(x) == 0:
         return moments

@@ -91,8 +91,8 @@ class Adapter:
         return _plain(name), weight
 
     def travelling(self, name: str) -> str:
-        """The tensor's name in a broadcast: of A and B the merged weight's with an end of their own, of all others that
-        in the merged model."""
+        """Name of the tensor in a broadcast: for A and B the merged weight's name with a suffix, for all others the
+        name in the merged model."""
         for end, matrix in ((A, "lora_A"), (B, "lora_B")):
             layer = name.removesuffix(f".{matrix}.{NAME}.weight")
             if layer != name:

@@ -33,9 +33,9 @@ def create_policy(
     }
     if model_type not in CONFIG_MAPPING:
         close = closest(model_type, list(CONFIG_MAPPING))
-        own = "one of your own is of a class in spec.model.architectures"
+        own = "name the class of a model of your own in spec.model.architectures"
         raise ValueError(
-            f"there is no model type {model_type!r}; {f'did you mean {close!r}?' if close else own}"
+            f"Transformers has no model type {model_type!r}; {f'did you mean {close!r}?' if close else own}"
         )
     if CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         message = f"{model_type!r} models have no ...ForCausalLM class"
@@ -61,7 +61,7 @@ def create_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokeniz
     smallest = 256 + len(special)
     if vocab_size < smallest:
         raise ValueError(
-            f"a byte-level tokenizer has at least {smallest} tokens, got vocab_size {vocab_size}"
+            f"a byte-level tokenizer needs at least {smallest} tokens; got vocab_size {vocab_size}"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

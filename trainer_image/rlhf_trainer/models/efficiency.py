@@ -55,7 +55,7 @@ def recompute(model: nn.Module, checkpointing: GradientCheckpointing) -> None:
         return
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
-        message = f"{type(model).__name__} has no layers that could be computed again; use none"
+        message = f"{type(model).__name__} does not support gradient checkpointing; use none"
         raise InvalidJob([Problem("spec.trainer.gradientCheckpointing", message)])
     # Whole layers, not operators: what decides for each operator costs the host several times a layer's own time.
     for layer in layers if checkpointing == "full" else layers[::2]:

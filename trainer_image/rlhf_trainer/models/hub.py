@@ -7,8 +7,9 @@ ANSWER_SECONDS = 10.0
 
 
 def use_cache_if_unreachable() -> None:
-    """As if HF_HUB_OFFLINE=1 were set, from then on: the hub's client would ask again for over a minute, for each file.
-    For commands that a person waits for; a role had better wait for a network that comes back."""
+    """Sets the equivalent of HF_HUB_OFFLINE=1 for the rest of the process: the hub's client would try again for over a
+    minute, for each file. For commands that a person waits for; a role had better wait for a network that comes
+    back."""
     if constants.is_offline_mode():
         return
     try:

@@ -54,7 +54,7 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """DeepSpeed asserts what its settings may be together; another start would end the same."""
+    """Turns DeepSpeed's assertions about combinations of settings into InvalidJob: a restart would end the same."""
     try:
         yield
     except (AssertionError, ValueError) as error:

@@ -52,7 +52,7 @@ def from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
     except Exception as error:  # the libraries below raise almost any exception for invalid input
         _check_readable(path)
         _check_known(path)
-        where = "" if Path(path).is_dir() else ", which is no directory, from the hub"
+        where = "" if Path(path).is_dir() else ", which is not a directory here, from the hub"
         first, *rest = (str(error) or type(error).__name__).strip().splitlines()
         # What such a line introduces is the reason.
         reason = " ".join(" ".join([first, *rest]).split()) if first.rstrip().endswith(":") else first

@@ -100,7 +100,7 @@ def _own_group(size: int) -> distributed.ProcessGroup:
 def check_heads(heads: int, keys: int, size: int) -> None:
     """Raises InvalidJob where `size` does not divide the attention heads."""
     if heads % size or heads % math.lcm(keys, size):
-        message = f"cannot divide {heads} attention heads over {keys} key heads; use a divisor of {heads}; got {size}"
+        message = f"cannot divide {heads} attention heads with {keys} key heads; use a divisor of {heads}; got {size}"
         raise InvalidJob([Problem("spec.trainer.sequenceParallelSize", message)])
 
 

@@ -122,7 +122,7 @@ class TrainedModel:
         et al. 2018, "Mixed precision training"); the norm is 0 then.
         """
         if not len(sequences):
-            raise ValueError("an update needs at least one sequence, got none")
+            raise ValueError("an update needs at least one sequence; got none")
         engine = self.deepspeed
         for parameters in engine.optimizer.param_groups:
             parameters["lr"] = learning_rate

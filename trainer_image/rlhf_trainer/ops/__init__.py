@@ -97,9 +97,7 @@ def _find(table: Mapping[str, Callable[..., Any]], key: str, parameters: str) ->
     if key in table:
         return table[key]
     if ":" not in key:
-        message = (
-            f"the graph names {key!r}, which is none of {', '.join(table)}, nor a function as module:name"
-        )
+        message = f"the graph names {key!r}, which is neither one of {', '.join(table)} nor a function as module:name"
         raise InvalidJob([Problem(WHERE, message)])
     return own_function(key, parameters)
 

@@ -20,7 +20,7 @@ from .context import ComputeFn, LossFn, OpContext
 
 WHERE = "spec.algorithm"
 OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, distributed.DistError)
-"""Errors that are not the function's: they end the process, and its host starts it again."""
+"""Errors of the machine and not of a user's function: they end the process, and its host restarts it."""
 
 
 def guarded_compute(path: str, function: ComputeFn) -> ComputeFn:
@@ -68,7 +68,8 @@ def guarded_loss(path: str, function: LossFn) -> LossFn:
 
 
 def guarded_output(path: str, function: OutputFn) -> OutputFn:
-    """What a node reads from a model's output: (logits, micro-batch) -> values."""
+    """The function by which a node reads a model's output, with its results checked: (logits, micro-batch) ->
+    values."""
 
     def output(logits: Tensor, micro: MicroBatch) -> Tensor:
         with _blamed(path):
@@ -104,18 +105,18 @@ def _blamed(path: str) -> Iterator[None]:
 
 
 def _check_column(path: str, name: str, column: Tensor) -> None:
-    """Raises InvalidJob for a column that would be another one once a checkpoint has held it."""
+    """Raises InvalidJob for a column that a checkpoint would not restore as it is."""
     wanted = torch.bool if name == "mask" else torch.float32
     if column.dtype != wanted or column.device.type != "cpu":
         seen = f"wrote column {name!r} as {column.dtype} on {column.device}"
-        raise _wrong(path, f"{seen}; columns lie on the CPU in float32, but for a bool 'mask'")
+        raise _wrong(path, f"{seen}; columns must be float32 on the CPU, except a bool 'mask'")
 
 
 def _check_state(path: str, ctx: OpContext) -> None:
     try:
         json.dumps(ctx.state)
     except (TypeError, ValueError) as error:
-        message = f"put into ctx.state what JSON has not, which checkpoints hold it as: {error}"
+        message = f"put a value into ctx.state that JSON, the format of checkpoints, cannot hold: {error}"
         raise _wrong(path, message) from None
 
 

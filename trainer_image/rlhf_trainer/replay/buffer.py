@@ -85,8 +85,8 @@ class ReplayBuffer:
         return found[-window:] if window > 0 else found if window else []
 
     def beside(self, fresh: Columns) -> list[EpisodeReplayBuffer]:
-        """Those of the window that have all columns of `fresh`. Others are of a checkpoint with other settings: joined
-        with them, all would lose what they lack, such as the reference's log-probabilities."""
+        """Rows of the window that have all columns of `fresh`. Others come from a checkpoint with other settings:
+        joined with them, all would lose what they lack, such as the reference's log-probabilities."""
         names = {*fresh.tokens, *fresh.rows}
         return [kept for kept in self.replayable() if all(name in kept.episode.columns for name in names)]
 

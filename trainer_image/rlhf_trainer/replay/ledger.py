@@ -31,7 +31,7 @@ class Runs:
         for start, end in runs:
             if start >= end or (self._ends and start <= self._ends[-1]):
                 raise ValueError(
-                    f"runs of positions must ascend with gaps between them; got [{start}, {end})"
+                    f"ranges of positions must ascend with gaps between them; got [{start}, {end})"
                 )
             self._starts.append(start)
             self._ends.append(end)

@@ -93,7 +93,7 @@ class EpisodeSampler:
         episode, index = sample.get("episode"), sample.get("index")
         if not isinstance(episode, int) or not isinstance(index, int):
             raise self._wrong(
-                "returned a dictionary that is no sample of its buffers: its `episode` and `index` are "
+                "returned a dictionary that is not a sample of its buffers: its `episode` and `index` are "
                 f"{show(episode)} and {show(index)}"
             )
         if episode not in sizes or not 0 <= index < sizes[episode]:

@@ -108,7 +108,9 @@ def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:
     serving = Serving.of(spec, sizes)
     if serving is None:
         if sizes.policy is None and left_open(spec):
-            log.warning("vLLM may leave too little of the GPU for new weights: set spec.model.parameters")
+            log.warning(
+                "without spec.model.parameters vLLM may leave too little GPU memory for new weights; set it"
+            )
         return {}
     if problems := list(serving.problems(memory)):
         raise InvalidJob(problems)

@@ -117,7 +117,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
 
 
 def store_fails(services: Services | None, why: str) -> None:
-    """A sign of progress; and the reason, where there is one, as what the trainer does."""
+    """Counts a sign of progress, and reports the reason, if any, as the trainer's activity."""
     progress.sign()
     if why and services is not None:
         services.control.report(activity=f"{STORE_FAILS}: {why}"[:ACTIVITY])
@@ -134,7 +134,7 @@ def take_over(archive: Archive, config: RunConfig, run: str = "") -> Committer:
     store.check_writable()
     if not store.conditional:
         log.warning(
-            "%s has no conditional writes: of two trainers that write there at once one may go unnoticed",
+            "%s has no conditional writes, so two trainers that write there at once may not notice each other",
             store.url,
         )
     if not (resume := config.resume):
@@ -208,7 +208,7 @@ def check_same_rows(ranks: Ranks, datasets: Sequence[Dataset | None]) -> None:
         return
     _, firsts = ranks.share(lambda: ({}, dict(own)))
     if others := [name for name, sum_ in own.items() if firsts[name] != sum_]:
-        message = f"rank {ranks.rank} of the trainer got other rows than rank 0, or another order; seed what is random"
+        message = f"rank {ranks.rank} of the trainer read other rows than rank 0, or another order; seed what is random"
         raise InvalidJob([Problem(name, message) for name in others])
 
 

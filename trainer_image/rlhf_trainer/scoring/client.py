@@ -102,7 +102,7 @@ class Scorer:
                 reasons = "; ".join(outcome.failed.values()) or "none takes work"
                 if time.monotonic() > progressed + self._timeout + self._patience:
                     raise Unavailable(f"every {self._role.value} fails: {reasons}; see its log")
-                log.warning("no %s is left (%s); asking again", self._role.value, reasons)
+                log.warning("no %s answers (%s); trying again", self._role.value, reasons)
                 time.sleep(PAUSE_SECONDS)
         return found
 

@@ -16,7 +16,7 @@ KINDS: dict[str, StartScorer] = {
     "url": service.start,
     "program": program.start,
 }
-"""By the name of the field of `RewardKind`."""
+"""Starts a scorer of each kind of reward, by the name of its field of `RewardKind`."""
 
 
 async def start(where: str, entry: RewardFunction) -> Function:

@@ -16,7 +16,8 @@ _SECONDS, _POLL_SECONDS = 5.0, 0.01
 
 
 def adopt_orphans() -> None:
-    """This process becomes a subreaper: what its children leave is `end`'s to wait for."""
+    """Makes this process a subreaper: processes that its children leave behind become its own, for `end` to wait
+    for."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

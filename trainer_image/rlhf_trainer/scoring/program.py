@@ -94,7 +94,7 @@ class Program:
             )
         if found != 0:
             self._refuse(
-                f"{self._command[0]!r} is no program in the sandbox, where the job's directory is {JOB}"
+                f"{self._command[0]!r} is not a program in the sandbox, where the job's directory is {JOB}"
             )
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
@@ -125,7 +125,8 @@ class Program:
     async def _bounded(
         self, command: Sequence[str], sample: Sample, seconds: float, row: Path, status: int, told: int
     ) -> int | Failure:
-        """As `_run`; bubblewrap tells the pipe `told`, which is read at `status`. Raises TimeoutError."""
+        """Runs the program as `_run` does; bubblewrap writes its status to the pipe `told`, which is read at `status`.
+        Raises TimeoutError."""
         nobody = NOBODY if _root() else None
         with tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(
@@ -144,7 +145,7 @@ class Program:
                 async with asyncio.timeout(seconds):
                     await process.communicate(sample.response.encode())
             except TimeoutError:
-                raise TimeoutError(f"the program took longer than {seconds:g} s") from None
+                raise TimeoutError(f"the program ran longer than {seconds:g} s") from None
             finally:
                 said = _said(status)
                 inside = [said["child-pid"]] if "child-pid" in said else []
@@ -176,8 +177,8 @@ def _view(row: Path) -> Iterator[str]:
 
 
 def _said(status: int) -> dict[str, int]:
-    """What bubblewrap has told so far, in lines of JSON: `child-pid`, the leader of a group of its own in the sandbox,
-    and the command's `exit-code`, which is missing if it never ran."""
+    """Status lines of bubblewrap so far, in JSON: `child-pid`, the leader of a group of its own in the sandbox, and the
+    command's `exit-code`, which is missing if it never ran."""
     try:
         lines = os.read(status, 1 << 16).splitlines()
     except BlockingIOError:

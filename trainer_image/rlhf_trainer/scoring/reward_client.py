@@ -79,7 +79,7 @@ class RewardClient:
             if time.monotonic() > progressed + self._patience:
                 allowed = f"spec.reward.maxFailedShare {self._max_failed_share:g} allows fewer"
                 raise Unscored(f"{words}; {allowed}, and {self._patience:g} s have brought none")
-            log.warning("paused: %s; asking again", words)
+            log.warning("paused: %s; scoring again", words)
             self._report(f"paused: {words}"[:ACTIVITY_LENGTH])
             self._pause()
             self._report("scoring")
@@ -154,5 +154,5 @@ def _report(told: Mapping[str, Any], count: int) -> ScoreReport:
     except ValidationError as error:
         raise RuntimeError(f"the reward's reply has no report of its scores: {error}") from None
     if not all(0 <= place < count for place in report.failures):
-        raise RuntimeError(f"the reward's reply about {count} responses reports failures of others")
+        raise RuntimeError(f"the reward's reply to {count} responses reports failures of other responses")
     return report

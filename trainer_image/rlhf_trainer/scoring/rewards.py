@@ -70,7 +70,8 @@ class ModelScorer:
         return self.scores(sequences)
 
     def _tokenized_again(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Sequences:
-        """A response that was cut off gets no end token here either; a sequence that is too long loses its start."""
+        """The sequences tokenized again with the model's own vocabulary. A response that was cut off gets no end token
+        here either; a sequence that is too long loses its start."""
         own = self.own_tokenizer
         ends, stops, pairs = special_tokens(self.tokenizer), StopStrings(self.tokenizer, self.stop), []
         for i, (prompt, response, row) in enumerate(

@@ -33,7 +33,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class CallFailure(Failure):
-    """Of a whole call for several samples, any of which may be at fault: each is asked for alone."""
+    """A call for several samples failed, any of which may be at fault: each is asked for alone."""
 
 
 Result = float | Sequence[float] | Failure
@@ -64,7 +64,7 @@ async def score_all(
 
     Samples without a result by then have failed, with the reason of their last try if they had one.
     """
-    late = Failure(f"no score within {seconds:g} s, which spec.reward.timeoutSeconds gives")
+    late = Failure(f"no score within {seconds:g} s (spec.reward.timeoutSeconds)")
     found: list[Result] = [late] * len(samples)
     places, size, turn = range(len(samples)), scorer.size(len(samples)), asyncio.Semaphore(scorer.concurrency)
 

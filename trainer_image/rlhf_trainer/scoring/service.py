@@ -100,7 +100,9 @@ class HttpService:
                 text = (await _read(reply, LARGEST_REPLY)).decode(errors="replace")
                 raise ValueError(f"HTTP {reply.status}: {self._without_secrets(text)[:QUOTED]}")
             if (coding := reply.headers.get("Content-Encoding", "identity")) != "identity":
-                raise ValueError(f"the reply is compressed with {coding[:QUOTED]}, which nobody asked for")
+                raise ValueError(
+                    f"the reply is compressed with {coding[:QUOTED]}, which the request does not accept"
+                )
             numbers = sum(len(s.tokens or ()) for s in samples)
             most = LARGEST_REPLY + LARGEST_RESULT * len(samples) + LARGEST_NUMBER * numbers
             found = await _read(reply, most + 1)
@@ -130,7 +132,9 @@ def secret_headers(
             )
             problems.append(Problem(f"{where}.{header}", f"{message} spec.reward.pods.secrets"))
         elif not (value.isascii() and value.isprintable()):
-            message = f"the value of {variable} is no header's: it has other than printable ASCII characters"
+            message = (
+                f"the value of {variable} cannot be a header: it has characters other than printable ASCII"
+            )
             problems.append(Problem(f"{where}.{header}", message))
         found[header] = value
     if problems:

@@ -131,7 +131,7 @@ def _finite(score: Any, response: str) -> float:
     if not size < math.inf:  # NaN is not less
         raise _Unfit(f"scores must be finite numbers; got {show(value)} for {show(response)}")
     if size > LARGEST_SCORE:
-        raise _Unfit(f"scores are of at most {LARGEST_SCORE:.2g}; got {show(value)} for {show(response)}")
+        raise _Unfit(f"scores must not exceed {LARGEST_SCORE:.2g}; got {show(value)} for {show(response)}")
     return float(value)
 
 

@@ -60,7 +60,7 @@ def create(directory: Path, section: CreateModel, texts: Iterable[str], seed: in
     create_policy(section.model_type, section.config, tokenizer, seed).save_pretrained(directory)
     if tokenizer.get_vocab() != load_tokenizer(str(directory)).get_vocab():
         raise ValueError(
-            f"{section.model_type!r} models insist on a tokenizer class of their own; use another type, such as llama"
+            f"{section.model_type!r} models need a tokenizer class of their own; use another type, such as llama"
         )
 
 

@@ -53,7 +53,9 @@ class Checkpoints:
         if earlier:
             steps = ", ".join(str(entry.step) for entry in earlier)
             message = f"every checkpoint in {url} is damaged (of steps {steps}), see the log"
-            raise InvalidJob([Problem("spec.checkpoint.store", f"{message}; start anew in another place")])
+            raise InvalidJob(
+                [Problem("spec.checkpoint.store", f"{message}; begin a new run in another store")]
+            )
         self.task.reorder(self.monitor.rollbacks)
         return 0, None
 

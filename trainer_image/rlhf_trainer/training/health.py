@@ -148,7 +148,7 @@ def _other_weights(found: str, step: int) -> Breach:
 
 
 def _due(metric: str, figures: Mapping[str, float], step: int, *, begun: bool) -> bool:
-    """True if this step of a job that ever has the metric has it. After the first step all tokens may be of older
+    """True if this step has the metric, in a job that ever has it. After the first step all tokens may be of older
     weights, which are not compared; and responses that a snapshot brought were scored before."""
     if metric in AGREEMENT:
         return step == 1

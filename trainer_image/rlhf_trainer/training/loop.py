@@ -99,7 +99,7 @@ def _evaluate(ctx: TrainerContext, task: Task, metrics: Metrics | None, step: in
     except Stopped as error:
         if step == ctx.spec.steps:
             raise
-        log.warning("the evaluation after step %d is left out: %s", step, error)
+        log.warning("the evaluation after step %d was skipped: %s", step, error)
         return None
     if metrics is None or not found:
         return None

@@ -85,7 +85,7 @@ def reward_figure(
 
 
 def _draw_sets(axes: "Axes", judged: Sequence[Mapping[str, Any]], figure: str) -> None:
-    """One line for each evaluation set, in the colours after those of reward and KL."""
+    """Draws one line for each evaluation set, in the colours after those of reward and KL."""
     sets = dict.fromkeys(row.get("set") for row in judged)
     for i, name in enumerate(sets):
         of_set = [row for row in judged if row.get("set") == name]

@@ -121,7 +121,7 @@ class Monitor:
         self._ctx.report(health=self._told)
 
     def _pause(self, message: str) -> None:
-        """Waits for a stop request: a person decides how the run continues."""
+        """Waits for a stop request: a person decides whether and how the run continues."""
         self._ctx.report(activity=f"paused: {message}"[:ACTIVITY])
         while not self._ctx.stop_requested():
             progress.sign()

@@ -66,11 +66,11 @@ class OfflineTask(GraphTask):
         return updates.metrics()
 
     def other_weights(self) -> str:
-        """No generators."""
+        """Nothing to report: the job has no generators."""
         return ""
 
     def publish(self, version: int) -> dict[str, float]:  # noqa: ARG002
-        """No generators."""
+        """Nothing to publish: the job has no generators."""
         return {}
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from .step_metrics import step_metrics
 
 
 class OnlineMetrics:
-    """Reads them off the step's responses, and what was counted since the step before."""
+    """Computes metrics from the step's responses, and from counts since the step before."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class OnlineMetrics:
         self._fleet, self._reward, self._continued = fleet, reward, 0
 
     def collected(self, columns: Columns, timings: dict[str, float]) -> dict[str, float]:
-        """Of the step's responses before its updates, and of their rewards."""
+        """Metrics of the step's responses before its updates, and of their rewards."""
         return {
             **step_metrics(columns, self._compared(columns)),
             "tokens": int(columns.lengths.sum()),
@@ -40,7 +40,7 @@ class OnlineMetrics:
         }
 
     def agreement(self, columns: Columns) -> dict[str, float]:
-        """Of generators and trainer, on a minibatch before the policy moves. A collective."""
+        """Agreement of generators and trainer, on a minibatch before the policy moves. A collective."""
         logprobs = self._policy.infer(
             columns.sequences, output_fn("logprobs", self._ctx.spec), columns.lengths
         )
@@ -49,9 +49,9 @@ class OnlineMetrics:
         return {name: metrics[name] for name in AGREEMENT if name in metrics}
 
     def trained(self, columns: Columns) -> dict[str, float]:
-        """Of what the step has trained on. `staleness`: weight versions between the sampling of its tokens and their
-        training. `responses_continued`, on rank 0 with generators: those that new weights, or a generator that died,
-        drained or was late, interrupted since the step before and another request went on with."""
+        """Metrics of the responses that the step has trained on. `staleness`: weight versions between the sampling of
+        its tokens and their training. `responses_continued`, on rank 0 with generators: those that new weights, or a
+        generator that died, drained or was late, interrupted since the step before and another request continued."""
         ages = (self._collector.version - columns["versions"]).double()
         found = {"staleness": float(ages.mean())}
         if self._collector.ahead is not None:

@@ -106,7 +106,7 @@ class PromptSource:
         ledger = Ledger.restored(state["ledger"])
         if ledger.rows != self._ledger.rows:
             message = (
-                f"the checkpoint is of a run with {ledger.rows} prompts, each of which is trained on once an epoch; "
+                f"the checkpoint belongs to a run with {ledger.rows} prompts, each trained on once an epoch; "
                 f"got {self._ledger.rows}; go on with the same data, or start anew from the policy"
             )
             raise InvalidJob([Problem("spec.data.train", message)])
@@ -128,7 +128,7 @@ class PromptSource:
         status = self._ledger.status((*self.places.values(), *self._again.values()))
         if status.lost:
             log.error(
-                "%d prompts are lost: issued, and neither trained on nor dropped nor at hand", status.lost
+                "%d prompts are lost: issued, and neither trained on nor dropped nor pending", status.lost
             )
         self._ctx.report(ledger=status)
 

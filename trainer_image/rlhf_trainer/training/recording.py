@@ -13,7 +13,7 @@ LOGGED = ("reward_mean", "kl_mean", "loss", "accuracy", "tokens", "seconds")
 
 
 def record(ctx: TrainerContext, metrics: Metrics | None, step: int, figures: dict[str, float]) -> None:
-    """`metrics`: of rank 0, which alone records."""
+    """Writes a step to metrics.jsonl, the host and the log. `metrics`: the files, on rank 0 alone."""
     if metrics is None:
         return
     line = {"step": step, "episode": step, "weight_version": step, **figures, **_idle(ctx, figures)}

@@ -24,10 +24,10 @@ class Remote:
     """Calls of other roles; none on ranks other than 0."""
 
     nodes: Mapping[str, RemoteCall] = field(default_factory=dict)
-    """By the names of the graph's nodes that they answer."""
+    """The calls, by the names of the graph's nodes that they answer."""
     judge: Judge | None = None
     reward: RewardClient | None = None
-    """Knows the figures of the scores, and why some are missing."""
+    """Client of the reward role, which has the metrics of the scores and the reasons of missing ones."""
 
     @classmethod
     def of(cls, ctx: TrainerContext, graph: Graph) -> Self:

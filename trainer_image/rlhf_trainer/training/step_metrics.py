@@ -33,8 +33,8 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
 
 
 def gpu_memory(device: torch.device) -> dict[str, float]:
-    """Of this rank's GPU since the last call: peak memory allocated, in 10^9 bytes, and how many allocations failed
-    until the allocator had given back what it keeps. Empty on a CPU."""
+    """Memory of this rank's GPU since the last call: peak memory allocated, in 10^9 bytes, and how many allocations
+    failed until the allocator had given back what it keeps. Empty on a CPU."""
     if device.type != "cuda":
         return {}
     peak = torch.cuda.max_memory_allocated(device)

@@ -1,4 +1,4 @@
-"""What the training loop asks of an algorithm."""
+"""Interface between the training loop and an algorithm."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol

@@ -155,8 +155,8 @@ class Trackio:
 
 
 def _later(figures: Figures, step: int, last: Mapping[str, int]) -> dict[str, float]:
-    """Those that the tracker has no value of, by each figure's last step there: a run that was killed may have logged a
-    step and not yet its evaluation."""
+    """Figures that the tracker has no value of, by each figure's last step there: a run that was killed may have logged
+    a step and not yet its evaluation."""
     return {name: value for name, value in figures.items() if step > last.get(name, -1)}
 
 

@@ -93,7 +93,7 @@ class _Feed:
             self._lines.put_nowait((figures, step))
         except queue.Full:
             if not self._dropped:
-                log.warning("tracker %s is %d lines behind; further ones are left out", self._kind, WAITING)
+                log.warning("tracker %s is %d lines behind; further lines are dropped", self._kind, WAITING)
             self._dropped += 1
 
     def end(self, *, ok: bool) -> None:
@@ -104,11 +104,13 @@ class _Feed:
         self._thread.join(CLOSE_SECONDS)
         behind, lost = self._lines.qsize(), self._dropped + self._refused
         if self._thread.is_alive():
-            log.warning("tracker %s did not end in %g s, %d lines behind", self._kind, CLOSE_SECONDS, behind)
+            log.warning(
+                "tracker %s did not close within %g s, %d lines behind", self._kind, CLOSE_SECONDS, behind
+            )
         else:
             lost += behind  # nothing, if it could be created
         if lost:
-            log.warning("tracker %s was not told %d lines", self._kind, lost)
+            log.warning("tracker %s: %d lines were not sent", self._kind, lost)
 
     def _run(self) -> None:
         tracker = self._created()

@@ -27,11 +27,11 @@ class Base:
 
     @property
     def itself(self) -> dict[str, Any]:
-        """Fields of `ReceiveInfo` for an update that is the base."""
+        """Fields of `ReceiveInfo` for an update that sends this base."""
         return {"part": "base", "base": self.fingerprint}
 
     @property
     def adapter(self) -> dict[str, Any]:
-        """Fields of `ReceiveInfo` for an update that is merged into it."""
+        """Fields of `ReceiveInfo` for an update that is merged into this base."""
         merge = {"scale": self.scale, "transposed": list(self.transposed)}
         return {"part": "adapter", "base": self.fingerprint, **merge}

@@ -195,7 +195,7 @@ class WeightSync:
         sent = self._stage(lacking, base.tensors, version, base.itself)
         self._servers.call(lacking, "POST", "/finish_weight_update").results()
         names = ", ".join(target.name for target in lacking)
-        log.info("%s: the frozen weights have come, %d bytes", names, sent.nbytes)
+        log.info("%s: received the frozen weights, %d bytes", names, sent.nbytes)
         return sent.nbytes
 
     def _stage(

@@ -117,7 +117,7 @@ class Group:
             self._store.set(key, json.dumps(message))
 
     def hear(self, key: str) -> Any:
-        """Waits for the value that the trainer publishes under `key`."""
+        """Waits for the value that the trainer publishes under `key` with `tell`."""
         with _failing("waiting for the trainer"):
             self._until(lambda: self._store.check([key]), "the trainer sent nothing")
             return json.loads(self._store.get(key))

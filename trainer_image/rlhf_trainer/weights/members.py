@@ -55,7 +55,7 @@ class Servers:
 
 
 class Calls:
-    """Calls under way, one to each of several targets. Its methods raise Deposed where a target answered so."""
+    """Calls in progress, one to each of several targets. Its methods raise Deposed if a target answered so."""
 
     def __init__(
         self, what: str, futures: "dict[Member, concurrent.futures.Future[Any]]", timeout: float

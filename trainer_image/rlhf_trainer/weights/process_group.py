@@ -14,8 +14,9 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import BroadcastOptions, ProcessGroupGloo
 
 IN_CONSTRUCTOR = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
-"""With torch's defaults a lost peer ends the process; and if its connection reports the loss (TCP, not NVLink), the
-watchdog first sleeps for a minute, for which the destruction of the group waits."""
+"""Environment variables while torch constructs an NCCL group. With torch's defaults a lost peer ends the process; and
+if its connection reports the loss (TCP, not NVLink), the watchdog first sleeps for a minute, for which the destruction
+of the group waits."""
 
 
 def connect(

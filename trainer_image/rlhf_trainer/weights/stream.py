@@ -69,8 +69,8 @@ def clear(group: Group, update: int, sent: Sent) -> None:
 
 
 def receive(group: Group, update: int) -> tuple[tuple[Bucket, ...], str]:
-    """The buckets of update number `update`, in memory of their own on the group's device, and their digest; a bucket
-    is hashed while the one after is on its way.
+    """Receives the buckets of update number `update`, in memory of their own on the group's device, and their digest; a
+    bucket is hashed while the next one is received.
 
     Raises:
         TransferFailed: see `Group`.

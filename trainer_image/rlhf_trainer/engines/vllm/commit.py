@@ -80,7 +80,7 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], cl
     await gate.empty(abort)
     said = [{key: worker[key] for key in wanted} for worker in workers]
     if any(worker != wanted for worker in said):
-        raise ValueError(f"the workers have {said}, sent was {wanted}")
+        raise ValueError(f"the workers have {said}; the trainer sent {wanted}")
     await engine.resume_generation()
     ended = time.monotonic()
     parts = f"{idle - began:.4f} until no step began, then {swapped - idle:.4f} for the swap"
@@ -89,7 +89,8 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], cl
 
 
 async def _prove(engine: "AsyncLLM") -> None:
-    """Ends silently where the engine dies, which others notice; the trainer asks for the result."""
+    """Verifies the serving weights in the background; the trainer polls the result. Ends silently if the engine dies,
+    which the watchdog reports."""
     with suppress(Exception):
         while not all(await engine.collective_rpc("rlhf_prove")):
             pass

@@ -87,7 +87,8 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         tables = [table for table in made if table]
         if not tables:
             log.warning(
-                "cannot tell which weights %s takes: what comes is not checked", self.model_config.model
+                "cannot list the weights that %s expects, so those received are not checked",
+                self.model_config.model,
             )
         return tables
 
@@ -145,7 +146,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         if self.group is None or info.epoch != self.epoch:
             raise RuntimeError(f"asked for weights of epoch {info.epoch}, but joined {self.epoch}")
         if info.part == "adapter" and (self.base is None or self.base.name != info.base):
-            raise RuntimeError(f"asked for an adapter of base {info.base}, which is not here")
+            raise RuntimeError(f"asked for an adapter of base {info.base}, which this engine does not hold")
         if info.part != "adapter":
             self.base = None  # memory for one copy beside the serving weights
         self.reception = Reception(

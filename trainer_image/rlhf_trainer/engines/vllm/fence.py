@@ -22,7 +22,7 @@ class Fence:
         if not said.isdigit() or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
         elif (epoch := int(said)) < self._latest:
-            message = f"a trainer of epoch {self._latest} works with this server; this request is of {epoch}"
+            message = f"a trainer of epoch {self._latest} already uses this server; this request is from epoch {epoch}"
             log.warning("refused %s: %s", scope["path"], message)
             await reply(send, DEPOSED, {"error": message})
         else:

@@ -38,7 +38,9 @@ class Gate:
 
         async def stamped(message: Scope) -> None:
             if self.version != version:
-                raise RuntimeError(f"the weights changed from version {version} under a response: cut off")
+                raise RuntimeError(
+                    f"the weights of version {version} were replaced during a response, which was cut off"
+                )
             if message["type"] == "http.response.start" and version is not None:
                 header = (VERSION_HEADER.encode(), str(version).encode())
                 message = {**message, "headers": [*message.get("headers", ()), header]}
@@ -61,7 +63,7 @@ class Gate:
             await abort()
             await asyncio.sleep(ABORT_SECONDS)
         if self._inside:
-            log.warning("%d streams did not end in %g s: they are cut off", self._inside, LINGER_SECONDS)
+            log.warning("%d streams did not end within %g s and were cut off", self._inside, LINGER_SECONDS)
 
     def open(self, version: int) -> None:
         self.version = version

@@ -41,7 +41,7 @@ class HeldBase:
             )
             for i, weight in enumerate(buckets.values())
         ]
-        """Its memory, with fingerprints of the tensors as received."""
+        """Memory of the base weights, with fingerprints of the tensors as received."""
 
     def with_adapter(self, came: Named, scale: float, transposed: Sequence[str]) -> Weights:
         """The version whose trained tensors `came`: matrices A and B, and weights that replace those of the base or are
@@ -52,9 +52,11 @@ class HeldBase:
         updates = {}
         for name in sorted(names):
             if not {name + A, name + B} <= given.keys() or name not in plain:
-                raise ValueError(f"a low-rank update of {name} came without its base, or one of its matrices")
+                raise ValueError(
+                    f"a low-rank update of {name} came without its base weights or one of its two matrices"
+                )
             updates[name] = LowRank(given[name + A], given[name + B], scale, name in transposed)
             if updates[name].shape != plain[name].shape:
                 was, has = list(updates[name].shape), list(plain[name].shape)
-                raise ValueError(f"the low-rank update of {name} is of {was}, the base of {has}")
+                raise ValueError(f"the low-rank update of {name} has shape {was}, its base weights {has}")
         return Weights(tuple(plain.items()), updates)

@@ -22,12 +22,12 @@ CPU_OPTIONS: dict[str, JsonValue] = {
     "kv-cache-memory-bytes": 256 << 20,
     "enable-chunked-prefill": False,
 }
-"""By default vLLM would compile for half a minute and reserve half of the machine's memory as cache. Chunked prefill of
-a seeded prompt crashes its engine: torch's CPU generators have no offset to rewind."""
+"""vLLM's options on CPUs. By its defaults it would compile for half a minute and reserve half of the machine's memory
+as cache; chunked prefill of a seeded prompt crashes its engine, as torch's CPU generators have no offset to rewind."""
 CPU_BATCH_TOKENS = 2048
 """Largest number of tokens per engine step on a CPU, unless a sequence may be longer."""
 SHARED = "`generator.sharedWithTrainer: true`"
-"""What generates where vLLM cannot."""
+"""Setting with which the trainer generates, where vLLM cannot."""
 SHAPE_KEYS = (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's attention on CPUs; it starts with any other one, and crashes at the first request."""
@@ -52,7 +52,7 @@ which vLLM reserves no memory: 3 GB for 2,048 tokens and a vocabulary of 150,000
 
 
 def instead_of(role: Role) -> str:
-    """What runs a role's frozen model where vLLM cannot."""
+    """Setting that runs a role's frozen model without vLLM, where vLLM cannot."""
     return f"`{role.value}.engine: transformers`"
 
 

@@ -59,7 +59,7 @@ class Reception:
                 # Here and not in the swap, during which generation is paused.
                 weights = self._fit(tuple(pair for bucket in buckets for pair in unpack(bucket)))
         except Exception as error:  # reported to the trainer on request
-            log.warning("weight version %s did not come: %s", self._version, error)
+            log.warning("weight version %s was not received: %s", self._version, error)
             self._group.abort()
             self.failure = str(error)
         else:

@@ -1,4 +1,5 @@
-"""What vLLM refuses before it loads anything, options or a model, as a problem of the role's section."""
+"""Turns vLLM's refusal of its options or of a model, before anything is loaded, into a problem of the role's
+section."""
 
 import importlib
 from collections.abc import Iterator

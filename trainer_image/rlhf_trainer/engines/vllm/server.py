@@ -55,8 +55,8 @@ def main() -> None:
 
 
 def fork_engine() -> None:
-    """In vLLM's place, whose platform for CPUs overwrites its own setting for it, VLLM_WORKER_MULTIPROC_METHOD. Workers
-    that an engine has beside it are spawned."""
+    """Makes vLLM fork its engine process: its platform for CPUs overwrites VLLM_WORKER_MULTIPROC_METHOD. Workers that
+    an engine has beside it are spawned."""
     utils: Any = importlib.import_module("vllm.v1.engine.utils")
     utils.get_mp_context = Forking
 

@@ -80,7 +80,9 @@ def _watch(
             termination.write(cause)
             os._exit(EXIT_ENGINE_DEAD)
     time.sleep(LINGER_SECONDS)
-    log.warning("requests under way have held up this server's end for %g s; it ends now", LINGER_SECONDS)
+    log.warning(
+        "requests in progress have delayed this server's shutdown for %g s; it ends now", LINGER_SECONDS
+    )
     os._exit(0)
 
 
