@@ -548,7 +548,7 @@ SETTINGS = {"RLHF_TOKEN_KEY": "k" * 32, "RLHF_TRAINER_IMAGE": "x"}
 )
 def test_wrong_settings_are_said_in_a_line_and_exit_status_2(environ, says):
     command = [sys.executable, "-m", "rlhf_operator.cluster"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert last.startswith("rlhf-operator: ")

@@ -229,7 +229,7 @@ BAD = [
 def test_a_bad_job_fails_at_once_with_field_and_fix_and_gets_no_pod(jobs, spec, said):
     """On servers with CEL, `kubectl apply` is refused some of these; this one takes them all."""
     jobs.apply(ppo(**spec))
-    status = jobs.until("ppo", "Failed", timeout=20)
+    status = jobs.until("ppo", "Failed")
     assert jobs.reason("ppo", "Failed") == "ValidationFailed"
     assert said in status["message"]
     assert not jobs.pods()
@@ -262,7 +262,7 @@ def test_pods_that_the_server_refuses_are_told_of(jobs, served):
     eventually(lambda: "exceeded quota" in jobs.status("ppo").get("message", ""), "the reason")
     eventually(lambda: reconciles(served, "refused"), "it is no failure of the operator")
     jobs.kubectl("delete", "resourcequota", "tight")
-    jobs.until_pods(4, timeout=90)
+    jobs.until_pods(4)
 
 
 def test_a_queue_of_a_cluster_without_kueue_is_told_of(jobs):

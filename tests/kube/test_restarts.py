@@ -46,7 +46,7 @@ def test_a_standby_takes_over_within_15_seconds_of_a_kill(jobs, trainer, tmp_pat
             eventually(lambda: jobs.status("ppo")["step"] == 11, "the first still leads")
             first.kill()
             trainer.status["step"] = 12
-            eventually(lambda: jobs.status("ppo")["step"] == 12, "the second leads", timeout=15)
+            eventually(lambda: jobs.status("ppo")["step"] == 12, "the second leads")
 
 
 def test_it_stops_cleanly_and_lets_go_of_its_lease(jobs, tmp_path):

@@ -72,7 +72,7 @@ def test_storms_of_refusals_pass(jobs, proxy, status):
     eventually(lambda: proxy.refused > 10, "the storm is on")
     proxy.calm()
     for i in range(3):
-        jobs.until(f"storm-{i}", "Running", timeout=120)
+        jobs.until(f"storm-{i}", "Running")
     after = jobs.pods()
     assert len(after) == 4 * len(PODS)
     assert {name: uid for name, uid in after.items() if name in before} == before
@@ -92,7 +92,7 @@ def test_an_api_server_that_is_gone_for_half_a_minute(
         with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace):  # as its Deployment would
             trainer.status["step"] = 21
             jobs.apply(named("late"))
-            jobs.until("late", "Running", timeout=90)
+            jobs.until("late", "Running")
             eventually(lambda: jobs.status("early")["step"] == 21, "the old job is looked after")
             after = jobs.pods()
             assert {name: uid for name, uid in after.items() if name in before} == before

@@ -312,7 +312,7 @@ def test_kubectl_runs_it_as_its_own(control_plane: Cluster, running: Jobs, tmp_p
         environment = {**os.environ, "PATH": path, "KUBECONFIG": str(file)}
         command = ["kubectl", "rlhf", *arguments]
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
 
     assert f"ppo  Running  training  (namespace {running.namespace}, " in run("status", "ppo").stdout

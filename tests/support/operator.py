@@ -180,7 +180,7 @@ class Jobs:
             if "deletionTimestamp" not in p["metadata"]
         }
 
-    def until(self, name: str, phase: str, timeout: float = 60) -> dict[str, Any]:
+    def until(self, name: str, phase: str, timeout: float = 240) -> dict[str, Any]:
         """The status once the job is in this phase."""
         return eventually(
             lambda: s if (s := self.status(name)).get("phase") == phase else None,
@@ -203,5 +203,5 @@ class Jobs:
                         print(f"--- {namespace}/{name}\n{said}")
             raise
 
-    def until_pods(self, count: int, timeout: float = 60) -> dict[str, str]:
+    def until_pods(self, count: int, timeout: float = 240) -> dict[str, str]:
         return eventually(lambda: [p] if len(p := self.pods()) == count else [], f"{count} pods", timeout)[0]
