@@ -258,7 +258,10 @@ def test_a_model_in_several_places_describes_its_fields_in_the_uppermost() -> No
         inside = f".spec.{role}.pods."
         described = {path for path, n in nodes(ROOT) if path.startswith(inside) and "description" in n}
         assert described == set()
-        assert at(f".spec.{role}.pods")["description"] == "On a cluster: added to `spec.pods`."
+        assert (
+            at(f".spec.{role}.pods")["description"]
+            == "Settings of this role's pods on a cluster, merged over `spec.pods`."
+        )
     assert not any("title" in node for _, node in nodes(ROOT))
 
 

@@ -88,7 +88,7 @@ def test_auto_is_what_is_left_out(made):
         (
             {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8},
             (),
-            "train_batch_size: must be 2 samples x 8 steps x 8 data-parallel ranks = 128; got 64",
+            "train_batch_size: must equal 2 samples x 8 steps x 8 data-parallel ranks = 128; got 64",
         ),
         (
             {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8},

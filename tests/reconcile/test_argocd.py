@@ -81,7 +81,7 @@ def test_a_job_that_does_not_get_on():
     world.step(SILENT_SECONDS, silent_since=silent)
     world.step(silent_since=silent)
     assert of(world)[0] == "Degraded"
-    assert of(world)[1].startswith("TrainerUnreachable: has not answered since ")
+    assert of(world)[1].startswith("TrainerUnreachable: the trainer's pod has not answered since ")
     starting = World(("spec.trainer.replicas=2",))
     starting.step()
     unplaced(starting, *starting.pods)
