@@ -67,7 +67,9 @@ def test_ranks_share_the_work(monkeypatch):
 
 
 def test_a_group_that_ends_with_an_empty_tensor_keeps_the_next_one_apart(directory):
-    directory.trainer().save(1, groups={"empty": {"none": torch.zeros(0)}.items(), "full": tensors(1).items()})
+    directory.trainer().save(
+        1, groups={"empty": {"none": torch.zeros(0)}.items(), "full": tensors(1).items()}
+    )
     found = directory.snapshot(1)
     assert found.tensors("empty")["none"].shape == (0,)
     assert found.tensors("full").keys() == tensors(1).keys()

@@ -68,7 +68,7 @@ def collecting(job: RLHFJob) -> Any:
     rounds: list[int] = []
     part = SimpleNamespace(columns=None)
 
-    def respond(_prompts: Any) -> Any:
+    def respond(_prompts: Any, **_: Any) -> Any:
         rounds.append(1)
         return SimpleNamespace(rollouts=[])
 
