@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Version:
-    """Content of a mutable object, and what its store compares: Google Cloud `generation`, all others `tag`."""
+    """Content of a mutable object, and what its store compares: Google Cloud a number (`version`), all others a tag
+    (`e_tag`)."""
 
     data: bytes
-    tag: str | None
-    generation: str | None = None
+    known_by: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Store:
             if not self.conditional:
                 return self._compare_and_put(key, data, known)
             try:
-                mode: Any = "create" if known is None else {"e_tag": known.tag, "version": known.generation}
+                mode: Any = "create" if known is None else known.known_by
                 return _version(data, obstore.put(self._store, key, data, mode=mode))
             except (AlreadyExistsError, PreconditionError):
                 found = self._read(key)
@@ -262,4 +262,4 @@ def _delete_abandoned(folder: Path, keys: Callable[[str], bool]) -> None:
 
 def _version(data: bytes, told: Mapping[str, Any]) -> Version:
     """`told`: of the store, as it replies to a read or a write."""
-    return Version(data, told["e_tag"], told["version"])
+    return Version(data, {name: told[name] for name in ("e_tag", "version") if told[name] is not None})

@@ -244,7 +244,7 @@ def test_a_job_whose_reconcile_fails_harms_no_other(talk, namespace, caplog):
 
     talk(body)
     assert "a fault of ours" in caplog.text
-    assert "slow down; again in 60.0 s" in caplog.text
+    assert "slow down; trying again in 60.0 s" in caplog.text
 
 
 def test_a_job_is_looked_at_again_when_it_wants(talk, namespace):

@@ -364,3 +364,4 @@ def test_a_refused_prompt_is_told_and_a_job_whose_prompts_all_are_ends(world, ht
     assert len(responses.refused) == 3
     with pytest.raises(Unavailable, match="refuse every prompt: HTTP 400"):
         world.fleet.answer(PROMPTS)
+    assert len(world.fleet.answer(PROMPTS, some=False).refused) == len(PROMPTS)

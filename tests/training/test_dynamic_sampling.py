@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from tests.training.running import ROWS, Job, resumed_is_whole
+from tests.training.test_stops import Fleet
 from torch import Tensor
 
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.data.stream import epoch_order
+from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.maths.groups import has_spread
 from rlhf_trainer.records import Sequences
 
@@ -88,6 +90,24 @@ def test_a_fresh_prompt_without_any_score_leaves_the_step_with_the_others():
     assert fresh, "prompts took the place of the first round's flat ones"
     assert job.positions("trained") == [p for p in simulated(2, 1)[0][0] if p < 4]
     assert (job.ledger().dropped, job.ledger().lost) == (len(fresh), 0)
+
+
+class Picky(Fleet):
+    """Refuses the fresh prompts of later rounds."""
+
+    def answer(self, prompts: list[Any], *asked: Any, some: bool) -> Responses:
+        if not some:
+            return Responses(refused={prompt.id: "HTTP 400: too long" for prompt in prompts})
+        return super().answer(prompts, *asked)
+
+
+def test_fresh_prompts_that_the_generators_refuse_leave_the_step_with_the_others():
+    fleet = Picky()
+    fleet.job = make(2, scored, "spec.generator.sharedWithTrainer=false", fleet=lambda *_: fleet)
+    fleet.job.steps(0, 1)
+    assert fleet.job.positions("trained") == [p for p in simulated(2, 1)[0][0] if p < 4]
+    assert fleet.job.task.state()["ledger"]["dropped"].keys() == {"HTTP 400: too long"}
+    assert fleet.job.ledger().lost == 0
 
 
 def test_without_it_groups_stay():

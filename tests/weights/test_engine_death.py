@@ -123,8 +123,9 @@ def test_a_worker_killed_beside_its_engine(launch):
     doomed = launch("worker", *mp, VLLM_ENABLE_V1_MULTIPROCESSING="1")
     doomed.server.wait_ready()
     doomed.process("Worker").kill()
-    # vLLM may ask for the exit code a moment before there is one.
-    words = r"Worker proc VllmWorker-0 died unexpectedly \((SIGKILL|exit code: None)\), shutting down executor\.\n"
+    # vLLM may ask for the exit code a moment before there is one; other tests here may run out of memory.
+    how = r"(SIGKILL|exit code: None)( maybe for lack of memory \(.*\))?"
+    words = rf"Worker proc VllmWorker-0 died unexpectedly \({how}\), shutting down executor\.\n"
     assert re.fullmatch(words, doomed.message())
 
 

@@ -44,10 +44,15 @@ class Fleet:
         """Responses, so far, that one request began and another one went on with; on rank 0."""
 
     def answer(
-        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, penalties: Penalties = NO_PENALTIES
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | None = None,
+        penalties: Penalties = NO_PENALTIES,
+        *,
+        some: bool = True,
     ) -> Responses:
         """The responses to all prompts, in their order; see `stream`."""
-        (responses,) = self.stream(prompts, None, sampling, penalties)
+        (responses,) = self.stream(prompts, None, sampling, penalties, some=some)
         return responses
 
     def stream(
@@ -56,6 +61,8 @@ class Fleet:
         size: int | None,
         sampling: Sampling | None = None,
         penalties: Penalties = NO_PENALTIES,
+        *,
+        some: bool = True,
     ) -> Iterator[Responses]:
         """The responses to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
         at once for None. `sampling` says how many to each and at which temperature; the job's unless given.
@@ -66,7 +73,7 @@ class Fleet:
         other prompts `unanswered`. Requests under way are cancelled when this is left before its end.
 
         Raises:
-            Unavailable: generators come, and fail at every prompt, or refuse every one.
+            Unavailable: generators come, and fail at every prompt, or, if `some` must be answered, refuse every one.
             Stopped: the run is to stop, on every rank.
         """
         weights, ranks = self.weights, self._ctx.ranks
@@ -75,7 +82,7 @@ class Fleet:
         batches = (
             iter(())
             if self._client is None
-            else self._batches(self.fresh(prompts, sampling, penalties), size)
+            else self._batches(self.fresh(prompts, sampling, penalties), size, some=some)
         )
         while True:
             found: Responses | None = None
@@ -108,7 +115,7 @@ class Fleet:
         asked = found.answers_per_prompt, found.temperature, penalties
         return [Work.begin(prompt, *asked) for prompt in prompts]
 
-    def _batches(self, works: Sequence[Work], size: int | None) -> Iterator[Responses | None]:
+    def _batches(self, works: Sequence[Work], size: int | None, *, some: bool) -> Iterator[Responses | None]:
         """The next batches, on rank 0. None if no generator is left: weights must be published before the next
         batch."""
         places = {work.prompt.id: place for place, work in enumerate(works)}
@@ -132,7 +139,7 @@ class Fleet:
         finally:
             requests.cancel()
         refused = requests.refused
-        if refused and len(refused) == len(works):
+        if some and refused and len(refused) == len(works):
             raise Unavailable(f"the generators refuse every prompt: {next(iter(refused.values()))}")
         rest = _in_order(list(answered.values())[taken:], places)
         unanswered = [work.prompt.id for work in requests.waiting]

@@ -61,13 +61,18 @@ class EpisodeCollector:
         return self._fleet is not None and self._fleet.weights.version != self.version
 
     def respond(
-        self, batch: list[Prompt], sampling: Sampling | None = None, penalties: Penalties = NO_PENALTIES
+        self,
+        batch: list[Prompt],
+        sampling: Sampling | None = None,
+        penalties: Penalties = NO_PENALTIES,
+        *,
+        some: bool = True,
     ) -> Responses:
         """The responses to a batch of prompts, by default with the job's sampling: on every rank if the trainer
-        generates, else on rank 0."""
+        generates, else on rank 0; `some` as in `Fleet.stream`."""
         sampling, tokenizer = sampling or self._ctx.spec.sampling, self._ctx.tokenizer
         if self._fleet is not None:
-            return self._fleet.answer(batch, sampling, penalties)
+            return self._fleet.answer(batch, sampling, penalties, some=some)
         return Responses(
             generate_shared(
                 self._policy,
@@ -95,11 +100,12 @@ class EpisodeCollector:
             if self.ahead is not None and left == rounds:
                 answers = self.ahead.episode()
             else:
-                answers = self.respond(self._source.issue(wanted))
+                answers = self.respond(self._source.issue(wanted), some=not parts)
             generated = time.perf_counter()
             self._ctx.report(activity="scoring")
             part = self._received(number, answers, sampled=self.sampled)
-            assert part is not None, "a fleet that answers nothing raises"
+            if part is None:  # all prompts of a later round were refused
+                break
             self._check_age(part)
             rows = [dict(r.prompt.row) for r in answers.rollouts]
             if rounds:
