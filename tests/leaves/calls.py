@@ -122,7 +122,7 @@ def rewards(job: RLHFJob) -> Any:
             reward, "load_job_tokenizer", lambda *_: SimpleNamespace(get_vocab=dict, pad_token_id=0)
         )
         for name in ("on_device", "served", "ModelScorer", "TokenScorer", "application", "serve"):
-            patch.setattr(reward, name, lambda *given: len(given))
+            patch.setattr(reward, name, lambda *given, **_: len(given))
         for name in ("forward_scores", "positions_of", "check_served"):
             patch.setattr(reward, name, lambda *given: len(given))
         engine = SimpleNamespace(scores=None, trouble=None, close=lambda: None)
