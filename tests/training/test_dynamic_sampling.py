@@ -14,6 +14,7 @@ from rlhf_trainer.data.stream import epoch_order
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.maths.groups import has_spread
 from rlhf_trainer.records import Sequences
+from rlhf_trainer.scoring.reward_client import Unscored
 
 FLAT = {ROWS[i].prompt for i in (0, 3, 4, 7)}
 """Prompts that every response answers equally well."""
@@ -90,6 +91,16 @@ def test_a_fresh_prompt_without_any_score_leaves_the_step_with_the_others():
     assert fresh, "prompts took the place of the first round's flat ones"
     assert job.positions("trained") == [p for p in simulated(2, 1)[0][0] if p < 4]
     assert (job.ledger().dropped, job.ledger().lost) == (len(fresh), 0)
+
+
+def test_a_step_that_is_left_with_nothing_says_so():
+    def score(sequences: Sequences, _rows: object) -> Tensor:
+        calls.append(len(sequences))
+        return torch.full((len(sequences),), 1.0 if len(calls) == 1 else torch.nan)
+
+    calls: list[int] = []
+    with pytest.raises(Unscored, match="no response since has any"):
+        make(1, score).steps(0, 1)
 
 
 class Picky(Fleet):

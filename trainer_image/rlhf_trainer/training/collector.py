@@ -21,6 +21,7 @@ from ..graph.learner import Learner
 from ..maths.groups import has_spread
 from ..records import Prompt
 from ..replay.table import Episode
+from ..scoring.reward_client import Unscored
 from .prompt_source import PromptSource
 from .responses import collected, joined
 from .unscored import score_columns, unscored
@@ -117,6 +118,10 @@ class EpisodeCollector:
             seconds["score_seconds"] += time.perf_counter() - generated
             if not wanted:
                 break
+        if not parts:
+            raise Unscored(
+                "every group of the step's first round had one score, and no response since has any"
+            )
         episode = joined(parts)
         return replace(episode, columns=self._executor.run(episode.columns)), seconds
 
