@@ -85,6 +85,9 @@ class Weights:
     def figures(self) -> dict[str, float]:
         return {}
 
+    def changed(self) -> str:
+        return ""
+
 
 class Generators:
     """In place of the fleet: answers of the model as it is when they are asked for, in batches out of order."""

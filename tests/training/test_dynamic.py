@@ -1,5 +1,6 @@
 """Training on minibatches as they come: by the sizes of the graph, whichever settings its algorithm has."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -7,17 +8,24 @@ import pytest
 import torch
 from examples.own_algorithm.best_of_n import ALGORITHM, graph
 from tests.replay.ppo_worker import Generators
-from tests.training.running import Job, low_tokens, resumed_is_whole
+from tests.training.running import RANKS, Job, low_tokens, resumed_is_whole
 from torch import Tensor
 
 from rlhf_api.base import Frozen
+from rlhf_api.duration import PHASES
 from rlhf_api.graph import CRITIC, SEQUENCES, Graph, Train
 from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
+from rlhf_store.archive import Archive
+from rlhf_store.committing import Committer
+from rlhf_store.retention import Retention
+from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.context import TrainerContext
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.records import Prompt, Sequences
+from rlhf_trainer.training.loop import train
+from rlhf_trainer.training.tracking import Tracking
 
 
 class Keep(Frozen):
@@ -69,6 +77,25 @@ def test_an_algorithm_of_ones_own_says_by_its_graph_what_an_update_takes(name, e
     )
     job.steps(0, 1)
     assert seen == expected
+
+
+def test_the_phases_of_a_step_are_no_longer_than_the_step(tmp_path):
+    """Waiting for responses and scoring them happens while the step trains, and is not of the updates."""
+    job = own(
+        "OF_EIGHT", "spec.steps=1", "spec.trackers=[]", f"spec.checkpoint.store={tmp_path.as_uri()}/store"
+    )
+    job.task._ctx = ctx = replace(job.ctx, workdir=tmp_path)
+    ctx.services.control.checkpoint_requested = ctx.stop
+    archive = Archive(ctx.spec.checkpoint.store)
+    with (
+        Tracking("job", ctx.spec, tmp_path) as tracking,
+        Saver(RANKS, archive, Committer.take_over(archive, Retention()), committed=lambda _: None) as saver,
+    ):
+        train(ctx, job.task, saver, (), tracking)
+    (step,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    phases = [step[f"{phase}_seconds"] for phase in PHASES]
+    assert min(phases[:3]) > 0
+    assert sum(phases) <= step["seconds"]
 
 
 def test_minibatches_of_different_sizes_are_refused():
