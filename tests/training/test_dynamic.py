@@ -84,7 +84,7 @@ def test_the_phases_of_a_step_are_no_longer_than_the_step(tmp_path):
     job = own(
         "OF_EIGHT", "spec.steps=1", "spec.trackers=[]", f"spec.checkpoint.store={tmp_path.as_uri()}/store"
     )
-    ctx = replace(job.ctx, workdir=tmp_path)
+    job.task._ctx = ctx = replace(job.ctx, workdir=tmp_path)
     ctx.services.control.checkpoint_requested = ctx.stop
     archive = Archive(ctx.spec.checkpoint.store)
     with (
