@@ -77,7 +77,7 @@ def collecting(job: RLHFJob) -> Any:
             self._ctx, self._graph = context(job), graph_of(job.spec)
             self.ahead, self.respond, self._received = None, respond, lambda *_, **__: part
             self._source = SimpleNamespace(issue=lambda _: None)
-            self._with_spread, self._scored = lambda *_, **__: ([], 1), lambda *_: []
+            self._with_spread, self._scored = lambda *_, **__: ([part], 1), lambda *_: [part]
             self._executor = SimpleNamespace(run=lambda _: None)
             self._fleet, self.version = SimpleNamespace(weights=SimpleNamespace(version=0)), 0
 

@@ -202,7 +202,7 @@ def test_a_checkpoint_of_other_models_is_told_as_that_and_not_as_damaged():
     wide = before.groups["policy"]["parameters/lm_head.weight"]
     before.groups["policy"]["parameters/lm_head.weight"] = torch.cat([wide, wide])
     with pytest.raises(
-        InvalidJob, match=r"spec\.model\.policy: .* has shape \(516, 32\), the model \(258, 32\)"
+        InvalidJob, match=r"spec\.model\.policy: .* has shape \(516, 32\), the model's \(258, 32\)"
     ):
         Job("grpo", "klCoefficient: 0").restore(before)
 

@@ -107,7 +107,7 @@ def test_who_cannot_pause_does_not_swap():
 def test_other_weights_than_were_sent_are_not_served():
     engine = TrainedModel()
     engine.worker["digest"] = "another"
-    with pytest.raises(ValueError, match=r"the workers have .*another.*, sent was .*'d'"):
+    with pytest.raises(ValueError, match=r"the workers have .*another.*; the trainer sent .*'d'"):
         commit(engine)
     assert engine.paused
 

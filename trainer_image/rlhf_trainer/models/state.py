@@ -76,8 +76,7 @@ def _fitting(get: Callable[[str], Tensor], name: str, parameter: Parameter) -> T
     value = get(name)
     if value.shape != _shape(parameter):
         raise ValueError(
-            f"the saved {name} has shape {tuple(value.shape)}, the model's {tuple(_shape(parameter))}: "
-            "this state belongs to another model"
+            f"the saved {name} has shape {tuple(value.shape)}, the model's {tuple(_shape(parameter))}"
         )
     return value
 
