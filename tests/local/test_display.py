@@ -132,11 +132,7 @@ def test_a_narrow_terminal_cuts_neither_figures_nor_the_newest_events_reason() -
 
 def test_the_live_display_on_a_real_terminal(tmp_path: Path) -> None:
     """In a pseudo-terminal; Ctrl-C is typed, as a user does."""
-    with launched(tmp_path, TERM="xterm") as (launcher, terminal):
-        shown = read_until(terminal, b"checkpoint of step 2")
-        os.write(terminal, b"\x03")
-        shown += read_until(terminal)
-        assert launcher.wait(240) == 130
+    shown = interrupted(tmp_path, "xterm")
     # The terminal writes ^C where the key comes, which may be within a character.
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
     last = text[text.rindex("╭") :]
@@ -148,11 +144,7 @@ def test_the_live_display_on_a_real_terminal(tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_cannot_be_written_over_gets_lines(tmp_path: Path) -> None:
-    with launched(tmp_path, TERM="dumb") as (launcher, terminal):
-        shown = read_until(terminal, b"checkpoint of step 2")
-        os.write(terminal, b"\x03")
-        shown += read_until(terminal)
-        assert launcher.wait(240) == 130
+    shown = interrupted(tmp_path, "dumb")
     assert b"trainer-0 is ready" in shown
     assert b"\x1b" not in shown
 
@@ -164,6 +156,16 @@ def test_a_terminal_that_is_closed_stops_the_run_after_a_checkpoint(tmp_path: Pa
         assert launcher.wait(240) == 130
     status = json.loads((tmp_path / "runs" / "job" / "status.json").read_text())
     assert (status["phase"], status["message"]) == ("Suspended", "stopped on request")
+
+
+def interrupted(folder: Path, term: str) -> bytes:
+    """All that a run shows on a terminal of this kind, with Ctrl-C typed after a checkpoint."""
+    with launched(folder, TERM=term) as (launcher, terminal):
+        shown = read_until(terminal, b"checkpoint of step 2")
+        os.write(terminal, b"\x03")
+        shown += read_until(terminal)
+        assert launcher.wait(240) == 130
+    return shown
 
 
 @contextlib.contextmanager

@@ -1,12 +1,12 @@
 """A proxy in front of a real S3 server that lets single requests go wrong."""
 
 import http.client
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from tests.support.http_threads import serving
 from tests.support.seaweed import Seaweed
 
 
@@ -62,10 +62,5 @@ class FaultyS3(ThreadingHTTPServer):
 
 @contextmanager
 def faulty(behind: Seaweed) -> Iterator[FaultyS3]:
-    server = FaultyS3(behind)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serving(FaultyS3(behind)) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from tests.support.http_threads import serving
+
 BUCKET = "checkpoints"
 MODIFIED = "Thu, 26 Nov 2026 12:00:00 GMT"
 
@@ -95,10 +97,5 @@ class Google(ThreadingHTTPServer):
 
 @contextmanager
 def google() -> Iterator[Google]:
-    server = Google()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serving(Google()) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()

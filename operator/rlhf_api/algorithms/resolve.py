@@ -99,7 +99,9 @@ def imported(spec: Spec) -> tuple[Algorithm, Graph, Frozen]:
     except Exception as error:
         raise _wrong(f"the graph of {spec.algorithm!r} cannot be made: {described(error)}") from error
     if not isinstance(graph, Graph):
-        raise _wrong(f"the graph function of {spec.algorithm!r} returned a {_kind(graph)}, not a Graph")
+        raise _wrong(
+            f"the graph function of {spec.algorithm!r} returned a {type(graph).__name__}, not a Graph"
+        )
     return algorithm, graph, settings
 
 
@@ -109,7 +111,7 @@ def _import(path: str) -> Algorithm:
     except Exception as error:  # a user's module may raise any exception
         raise _wrong(f"{path!r} cannot be imported: {described(error)}") from error
     if not isinstance(found, Algorithm):
-        raise _wrong(f"{path!r} is a {_kind(found)}, not a rlhf_api.algorithms.Algorithm")
+        raise _wrong(f"{path!r} is a {type(found).__name__}, not a rlhf_api.algorithms.Algorithm")
     return found
 
 
@@ -128,10 +130,6 @@ def _ruled(rules: Rules, spec: Spec, settings: Frozen) -> list[Problem]:
         return list(rules(spec, "spec.custom.settings", settings))
     except Exception as error:
         raise _wrong(f"the rules of {spec.algorithm!r} raised {described(error)}") from error
-
-
-def _kind(found: object) -> str:
-    return type(found).__name__
 
 
 def _wrong(message: str) -> InvalidJob:

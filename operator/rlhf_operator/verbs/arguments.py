@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -250,25 +251,21 @@ def of_this_machine(workdir: Path) -> str:
     )
 
 
-def _count(text: str) -> int:
-    if not re.fullmatch(r"\d+", text):
-        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more; got {text!r}")
-    return int(text)
-
-
 def _run(text: str) -> str | Path:
     """A manifest's path, or the name of a job."""
     is_file = Path(text).suffix in (".yaml", ".yml", ".json") or names_function(text)
     return Path(text) if is_file else _object_name(text)
 
 
-def _step(text: str) -> int:
-    if not re.fullmatch(r"0*[1-9]\d{0,8}", text):
-        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more; got {text!r}")
-    return int(text)
+def _whole(pattern: str, least: int) -> Callable[[str], int]:
+    """Parser of whole numbers of this pattern, `least` or more."""
+
+    def parsed(text: str) -> int:
+        if not re.fullmatch(pattern, text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number, {least} or more; got {text!r}")
+        return int(text)
+
+    return parsed
 
 
-def _replicas(text: str) -> int:
-    if not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more; got {text!r}")
-    return int(text)
+_count, _step, _replicas = _whole(r"\d+", 0), _whole(r"0*[1-9]\d{0,8}", 1), _whole(r"\d{1,5}", 1)

@@ -45,23 +45,22 @@ def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A reward model to train, one score per sequence. A causal language model gets a new score head: small, random and
     the same at every call. Raises ValueError if the model cannot be loaded.
     """
+    config = load_config(path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # every rank starts from the same head
-        return _with_head(path, dtype, SCORE, trained=_is(load_config(path), SCORE))
+        return _with_head(config, path, dtype, SCORE, trained=_is(config, SCORE))
 
 
 def load_scorer(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A reward model to score with. Raises ValueError for any other model: scores of a new head would be random."""
-    _check_kind(
-        path, SCORE, "a reward needs a trained sequence-classification model, as algorithm reward makes"
-    )
-    return _with_head(path, dtype, SCORE, trained=True)
+    needed = "a reward needs a trained sequence-classification model, as algorithm reward makes"
+    return _with_head(_check_kind(path, SCORE, needed), path, dtype, SCORE, trained=True)
 
 
 def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A fine-grained reward model: token classification with one output. Raises ValueError for any other model."""
-    _check_kind(path, VALUE, "fine-grained rewards need a token-classification model")
-    return _with_head(path, dtype, VALUE, trained=True)
+    config = _check_kind(path, VALUE, "fine-grained rewards need a token-classification model")
+    return _with_head(config, path, dtype, VALUE, trained=True)
 
 
 def served_config(path: str, *, score: bool) -> PreTrainedConfig:
@@ -90,7 +89,7 @@ def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """
     config = load_config(path)
     saved = _is(config, VALUE)
-    model = _with_head(path, dtype, VALUE, trained=saved)
+    model = _with_head(config, path, dtype, VALUE, trained=saved)
     head = _head(model)
     if not saved:
         nn.init.zeros_(head.weight)
@@ -128,9 +127,10 @@ def check_trainable(model: PreTrainedModel, path: str) -> None:
         )
 
 
-def _with_head(path: str, dtype: torch.dtype, kind: str, *, trained: bool) -> PreTrainedModel:
+def _with_head(
+    config: PreTrainedConfig, path: str, dtype: torch.dtype, kind: str, *, trained: bool
+) -> PreTrainedModel:
     """A model of one output, whose head comes from its files if it is `trained`."""
-    config = load_config(path)
     if _is(config, "Classification"):
         _check_one_output(config, path)
     return load_model(HEADS[kind], path, trained_head=trained, dtype=dtype, num_labels=1)

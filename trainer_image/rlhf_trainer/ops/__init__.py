@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhf_api.algorithms import CUSTOM, algorithm_of
+from rlhf_api.algorithms.resolve import WHERE
 from rlhf_api.graph import Compute, Graph, Infer, Train
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.spec import Spec
@@ -16,7 +17,7 @@ from ..batches import (
 )
 from . import compute, losses
 from .context import ComputeFn, LossFn, OpContext
-from .own import WHERE, guarded_compute, guarded_loss, guarded_output, own_function
+from .own import guarded_compute, guarded_loss, guarded_output, own_function
 
 COMPUTE: dict[str, ComputeFn] = {
     "importance_weights": compute.importance_weight_column,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from rlhf_api.algorithms.resolve import WHERE
 from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob, Problem
 
@@ -18,7 +19,6 @@ from ..imports import import_function
 from ..records import Columns
 from .context import ComputeFn, LossFn, OpContext
 
-WHERE = "spec.algorithm"
 OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, distributed.DistError)
 """Errors of the machine and not of a user's function: they end the process, and its host restarts it."""
 
