@@ -158,7 +158,7 @@ def frozen(job: RLHFJob) -> Any:
     """vLLM's options for models that are frozen."""
     found = []
     for role in roles_of(job.spec):
-        if getattr(getattr(job.spec, role.value), "engine", None) == "vllm":
+        if getattr(job.spec.section(role), "engine", None) == "vllm":
             source = ModelSource("spec.model", "policy")
             found.append(
                 (role, [frozen_options(config(job), role, source, 13, cpu=cpu) for cpu in (False, True)])

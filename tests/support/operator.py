@@ -16,7 +16,8 @@ import yaml
 from aiohttp import web
 from tests.support.kube import KubectlError, eventually, get, kubectl
 
-from rlhf_api.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, HEALTH
+from rlhf_api.roles import HEALTH
+from rlhf_api.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP
 from rlhf_operator.local.ports import assign
 
 TOKEN_KEY = "k" * 48

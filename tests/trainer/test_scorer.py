@@ -16,8 +16,8 @@ from tests.trainer import deadlines
 from tests.trainer.deadlines import Clock
 
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.roles import Role
-from rlhf_api.run import HEALTH, Member, Membership
+from rlhf_api.roles import HEALTH, Role
+from rlhf_api.run import Member, Membership
 from rlhf_trainer.batches import plan
 from rlhf_trainer.comms.control import Control
 from rlhf_trainer.comms.http import Background, HttpError

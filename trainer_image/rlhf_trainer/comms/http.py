@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from rlhf_api.run import HEALTH
+from rlhf_api.roles import HEALTH
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import time
 
 import aiohttp
 
-from rlhf_api.roles import Role
-from rlhf_api.run import HEALTH, Member
+from rlhf_api.roles import HEALTH, Role
+from rlhf_api.run import Member
 
 from .. import progress
 from .control import Control

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from rlhf_api.problems import InvalidJob
-from rlhf_api.run import HEALTH
+from rlhf_api.roles import HEALTH
 
 from ..comms.control import token_required
 from ..comms.ranks import Message
