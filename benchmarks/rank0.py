@@ -41,8 +41,9 @@ from rlhf_api.spec import Sampling
 from rlhf_operator.local.ports import HOST, assign
 from rlhf_trainer.comms.assignments import Limits
 from rlhf_trainer.comms.control import Control
+from rlhf_trainer.comms.event_loop import EventLoop
 from rlhf_trainer.comms.frames import GENERATE, Asked, Kind, encode
-from rlhf_trainer.comms.http import Background, EventLoop
+from rlhf_trainer.comms.http import Background
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.garbage import full_collections_by_hand
 from rlhf_trainer.generation.dispatch import start_round

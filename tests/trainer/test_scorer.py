@@ -310,7 +310,7 @@ def test_a_server_that_hangs_over_a_message_fails_its_health_check(trainer):
         over.wait(60)
         return {"scores": torch.zeros(len(SEQUENCES))}, {}
 
-    runner = web.AppRunner(application(SCORE_ROUTE, hangs, TOKEN, longest=0.0))
+    runner = web.AppRunner(application(SCORE_ROUTE, hangs, TOKEN, deadline=0.0))
     trainer.http.run(runner.setup())
     trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
     address = f"http://127.0.0.1:{runner.addresses[0][1]}"

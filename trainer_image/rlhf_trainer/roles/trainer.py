@@ -28,7 +28,8 @@ from ..checkpoint.rng import seed_generators
 from ..checkpoint.saver import Saver
 from ..comms import rdma
 from ..comms.control import Control
-from ..comms.http import Background, EventLoop
+from ..comms.event_loop import EventLoop
+from ..comms.http import Background
 from ..comms.ranks import Ranks, raise_if_rank_lost
 from ..comms.roster import Roster, Stopped
 from ..context import Services, TrainerContext
