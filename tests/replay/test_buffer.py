@@ -203,7 +203,7 @@ def test_a_function_of_the_user_sees_the_window_and_the_fresh_episode():
         ("writes", "the function raised ValueError: assignment destination is read-only"),
         ("nothing_at_all", "returned a NoneType, not a list of samples"),
         ("texts", r"returned a list with a str, not of samples \(dictionaries\)"),
-        ("others", "returned answer 0 of episode 1, which is in none of its buffers"),
+        ("others", "returned response 0 of episode 1, which is in none of its buffers"),
         ("strangers", "not a sample of its buffers: its `episode` and `index` are null and null"),
         ("no_such_function", "cannot be imported"),
     ],

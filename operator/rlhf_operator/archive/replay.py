@@ -106,7 +106,7 @@ def export(options: argparse.Namespace) -> int:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    print(f"{count} answers of {len(chosen)} episodes of the checkpoint of step {snapshot.step} in {path}")
+    print(f"{count} responses of {len(chosen)} episodes of the checkpoint of step {snapshot.step} in {path}")
     return 0
 
 
