@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.api import kept as real
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 from rlhf_api.activations import Pass, backward_bytes
 from rlhf_api.manifest import apply_override, parse

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.support.contributor import copied, importing
 from tests.support.models import byte_tokenizer
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 from rlhf_api.rewards import RewardKind
 from rlhf_api.roles import HEALTH, Role

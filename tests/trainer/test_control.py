@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 from rlhf_api.roles import Role
 from rlhf_trainer import progress

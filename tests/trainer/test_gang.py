@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 from rlhf_api.roles import Role
 from rlhf_api.run import (

@@ -7,6 +7,7 @@ import psutil
 import pytest
 from tests.support import vllm_server
 from tests.support.kube import eventually
+from tests.support.ports import free_port
 from tests.weights.support import TOKEN, Adapted, generator, served_logprobs, serves, status, weights
 
 from rlhf_api.run import Member
@@ -194,7 +195,7 @@ def test_a_member_killed_in_mid_broadcast_costs_one_epoch_and_rejoins_when_resta
 
 
 def test_nobody_left_is_reported_not_raised(make_sync, models):
-    gone = generator(0, f"http://127.0.0.1:{vllm_server.free_port()}")
+    gone = generator(0, f"http://127.0.0.1:{free_port()}")
     report = make_sync().send([gone], lambda: weights(models("tied", 1)), 1)
     assert report.holders == ()
     assert report.lost.keys() == {gone}
