@@ -1,4 +1,4 @@
-"""How it is installed: the wheel does without a clone and torch, and either engine's pins go together."""
+"""Installation: the wheel works without a clone and without torch, and each engine's pins resolve."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""What a trainer's rank keeps: the formulae against what DeepSpeed keeps, what GPUs showed, and the page."""
+"""Memory of a trainer's rank: the formulae against DeepSpeed's tensors, against measurements on GPUs, and against the
+page."""
 
 import json
 import os

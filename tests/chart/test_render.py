@@ -1,4 +1,4 @@
-"""What the chart makes of its values, as helm renders it: valid, consistent, and what the operator reads."""
+"""The chart as helm renders it: objects are valid and consistent, and hold the settings that the operator reads."""
 
 import base64
 import ssl

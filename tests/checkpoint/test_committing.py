@@ -1,4 +1,4 @@
-"""Who may add to a store, and what a crash between two writes leaves."""
+"""Fencing of a store: one trainer at a time commits, and a crash between two writes leaves a store that opens."""
 
 import threading
 

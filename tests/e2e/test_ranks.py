@@ -4,7 +4,7 @@ from tests.support.rlhf import SENTIMENT, stop_after_first_step, succeed
 
 
 def test_two_ranks_of_zero_3_feed_a_generator(chain, tmp_path):
-    """They train on its answers as they come."""
+    """With `streamDataLoaderType: dynamic`: they train on responses as these arrive."""
     overrides = (*chain.overrides, "spec.evaluation=null", "spec.steps=2", "spec.data.promptsPerStep=16")
     small = (
         "spec.ppo.minibatchSize=6",

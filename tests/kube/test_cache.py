@@ -1,4 +1,4 @@
-"""What the operator remembers of the cluster: the newest of each object, little of it, and nothing that is gone."""
+"""The operator's cache: the newest version of each object, reduced to what it reads, without deleted ones."""
 
 import json
 import tracemalloc

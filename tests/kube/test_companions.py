@@ -1,4 +1,5 @@
-"""What a job has beside its pods: made again where somebody deletes it, and not that of a predecessor."""
+"""A job's objects beside its pods (Service, ConfigMap, Secret): recreated when deleted, and never an earlier job's of
+the same name."""
 
 import asyncio
 import json

@@ -356,7 +356,7 @@ def test_a_stop_lets_a_reconcile_end_and_gives_the_lease_back(talk, namespace):
 @pytest.mark.usefixtures("kueue")
 @pytest.mark.parametrize("before", [False, True], ids=["comes", "goes"])
 def test_an_operator_under_which_kueue_comes_or_goes_ends_to_begin_anew(talk, namespace, monkeypatch, before):
-    """What kopf does not find at its start it leaves out with a warning."""
+    """kopf watches only the kinds that are served when it starts."""
     monkeypatch.setattr(module, "_FIRST_RESYNC_SECONDS", 0.5)
     served, there = Api.serves, before
 

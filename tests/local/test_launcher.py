@@ -491,8 +491,8 @@ def test_a_role_that_hangs_is_ended_and_starts_again(run: Run, monkeypatch: pyte
 def test_a_trainer_without_progress_is_ended_and_goes_on_from_its_checkpoint(
     run: Run, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers no more; or that it is where it was, where it goes on once before it hangs for good. Each silence is
-    told of once, before it ends the trainer."""
+    """Either it no longer answers, or it reports no progress, for a while and then for good. The user is told of each
+    silence once, before it ends the trainer."""
     monkeypatch.setenv("RLHF_TEST_SILENCE", str(run.work))
     code, out, err = run(trainer=f"{how} serve", overrides=("spec.trainer.progressDeadlineSeconds=600",))
     assert code == 0, out + err

@@ -529,7 +529,7 @@ def test_a_launcher_that_stood_still_blames_nobody_for_it(tmp_path: Path) -> Non
 def test_out_of_memory_kills_are_read_where_the_kernel_counts_them(
     tmp_path: Path, files: dict[str, str], count: int
 ) -> None:
-    """Those of the whole machine may be others': they are told as a guess, of which no type is made."""
+    """The whole machine's count may be of others' processes: it is reported as a guess, and gives no failure type."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -160,7 +160,7 @@ def windowed() -> Qwen2MoeForCausalLM:
 
 @pytest.mark.parametrize("make", [chunked, windowed])
 def test_a_window_that_is_in_the_masks_alone_is_not_packed(make):
-    """It is longer than the sequences of the trial, and would be as wide as any sequence."""
+    """The trial's sequences are shorter than the window, so the trial would not notice."""
     torch.manual_seed(0)
     model = make().eval()
     long = Sequences.pack([([1, 2], [(7 * i) % 59 + 2 for i in range(40)])])
@@ -188,7 +188,7 @@ def test_what_mixes_the_row_is_found_out():
 
 
 def test_what_a_model_or_machine_lacks_is_told_as_the_jobs_mistake(monkeypatch):
-    """So that its processes are not started again and again."""
+    """As InvalidJob (exit code 78), so that its processes are not restarted in vain."""
     with pytest.raises(
         InvalidJob,
         match=r"spec.trainer.gradientCheckpointing: Linear does not support gradient checkpointing",

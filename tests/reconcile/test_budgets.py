@@ -1,4 +1,4 @@
-"""What restarts cost on a cluster, where the status is all that an operator remembers of them."""
+"""Restart budgets on a cluster, which an operator remembers in the status alone."""
 
 import datetime
 

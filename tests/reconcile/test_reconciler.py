@@ -1,4 +1,4 @@
-"""What a reconciler remembers of a job from one look to the next; the API server's part is played by a dictionary."""
+"""State that a reconciler keeps between reconciles of a job; a dictionary stands in for the API server."""
 
 import asyncio
 import datetime

@@ -1,4 +1,4 @@
-"""What tests let go wrong at named points of a trainer (see `rlhf_trainer.faults`)."""
+"""Faults that tests inject at named points of a trainer (`rlhf_trainer.faults`)."""
 
 import importlib
 import json

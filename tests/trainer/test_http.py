@@ -1,4 +1,4 @@
-"""What the training thread's HTTP makes of servers that do not speak it."""
+"""The training thread's HTTP client against servers that break the protocol."""
 
 import asyncio
 import json

@@ -68,7 +68,7 @@ def test_a_resumed_run_drops_the_lines_it_will_write_again(earlier):
 
 
 def test_a_run_from_the_start_drops_all_lines(earlier):
-    """It was started again before it had a checkpoint, and is evaluated before its first step again."""
+    """A run without a checkpoint starts again from step 0, whose evaluation is repeated."""
     MetricsFiles(earlier, 0, nowhere(earlier))
     assert lines(earlier / "metrics.jsonl") == lines(earlier / "evaluation.jsonl") == []
 

@@ -308,7 +308,7 @@ def test_a_prompt_that_waits_in_line_is_not_given_up_while_others_get_tokens(htt
 
 
 def test_a_prompt_without_tokens_fails_and_its_generators_do_not(http, clock):
-    """It is asked for again, first of the other generator, and after three times dropped with its reason."""
+    """It is retried, first on the other generator, and dropped with the reason after three tries."""
     servers = [Generator(http, name) for name in "ab"]
     bad, works, left = PROMPTS[4], [Work.begin(prompt, 2) for prompt in PROMPTS], list[int]()
     for server in servers:

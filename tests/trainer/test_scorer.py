@@ -114,7 +114,8 @@ def test_a_batch_is_spread_over_the_members_and_comes_back_in_order(trainer):
 
 
 def test_chunks_are_the_micro_batches_of_the_whole(trainer):
-    """What a model makes of a row depends, in its last bits, on the rows beside it: not on the number of members."""
+    """A row's output depends in its last bits on the rows beside it; chunks, so scores, do not depend on the number of
+    members."""
     server = Server(trainer.http, "reward-0")
     trainer.know(server.member)
     trainer.scorer(tokens=9).ask(SEQUENCES, "scores", ROWS)
@@ -302,7 +303,7 @@ def test_a_server_in_trouble_fails_its_health_check(trainer):
 
 
 def test_a_server_that_hangs_over_a_message_fails_its_health_check(trainer):
-    """So its host replaces it, where another trainer would find it as it is."""
+    """Its host then restarts it; otherwise the next trainer would wait for it again."""
     begun, over = threading.Event(), threading.Event()
 
     def hangs(_message):

@@ -374,7 +374,7 @@ def over_once(monkeypatch, happened) -> None:
 
 
 def test_a_batch_has_a_deadline_whatever_its_functions_do(score, monkeypatch):
-    """What has a score by then keeps it."""
+    """Responses that have a score by the deadline keep it."""
     over_once(monkeypatch, lambda: True)
     scores, report = score(("hangs", 1.0), seconds=10.0)
     late = "hangs: no score within 10 s (spec.reward.timeoutSeconds)"

@@ -134,6 +134,6 @@ def test_a_stop_during_an_evaluation_loses_no_step():
 
 
 def test_a_stop_while_responses_are_judged_stops_all_ranks_there(tmp_path):
-    """Those without the judge would begin the next set, and wait there for ever for rank 0, which saves."""
+    """Ranks without the judge would otherwise begin the next set and wait there for rank 0, which saves."""
     said = run_ranks(2, "tests.training.evaluation_ranks", folder=tmp_path)
     assert said == ["stopped while held-out responses were judged\nsaving\n"] * 2

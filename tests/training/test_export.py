@@ -63,7 +63,7 @@ def test_a_path_of_this_machine_is_no_base_model(tmp_path):
 
 
 def test_a_policys_generation_config_is_saved_as_it_was(tmp_path):
-    """Also one that Transformers reads and would not write: many a model's has a temperature and no do_sample."""
+    """Also one that Transformers reads but refuses to write, as with a temperature and no do_sample."""
     job = Job("grpo", "klCoefficient: 0")
     given = {"eos_token_id": [256, 7], "temperature": 0.6, "top_p": 0.9}
     (tmp_path / "generation_config.json").write_text(json.dumps(given))

@@ -95,7 +95,7 @@ def test_a_policy_that_is_not_trained_yet_keeps_the_coefficient():
 
 
 def test_a_moving_reference_follows_the_policy():
-    """Where it keeps nothing of itself it is the policy before the step, and there is no KL; else it stays behind."""
+    """With decay 0 it equals the policy before the step, so the KL is 0; with a larger decay it lags behind."""
     follows, stays = (
         Job("grpo", f"klCoefficient: 0.1, referenceEma: {share}").steps(0, 3).lines for share in (0, 0.9)
     )
@@ -244,7 +244,7 @@ def test_the_critic_learns_normalised_returns_and_its_moments_are_json():
 
 
 def test_a_snapshot_of_an_earlier_release_begins_anew():
-    """It has no running state, and none of its ledger's prompts was filtered."""
+    """Such a snapshot has no running state, and no count of filtered prompts."""
     cut = Job("ppo", "klCoefficient: 0.01, normalizeValues: true").steps(0, 1).snapshot(1)
     del cut.state["algorithm"], cut.state["ledger"]["filtered"]
     after = Job("ppo", "klCoefficient: 0.01, normalizeValues: true").restore(cut)

@@ -220,7 +220,7 @@ def test_tensorboards_files_go_where_the_settings_say(tmp_path):
 
 
 def test_tensorboard_shows_once_what_a_run_from_the_start_trains_again(tmp_path):
-    """It was killed before it had a checkpoint."""
+    """The first run was killed before it had a checkpoint."""
     run(tmp_path, {"kind": "tensorboard"}, steps=2)
     (before,) = (tmp_path / "tensorboard").iterdir()
     before.rename(before.with_name(f"before.{before.name}"))  # both may have been made within a second

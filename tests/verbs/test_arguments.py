@@ -1,4 +1,4 @@
-"""What the verbs are told, and what they say when they can't."""
+"""Arguments of the verbs, and their error messages."""
 
 import argparse
 import json
