@@ -84,7 +84,7 @@ def capped() -> Gemma2ForCausalLM:
 READS = {
     "log-probabilities": ResponseLogprobs(),
     "tempered": ResponseLogprobs(0.7),
-    "with entropies": ResponseLogprobs(1.3, entropy=True, differentiable=True),
+    "with entropies": ResponseLogprobs(1.3, entropy="gradient"),
 }
 
 
@@ -253,7 +253,7 @@ def test_an_empty_micro_batch_is_connected_to_every_weight():
     model = llama()
     install(model)
     for forward in (Forward(model, 40, 0), Forward.choose(copy.deepcopy(model), 40, 0, "packed")):
-        output = forward(forward.build(SEQUENCES, []), ResponseLogprobs(entropy=True))
+        output = forward(forward.build(SEQUENCES, []), ResponseLogprobs(entropy="value"))
         assert output.shape == (0, 2)
         output.sum().backward()
         assert all(p.grad is not None and not p.grad.any() for p in forward.model.parameters())
