@@ -33,7 +33,7 @@ def serving(job: RLHFJob) -> Any:
         return None
     for memory in (None, 80e9):
         found.append(generator.arguments(made, "h", 1, memory))
-    with instead(assembly, "WeightSync") as sync:
+    with instead(assembly, "Broadcaster") as sync:
         fleet = assembly.fleet(context(job), SimpleNamespace(generation_config=None, vocabulary=300))
     for _, named in sync.told:
         found.append({key: value for key, value in named.items() if key != "fault"})

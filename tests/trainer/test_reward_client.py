@@ -10,7 +10,7 @@ from aiohttp import web
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership
 from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.comms.roster import Roster, Stopped
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring import reward_client as module
@@ -27,7 +27,7 @@ ROWS = [{"i": i} for i in range(8)]
 class Job:
     """A reward server over HTTP whose `failing` rows have no score, and the trainer's side of it."""
 
-    def __init__(self, http: Background) -> None:
+    def __init__(self, http: HttpClient) -> None:
         self.failing: dict[int, str] = {}
         self.asked: list[list[int]] = []
         self.told: list[str] = []
@@ -74,7 +74,7 @@ class Job:
 def job(monkeypatch):
     monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
-    with Background(TOKEN) as http:
+    with HttpClient(TOKEN) as http:
         yield Job(http)
 
 

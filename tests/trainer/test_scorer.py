@@ -20,7 +20,7 @@ from rlhf_api.roles import HEALTH, Role
 from rlhf_api.run import Member, Membership
 from rlhf_trainer.batches import plan
 from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.http import Background, HttpError
+from rlhf_trainer.comms.http import HttpClient, HttpError
 from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.comms.wire import WireError, decode, encode
 from rlhf_trainer.records import Sequences
@@ -43,7 +43,7 @@ FIELD = "spec.reward.functions[0].function"
 class Trainer:
     """The trainer's side, with the members that a host has told it of."""
 
-    def __init__(self, http: Background) -> None:
+    def __init__(self, http: HttpClient) -> None:
         self.control, self.http = Control(total_steps=1), http
         self.roster = Roster(self.control, http)
 
@@ -67,7 +67,7 @@ class Trainer:
 class Server:
     """A reward server that returns each row's own score, after `first` was called with the number of the chunk."""
 
-    def __init__(self, http: Background, name: str, first=lambda _number: None) -> None:
+    def __init__(self, http: HttpClient, name: str, first=lambda _number: None) -> None:
         self.batches: list[int] = []
         self.lengths: list[list[int]] = []
         self._http = http
@@ -95,7 +95,7 @@ class Server:
 @pytest.fixture
 def trainer(monkeypatch):
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.05)
-    with Background(TOKEN) as http:
+    with HttpClient(TOKEN) as http:
         yield Trainer(http)
 
 

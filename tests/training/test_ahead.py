@@ -15,7 +15,7 @@ from tests.trainer.servers import Generator, send
 from tests.trainer.test_fleet import World
 
 from rlhf_trainer.comms.frames import Kind
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.generation import requests
 from rlhf_trainer.generation.ahead import RolloutsAhead, decode, encode
@@ -53,7 +53,7 @@ class Sampler(Generator):
 class Run:
     """A run of many steps whose policy trains in no time."""
 
-    def __init__(self, http: Background, staleness: int) -> None:
+    def __init__(self, http: HttpClient, staleness: int) -> None:
         self.http, self.staleness, self.version, self.issued = http, staleness, 0, 0
         self.world = World(http, staleness=staleness, max_new_tokens=LENGTH)
         self.ahead = RolloutsAhead(self.world.ctx, self.world.fleet)
@@ -99,8 +99,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[Background]:
-    with Background("token") as http:
+def http() -> Iterator[HttpClient]:
+    with HttpClient("token") as http:
         yield http
 
 

@@ -11,7 +11,7 @@ from tests.support.ports import free_port
 from tests.weights.support import TOKEN, Adapted, generator, served_logprobs, serves, status, weights
 
 from rlhf_api.run import Member
-from rlhf_trainer.comms.http import Background, Deposed
+from rlhf_trainer.comms.http import Deposed, HttpClient
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 20.0  # of a step; what a hung member costs
@@ -79,7 +79,7 @@ def test_one_that_refuses_costs_an_epoch_and_nobody_else(tied, first, second, ht
 
 def test_a_trainer_that_a_later_one_has_replaced_changes_nothing(tied, first, http, make_sync, models):
     """As the one on a node that its cluster has given up, whose processes go on."""
-    with Background(TOKEN) as earlier, Background(TOKEN) as later:
+    with HttpClient(TOKEN) as earlier, HttpClient(TOKEN) as later:
         earlier.claim(4)
         later.claim(5)
         its_sync, sync = make_sync(earlier), make_sync(later)

@@ -51,7 +51,7 @@ def _without_headers(url: str) -> Iterator[None]:
         raise aiohttp.ClientPayloadError(f"{url}: {error.message}") from None
 
 
-class Background(EventLoop):
+class HttpClient(EventLoop):
     """Rank 0's HTTP requests, each on a connection of its own and with the job's token. Streams, which last as long as
     a response is generated, have their own pool, so that calls never wait for them."""
 

@@ -8,7 +8,7 @@ import aiohttp
 
 from rlhf_api.run import Member
 
-from ..comms.http import Background, Deposed, HttpError
+from ..comms.http import Deposed, HttpClient, HttpError
 from .group import TransferFailed
 
 COMMIT = "/commit"
@@ -28,7 +28,7 @@ class MembersFailed(TransferFailed):
 class Servers:
     """Calls servers through `http`, by default with a timeout of `timeout_s`."""
 
-    def __init__(self, http: Background, timeout_s: float) -> None:
+    def __init__(self, http: HttpClient, timeout_s: float) -> None:
         self._http, self._timeout_s = http, timeout_s
 
     def call(
