@@ -74,19 +74,10 @@ class Calls:
         if failed := {t: self._why(f) for t, f in self._futures.items() if f.done() and f.exception()}:
             raise MembersFailed(failed)
 
-    def results(self, timeout: float | None = None) -> dict[Member, Any]:
-        """All answers; raises MembersFailed as soon as one failed, or where some are missing after `timeout` s."""
-        waiting = concurrent.futures.wait(
-            self._futures.values(), timeout, return_when=concurrent.futures.FIRST_EXCEPTION
-        ).not_done
+    def results(self) -> dict[Member, Any]:
+        """All answers, each call within its own deadline; raises MembersFailed as soon as one failed."""
+        concurrent.futures.wait(self._futures.values(), return_when=concurrent.futures.FIRST_EXCEPTION)
         self.check()
-        if waiting:
-            late = {
-                t: f"no answer to {self._what} within {timeout:g} s"
-                for t, f in self._futures.items()
-                if f in waiting
-            }
-            raise MembersFailed(late)
         return {target: future.result() for target, future in self._futures.items()}
 
     def settled(self, timeout: float | None = None) -> tuple[dict[Member, Any], dict[Member, str]]:
