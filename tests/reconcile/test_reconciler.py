@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.api.manifests import document
 
 from rlhf_api.report import TrainerStatus
+from rlhf_operator.cluster import desired
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.cache import Cache
@@ -385,3 +387,42 @@ def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(mon
         assert await story.look() == 0.5
 
     tell(told)
+
+
+@pytest.mark.parametrize(
+    ("left", "checked"),
+    [
+        ("nothing", False),
+        ("a time to live", True),
+        ("a later spec", True),
+        ("a pod", True),
+        ("GPUs that count", True),
+        ("a place in the queue", True),
+    ],
+)
+def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_something_left(
+    left, checked, monkeypatch
+):
+    seen, check = list[Body](), desired.from_cluster
+    monkeypatch.setattr(desired, "from_cluster", lambda body: seen.append(body) or check(body))
+
+    async def told(story: Story) -> None:
+        over = {"phase": "Succeeded", "totalSteps": 1, "observedGeneration": 1}
+        story.server.status = over | ({"gpus": 2} if left == "GPUs that count" else {})
+        body = document(*["spec.ttlSecondsAfterFinished=600"] * (left == "a time to live"))
+        body["metadata"] |= {"namespace": "ns", "uid": "first", "generation": 1 + (left == "a later spec")}
+        story.cache.put(story.server.stored({**body, "status": story.server.status}))
+        owner = {"kind": "RLHFJob", "name": "job", "uid": "first", "controller": True}
+        rest = {
+            "name": "rest",
+            "namespace": "ns",
+            "labels": {"rlhf.dev/job": "job"},
+            "ownerReferences": [owner],
+        }
+        if kind := {"a pod": "Pod", "a place in the queue": "Workload"}.get(left):
+            story.cache.put(story.server.stored({"kind": kind, "metadata": rest, "spec": {}}))
+        with suppress(ApiError):
+            await story.look()
+
+    tell(told)
+    assert bool(seen) is checked

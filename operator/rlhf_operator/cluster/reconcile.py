@@ -24,7 +24,7 @@ from .refusal import leave_alone, refuse, reopened
 from .settings import Settings
 from .snapshot import Job, Pod, is_marked
 from .status_writer import StatusWriter
-from .stopping import deleted
+from .stopping import deleted, settled
 from .telemetry import Telemetry
 from .trainer_client import TrainerClient
 
@@ -75,7 +75,11 @@ class Reconciler:
             return await self._give_up(key, job, deleted(body["metadata"], pods))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
-        job = self._statuses.latest(key, job)
+        job, workload = self._statuses.latest(key, job), self._cache.workload(key)
+        if settled(
+            job, bodies, workload
+        ):  # most jobs of a cluster: an operator that starts reads no spec of theirs
+            return None
         try:
             want = await self._desired.read(key, job, pods)
         except UnreadableConfig as error:
@@ -84,8 +88,7 @@ class Reconciler:
             return await self._give_up(key, job, refuse(job, error, pods, now))
         job = reopened(job, want.spec)
         trainer = await self._trainers.read(job, pods)
-        workload, refusal = self._cache.workload(key), self._outcomes.refusal(key)
-        limits = self._settings.limits
+        refusal, limits = self._outcomes.refusal(key), self._settings.limits
         job = kept_in_queue(job, workload, required=limits is not None and limits.require_queue)
         if refusal is not None and isinstance(refusal.why, Finish):
             # Of the spec of then; a later one reopens the job.
