@@ -99,16 +99,16 @@ class EpisodeCollector:
             began = time.perf_counter()
             self._ctx.report(activity="generating")
             if self.ahead is not None and left == rounds:
-                responses = self.ahead.episode()
+                answers = self.ahead.episode()
             else:
-                responses = self.respond(self._source.issue(wanted), some=not parts)
+                answers = self.respond(self._source.issue(wanted), some=not parts)
             generated = time.perf_counter()
             self._ctx.report(activity="scoring")
-            part = self._received(number, responses, sampled=self.sampled)
+            part = self._received(number, answers, sampled=self.sampled)
             if part is None:  # all prompts of a later round were refused
                 break
             self._check_age(part)
-            rows = [dict(r.prompt.row) for r in responses.rollouts]
+            rows = [dict(r.prompt.row) for r in answers.rollouts]
             if rounds:
                 part, wanted = self._with_spread(part, rows, keep=not left and not parts)
             else:
@@ -125,8 +125,8 @@ class EpisodeCollector:
         episode = joined(parts)
         return replace(episode, columns=self._executor.run(episode.columns)), seconds
 
-    def stream(self, number: int, count: int | None) -> Iterator[tuple[Episode | None, dict[str, float]]]:
-        """The episode of a step in parts of about `count` responses, as they come while the generators go on, with the
+    def stream(self, number: int, responses: int | None) -> Iterator[tuple[Episode | None, dict[str, float]]]:
+        """The episode of a step in parts of about so many responses, as they come while the generators go on, with the
         seconds that each part was waited for and prepared; all at once for None. A part is None where its prompts have
         no response, or none with a score.
 
@@ -134,15 +134,13 @@ class EpisodeCollector:
         """
         assert self._fleet is not None, "checked with the manifest"
         each = self._ctx.spec.sampling.answers_per_prompt
-        prompts = None if count is None else -(-count // each)
+        size = None if responses is None else -(-responses // each)
         began = time.perf_counter()
-        for responses in self._fleet.stream(
-            self._source.issue(self._ctx.spec.data.prompts_per_step), prompts
-        ):
+        for answers in self._fleet.stream(self._source.issue(self._ctx.spec.data.prompts_per_step), size):
             came = time.perf_counter()
-            part = self._received(number, responses, sampled=True)
+            part = self._received(number, answers, sampled=True)
             if part is not None:
-                rows = [dict(r.prompt.row) for r in responses.rollouts]
+                rows = [dict(r.prompt.row) for r in answers.rollouts]
                 part = self._scored(part, rows)
                 part = replace(part, columns=self._executor.run(part.columns)) if len(part) else None
             scored = time.perf_counter() - came
@@ -167,12 +165,12 @@ class EpisodeCollector:
                 f"which is more than rollout.maxStaleness ({bound}) versions later"
             )
 
-    def _received(self, number: int, responses: Responses, *, sampled: bool) -> Episode | None:
+    def _received(self, number: int, answers: Responses, *, sampled: bool) -> Episode | None:
         """The responses as (a part of) an episode, recorded in the ledger; None if there are none.
 
         `sampled`: the sampler's log-probabilities serve as the old ones.
         """
-        found = self._source.take(collected(self._ctx.ranks, number, responses, self._source.places))
+        found = self._source.take(collected(self._ctx.ranks, number, answers, self._source.places))
         if found is None or not sampled:
             return found
         return replace(found, columns=found.columns.with_tokens(logprobs=found.columns["sampled_logprobs"]))
