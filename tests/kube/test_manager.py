@@ -288,7 +288,7 @@ def elsewhere(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterato
 def test_a_namespace_that_may_not_be_listed_is_left_out_until_it_may(
     talk, namespace, elsewhere, control_plane, monkeypatch, caplog
 ):
-    """As where it was deleted, or its RoleBinding was."""
+    """For example because the namespace or its RoleBinding was deleted."""
     other, kubeconfig = elsewhere
     for name in ("_FIRST_RESYNC_SECONDS", "_RESYNC_SECONDS"):
         monkeypatch.setattr(module, name, 0.3)
@@ -410,7 +410,7 @@ def test_a_reconcile_has_a_deadline(talk, namespace, monkeypatch):
 def test_a_watch_that_is_open_and_tells_nothing_is_seen(
     talk, namespace, control_plane, tmp_path, monkeypatch
 ):
-    """By the listings beside it; /healthz says then that the kubelet should start another operator."""
+    """The periodic listings detect it; /healthz then fails, so that the kubelet restarts the operator."""
     monkeypatch.setattr(module, "_FIRST_RESYNC_SECONDS", 0.5)
     monkeypatch.setattr(module, "_RESYNC_SECONDS", 0.5)
 

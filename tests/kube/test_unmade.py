@@ -78,7 +78,7 @@ def test_a_trainer_that_had_a_node_may_have_left_checkpoints(
 def test_an_attempt_that_the_server_refuses_is_the_first_one_for_the_next_operator_too(
     operators: Operators, namespace: str
 ) -> None:
-    """Here for a PriorityClass that does not exist yet; a quota is answered with the same code."""
+    """The server refuses a PriorityClass that does not exist yet; an exhausted quota has the same status code."""
     kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
 

@@ -171,7 +171,7 @@ def test_a_window_that_is_in_the_masks_alone_is_not_packed(make):
 
 
 def test_a_window_as_wide_as_all_positions_is_none():
-    """As that of Phi-3.5-MoE."""
+    """Phi-3.5-MoE's configuration has such a window."""
     model = windowed()
     assert not can_pack(model)
     model.config.sliding_window = model.config.max_position_embeddings

@@ -76,7 +76,7 @@ def test_a_new_status_is_no_change_of_the_spec(jobs: Jobs) -> None:
 
 
 def test_a_running_job_scales(jobs: Jobs) -> None:
-    """Of a manifest that says nothing of generators too."""
+    """Also one whose manifest does not set the number of generators."""
     manifest = document()
     del manifest["spec"]["generator"]
     jobs.create(manifest)

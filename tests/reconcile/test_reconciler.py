@@ -224,7 +224,7 @@ def test_an_attempt_that_was_refused_is_no_attempt(meanwhile):
 
 
 def test_what_a_refused_look_had_to_tell_is_told_and_so_is_the_refusal():
-    """By events: `kubectl describe` is where people look for a quota."""
+    """As events: `kubectl describe` is where people look for an exhausted quota."""
 
     async def told(story: Story) -> None:
         events = list[tuple[str, str]]()
@@ -249,7 +249,7 @@ def test_what_a_refused_look_had_to_tell_is_told_and_so_is_the_refusal():
 
 
 def test_a_job_that_trains_is_not_ended_by_a_pod_that_is_suddenly_invalid(monkeypatch):
-    """Of the same configuration as those that run: somebody's webhook makes it invalid, and may soon be mended."""
+    """The running pods have the same configuration: a webhook in the cluster has changed it, and may be fixed soon."""
 
     async def told(story: Story) -> None:
         async def report(*_: Any) -> TrainerStatus:

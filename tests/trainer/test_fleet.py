@@ -347,7 +347,7 @@ def test_weights_that_have_moved_since_a_batch_are_not_sent_as_the_version_that_
 
 
 def test_responses_that_another_one_goes_on_with_are_counted(world, http):
-    """Of a generator that dies after a token of each, within the same round."""
+    """The first generator dies after one token of each; the other continues them in the same round."""
     dying, other = Generator(http, "dying", fails=0, status=0), Generator(http, "other")
     world.announce(dying, other)
     world.fleet.weights.publish(0)

@@ -196,7 +196,7 @@ def test_truncated_sampling_draws_from_what_is_left(engine):
 
 
 def test_the_model_repository_has_no_say_in_sampling(engine):
-    """Its generation_config.json is for chatting: penalties there would change what PPO believes it sampled."""
+    """Penalties in its generation_config.json would change the distribution that PPO assumes."""
     expected = [a.tokens for a in answers(engine, maxNewTokens=8)]
     wishes = {
         "repetition_penalty": 5.0,

@@ -137,7 +137,7 @@ def test_where_the_limit_of_files_cannot_be_raised_the_log_says_so(monkeypatch, 
 
 
 def test_a_server_that_ends_the_connection_after_an_error_s_reply_is_asked_again_on_another():
-    """As Starlette does after each of its 500s: the reply is whole, and the end of the connection follows it."""
+    """Starlette closes the connection after each 500, once the reply is complete."""
     replied: list[bytes] = []
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -83,7 +83,7 @@ HELD_OUT = {
 
 @pytest.mark.parametrize("algorithm", ["sft", "dpo"])
 def test_given_responses_are_evaluated_by_their_loss(algorithm):
-    """As all of them together have it, however they fall into micro-batches; and nothing is trained."""
+    """The loss is of the whole set, whatever the micro-batches, and nothing is trained."""
     held_out, few = HELD_OUT[algorithm], HELD_OUT[algorithm][:1]
     sets = "spec.evaluation={sets: [{name: all, data: [a]}, {name: few, data: [b]}]}"
     job = Job(algorithm, "", sets, rows=held_out, held_out={"all": held_out, "few": few})

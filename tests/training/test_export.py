@@ -91,7 +91,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "chat" / "grpo.yaml"
 
 @pytest.mark.parametrize("own", [None, "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"])
 def test_the_chat_examples_policy_opens_with_its_template_and_its_ends(tmp_path, own):
-    """By the example's own manifest, on a small model that speaks as the example's does."""
+    """With the example's own manifest, on a small model with the same template and end tokens."""
     start, tokenizer = tmp_path / "start", chat_tokenizer()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}

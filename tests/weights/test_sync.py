@@ -78,7 +78,7 @@ def test_one_that_refuses_costs_an_epoch_and_nobody_else(tied, first, second, ht
 
 
 def test_a_trainer_that_a_later_one_has_replaced_changes_nothing(tied, first, http, make_sync, models):
-    """As the one on a node that its cluster has given up, whose processes go on."""
+    """Such as one on a node that the cluster has given up but that still runs."""
     with HttpClient(TOKEN) as earlier, HttpClient(TOKEN) as later:
         earlier.claim(4)
         later.claim(5)
