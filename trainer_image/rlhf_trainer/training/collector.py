@@ -106,7 +106,8 @@ class EpisodeCollector:
             part = self._received(number, answers, sampled=self.sampled)
             if part is None:  # all prompts of a later round were refused
                 break
-            self._check_age(part)
+            if older := self.too_old(part, self.version):
+                raise StaleTokens(older)
             rows = [dict(r.prompt.row) for r in answers.rollouts]
             if rounds:
                 part, wanted = self._with_spread(part, rows, keep=not left and not parts)
@@ -154,16 +155,17 @@ class EpisodeCollector:
             return self._ctx.spec.rollout.proximal == "sampled"
         return self.stale
 
-    def _check_age(self, part: Episode) -> None:
-        """Raises StaleTokens if a token is older than `rollout.maxStaleness`."""
-        if self.ahead is None:
-            return
-        bound, oldest = self._ctx.spec.rollout.max_staleness, int(part.columns["versions"].min())
-        if self.version - oldest > bound:
-            raise StaleTokens(
-                f"a token of weight version {oldest} came to version {self.version}, "
-                f"which is more than rollout.maxStaleness ({bound}) versions later"
-            )
+    def too_old(self, part: Episode, version: int) -> str:
+        """Error message if a token is older than policy `version` may train on; else empty."""
+        spec, oldest = self._ctx.spec, int(part.columns["versions"].min())
+        bound = max(spec.rollout.max_staleness, spec.weights.every_steps - 1)
+        if version - oldest <= bound:
+            return ""
+        name = "weights.everySteps - 1" if bound > spec.rollout.max_staleness else "rollout.maxStaleness"
+        return (
+            f"a token of weight version {oldest} came to version {version}, "
+            f"which is more than {name} ({bound}) versions later"
+        )
 
     def _received(self, number: int, answers: Responses, *, sampled: bool) -> Episode | None:
         """The responses as (a part of) an episode, recorded in the ledger; None if there are none.
