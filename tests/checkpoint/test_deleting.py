@@ -4,6 +4,7 @@ over what is gone."""
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -15,7 +16,7 @@ from tests.support.kube import eventually
 from rlhf_api.problems import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
-from rlhf_store.manifest import Manifest, Root, Segment
+from rlhf_store.manifest import Entry, Manifest, Segment
 from rlhf_store.retention import Retention
 from rlhf_store.store import Store
 
@@ -90,10 +91,10 @@ def test_a_trainer_that_is_taken_over_while_it_starts_deletes_nothing_of_the_nex
     archive = Archive(directory.url)
     manifests = archive.manifests
 
-    def meanwhile(root: Root) -> dict[str, Manifest]:
+    def meanwhile(entries: Iterable[Entry]) -> dict[str, Manifest]:
         next_one = directory.trainer()
         next_one.archive.store.put(f"segments/{7:064x}", b"being uploaded")
-        return manifests(root)
+        return manifests(entries)
 
     archive.manifests = meanwhile  # type: ignore[method-assign]
     fenced = Committer.take_over(archive, Retention())

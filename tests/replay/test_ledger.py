@@ -24,6 +24,12 @@ def test_runs_are_a_set(positions, low, high):
     state = runs.state()
     assert all(a[1] < b[0] for a, b in itertools.pairwise(state)), "as few runs as there can be"
     assert Runs(json.loads(json.dumps(state))).state() == state
+    for position in positions[::2]:
+        runs.remove(position)
+    again = Runs()
+    for position in positions[1::2]:
+        again.add(position)
+    assert runs.state() == again.state()
 
 
 @pytest.mark.parametrize("bad", [[[3, 3]], [[3, 2]], [[0, 2], [2, 4]], [[4, 6], [0, 1]]])

@@ -37,6 +37,7 @@ from ..data.chat import check_template
 from ..data.dataset import Dataset, open_datasets
 from ..garbage import full_collections_by_hand
 from ..models import architectures
+from ..models.export import remove_abandoned
 from ..process import on_sigterm, run_role
 from ..settings import listen_host
 from ..training.assembly import make_task, prepare_model
@@ -97,6 +98,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     retrying = partial(store_fails, services)
     archive = Archive(config.store, patience=patience, known=config.resume, retrying=retrying)
     committer = take_over(archive, config, run) if ranks.first else None
+    if ranks.first:  # which leads from here on
+        remove_abandoned(Path(config.workdir))
     if services is not None and committer is not None:
         services.http.claim(committer.epoch)
     check_same_rows(ranks, [rows, *held_out.values(), text])
