@@ -38,10 +38,12 @@ def main() -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--bucket", type=int, default=512, metavar="MEGABYTES")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of each kind, of which the first warms up")
     parser.add_argument("--logs", type=Path, help="where the server's log goes")
     parser.add_argument("--generator", help=argparse.SUPPRESS)  # its address: this is one of the ranks
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds {options.rounds}: the first round warms up, so at least 2")
     if options.generator:
         rank(options)
         return
