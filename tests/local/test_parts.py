@@ -509,10 +509,10 @@ def test_a_launcher_that_stood_still_blames_nobody_for_it(tmp_path: Path) -> Non
     now = time.monotonic()
     host.processes[0].started, host.processes[1].started = now - 100.0, now
     host.trainer.progressed = now - 50.0
-    host._excuse(now + 1.0)
+    host._move_deadlines(now + 1.0)
     late = now + 1.0 + config.spec.trainer.progress_deadline_seconds
     assert [type(action) for action in host._decide(late)] == [Kill]
-    host._excuse(late)
+    host._move_deadlines(late)
     assert Kill not in [type(action) for action in host._decide(late)]
     assert said.getvalue().endswith(" this process was paused for 900 s\n")
 

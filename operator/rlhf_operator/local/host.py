@@ -70,7 +70,7 @@ class Host:
         self.restarts: dict[Role, Restarts] = {}
         self.stops = 0
         """Number of stop requests so far."""
-        self._turned = time.monotonic()
+        self._last_turn = time.monotonic()
         self._tree = Tree(self.processes)
         self._token = secrets.token_hex(32)
         self._wake = asyncio.Event()
@@ -110,13 +110,13 @@ class Host:
             await self._tree.stop(lambda: self.stops > 1)
             self.outcome = finish.message
             self._show_steps()
-            self._tell(finish)
+            self._report(finish)
         return self.status
 
     async def _loop(self, control: ControlClient) -> Finish:
-        self._turned = time.monotonic()
+        self._last_turn = time.monotonic()
         while not self.stops:
-            self._excuse(time.monotonic())
+            self._move_deadlines(time.monotonic())
             await self._observe(control)
             if message := self._tree.remaining():
                 return Finish("Failed", "ProcessesRemain", message)
@@ -125,14 +125,14 @@ class Host:
                     return action
                 self._act(action)
             await self.trainer.tell_members(control, self.processes)
-            self._tell()
+            self._report()
             await self._pause()
         return await self._stop(control)
 
-    def _excuse(self, now: float) -> None:
+    def _move_deadlines(self, now: float) -> None:
         """Moves all deadlines by the time for which this process was paused, by Ctrl-Z or a scheduler that suspends
         jobs: the job's processes may have made no progress meanwhile."""
-        lost, self._turned = now - self._turned, now
+        lost, self._last_turn = now - self._last_turn, now
         if lost <= STANDSTILL_SECONDS:
             return
         self.display.event(f"this process was paused for {lost:.0f} s")
@@ -157,7 +157,7 @@ class Host:
 
     async def _observe(self, control: ControlClient) -> None:
         for process in self._tree.newly_ended():
-            if not _as_it_should(process):
+            if not _ended_well(process):
                 self.display.event(f"{process.process.name} {process.ended.reason if process.ended else ''}")
         waiting = [p for p in self.processes if p.running and not p.ready and listens(p.process)]
         answers = await asyncio.gather(*(control.healthy(p.address) for p in waiting))
@@ -173,8 +173,8 @@ class Host:
 
     def _act(self, action: Start | Kill) -> None:
         if isinstance(action, Kill):
-            (doomed,) = self._of(action.role, action.index, action.rank)
-            doomed.kill(action.why)
+            (process,) = self._of(action.role, action.index, action.rank)
+            process.kill(action.why)
             return
         if action.again:
             self.restarts = one_more(
@@ -215,7 +215,7 @@ class Host:
                 # Again where it is too busy to answer.
                 asked = asked or await self.trainer.ask_to_stop(control)
                 await self._observe(control)
-                self._tell()
+                self._report()
                 await self._pause(TICK_SECONDS / 5)  # to read its last checkpoint before it ends
         ended, saved = self.trainer.process.ended, self.status.last_checkpoint
         if ended is not None and ended.code == 0:
@@ -230,7 +230,7 @@ class Host:
         for step in self._metrics.new():
             self.display.step(step)
 
-    def _tell(self, finish: Finish | None = None) -> None:
+    def _report(self, finish: Finish | None = None) -> None:
         now, quiet = datetime.datetime.now(datetime.UTC), None if finish else self._silence()
         stall = quiet.told(time.monotonic(), now) if quiet else ""
         self.trainer.tell_stall(stall)
@@ -260,7 +260,7 @@ class Host:
                 asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
 
-def _as_it_should(process: Supervised) -> bool:
+def _ended_well(process: Supervised) -> bool:
     """True if the process ended as a trainer does at the end of a run."""
     code = process.ended.code if process.ended else None
     return process.process.role is Role.TRAINER and code in (0, EXIT_SUSPENDED)
