@@ -96,19 +96,19 @@ class EpisodeCollector:
             began = time.perf_counter()
             self._ctx.report(activity="generating")
             if self.ahead is not None and left == rounds:
-                answers = self.ahead.episode()
+                responses = self.ahead.episode()
             else:
-                answers = self._ask(self._source.issue(wanted), self._ctx.spec.sampling)
+                responses = self._ask(self._source.issue(wanted), self._ctx.spec.sampling)
             if not parts:
-                _some(answers, wanted)
+                _some(responses, wanted)
             generated = time.perf_counter()
             self._ctx.report(activity="scoring")
-            part = self._received(number, answers, sampled=self.sampled)
+            part = self._received(number, responses, sampled=self.sampled)
             if part is None:  # all prompts of a later round were refused
                 break
             if older := self.too_old(part, self.version):
                 raise StaleTokens(older)
-            rows = [dict(r.prompt.row) for r in answers.rollouts]
+            rows = [dict(r.prompt.row) for r in responses.rollouts]
             if rounds:
                 part, wanted = self._with_spread(part, rows, keep=not left and not parts)
             else:
@@ -125,8 +125,8 @@ class EpisodeCollector:
         episode = joined(parts)
         return replace(episode, columns=self._executor.run(episode.columns)), seconds
 
-    def stream(self, number: int, responses: int | None) -> Iterator[tuple[Episode | None, dict[str, float]]]:
-        """The episode of a step in parts of about so many responses, as they come while the generators go on, with the
+    def stream(self, number: int, count: int | None) -> Iterator[tuple[Episode | None, dict[str, float]]]:
+        """The episode of a step in parts of about `count` responses, as they come while the generators go on, with the
         seconds that each part was waited for and prepared; all at once for None. A part is None where its prompts have
         no response, or none with a score.
 
@@ -134,14 +134,14 @@ class EpisodeCollector:
         """
         assert self._fleet is not None, "checked with the manifest"
         each = self._ctx.spec.sampling.answers_per_prompt
-        size = None if responses is None else -(-responses // each)
+        size = None if count is None else -(-count // each)
         began = time.perf_counter()
         prompts = self._source.issue(self._ctx.spec.data.prompts_per_step)
-        for answers in self._fleet.stream(prompts, size):
+        for responses in self._fleet.stream(prompts, size):
             came = time.perf_counter()
-            part = self._received(number, _some(answers, len(prompts)), sampled=True)
+            part = self._received(number, _some(responses, len(prompts)), sampled=True)
             if part is not None:
-                rows = [dict(r.prompt.row) for r in answers.rollouts]
+                rows = [dict(r.prompt.row) for r in responses.rollouts]
                 part = self._scored(part, rows)
                 part = replace(part, columns=self._executor.run(part.columns)) if len(part) else None
             scored = time.perf_counter() - came
@@ -167,12 +167,12 @@ class EpisodeCollector:
             f"which is more than {name} ({bound}) versions later"
         )
 
-    def _received(self, number: int, answers: Responses, *, sampled: bool) -> Episode | None:
+    def _received(self, number: int, responses: Responses, *, sampled: bool) -> Episode | None:
         """The responses as (a part of) an episode, recorded in the ledger; None if there are none.
 
         `sampled`: the sampler's log-probabilities serve as the old ones.
         """
-        found = self._source.take(collected(self._ctx.ranks, number, answers, self._source.places))
+        found = self._source.take(collected(self._ctx.ranks, number, responses, self._source.places))
         if found is None or not sampled:
             return found
         return replace(found, columns=found.columns.with_tokens(logprobs=found.columns["sampled_logprobs"]))
@@ -208,9 +208,9 @@ class EpisodeCollector:
         return replace(part, columns=columns).select(spread.nonzero().flatten()), len(gone)
 
 
-def _some(answers: Responses, asked: int) -> Responses:
+def _some(responses: Responses, asked: int) -> Responses:
     """The responses to `asked` prompts. Raises Unavailable if the generators refuse every one: what is wrong is then
     the job, not a prompt."""
-    if answers.refused and len(answers.refused) == asked:
-        raise Unavailable(f"the generators refuse every prompt: {next(iter(answers.refused.values()))}")
-    return answers
+    if responses.refused and len(responses.refused) == asked:
+        raise Unavailable(f"the generators refuse every prompt: {next(iter(responses.refused.values()))}")
+    return responses
