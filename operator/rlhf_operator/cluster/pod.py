@@ -25,6 +25,20 @@ last checkpoint.
 """
 MODEL_CACHE = "models"
 """The init container that fills the model cache."""
+_POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    # Otherwise every start would change the owner of all files of a volume, which takes hours for a large one.
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
 @dataclass(frozen=True)
@@ -55,11 +69,7 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
         "envFrom": [{"secretRef": {"name": secret}} for secret in pods.secrets],
         "resources": _resources(pods),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": _CONTAINER_SECURITY,
         "volumeMounts": mounts(config, pods),
     }
     labels = {**role_labels(config.job, role), INDEX: str(index), ATTEMPT: str(new.attempt)}
@@ -81,16 +91,7 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
             "terminationGracePeriodSeconds": role.row.grace_seconds,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": USER,
-                "runAsGroup": USER,
-                "fsGroup": USER,
-                # Otherwise every start would change the owner of all files of a volume, which takes hours for a large
-                # one.
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": _POD_SECURITY,
             **({"initContainers": [_model_cache(container, pods)]} if pods.model_cache else {}),
             "containers": [
                 {
