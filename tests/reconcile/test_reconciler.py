@@ -63,7 +63,10 @@ class Server(Api):
     async def get(self, kind: str, _namespace: str | None, name: str) -> Body:
         if kind == "ConfigMap":
             return self.configs[name]
-        return next(pod for pod in self.cache.pods(KEY) if pod["metadata"]["name"] == name)
+        for pod in self.cache.pods(KEY) if kind == "Pod" else ():
+            if pod["metadata"]["name"] == name:
+                return pod
+        raise ApiError(404, "NotFound", f"{kind} {name} not found", kind=kind)
 
     async def scale(self, *asked: Any) -> None:
         self.scaled.append(asked)
