@@ -327,7 +327,7 @@ def test_a_job_whose_predecessors_pods_still_end_waits_with_its_first_attempt():
         story.submit("second")
         story.server.refuse = no_pods(ApiError(409, "AlreadyExists", "the name is taken"))
         for _ in range(3):
-            with pytest.raises(ApiError, match="the name is taken"):
+            with pytest.raises(ApiError, match="of an earlier job of this name has not gone yet"):
                 await story.look()
         story.cache.drop_uids("Pod", story.cache.uids("Pod"))
         story.server.refuse = lambda _body: None
