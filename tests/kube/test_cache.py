@@ -91,7 +91,7 @@ def test_objects_are_found_under_their_job(cache):
     assert cache.put(pod(index=0, uid="c", name="other")) == ("team", "other")
     assert cache.keys() == [KEY]
     assert [p["metadata"]["uid"] for p in cache.pods(KEY)] == ["a", "b"]
-    assert cache.workload(KEY) is None
+    assert cache.workloads(KEY) == []
 
 
 def test_a_pod_of_nobody_is_not_kept(cache):

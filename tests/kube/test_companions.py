@@ -83,7 +83,7 @@ def test_a_job_of_an_earlier_ones_name_has_a_token_of_its_own(operators: Operato
         while [found async for found in operator.api.list("RLHFJob", namespace)]:
             await asyncio.sleep(0.1)
         await operator.api.create(job(namespace))
-        with pytest.raises(ApiError, match="already exists"):
+        with pytest.raises(ApiError, match="exists already"):
             await successor.look("ppo")  # the old pods have to go first
         assert len(await operator.names("Secret") - first) == 1
 

@@ -65,7 +65,10 @@ class Server(Api):
     async def get(self, kind: str, _namespace: str | None, name: str) -> Body:
         if kind == "ConfigMap":
             return self.configs[name]
-        return next(pod for pod in self.cache.pods(KEY) if pod["metadata"]["name"] == name)
+        for pod in self.cache.pods(KEY) if kind == "Pod" else ():
+            if pod["metadata"]["name"] == name:
+                return pod
+        raise ApiError(404, "NotFound", f"{kind} {name} not found", kind=kind)
 
     async def scale(self, *asked: Any) -> None:
         self.scaled.append(asked)
@@ -326,7 +329,7 @@ def test_a_job_whose_predecessors_pods_still_end_waits_with_its_first_attempt():
         story.submit("second")
         story.server.refuse = no_pods(ApiError(409, "AlreadyExists", "the name is taken"))
         for _ in range(3):
-            with pytest.raises(ApiError, match="the name is taken"):
+            with pytest.raises(ApiError, match="of an earlier job of this name has not gone yet"):
                 await story.look()
         story.cache.drop_uids("Pod", story.cache.uids("Pod"))
         story.server.refuse = lambda _body: None
