@@ -71,7 +71,7 @@ EDITS = {
         (TABLE, f'{ROWS}{TABLE}"ranked": RankedRow, '),
     ),
     "rlhf_api/spec.py": (
-        ("import Generator, Reference, Trainer", "import Generator, Reference, Teacher, Trainer"),
+        (" RoleSpec, Trainer\n", " RoleSpec, Teacher, Trainer\n"),
         ("    weights: Weights = Weights()\n", "    teacher: Teacher = Teacher()\n    weights: Weights = Weights()\n"),
     ),
     "rlhf_api/model.py": (

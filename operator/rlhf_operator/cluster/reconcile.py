@@ -98,12 +98,12 @@ class Reconciler:
             want,
             pods,
             trainer,
-            self._trainers.silent_since(job),
-            refusal.why if refusal else None,
-            self._outcomes.made(key),
-            quota(job, want.spec, workload, want.pinned.name),
-            deactivated(workload),
-            self._settings.gpu_prices,
+            silent_since=self._trainers.silent_since(job),
+            refused=refusal.why if refusal else None,
+            made=self._outcomes.made(key),
+            quota=quota(job, want.spec, workload, want.pinned.name),
+            deactivated=deactivated(workload),
+            prices=self._settings.gpu_prices,
         )
         todo = plan(seen, now)
         if todo.again is None:  # it wants nothing: what is remembered would save no calls
