@@ -7,7 +7,8 @@ import pytest
 
 from rlhf_operator.cluster.snapshot import Job
 from rlhf_operator.exits import Failure
-from rlhf_operator.verbs.format import age, change, columns, one_line, span
+from rlhf_operator.text import age, columns, one_line, span
+from rlhf_operator.verbs.format import change
 from rlhf_operator.verbs.jobs import status_of
 from rlhf_operator.verbs.status import table
 from rlhf_operator.verbs.status_view import page

@@ -5,7 +5,7 @@ import datetime
 import sys
 
 from ..exits import FAILED, Misuse, say
-from ..verbs.format import columns
+from ..text import columns
 from . import open_store
 from .open_store import archive, package
 

@@ -10,7 +10,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.replay import EPISODES
 
 from ..subcommands import Commands, add_command
-from ..verbs.format import columns, one_line
+from ..text import columns, one_line
 from .open_store import newest, package
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from ..cluster.names import INDEX, JOB, ROLE
 from ..cluster.pod_status import OVER
 from ..cluster.pod_volumes import WORKSPACE
 from ..exits import Failure
+from ..text import one_line
 from ..verbs.api_errors import passing
 from ..verbs.client import Session
-from ..verbs.format import one_line, state
+from ..verbs.format import state
 from ..verbs.jobs import POLL_SECONDS, looks, over, status_of
 from ..verbs.log_reader import Reading
 from ..verbs.submit import as_written

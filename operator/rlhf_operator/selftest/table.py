@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from ..exits import say
-from ..verbs.format import columns
+from ..text import columns
 from .checks import Check
 
 _RESULTS = {True: "pass", False: "FAIL", None: "-"}

@@ -11,8 +11,9 @@ from rlhf_api.status import JobStatus
 
 from ..cluster.names import CHECKPOINT
 from ..exits import Failure
+from ..text import span
 from .client import Session
-from .format import span, state
+from .format import state
 from .jobs import find, looks, over, status_of
 from .terminal import Changing, put
 

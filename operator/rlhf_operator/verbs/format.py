@@ -1,42 +1,11 @@
-"""Formats the output of the verbs; pure."""
+"""Formats a job's status as the verbs print it; pure."""
 
 import datetime
-from collections.abc import Sequence
 
 from rlhf_api.report import CheckpointStatus
 from rlhf_api.status import JobStatus
 
-
-def span(seconds: float) -> str:
-    """A duration in its two largest units: `40s`, `2m 40s`, `3h 05m`, `4d 02h`."""
-    minutes, second = divmod(max(0, round(seconds)), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d {hour:02d}h"
-    if hours:
-        return f"{hours}h {minute:02d}m"
-    return f"{minutes}m {second:02d}s" if minutes else f"{second}s"
-
-
-def age(since: str, now: datetime.datetime) -> str:
-    """Age of a Kubernetes time."""
-    return span((now - datetime.datetime.fromisoformat(since)).total_seconds())
-
-
-def columns(rows: Sequence[Sequence[str]], gap: int = 3) -> list[str]:
-    """Rows of cells as aligned lines."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    space = " " * gap
-    return [
-        space.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def one_line(text: str) -> str:
-    """Text from the cluster, which may contain anything, as part of a line."""
-    return "".join(c if c.isprintable() else " " for c in text)
+from ..text import age, one_line
 
 
 def figures(status: JobStatus) -> list[tuple[str, str]]:

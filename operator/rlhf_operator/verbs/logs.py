@@ -15,9 +15,10 @@ from rlhf_api.status import FailureStatus, JobStatus
 from ..cluster.api import ApiError, Body
 from ..cluster.names import INDEX, JOB, RANK, ROLE
 from ..exits import Failure
+from ..text import one_line
 from .api_errors import passing
 from .client import Session
-from .format import one_line, state
+from .format import state
 from .jobs import POLL_SECONDS, find, looks, over, status_of
 from .log_reader import Reading
 from .terminal import put

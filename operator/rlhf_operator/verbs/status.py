@@ -10,9 +10,10 @@ from rich.text import Text
 from ..cluster.api import ApiError, Body
 from ..cluster.snapshot import Job
 from ..exits import Misuse
+from ..text import columns, one_line
 from .api_errors import passing
 from .client import Session
-from .format import change, columns, one_line
+from .format import change
 from .jobs import check_served, find, looks, over, status_of
 from .status_view import page
 from .terminal import Changing, put

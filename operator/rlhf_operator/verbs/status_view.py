@@ -12,7 +12,8 @@ from rlhf_api.status import Condition, JobStatus
 from ..cluster.snapshot import Job
 from ..exit_reasons import ledger_words
 from ..local.figures import time_left
-from .format import age, checkpoint_words, columns, figures, one_line, state
+from ..text import age, columns, one_line
+from .format import checkpoint_words, figures, state
 
 Event = Mapping[str, Any]
 """A core/v1 Event."""

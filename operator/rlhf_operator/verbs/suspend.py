@@ -8,8 +8,9 @@ from rich.text import Text
 from rlhf_api.status import JobStatus, Phase
 
 from ..exits import Failure
+from ..text import span
 from .client import Session
-from .format import span, state
+from .format import state
 from .jobs import find, looks, over, status_of
 from .terminal import Changing, put
 
