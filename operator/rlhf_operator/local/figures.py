@@ -6,6 +6,8 @@ from typing import Any
 
 from rlhf_api.status import JobStatus
 
+from ..text import span
+
 _PARTS = ("generate", "score", "train", "broadcast")
 
 
@@ -38,8 +40,4 @@ def time_left(status: JobStatus, now: datetime.datetime | None = None) -> str | 
     if status.estimated_end is None:
         return None
     end = datetime.datetime.fromisoformat(status.estimated_end)
-    seconds = max(0, round((end - (now or datetime.datetime.now(datetime.UTC))).total_seconds()))
-    hours, minutes = seconds // 3600, seconds % 3600 // 60
-    if hours:
-        return f"{hours}h {minutes:02d}m"
-    return f"{minutes}m {seconds % 60:02d}s" if minutes else f"{seconds}s"
+    return span((end - (now or datetime.datetime.now(datetime.UTC))).total_seconds())
