@@ -25,9 +25,9 @@ class Session(Api):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.configuration)
-        self.namespace, self.words = target.namespace, target.words
+        self.namespace, self.cluster = target.namespace, target.cluster
 
-    def names(self, name: str) -> str:
+    def qualified(self, name: str) -> str:
         """A job's name with its namespace, for messages."""
         return f"{self.namespace}/{name}"
 

@@ -42,7 +42,7 @@ async def check_served(session: Session) -> None:
     """Raises Failure if the cluster does not serve RLHFJobs."""
     if not await session.serves("RLHFJob"):
         raise Failure(
-            f"{session.words} does not know RLHFJob (rlhf.dev/v1alpha1): install the operator, by "
+            f"{session.cluster} does not know RLHFJob (rlhf.dev/v1alpha1): install the operator, by "
             "`helm install rlhf charts/rlhf-operator -n rlhf-system --create-namespace`"
         )
 
@@ -63,7 +63,7 @@ async def looks(session: Session, name: str, say: Say, seconds: float | None = N
             if not passing(error) or time.monotonic() > answered + _OUTAGE_SECONDS:
                 raise
             if not away:
-                say(f"{session.words} does not answer; trying again for {_OUTAGE_SECONDS / 60:g} minutes")
+                say(f"{session.cluster} does not answer; trying again for {_OUTAGE_SECONDS / 60:g} minutes")
             away = True
         else:
             if away:

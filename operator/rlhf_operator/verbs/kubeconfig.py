@@ -23,7 +23,7 @@ class Target:
 
     configuration: Configuration
     namespace: str
-    words: str
+    cluster: str
     """The cluster's name in messages."""
 
 

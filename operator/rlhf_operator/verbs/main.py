@@ -74,9 +74,9 @@ async def _run(options: argparse.Namespace) -> int:
     try:
         session = Session(target)
     except (OSError, ValueError) as error:
-        raise Failure(f"{target.words}: its certificates cannot be used: {error}") from None
+        raise Failure(f"{target.cluster}: its certificates cannot be used: {error}") from None
     async with session:
         try:
             return await verb(session, options)
         except ApiError as error:
-            raise Failure(explain(error, target.words)) from None
+            raise Failure(explain(error, target.cluster)) from None

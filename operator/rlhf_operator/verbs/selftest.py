@@ -43,7 +43,7 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
     running = asyncio.current_task()
     assert running is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-    say(f"the selftest runs as the job {session.names(name)}", sys.stdout)
+    say(f"the selftest runs as the job {session.qualified(name)}", sys.stdout)
     try:
         seen = await carry_out(job.spec, trial)
     except asyncio.CancelledError:
@@ -68,14 +68,14 @@ def trial_name(name: str, mark: str) -> str:
 async def _clear(trial: OnCluster, session: Session, *, keep: bool) -> None:
     """Removes the trial's job; on failure, prints what may be left: the selftest's own outcome has priority."""
     if keep:
-        say(f"kept: {session.names(trial.name)}; `kubectl delete rlhfjob {trial.name}` ends it", sys.stderr)
+        say(f"kept: {session.qualified(trial.name)}; `kubectl delete rlhfjob {trial.name}` ends it", sys.stderr)
         return
     try:
         await trial.remove()
     except (Failure, ApiError) as error:
-        why = explain(error, session.words) if isinstance(error, ApiError) else error
+        why = explain(error, session.cluster) if isinstance(error, ApiError) else error
         say(
-            f"warning: the job {session.names(trial.name)} or its files may be left: {why}; "
+            f"warning: the job {session.qualified(trial.name)} or its files may be left: {why}; "
             f"`kubectl delete rlhfjob {trial.name}`, and runs/{trial.name} in its workspace",
             sys.stderr,
         )
