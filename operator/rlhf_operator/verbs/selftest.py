@@ -68,7 +68,10 @@ def trial_name(name: str, mark: str) -> str:
 async def _clear(trial: OnCluster, session: Session, *, keep: bool) -> None:
     """Removes the trial's job; on failure, prints what may be left: the selftest's own outcome has priority."""
     if keep:
-        say(f"kept: {session.qualified(trial.name)}; `kubectl delete rlhfjob {trial.name}` ends it", sys.stderr)
+        say(
+            f"kept: {session.qualified(trial.name)}; `kubectl delete rlhfjob {trial.name}` ends it",
+            sys.stderr,
+        )
         return
     try:
         await trial.remove()
