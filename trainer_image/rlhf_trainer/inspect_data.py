@@ -37,7 +37,7 @@ Lengths = list[tuple[int, int]]
 DIM, GREEN, RESET = "\033[2m", "\033[32m", "\033[0m"
 
 
-def encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
+def _encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
     """The sequences of one row; only the prompt if responses are sampled."""
     if kind == "prompts":
         return [encode_prompt(tokenizer, row.prompt, data.max_prompt_length)]
@@ -86,7 +86,7 @@ def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour:
     row = dataset[number]
     if row.is_conversation:
         check_template(tokenizer, dataset.files[source].where(at))
-    sequences = encode_row(row, kind, tokenizer, spec.data)
+    sequences = _encode_row(row, kind, tokenizer, spec.data)
     for i, made in enumerate(sequences):
         which = f", sequence {i + 1} of {len(sequences)}" if len(sequences) > 1 else ""
         yield f"row {number}, {dataset.files[source].where(at)}{which}"
@@ -126,7 +126,7 @@ def _read(
             problems += error.problems
             continue
         try:
-            for made in encode_row(row, kind, tokenizer, data) if tokenizer is not None else ():
+            for made in _encode_row(row, kind, tokenizer, data) if tokenizer is not None else ():
                 prompts.append((len(made.prompt), made.prompt_cut))
                 responses.append((len(made.response), made.response_cut))
         except InvalidJob as error:

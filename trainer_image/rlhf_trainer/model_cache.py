@@ -91,7 +91,7 @@ def fill(cache: Path, name: str, where: str, *, weights: bool) -> None:
         InvalidJob: the hub has no such model, or does not let this job have it.
         RuntimeError: the volume cannot hold it, or no byte came for `STALL_SECONDS`.
     """
-    if is_filled(cache, name, weights=weights):
+    if _is_filled(cache, name, weights=weights):
         log.info("%s (%s) is in %s", name, where, cache)
         return
     try:
@@ -105,7 +105,7 @@ def fill(cache: Path, name: str, where: str, *, weights: bool) -> None:
     log.info("%s (%s) is in %s now", name, where, cache)
 
 
-def is_filled(cache: Path, name: str, *, weights: bool) -> bool:
+def _is_filled(cache: Path, name: str, *, weights: bool) -> bool:
     """True if all files of the last downloaded revision are there; False for weights that are not safetensors."""
     ignored = [*OTHER_FORMS, PICKLED] if weights else [*OTHER_FORMS, PICKLED, TENSORS]
     try:

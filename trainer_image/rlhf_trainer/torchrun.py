@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     On SIGTERM the ranks checkpoint and end, with those of the other nodes; see `rlhf_trainer.roles.trainer`.
     """
     # Before the slow imports: the first process of a container has no default signal handlers.
-    pass_on_sigterm()
+    _pass_on_sigterm()
     if (name := interface(os.environ.get("RLHF_HOST", ""))) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     from torch.distributed import run
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def pass_on_sigterm() -> None:
+def _pass_on_sigterm() -> None:
     """Forwards SIGTERM to this process's children; without children, SIGTERM ends this process."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -52,7 +52,7 @@ class Learner:
     def restore(self, snapshot: Snapshot) -> None:
         """Restores `state` and `groups`; a moving average that the snapshot lacks begins with the model's weights.
         Raises InvalidJob if a model, an adapter or its base has changed."""
-        check_fingerprints(self.models, snapshot.state)
+        _check_fingerprints(self.models, snapshot.state)
         self.op_ctx.restore(snapshot.state)
         for used, model in self.models.items():
             try:
@@ -76,7 +76,7 @@ def fingerprints(models: Models) -> dict[str, Any]:
     return {KEY: found} if found else {}
 
 
-def check_fingerprints(models: Models, state: Mapping[str, Any]) -> None:
+def _check_fingerprints(models: Models, state: Mapping[str, Any]) -> None:
     """Raises InvalidJob if a snapshot was saved with another adapter or base, or with an adapter where there is none
     now, or the reverse.
     """

@@ -15,13 +15,13 @@ from ..records import Columns, Sequences
 Encode = Callable[[Sequence[Any], PreTrainedTokenizerBase, Data], list[Encoded]]
 
 
-def encode_responses(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
+def _encode_responses(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
     """One sequence for each prompt-response row."""
     lengths = data.max_prompt_length, data.max_answer_length
     return [encode(tokenizer, row.prompt, row.answer, *lengths) for row in rows]
 
 
-def encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
+def _encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
     """Two sequences for each pair of a row: the chosen response, then the rejected one. Where any of them is a message,
     all are turns of a conversation: they differ in nothing but what was said."""
     lengths = data.max_prompt_length, data.max_answer_length
@@ -34,7 +34,7 @@ def encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: 
     ]
 
 
-ENCODE: dict[RowKind, Encode] = {"responses": encode_responses, "pairs": encode_pairs}
+ENCODE: dict[RowKind, Encode] = {"responses": _encode_responses, "pairs": _encode_pairs}
 
 
 def given_columns(
