@@ -59,8 +59,8 @@ def reshuffled(committer: Committer, own: str) -> int:
 
 @pytest.mark.parametrize("good", [True, False])
 def test_each_rollback_of_a_copy_brings_another_order_of_the_data(directory: Place, tmp_path, good: bool):
-    """Those of the other run, which its order has already, do not count. The copy is where the run starts, whatever
-    the other run's rules said of it."""
+    """The other run's rollbacks are part of the copied order already, and are not counted again. The copy is where the
+    run starts, whatever the other run's rules said of it."""
     trainer = directory.trainer()
     trainer.saver.roll_back()
     trainer.saver.roll_back()

@@ -1,4 +1,5 @@
-"""What is deleted from a store, what is left alone, and what is gone already."""
+"""Garbage collection of a store: it deletes what no checkpoint refers to, leaves what others keep there, and passes
+over what is gone."""
 
 import os
 import subprocess
@@ -86,7 +87,7 @@ def test_what_others_keep_below_the_same_names_stays(place: Place):
 
 
 def test_a_trainer_that_is_taken_over_while_it_starts_deletes_nothing_of_the_next_one(directory: Place):
-    """It stood still between its listing and its taking over, as on a node that comes back."""
+    """The first trainer was paused between its listing and its take-over, as on a node that comes back."""
     archive = Archive(directory.url)
     manifests = archive.manifests
 

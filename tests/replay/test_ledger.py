@@ -65,9 +65,9 @@ def test_a_prompt_goes_its_way_once():
         ),
         (
             lambda ledger: ledger.train([12]),
-            r"prompt 2 of epoch 1 \(position 12\) is trained on without an answer",
+            r"prompt 2 of epoch 1 \(position 12\) is trained on without a response",
         ),
-        (lambda ledger: ledger.train([2]), "trained on without an answer"),
+        (lambda ledger: ledger.train([2]), "trained on without a response"),
         (lambda ledger: ledger.train([1, 1]), "trained on after it was trained on or dropped"),
         (lambda ledger: ledger.issue([0]), "issued a second time"),
         (lambda ledger: ledger.answer([7]), "answered without having been issued"),

@@ -66,7 +66,7 @@ def test_a_path_of_this_machine_is_no_base_model(tmp_path):
 
 
 def test_a_policys_generation_config_is_saved_as_it_was(tmp_path):
-    """Also one that Transformers reads and would not write: many a model's has a temperature and no do_sample."""
+    """Also one that Transformers reads but refuses to write, as with a temperature and no do_sample."""
     job = Job("grpo", "klCoefficient: 0")
     given = {"eos_token_id": [256, 7], "temperature": 0.6, "top_p": 0.9}
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
@@ -94,7 +94,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "chat" / "grpo.yaml"
 
 @pytest.mark.parametrize("own", [None, "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"])
 def test_the_chat_examples_policy_opens_with_its_template_and_its_ends(tmp_path, own):
-    """By the example's own manifest, on a small model that speaks as the example's does."""
+    """With the example's own manifest, on a small model with the same template and end tokens."""
     start, tokenizer = tmp_path / "start", chat_tokenizer()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -16,7 +16,7 @@ from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..models.trained_model import TrainedModel
 from ..records import Prompt
-from ..weights.broadcaster import WeightSync
+from ..weights.broadcaster import Broadcaster
 from .dispatch import Round, start_round
 from .engine import EngineClient
 from .published import PublishedWeights
@@ -33,7 +33,7 @@ class Fleet:
     """
 
     def __init__(
-        self, ctx: TrainerContext, policy: TrainedModel, sync: WeightSync | None, client: EngineClient | None
+        self, ctx: TrainerContext, policy: TrainedModel, sync: Broadcaster | None, client: EngineClient | None
     ) -> None:
         """`sync` and `client` on rank 0 only."""
         self._ctx, self._client = ctx, client

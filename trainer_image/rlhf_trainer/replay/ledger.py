@@ -120,7 +120,7 @@ class Ledger:
     def train(self, positions: Iterable[int]) -> None:
         """The prompts' responses are trained on for the first time; replays are not recorded."""
         for position in positions:
-            self._check(position in self._returned, position, "trained on without an answer")
+            self._check(position in self._returned, position, "trained on without a response")
             self._check_open(position, "trained on")
             self._trained.add(position)
 
@@ -136,7 +136,7 @@ class Ledger:
     def filter(self, positions: Iterable[int]) -> None:
         """The prompts were answered, but the algorithm filters them out: all their responses have the same score."""
         for position in positions:
-            self._check(position in self._returned, position, "filtered without an answer")
+            self._check(position in self._returned, position, "filtered without a response")
             self._check_open(position, "filtered")
             self._filtered.add(position)
 

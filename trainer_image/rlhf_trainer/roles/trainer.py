@@ -28,7 +28,8 @@ from ..checkpoint.rng import seed_generators
 from ..checkpoint.saver import Saver
 from ..comms import rdma
 from ..comms.control import Control
-from ..comms.http import Background, EventLoop
+from ..comms.event_loop import EventLoop
+from ..comms.http import HttpClient
 from ..comms.ranks import Ranks, raise_if_rank_lost
 from ..comms.roster import Roster, Stopped
 from ..context import Services, TrainerContext
@@ -183,7 +184,7 @@ def make_workdir(folder: Path) -> None:
 def connect(env: ProcessEnv) -> Services:
     """Rank 0's control API and its connections. The API has a thread of its own, since thousands of streams may keep
     the requests' event loop busy. Raises OSError if the port is taken."""
-    control, http = Control(env.config.spec.steps), Background(env.token)
+    control, http = Control(env.config.spec.steps), HttpClient(env.token)
     EventLoop("control").run(control.serve(listen_host(env.host), env.port, env.token))
     return Services(control, http, Roster(control, http), env.host)
 

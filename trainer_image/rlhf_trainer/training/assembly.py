@@ -30,7 +30,7 @@ from ..models.loading import load_job_tokenizer, load_trained, loading
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
 from ..settings import model_source
-from ..weights.broadcaster import WeightSync
+from ..weights.broadcaster import Broadcaster
 from .offline import OfflineTask
 from .online import OnlineTask
 from .remote import Remote
@@ -136,7 +136,7 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
     if ctx.services is None:
         return Fleet(ctx, policy, None, None)
     spec, services = ctx.spec, ctx.services
-    sync = WeightSync(
+    sync = Broadcaster(
         services.http,
         host=services.host,
         timeout_s=spec.weights.timeout_seconds,
