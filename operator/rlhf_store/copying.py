@@ -43,8 +43,9 @@ def find(origin: Origin) -> Snapshot:
 
 
 def copy(snapshot: Snapshot, store: Store, committer: Committer) -> Snapshot:
-    """Copies the segments, checking their hashes, and commits a snapshot of the same step and content. If interrupted,
-    the next trainer deletes the copied segments.
+    """Copies the segments, checking their hashes, and commits a snapshot of the same step and content: the start of
+    this run, and so the target of its first rollback, whatever the other run's health rules said. If interrupted, the
+    next trainer deletes the copied segments.
 
     Raises:
         InvalidJob: a segment is missing or damaged, or another trainer has taken the store over.
@@ -66,6 +67,4 @@ def copy(snapshot: Snapshot, store: Store, committer: Committer) -> Snapshot:
         finally:
             pool.shutdown(cancel_futures=True)
     reward = snapshot.entry.reward
-    return committer.commit(
-        manifest.step, manifest.state, manifest.groups, manifest.blobs, reward, good=manifest.good
-    )
+    return committer.commit(manifest.step, manifest.state, manifest.groups, manifest.blobs, reward)

@@ -57,12 +57,14 @@ def reshuffled(committer: Committer, own: str) -> int:
     return number
 
 
-def test_each_rollback_of_a_copy_brings_another_order_of_the_data(directory: Place, tmp_path):
-    """The other run's rollbacks are part of the copied order already, and are not counted again."""
+@pytest.mark.parametrize("good", [True, False])
+def test_each_rollback_of_a_copy_brings_another_order_of_the_data(directory: Place, tmp_path, good: bool):
+    """The other run's rollbacks are part of the copied order already, and are not counted again. The copy is where the
+    run starts, whatever the other run's rules said of it."""
     trainer = directory.trainer()
     trainer.saver.roll_back()
     trainer.saver.roll_back()
-    trainer.save(3)
+    trainer.save(3, good=good)
     own = f"file://{tmp_path / 'own'}"
     found = begin(own, directory.url)
     assert (found.rollbacks, reshuffled(found, own)) == (0, 0)

@@ -26,7 +26,7 @@ from rlhf_operator.cli import main
 from rlhf_operator.control import ControlClient
 from rlhf_operator.exit_reasons import cause, exit_words, failure_type, telling_line
 from rlhf_operator.job_status import first_status, job_status
-from rlhf_operator.local import reaper
+from rlhf_operator.local import reaper, workdir
 from rlhf_operator.local.host import Host
 from rlhf_operator.local.metrics_server import check_port
 from rlhf_operator.local.ports import assign, is_free, place
@@ -544,3 +544,13 @@ def test_out_of_memory_kills_are_read_where_the_kernel_counts_them(
     assert failure_type(f"was ended by SIGKILL{kills.words()}") == (
         "HostOutOfMemory" if files and own else ""
     )
+
+
+def test_what_is_of_no_run_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """As a policy of the user's beside the manifest, which the job even trains from."""
+    (tmp_path / "policy").mkdir()
+    spec = job(f"spec.model.policy={tmp_path / 'policy'}").spec
+    for overwrite in (False, True):
+        with pytest.raises(InvalidJob, match=r"holds policy, which is of no run.*give another --workdir"):
+            workdir.prepare(tmp_path, spec, resume=False, overwrite=overwrite)
+    assert (tmp_path / "policy").exists()

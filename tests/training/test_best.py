@@ -63,3 +63,16 @@ def test_a_stop_before_the_next_step_keeps_the_evaluation_of_the_last(resumed, t
         assert run.go() == EXIT_SUSPENDED
     losses = [json.loads(line)["loss"] for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
     assert run.saved() == [(2, -losses[2])], "which is the best"
+
+
+def test_a_stop_in_the_last_evaluation_saves_its_step_and_the_resumed_run_makes_it(tmp_path):
+    stopped = Run(tmp_path, 6)
+    assert stopped.go() == EXIT_SUSPENDED, "evaluated at steps 0, 1 and 2, trained three times"
+    assert stopped.saved()[-1] == (3, None)
+    weights = stopped.job.weights()
+    resumed = Run(tmp_path, 9)
+    assert resumed.go() == 0
+    assert resumed.job.weights() == weights, "nothing is trained again"
+    judged = [json.loads(line) for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in judged] == [0, 1, 2, 3]
+    assert resumed.saved()[-1] == (3, -judged[-1]["loss"])

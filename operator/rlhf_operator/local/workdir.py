@@ -20,16 +20,20 @@ Record = TypeVar("Record", bound=BaseModel)
 CONFIG, STATUS, METRICS, CURVE, POLICY = "run.json", "status.json", "metrics.jsonl", "reward.png", "policy"
 LOGS = "logs"
 STATUS_SECONDS = 1.0
-_OUTPUTS = (
-    STATUS,
+_REPLACED = (
     METRICS,
     "evaluation.jsonl",
-    CURVE,
     POLICY,
     "critic",
     f"{POLICY}-adapter",
     "critic-adapter",
     "initial",
+)
+"""Outputs that a run begins anew."""
+_OUTPUTS = (
+    STATUS,
+    CURVE,
+    *_REPLACED,
     "tensorboard",
     "wandb",
     "run-id",
@@ -68,9 +72,16 @@ def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobS
     """Prepares the work directory for this run; returns the status of the run that it resumes, if any.
 
     Raises:
-        InvalidJob: it holds an earlier run and neither `resume` nor `overwrite` is set, or that run is another one.
+        InvalidJob: it holds an earlier run and neither `resume` nor `overwrite` is set, or that run is another one, or
+            it holds what is of no run and has an output's name.
     """
     if not (workdir / CONFIG).exists():
+        if others := [name for name in _REPLACED if (workdir / name).exists()]:
+            message = (
+                f"holds {', '.join(others)}, which is of no run, and which this one would replace; "
+                "move it away, or give another --workdir"
+            )
+            raise InvalidJob([Problem(str(workdir), message)])
         if resume and spec.checkpoint.store is None:
             message = "holds no run to go on from; leave --resume out to start one, or name its --workdir"
             raise InvalidJob([Problem(str(workdir), message)])

@@ -3,7 +3,7 @@
 import random
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -80,9 +80,13 @@ class RowStream:
     def take(self, n: int) -> list[tuple[int, int]]:
         """The next n samples as (pass over the row's source, row): no two are equal. With one source, and as many
         samples as rows, a pass is an epoch."""
+        first, self.position = self.position, self.position + n
+        return self.at(range(first, self.position))
+
+    def at(self, positions: Iterable[int]) -> list[tuple[int, int]]:
+        """The samples at these positions, as `take` returns them."""
         samples = self.mixture.samples
-        places = [divmod(position, samples) for position in range(self.position, self.position + n)]
-        self.position += n
+        places = [divmod(position, samples) for position in positions]
         orders = {epoch: self._order(samples, epoch) for epoch, _ in places}
         slots = [(epoch, orders[epoch][place]) for epoch, place in places]
         return [self.mixture.row(slot, epoch, self.seed) for epoch, slot in slots]

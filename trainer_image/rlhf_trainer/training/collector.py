@@ -65,7 +65,7 @@ class EpisodeCollector:
     def respond(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties) -> Responses:
         """The responses to a batch of prompts: on every rank if the trainer generates, else on rank 0. Raises
         Unavailable, there, if the generators refuse every prompt."""
-        return _some(self._ask(batch, sampling, penalties), len(batch))
+        return _not_all_refused(self._ask(batch, sampling, penalties), len(batch))
 
     def _ask(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties = NO_PENALTIES) -> Responses:
         tokenizer = self._ctx.tokenizer
@@ -100,7 +100,7 @@ class EpisodeCollector:
             else:
                 responses = self._ask(self._source.issue(wanted), self._ctx.spec.sampling)
             if not parts:
-                _some(responses, wanted)
+                _not_all_refused(responses, wanted)
             generated = time.perf_counter()
             self._ctx.report(activity="scoring")
             part = self._received(number, responses, sampled=self.sampled)
@@ -139,7 +139,7 @@ class EpisodeCollector:
         prompts = self._source.issue(self._ctx.spec.data.prompts_per_step)
         for responses in self._fleet.stream(prompts, size):
             came = time.perf_counter()
-            part = self._received(number, _some(responses, len(prompts)), sampled=True)
+            part = self._received(number, _not_all_refused(responses, len(prompts)), sampled=True)
             if part is not None:
                 rows = [dict(r.prompt.row) for r in responses.rollouts]
                 part = self._scored(part, rows)
@@ -208,7 +208,7 @@ class EpisodeCollector:
         return replace(part, columns=columns).select(spread.nonzero().flatten()), len(gone)
 
 
-def _some(responses: Responses, asked: int) -> Responses:
+def _not_all_refused(responses: Responses, asked: int) -> Responses:
     """The responses to `asked` prompts. Raises Unavailable if the generators refuse every one: what is wrong is then
     the job, not a prompt."""
     if responses.refused and len(responses.refused) == asked:

@@ -42,6 +42,9 @@ def train(
     task.publish(step)
     if step == 0:
         reward = _evaluate(ctx, task, files, step)
+    elif step == spec.steps and spec.evaluation and reward is None:  # a stop has left it out
+        reward = _evaluate(ctx, task, files, step)
+        checkpoints.save(step, reward)
 
     while step < spec.steps:
         faults.point(f"step:{step}")
@@ -75,7 +78,10 @@ def train(
         gc.collect()
         reward = None
         if spec.evaluation and (step % spec.evaluation.every_steps == 0 or step == spec.steps):
-            reward = _evaluate(ctx, task, files, step)
+            try:
+                reward = _evaluate(ctx, task, files, step)
+            except Stopped:  # in the last one, which the resumed run makes
+                return checkpoints.suspend(step, None)
         if step % spec.checkpoint.every_steps == 0 or step == spec.steps or ctx.checkpoint_requested():
             checkpoints.save(step, reward)
             if files is not None:
@@ -90,7 +96,7 @@ def train(
 
 def _evaluate(ctx: TrainerContext, task: Task, files: MetricsFiles | None, step: int) -> float | None:
     """Mean over the sets, on rank 0, the higher the better: of their mean scores, or of their negated losses. None if a
-    set has no value."""
+    set has no value, or if a stop is requested meanwhile; after the last step that raises Stopped, on every rank."""
     if ctx.spec.evaluation is None:
         return None
     ctx.report(activity="evaluating")

@@ -74,20 +74,17 @@ class OfflineTask(GraphTask):
         return {}
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:
-        """The loss on each set, and its statistics: `count` rows, a pair counted once. Empty if a stop is requested
-        while a role is awaited; the step just trained is saved all the same."""
+        """The loss on each set, and its statistics: `count` rows, a pair counted once."""
         found, state = list[dict[str, Any]](), deepcopy(self._op_ctx.state)
         self._op_ctx.step = step
-        for name, rows in self._held_out.items():
-            columns, _ = given_columns(self._source.rows, rows, self._ctx.tokenizer, self._ctx.spec.data)
-            try:
+        try:
+            for name, rows in self._held_out.items():
+                columns, _ = given_columns(self._source.rows, rows, self._ctx.tokenizer, self._ctx.spec.data)
                 columns = self._executor.run(columns)
-            except Stopped:  # on every rank
-                found = []
-                break
-            losses = held_out_losses(self._learner, columns, self._source.group)
-            found.append({"set": name, **losses, "count": len(columns) // self._source.group})
-        self._op_ctx.state = state  # nodes with running state must not learn from held-out rows
+                losses = held_out_losses(self._learner, columns, self._source.group)
+                found.append({"set": name, **losses, "count": len(columns) // self._source.group})
+        finally:
+            self._op_ctx.state = state  # nodes with running state must not learn from held-out rows
         return found
 
     def state(self) -> Mapping[str, Any]:

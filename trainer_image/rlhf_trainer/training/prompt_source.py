@@ -27,22 +27,21 @@ class PromptSource:
         self._ledger = Ledger(self._stream.mixture.samples)
         self.places: dict[str, int] = {}
         """Positions of the prompts in progress, by id."""
-        self._again: dict[str, int] = {}
-        """Positions of prompts to issue again, by id: from a snapshot, or from a step that ended without them."""
+        self._again: list[int] = []
+        """Positions of prompts to issue again: from a snapshot, or from a step that ended without them."""
 
     def issue(self, count: int) -> list[Prompt]:
         """The next `count` prompts; those of a snapshot are issued again first."""
-        again = dict(list(self._again.items())[:count])
+        again, self._again = self._again[:count], self._again[count:]
         first = self._stream.position
-        places = [_place(prompt_id) for prompt_id in again] + self._stream.take(count - len(again))
+        places = self._stream.at(again) + self._stream.take(count - len(again))
         longest = self._ctx.spec.data.max_prompt_length
         batch = prompts(self._rows, places, self._ctx.tokenizer, longest)
         if cut := sum(prompt.cut > 0 for prompt in batch):
             log.info("%d of %d prompts were cut to %d tokens", cut, count, longest)
-        fresh = {prompt.id: first + i for i, prompt in enumerate(batch[len(again) :])}
-        self._again = {name: at for name, at in self._again.items() if name not in again}
-        self.places |= again | fresh
-        self._ledger.issue(fresh.values())
+        fresh = range(first, self._stream.position)
+        self.places |= {prompt.id: at for prompt, at in zip(batch, (*again, *fresh), strict=True)}
+        self._ledger.issue(fresh)
         self._tell()
         return batch
 
@@ -55,7 +54,7 @@ class PromptSource:
         if collected.episode is not None:
             self._ledger.answer(_each_once(collected.episode))
         again = set(collected.unanswered)
-        self._again |= {name: at for name, at in self.places.items() if at in again}
+        self._again += [at for at in self.places.values() if at in again]
         self._settle(collected.unanswered)
         self._tell()
         return collected.episode
@@ -84,20 +83,21 @@ class PromptSource:
         self._stream.reorder(times)
 
     def state(self, pending: Episode | None) -> dict[str, Any]:
-        """State for a snapshot; `pending`: the episode not trained on yet; `held`: prompts without an episode yet."""
-        answered = set(pending.prompt_ids) if pending else set()
-        held = {name: at for name, at in (self.places | self._again).items() if name not in answered}
+        """State for a snapshot; `pending`: the episode not trained on yet; `held`: positions of prompts without an
+        episode yet."""
+        answered = set(_each_once(pending)) if pending else set()
         return {
             **self._stream.state(),
             "ledger": self._ledger.state(),
-            "held": [[name, at] for name, at in held.items()],
+            "held": [at for at in (*self.places.values(), *self._again) if at not in answered],
         }
 
     def restore(self, state: Mapping[str, Any], pending: Episode | None) -> None:
         """Inverse of `state`; `pending`: the episode not trained on yet.
 
-        Raises InvalidJob if the number of samples has changed, or the row of a prompt in progress is gone, and if the
-        run trained on given responses, whose positions are of another dataset.
+        If sources have changed otherwise, prompts to issue again are those that are at their positions now. Raises
+        InvalidJob if the number of samples has changed, and if the run trained on given responses, whose positions are
+        of another dataset.
         """
         if "ledger" not in state:
             message = "the checkpoint is of a run that trained on given responses"
@@ -110,20 +110,16 @@ class PromptSource:
             if pending
             else {}
         )
-        self._again = {name: at for name, at in state.get("held", ()) if name not in self.places}
-        if gone := [name for name in self._again if _place(name)[1] >= len(self._rows)]:
-            message = (
-                f"the checkpoint holds prompt {gone[0]} (epoch/row), and the data has {len(self._rows)} rows now; "
-                "go on with the same data, or start anew from the exported model"
-            )
-            raise InvalidJob([Problem("spec.data.train", message)])
+        # Of an earlier release with their ids.
+        held = [at if isinstance(at, int) else at[1] for at in state.get("held", ())]
+        self._again = [at for at in held if at not in self.places.values()]
         self._tell()
 
     def ask_again(self, episode: Episode) -> None:
         """Gives up an episode's responses: its prompts are the next ones to be issued."""
         positions = _each_once(episode)
         self._ledger.give_up(positions)
-        self._again = {name: at for name, at in self.places.items() if at in positions} | self._again
+        self._again = [*positions, *self._again]
         self._settle(positions)
         self._tell()
 
@@ -132,18 +128,12 @@ class PromptSource:
         self.places = {name: at for name, at in self.places.items() if at not in gone}
 
     def _tell(self) -> None:
-        status = self._ledger.status((*self.places.values(), *self._again.values()))
+        status = self._ledger.status((*self.places.values(), *self._again))
         if status.lost:
             log.error(
                 "%d prompts are lost: issued, and neither trained on nor dropped nor pending", status.lost
             )
         self._ctx.report(ledger=status)
-
-
-def _place(prompt_id: str) -> tuple[int, int]:
-    """(epoch, row) of a prompt's id."""
-    epoch, row = prompt_id.split("/")
-    return int(epoch), int(row)
 
 
 def _each_once(episode: Episode) -> list[int]:

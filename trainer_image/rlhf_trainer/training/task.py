@@ -24,7 +24,7 @@ class Task(Protocol):
         """Makes the weights known to whoever works with them outside this process; returns metrics of that."""
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:
-        """Metrics of each held-out set, on rank 0."""
+        """Metrics of each held-out set, on rank 0. Raises Stopped, on every rank, if a stop is requested meanwhile."""
 
     def state(self) -> Mapping[str, Any]:
         """JSON state of the task for a snapshot: a copy, since it is written while later steps train."""
