@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import math
 import re
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.support import strict
 from tests.support.vllm_server import free_port
 
 from rlhf_api.manifest import load
@@ -121,6 +123,19 @@ def test_tokens_have_scores_where_they_are_asked_for():
     assert bodies[0]["responses"][0] == {"prompt": "p", "response": "12", "row": {}, "tokens": ["1", "2"]}
     whole, _ = serving(handle, lambda url: asked(url, samples=[*SAMPLES, SAMPLES[0]]))
     assert whole[0] == Failure("token_scores, which need spec.reward.fineGrained: true")
+
+
+def test_a_row_is_posted_as_json_for_every_server():
+    """A column of Parquet may hold NaN."""
+    posted = []
+
+    async def handle(request, _number):
+        posted.append(strict.loads(await request.text()))
+        return good([1.0])
+
+    row = {"weight": math.nan, "limits": [-math.inf, 1.5]}
+    serving(handle, lambda url: asked(url, samples=[Sample("p", "r", row)]))
+    assert posted[0]["responses"][0]["row"] == {"weight": None, "limits": [None, 1.5]}
 
 
 def test_what_failed_is_posted_again_alone():

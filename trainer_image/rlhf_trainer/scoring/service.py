@@ -9,6 +9,7 @@ from typing import Annotated
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
@@ -87,7 +88,7 @@ class HttpService:
             | ({} if s.tokens is None else {"tokens": s.tokens})
             for s in samples
         ]
-        body = json.dumps({"responses": responses}).encode()
+        body = strict_json.dumps({"responses": responses}).encode()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self._secrets}
         # A session per call: its event loop is the role's, and a connection costs little compared with a batch.
         async with (
