@@ -88,6 +88,11 @@ runs: install
 	$(PYTEST) $(RUNS)
 	$(PASSED)
 
+# For the tests of examples/chat; where it cannot be compiled those skip.
+TASKS := $(VENV)/.reasoning-gym
+$(TASKS): constraints/reasoning-gym.txt | $(STAMP)
+	-$(BIN)/pip install --quiet --no-compile --no-deps --no-build-isolation --requirement $< && touch $@
+
 # Trainers that are killed over and over, and stores that go away.
 CHAOS := tests/chaos
 chaos: install
@@ -95,7 +100,7 @@ chaos: install
 	$(PASSED)
 
 # All others: vLLM, models, several ranks.
-heavy: install
+heavy: install $(TASKS)
 	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E) $(RUNS) $(CHAOS))
 	$(PASSED)
 

@@ -46,6 +46,11 @@ def test_the_answers_are_right(tasks):
         assert tasks.correct([question] * 5, said, [row] * 5) == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
+def test_the_rows_are_those_that_reasoning_gym_makes(tasks):
+    pytest.importorskip("reasoning_gym")
+    assert tasks.rows() == [*rows("heldout"), *rows("train")]
+
+
 def test_the_reward_is_that_of_the_task(tasks):
     pytest.importorskip("reasoning_gym")
     row = rows("train")[0]
