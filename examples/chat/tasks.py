@@ -7,9 +7,12 @@ makes `train.jsonl` and `heldout.jsonl` again, which have no question in common.
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
+
+import reasoning_gym
+
+from .judge import result
 
 TASK = "basic_arithmetic"
 SETTINGS: dict[str, Any] = {
@@ -24,40 +27,18 @@ SETTINGS: dict[str, Any] = {
 HELD_OUT = 64
 
 
-@cache
-def _score(task: str) -> Any:
-    import reasoning_gym
-
-    return reasoning_gym.get_score_answer_fn(task)
-
-
-def result(response: str) -> str:
-    """All after the last equals sign."""
-    return response.rpartition("=")[2].strip()
-
-
 def score(
     prompts: Sequence[str],  # noqa: ARG001
     responses: Sequence[str],
     rows: Sequence[Mapping[str, Any]],
 ) -> list[float]:
     """reasoning-gym's own, of the result: 1 for the answer, and for one among words its share of the characters."""
-    return [_score(row["task"])(result(said), row) for said, row in zip(responses, rows, strict=True)]
-
-
-def correct(
-    prompts: Sequence[str],  # noqa: ARG001
-    responses: Sequence[str],
-    rows: Sequence[Mapping[str, Any]],
-) -> list[float]:
-    """1 where the result is the answer and nothing else, or else 0."""
-    return [float(result(said) == row["answer"]) for said, row in zip(responses, rows, strict=True)]
+    scores = [reasoning_gym.get_score_answer_fn(row["task"]) for row in rows]
+    return [score_of(result(said), row) for score_of, said, row in zip(scores, responses, rows, strict=True)]
 
 
 def rows() -> list[dict[str, Any]]:
     """All questions of the task, each once, as conversations."""
-    import reasoning_gym
-
     dataset = reasoning_gym.create_dataset(TASK, size=4000, seed=1, **SETTINGS)
     found = {entry["question"]: entry for entry in dataset}
     return [
