@@ -82,8 +82,7 @@ e2e: cluster-binaries cluster-images $(BIN)/helm
 	$(PYTEST) $(E2E)
 	$(PASSED)
 
-# For the tests of examples/chat; where pycosat cannot be compiled those skip. Its modules are compiled here, not in the
-# first call of the reward, which has a time limit.
+# For the tests of examples/chat; where it cannot be compiled those skip.
 TASKS := $(VENV)/.reasoning-gym
 $(TASKS): constraints/reasoning-gym.txt | $(STAMP)
 	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@

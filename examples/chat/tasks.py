@@ -7,6 +7,7 @@ makes `train.jsonl` and `heldout.jsonl` again, which have no question in common.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     "allow_negation": False,
 }
 HELD_OUT = 64
+_score_of = cache(reasoning_gym.get_score_answer_fn)
 
 
 def score(
@@ -33,8 +35,7 @@ def score(
     rows: Sequence[Mapping[str, Any]],
 ) -> list[float]:
     """reasoning-gym's own, of the result: 1 for the answer, and for one among words its share of the characters."""
-    scores = [reasoning_gym.get_score_answer_fn(row["task"]) for row in rows]
-    return [score_of(result(said), row) for score_of, said, row in zip(scores, responses, rows, strict=True)]
+    return [_score_of(row["task"])(result(said), row) for said, row in zip(responses, rows, strict=True)]
 
 
 def rows() -> list[dict[str, Any]]:
