@@ -26,7 +26,7 @@ from serving import Server, make_model, run_config, save, tell
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer.comms.assignments import Limits
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.vllm import VllmClient
 from rlhf_trainer.generation.work import Work, longest_first
@@ -39,7 +39,7 @@ VOCABULARY = 512
 class OfLength:
     """Responses of a given length to each prompt, by its id."""
 
-    def __init__(self, http: Background, lengths: dict[str, int]) -> None:
+    def __init__(self, http: HttpClient, lengths: dict[str, int]) -> None:
         self._lengths = lengths
         self._client: Callable[[int], VllmClient] = cache(
             lambda n: VllmClient(http, sampling=Sampling(maxNewTokens=n, minNewTokens=n), seed=0, ends=[0])
@@ -61,7 +61,7 @@ def steps(server: Server) -> int:
 
 def measured(
     server: Server,
-    http: Background,
+    http: HttpClient,
     prompts: Sequence[Prompt],
     lengths: dict[str, int],
     *,
@@ -83,7 +83,7 @@ def measured(
     return steps(server) - before, seconds
 
 
-def compare(kind: str, server: Server, http: Background, options: argparse.Namespace) -> None:
+def compare(kind: str, server: Server, http: HttpClient, options: argparse.Namespace) -> None:
     dice, took = random.Random(kind), {False: [], True: []}
     for number in range(options.rounds):
         sizes = [dice.randint(SHORTEST, LONGEST) for _ in range(options.prompts)]
@@ -130,7 +130,7 @@ def main() -> None:
             server.launch()
             server.wait_ready()
             publish(server, model, device)
-            with Background(server.token) as http:
+            with HttpClient(server.token) as http:
                 for kind in ("growing", "unrelated"):
                     compare(kind, server, http, options)
         finally:

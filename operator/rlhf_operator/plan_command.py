@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.duration import Batch, Machine, Work, of_step, predicted
@@ -21,13 +20,10 @@ from .local.models import mistyped
 from .manifest_arguments import add_manifest
 from .measured import Measured
 from .plan_table import plan_lines
-from .subcommands import add_command
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+from .subcommands import Commands, add_command
 
 
-def add_plan(commands: "Commands") -> None:
+def add_plan(commands: Commands) -> None:
     """Adds the command's parser."""
     parser = add_command(commands, "plan", help="predict a job's batches, memory and seconds before it runs")
     add_manifest(parser)

@@ -136,7 +136,7 @@ def test_fields_that_leave_a_steps_work_as_it_is_may_differ(manifest, ran, capsy
 
 
 def test_the_rate_of_broadcasts_is_that_of_steps_with_one(tmp_path, capsys):
-    """Of weights.everySteps 4: the other steps have broadcast nothing, in no time."""
+    """With weights.everySteps 4, three of four steps broadcast nothing."""
     given = (
         "spec.model={policy: p, parameters: 1.0e9}",
         "spec.weights.everySteps=4",
