@@ -11,7 +11,7 @@ def dumps(value: Any, *, ensure_ascii: bool = True) -> str:
     return json.dumps(_finite(value), ensure_ascii=ensure_ascii, allow_nan=False)
 
 
-def figures(line: str) -> dict[str, Any]:
+def figures(line: str | bytes) -> dict[str, Any]:
     """A line of figures, with NaN for those that are null. Raises ValueError for a line that is cut short."""
     return {name: nan if value is None else value for name, value in json.loads(line).items()}
 
