@@ -82,9 +82,14 @@ e2e: cluster-binaries cluster-images $(BIN)/helm
 	$(PYTEST) $(E2E)
 	$(PASSED)
 
+# For the tests of examples/chat; where it cannot be compiled those skip.
+TASKS := $(VENV)/.reasoning-gym
+$(TASKS): constraints/reasoning-gym.txt | $(STAMP)
+	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
+
 # Whole jobs of this host.
 RUNS := tests/e2e
-runs: install
+runs: install $(TASKS)
 	$(PYTEST) $(RUNS)
 	$(PASSED)
 
@@ -95,7 +100,7 @@ chaos: install
 	$(PASSED)
 
 # All others: vLLM, models, several ranks.
-heavy: install
+heavy: install $(TASKS)
 	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E) $(RUNS) $(CHAOS))
 	$(PASSED)
 

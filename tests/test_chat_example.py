@@ -1,6 +1,6 @@
 """The shipped data of examples/chat: no held-out question is trained on, and answers are right."""
 
-import importlib.util
+import importlib
 import json
 import operator
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from examples.chat.judge import correct
 
 from rlhf_api.manifest import load
 
@@ -17,10 +18,8 @@ SIGNS = {"+": operator.add, "-": operator.sub}
 
 @pytest.fixture(scope="module")
 def tasks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tasks", EXAMPLE / "tasks.py")
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    pytest.importorskip("reasoning_gym")
+    return importlib.import_module("examples.chat.tasks")
 
 
 def rows(name: str) -> list[dict]:
@@ -37,17 +36,20 @@ def test_no_held_out_question_is_trained_on():
     assert len({*train, *held_out}) == len(train) + len(held_out)
 
 
-def test_the_answers_are_right(tasks):
+def test_the_answers_are_right():
     for row in (*rows("train"), *rows("heldout")):
         question = row["prompt"][0]["content"]
         a, sign, b = re.fullmatch(r"Calculate (\d+) ([+-]) (\d+)\.", question).groups()
         assert row["answer"] == str(SIGNS[sign](int(a), int(b)))
         said = [f"{a} {sign} {b} = {row['answer']}", row["answer"], f"{question} = {row['answer']}.", "=", ""]
-        assert tasks.correct([question] * 5, said, [row] * 5) == [1.0, 1.0, 0.0, 0.0, 0.0]
+        assert correct([question] * 5, said, [row] * 5) == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_the_rows_are_those_that_reasoning_gym_makes(tasks):
+    assert tasks.rows() == [*rows("heldout"), *rows("train")]
 
 
 def test_the_reward_is_that_of_the_task(tasks):
-    pytest.importorskip("reasoning_gym")
     row = rows("train")[0]
     said = [f"= {row['answer']}", f"= {row['answer']} apples", "= none"]
     exact, among_words, wrong = tasks.score([""] * 3, said, [row] * 3)

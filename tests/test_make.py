@@ -37,7 +37,9 @@ def clone(tmp_path: Path) -> Path:
         write_program(programs / name, "true")
     write_program(programs / "python", f'exec {sys.executable} "$@"')
     (tmp_path / ".venv-operator").mkdir()
-    (tmp_path / ".venv" / ".installed").touch()
+    shutil.copytree(ROOT / "constraints", tmp_path / "constraints")
+    for stamp in (".installed", ".reasoning-gym"):
+        (tmp_path / ".venv" / stamp).touch()
     return tmp_path
 
 

@@ -11,6 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import reasoning_gym
+
+from .judge import result
+
 TASK = "basic_arithmetic"
 SETTINGS: dict[str, Any] = {
     "min_terms": 2,
@@ -22,18 +26,7 @@ SETTINGS: dict[str, Any] = {
     "allow_negation": False,
 }
 HELD_OUT = 64
-
-
-@cache
-def _score(task: str) -> Any:
-    import reasoning_gym
-
-    return reasoning_gym.get_score_answer_fn(task)
-
-
-def result(response: str) -> str:
-    """All after the last equals sign."""
-    return response.rpartition("=")[2].strip()
+_score_of = cache(reasoning_gym.get_score_answer_fn)
 
 
 def score(
@@ -42,22 +35,11 @@ def score(
     rows: Sequence[Mapping[str, Any]],
 ) -> list[float]:
     """reasoning-gym's own, of the result: 1 for the answer, and for one among words its share of the characters."""
-    return [_score(row["task"])(result(said), row) for said, row in zip(responses, rows, strict=True)]
-
-
-def correct(
-    prompts: Sequence[str],  # noqa: ARG001
-    responses: Sequence[str],
-    rows: Sequence[Mapping[str, Any]],
-) -> list[float]:
-    """1 where the result is the answer and nothing else, or else 0."""
-    return [float(result(said) == row["answer"]) for said, row in zip(responses, rows, strict=True)]
+    return [_score_of(row["task"])(result(said), row) for said, row in zip(responses, rows, strict=True)]
 
 
 def rows() -> list[dict[str, Any]]:
     """All questions of the task, each once, as conversations."""
-    import reasoning_gym
-
     dataset = reasoning_gym.create_dataset(TASK, size=4000, seed=1, **SETTINGS)
     found = {entry["question"]: entry for entry in dataset}
     return [

@@ -33,7 +33,8 @@ def described(error: BaseException) -> str:
     places = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames if not _of_library(frame)]
     place = f" ({places[-1]})" if places else ""
     message = " ".join(str(error).split("\n"))[:_LONGEST_MESSAGE]
-    return f"{type(error).__name__}: {message}{place}"
+    text = f"{type(error).__name__}: {message}{place}"
+    return text.encode(errors="backslashreplace").decode()  # it may quote half of a surrogate pair
 
 
 def _of_library(frame: FrameType) -> bool:

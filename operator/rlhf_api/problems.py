@@ -135,6 +135,7 @@ def in_our_words(error: ErrorDetails) -> str:
     message = re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
     message = re.sub(r" after validation, not \d+$", "", message)
     message = re.sub(r"a valid (array|list)", "a list", message)
+    message = re.sub(r"a valid string, unable .*", "Unicode text, without half of a surrogate pair", message)
     return re.sub(r"a valid dictionary( or instance of \w+)?", "an object", message)
 
 

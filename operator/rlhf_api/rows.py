@@ -26,7 +26,7 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     role: NonEmpty
-    content: str
+    content: Annotated[str, Field(min_length=0)]  # the limit has pydantic refuse text that is no Unicode
 
 
 def _kind(value: Any) -> str:

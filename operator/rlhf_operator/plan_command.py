@@ -1,29 +1,24 @@
 """`rlhf plan`: predicts batches, memory and seconds of a job before it runs, and compares the prediction with a run."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from statistics import fmean, median
-
-from pydantic import ValidationError
 
 from rlhf_api.algorithms import graph_of
-from rlhf_api.duration import PHASES, Batch, Machine, Work, of_step, predicted, rates
+from rlhf_api.duration import Batch, Machine, Work, of_step, predicted
 from rlhf_api.manifest import load
 from rlhf_api.model_files import model_sizes
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
 from rlhf_api.trainer_memory import largest_row
 
 from .exits import say
 from .local.models import mistyped
 from .manifest_arguments import add_manifest
+from .measured import Measured
 from .plan_table import plan_lines
 from .subcommands import Commands, add_command
 
@@ -66,69 +61,13 @@ def run(options: argparse.Namespace) -> int:
         work = Work.of(job.spec, found, batch)
     except InvalidJob as error:  # models without a size are often mistyped
         raise InvalidJob([*mistyped(job.spec)] or error.problems) from None
+    if after is not None:
+        after.check_comparable(job.spec, found)
     seconds = predicted(work, machine)
     lines = [*_batches(job.spec, batch), *plan_lines(job.spec, found), *_table(job.spec, seconds, after)]
     for line in [*lines, *_advice(job.spec, machine, seconds, after)]:
         say(line, sys.stdout)
     return 0
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measurements of a run: medians of its steps' `seconds` by phase, whole steps as `step`, and its sequences'
-    average length as a share of the maximum. The first step, which has one-time costs, is left out if there are others.
-    """
-
-    folder: Path
-    spec: Spec
-    seconds: Mapping[str, float]
-    filled: float
-
-    @classmethod
-    def read(cls, folder: Path) -> "Measured":
-        """Reads a work directory. Raises InvalidJob if it holds no run with a step."""
-        try:
-            spec = RunConfig.model_validate_json((folder / "run.json").read_bytes()).spec
-            lines = _steps(folder / "metrics.jsonl")
-        except (OSError, ValueError, ValidationError) as error:
-            why = "run.json is none of this version" if isinstance(error, ValidationError) else error
-            message = f"holds no run that can be read: {str(why).splitlines()[0]}"
-            raise InvalidJob([Problem(str(folder), message)]) from error
-        if not lines:
-            raise InvalidJob([Problem(str(folder), "the run has no step yet")])
-        steps = lines[1:] or lines
-        keys = {**{phase: f"{phase}_seconds" for phase in PHASES}, "step": "seconds"}
-        found = {name: [line[key] for line in steps if line.get(key)] for name, key in keys.items()}
-        # With `weights.everySteps` most steps send nothing.
-        sent = [line for line in steps if line.get("broadcast_bytes")]
-        found["broadcast"] = [line["broadcast_seconds"] for line in sent] or found["broadcast"]
-        return cls(
-            folder, spec, {name: median(each) for name, each in found.items() if each}, _filled(spec, steps)
-        )
-
-    def machine(self) -> Machine:
-        """The rates that the run achieved. Raises InvalidJob if its models are missing."""
-        try:
-            work = Work.of(self.spec, model_sizes(self.spec), Batch.of(self.spec, self.filled))
-        except InvalidJob as error:
-            raise InvalidJob(
-                [Problem(str(self.folder), f"its job: {each}") for each in error.problems]
-            ) from None
-        return rates(work, self.seconds)
-
-
-def _steps(file: Path) -> list[Mapping[str, float]]:
-    """The lines of a run's metrics; the last one may be torn, of a run that goes on or was killed."""
-    lines = file.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def _filled(spec: Spec, steps: list[Mapping[str, float]]) -> float:
-    whole = Batch.of(spec)
-    if graph_of(spec).generates:  # the prompts' lengths are not measured
-        missing = whole.longest - fmean(step["answer_length_mean"] for step in steps)
-        return 1 - missing / whole.tokens
-    return fmean(step["tokens"] for step in steps) / whole.count / whole.tokens
 
 
 def _batches(spec: Spec, batch: Batch) -> Iterator[str]:

@@ -46,6 +46,16 @@ BAD: list[tuple[RowKind, str, str]] = [
         ":2: prompt.0.content: must be a valid string",
     ),
     ("prompts", '{"prompt": ["Hi"]}', ":2: prompt.0: "),
+    (
+        "prompts",
+        r'{"prompt": "a \ud83d"}',
+        ":2: prompt: must be Unicode text, without half of a surrogate pair",
+    ),
+    (
+        "prompts",
+        r'{"prompt": [{"role": "user", "content": "\ud83d"}]}',
+        ":2: prompt.0.content: must be Unicode text",
+    ),
     ("prompts", '{"prompt": [{"role": "assistant", "content": "a"}]}', "must not be the assistant's"),
     (
         "responses",

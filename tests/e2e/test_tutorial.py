@@ -35,7 +35,7 @@ SHORT = (
     *("spec.data.promptsPerStep=2", "spec.sampling.answersPerPrompt=4", "spec.grpo.minibatchSize=8"),
     f"spec.sampling.answerEndId={END}",
 )
-COMPARING = "spec.reward.functions=[{function: examples.chat.tasks:correct}]"
+COMPARING = "spec.reward.functions=[{function: examples.chat.judge:correct}]"
 """For where the package is not installed whose score the page trains on."""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_api.run import Process, RunConfig
 from rlhf_operator.cli import main
-from rlhf_operator.local import host, liveness, stopping
+from rlhf_operator.local import host, liveness, process_log, stopping
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.support.haste import Haste
@@ -20,6 +20,7 @@ if __name__ == "__main__":
     liveness.LIVE_SECONDS = float(os.environ.get("RLHF_TEST_LIVE_SECONDS", "20"))
     if patience := os.environ.get("RLHF_TEST_STOP_SECONDS"):
         host.GRACE_SECONDS = stopping._STOP_SECONDS = float(patience)
+    process_log.FULL = int(os.environ.get("RLHF_TEST_LOG_BYTES", process_log.FULL))
     if folder := os.environ.get("RLHF_TEST_SILENCE"):
         host.silence = Haste(Path(folder), 2)
     sys.exit(main(make=fake))

@@ -170,6 +170,12 @@ if word == "invalid":
 if word.startswith("exit"):
     print(f"last words of {role}", flush=True)
     sys.exit(int(word[4:]))
+if word == "flood":
+    while not (workdir / "logs" / f"{name}.log.3").exists():
+        print("a line" * 20, flush=True)
+        time.sleep(0.001)
+    print("Traceback (most recent call last):\n  ...\nValueError: at the end of the flood", flush=True)
+    sys.exit(3)
 if word == "oom":
     Path(os.environ["FAKE_MEMORY_GROUP"], "cgroup.procs").write_text(str(os.getpid()))
     bytearray(1 << 30)

@@ -86,6 +86,15 @@ def test_metrics_are_followed_through_a_rollback(tmp_path: Path) -> None:
     assert metrics.new() == []
 
 
+def test_a_loss_that_is_not_finite_is_shown(tmp_path: Path) -> None:
+    """It is null in the file."""
+    file = tmp_path / "metrics.jsonl"
+    metrics = Metrics(file)
+    file.write_text('{"step": 1, "loss": null}\n')
+    (step,) = metrics.new()
+    assert step_line(step, 4) == "step 1/4  loss nan"
+
+
 def test_the_panel_shows_a_run_at_a_glance() -> None:
     status = JobStatus.model_validate_json(
         json.dumps(

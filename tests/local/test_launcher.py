@@ -290,6 +290,23 @@ def test_a_role_that_ends_by_itself_is_started_again_and_no_line_of_its_log_is_b
     assert "reference-0 exited with code 0; see w/logs/reference-0.log" in out
 
 
+def test_logs_have_a_bounded_size_and_their_last_error_is_still_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLHF_TEST_LOG_BYTES", "2000")
+    code, _, err = run(
+        overrides=("spec.generator.backoffLimit=0",),
+        trainer="idle",
+        generator="flood",
+    )
+    assert code == 1
+    assert "exited with code 3: ValueError: at the end of the flood" in err
+    logs = run.work / "logs"
+    names = sorted(file.name for file in logs.iterdir() if file.name.startswith("generator-0.log"))
+    assert names == ["generator-0.log", *(f"generator-0.log.{number}" for number in (1, 2, 3))]
+    assert max((logs / name).stat().st_size for name in names[1:]) <= 4000
+
+
 def test_a_trainer_that_somebody_else_tells_to_stop_suspends_the_run(run: Run) -> None:
     code, _, err = run(trainer="told")
     assert code == 130

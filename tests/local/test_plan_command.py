@@ -113,6 +113,28 @@ def test_a_run_tells_the_rates_of_its_machine_and_how_far_off_it_was(manifest, r
     assert lines[-3].split() == ["train", "4"], "twice the prompts take twice as long"
 
 
+@pytest.mark.parametrize(
+    ("override", "differs"),
+    [
+        ("data.promptsPerStep=8", "spec.data.promptsPerStep is 4 there and 8 here"),
+        ("model.parameters=7.6e9", "spec.model.parameters is 1000000000.0 there and 7600000000.0 here"),
+        ("algorithm=dpo", "spec.algorithm is 'sft' there and 'dpo' here"),
+        ("trainer.gradientCheckpointing=full", "gradientCheckpointing is 'none' there and 'full' here"),
+    ],
+)
+def test_a_run_of_another_job_is_not_compared(override, differs, manifest, ran, capsys):
+    assert main(["plan", manifest, override, "--flops", "1.2e12", "--after", ran]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"error: {ran}: is a run of another job, ")
+    assert differs in said.err
+
+
+def test_fields_that_leave_a_steps_work_as_it_is_may_differ(manifest, ran, capsys):
+    given = ("steps=20", "optimizer.learningRate=1e-5", "model.policy=other/model", "--after", ran)
+    assert plan(capsys, manifest, *given)[-1] == "it reached --flops 6e+11"
+
+
 def test_the_rate_of_broadcasts_is_that_of_steps_with_one(tmp_path, capsys):
     """With weights.everySteps 4, three of four steps broadcast nothing."""
     given = (

@@ -12,6 +12,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_operator.selftest import checks
 from rlhf_operator.selftest.derived import as_arguments, first_half, second_half
+from rlhf_operator.selftest.left import heard, left_by, told
 from rlhf_operator.selftest.trial import Seen, victims
 from rlhf_operator.selftest.watch import Kill
 from rlhf_operator.selftest.weights import of_file
@@ -146,6 +147,14 @@ def test_a_fault_fails_its_check_with_what_was_seen(seen, check, words):
     found = failing(seen)
     assert words in found[check]
     assert judged(seen)[check].look or words == "not reached"
+
+
+def test_a_difference_that_is_not_finite_fails_the_agreement(tmp_path):
+    """It is null in metrics.jsonl."""
+    null = [json.dumps({**line, "logprob_difference": None}) + "\n" for line in LINES]
+    (tmp_path / "metrics.jsonl").write_text("".join(null))
+    lines = heard(told(left_by(tmp_path, []))).lines
+    assert "nan" in failing(spoiled(lines=lines))["agreement"]
 
 
 def test_what_does_not_apply_says_why():

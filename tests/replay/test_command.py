@@ -5,13 +5,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace as changed
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.replay.made import episode, words
+from tests.support import strict
 
 from rlhf_api.replay import Replay
 from rlhf_operator import cli
@@ -24,6 +27,7 @@ from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
+from rlhf_trainer.replay.table import encode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
 REPLAY = Replay(maxReplayEpisode=2)
@@ -92,6 +96,17 @@ def test_export(store, tmp_path, capsys):
     assert [json.loads(line) for line in lines.read_text().splitlines()] == rows[4:8]
     best = duckdb.sql(blocks("sql")[1].replace("answers.parquet", str(parquet))).fetchall()
     assert [reward for _, _, reward in best] == sorted((row["reward"] for row in rows), reverse=True)[:5]
+
+
+def test_an_export_as_lines_is_json_for_every_reader(tmp_path):
+    """A diverged policy's KL is NaN."""
+    found = episode(2)
+    diverged = found.columns.with_tokens(logprobs=torch.full((11,), torch.nan))
+    table = pq.read_table(pa.BufferReader(encode(changed(found, columns=diverged), words)))
+    replay._jsonl(iter([table]), tmp_path / "answers.jsonl")
+    rows = [strict.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [row["kl"] for row in rows] == [None] * 4
+    assert rows[0]["logprobs"] == [None] * 3
 
 
 @pytest.mark.parametrize("path", [".", "nowhere/answers.parquet"])

@@ -1,5 +1,6 @@
 """Prompts among generators that come, drain and fail, with a weight broadcast that always works."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.context import Services, TrainerContext
 from rlhf_trainer.generation.fleet import Fleet
 from rlhf_trainer.generation.requests import REFUSALS
-from rlhf_trainer.generation.vllm import VllmClient
+from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.records import Prompt
 from rlhf_trainer.weights.broadcaster import BroadcastReport
 
@@ -136,6 +137,23 @@ def test_the_queue_is_told_and_ends_empty(world, http):
     assert world.control.status.queue is None
     assert [r.prompt for r in world.fleet.answer(PROMPTS).rollouts] == PROMPTS
     assert world.control.status.queue == 0
+
+
+def test_longer_prompts_are_asked_first_and_nothing_else_changes(world, http):
+    """Two at once, more than which no generator gets."""
+    server = Generator(http, "a")
+    server.open.clear()
+    world.announce(server)
+    world.fleet.weights.publish(0)
+    prompts = [Prompt(f"0/{i}", (i,) * (i + 1), {}) for i in range(8)]
+    stream = http.start(asyncio.to_thread(world.fleet.answer, prompts))
+    eventually(lambda: server.now == 2, "two are asked")
+    assert {body["prompt"][0] for body in server.asked} == {6, 7}
+    server.open.set()
+    assert [rollout.prompt for rollout in stream.result(60).rollouts] == prompts, "in their order"
+    assert {body["prompt"][0]: body["seed"] for body in server.asked} == {
+        prompt.tokens[0]: request_seed(0, prompt.id) for prompt in prompts
+    }
 
 
 def test_a_lone_generator_that_hangs_is_waited_for_and_one_that_refuses_is_not(world, http):

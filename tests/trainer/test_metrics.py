@@ -1,16 +1,16 @@
 """The figures of a run on disk: what a resumed run keeps, and the picture."""
 
 import json
-from math import isnan
+from math import inf, isnan, nan
 from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_hex
 from tests.api.manifests import job
-from tests.support import metrics_page
+from tests.support import metrics_page, strict
 
 from rlhf_api.metrics import metrics_of
-from rlhf_trainer.training.metrics import MetricsFiles, reward_figure
+from rlhf_trainer.training.metrics import MetricsFiles, read_lines, reward_figure
 from rlhf_trainer.training.tracking import Tracking
 
 TRAINER = Path(__file__).parents[2] / "trainer_image" / "rlhf_trainer"
@@ -79,6 +79,24 @@ def test_a_line_cut_short_by_a_crash_is_left_out(earlier):
     metrics = MetricsFiles(earlier, 9, nowhere(earlier))
     metrics.step({"step": 6, "reward_mean": 1.0, "kl_mean": 0.0})
     assert [line["step"] for line in lines(earlier / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_figures_that_are_not_finite_are_null_and_are_read_as_nan(tmp_path):
+    """Also those that an earlier version wrote as NaN, once the run is resumed."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(json.dumps({"step": 1, "reward_mean": nan, "kl_mean": 0.0}) + "\n")
+    metrics = MetricsFiles(tmp_path, 1, nowhere(tmp_path))
+    metrics.step({"step": 2, "reward_mean": -inf, "kl_mean": nan})
+    metrics.evaluation({"step": 2, "set": "held_out", "mean": nan, "count": 0, "samples": [{"score": nan}]})
+    assert [strict.loads(line) for line in file.read_text().splitlines()] == [
+        {"step": 1, "reward_mean": None, "kl_mean": 0.0},
+        {"step": 2, "reward_mean": None, "kl_mean": None},
+    ]
+    judged = strict.loads((tmp_path / "evaluation.jsonl").read_text())
+    assert (judged["mean"], judged["samples"]) == (None, [{"score": None}])
+    assert [isnan(row["reward_mean"]) for row in read_lines(file)] == [True, True]
+    metrics.draw("a run without a reward")
+    assert (tmp_path / "reward.png").exists()
 
 
 @pytest.mark.parametrize("rows", [PPO, SFT, PPO[:1], SFT[:1]])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import platform
 import socket
 import subprocess
@@ -65,10 +66,13 @@ def test_exit_code_0_is_1_and_any_other_is_0():
 
 def test_the_row_and_the_jobs_own_program_are_there(job):
     (job / "grade.py").write_text(
-        "import json, sys\nsys.exit(sys.stdin.read().strip() != json.load(open('row.json'))['answer'])\n"
+        "import json, sys\n"
+        "row = json.load(open('row.json'), parse_constant=sys.exit)\n"  # NaN is not JSON
+        "sys.exit(sys.stdin.read().strip() != row['answer'])\n"
     )
     (job / "grade.py").chmod(0o644)
-    assert run(" 5\n", "6", command=("python3", "/job/grade.py"), row={"answer": "5"}) == [1.0, 0.0]
+    row = {"answer": "5", "weight": math.nan}
+    assert run(" 5\n", "6", command=("python3", "/job/grade.py"), row=row) == [1.0, 0.0]
 
 
 def test_it_sees_no_environment_no_processes_and_an_empty_directory(monkeypatch):

@@ -1,8 +1,10 @@
 """Rewards over HTTP: the example's own server, and services that are not what they should be."""
 
 import asyncio
+import datetime
 import gzip
 import json
+import math
 import re
 import socket
 import subprocess
@@ -13,13 +15,14 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.support import strict
 from tests.support.ports import free_port
 
 from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer.scoring import service
 from rlhf_trainer.scoring.samples import Failure, Sample, score_all
-from rlhf_trainer.scoring.service import HttpService, secret_headers
+from rlhf_trainer.scoring.service import HttpService, retry_after, secret_headers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rewards"
 SAMPLES = [
@@ -123,6 +126,19 @@ def test_tokens_have_scores_where_they_are_asked_for():
     assert whole[0] == Failure("token_scores, which need spec.reward.fineGrained: true")
 
 
+def test_a_row_is_posted_as_json_for_every_server():
+    """A column of Parquet may hold NaN."""
+    posted = []
+
+    async def handle(request, _number):
+        posted.append(strict.loads(await request.text()))
+        return good([1.0])
+
+    row = {"weight": math.nan, "limits": [-math.inf, 1.5]}
+    serving(handle, lambda url: asked(url, samples=[Sample("p", "r", row)]))
+    assert posted[0]["responses"][0]["row"] == {"weight": None, "limits": [None, 1.5]}
+
+
 def test_what_failed_is_posted_again_alone():
     async def handle(_request, number):
         if number == 1:
@@ -143,6 +159,56 @@ def test_a_service_that_comes_back_within_the_retries_has_cost_nothing():
     assert serving(handle, lambda url: asked(url, retries=2))[0] == [1.0, 0.5, 0.0]
     found, _ = serving(handle, lambda url: asked(url, retries=1))
     assert all("HTTP 503: loading the judge" in failure.reason for failure in found)
+
+
+def busy(status, header):
+    """A handler that asks once to be called later; and the times of all calls."""
+    times = []
+
+    async def handle(_request, number):
+        times.append(time.monotonic())
+        reply = web.Response(status=status, text="slow down", headers={"Retry-After": header})
+        return reply if number == 1 else good()
+
+    return handle, times
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_service_that_says_when_it_may_be_called_again_is_not_called_before(status):
+    handle, times = busy(status, "2")
+    assert serving(handle, lambda url: asked(url, retries=1))[0] == [1.0, 0.5, 0.0]
+    assert times[1] - times[0] >= 2.0, "the backoff alone is half a second"
+
+
+def test_a_service_that_is_busy_for_longer_than_there_is_time_is_not_called_again():
+    """Not by the next batch either, until then; and the reason is that of the service."""
+    handle, times = busy(429, "3600")
+
+    def twice(url):
+        scorer = HttpService(url, concurrency=1, timeout=20.0)
+        return [asyncio.run(score_all(scorer, SAMPLES, retries=2, seconds=60.0)) for _ in range(2)]
+
+    for found in serving(handle, twice)[0]:
+        assert all(
+            "HTTP 429: slow down (Retry-After: 3600 s)" in failure.reason and failure.wait > 60
+            for failure in found
+        )
+    assert len(times) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("120", 120.0),
+        ("Thu, 26 Nov 2026 12:00:30 GMT", 30.0),
+        ("Thu, 26 Nov 2026 12:00:30 -0000", 30.0),
+        ("Thu, 26 Nov 2026 11:00:00 GMT", 0.0),
+        *((text, 0.0) for text in ("", "soon", "-5", "1.5", "9" * 400, "Thu, 99 Nov 2026 12:00:30 GMT")),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(header, seconds):
+    noon = datetime.datetime(2026, 11, 26, 12, tzinfo=datetime.UTC).timestamp()
+    assert retry_after(header, noon) == seconds
 
 
 def body(content: bytes, **headers: str):

@@ -102,6 +102,13 @@ def test_parquet_counts_rows_and_is_copied_once(tmp_path, cache):
         opened(Source(path=bad))
 
 
+def test_a_directory_of_parquet_files_is_no_file(tmp_path, cache):  # noqa: ARG001
+    """As Spark writes one."""
+    (tmp_path / "rows.parquet").mkdir()
+    with pytest.raises(InvalidJob, match=r"rows.parquet: cannot be read: Is a directory"):
+        opened(Source(path=str(tmp_path / "rows.parquet")))
+
+
 def test_all_files_that_cannot_be_read_are_named(tmp_path):
     sources = [Source(path=str(tmp_path / name)) for name in ("a.jsonl", "b.parquet")]
     with pytest.raises(InvalidJob) as caught:

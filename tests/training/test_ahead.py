@@ -134,6 +134,16 @@ def test_no_token_is_older_than_the_bound_and_every_prompt_is_trained_on_once(ht
         run.end()
 
 
+def test_longer_prompts_come_first_within_an_episode_and_episodes_in_their_order(http):
+    """All prompts of the first episode must be trained on now, however short."""
+    run = Run(http, staleness=1)
+    run.join().open.clear()
+    lengths = iter([[1, 3, 2], [7, 9, 8]])
+    run.ahead.publish(0, lambda: [Prompt(f"0/{n}", (1,) * n, {}) for n in next(lengths)])
+    assert [len(work.prompt.tokens) for work in run.world.fleet.ahead.waiting] == [3, 2, 1, 9, 8, 7]
+    run.end()
+
+
 def test_responses_that_new_weights_interrupt_go_on_with_them(http):
     """The episode after the next begins with version 0 and ends with version 1."""
     run = Run(http, 1)

@@ -1,11 +1,11 @@
 """`rlhf replay`: prints the episodes of a run's newest checkpoint."""
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.replay import EPISODES
 
@@ -175,6 +175,6 @@ def _jsonl(tables: Iterator[Table], path: Path) -> int:
     with path.open("w", encoding="utf-8") as out:
         for table in tables:
             for row in table.to_pylist():
-                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                out.write(strict_json.dumps(row, ensure_ascii=False) + "\n")
             count += table.num_rows
     return count

@@ -168,6 +168,7 @@ class Host:
             if process.running and not listens(process.process):
                 first = self._first(process.process)
                 process.ready = first.running and first.ready
+            process.log.bound()
         self._show_steps()
         await self.trainer.read(control)
 

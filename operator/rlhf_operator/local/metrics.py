@@ -1,9 +1,10 @@
 """Follows `metrics.jsonl` while the trainer writes it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from rlhf_api import strict_json
 
 
 class Metrics:
@@ -25,14 +26,14 @@ class Metrics:
         except OSError:
             return []
         self._offset += len(whole) + len(newline)
-        return [row for line in whole.splitlines() if isinstance(row := _parse(line), dict)]
+        return [step for line in whole.splitlines() if (step := _parse(line))]
 
     def _size(self) -> int:
         return self._file.stat().st_size if self._file.exists() else 0
 
 
-def _parse(line: bytes) -> Any:
+def _parse(line: bytes) -> Mapping[str, Any] | None:
     try:
-        return json.loads(line)
-    except ValueError:
+        return strict_json.figures(line)
+    except (ValueError, AttributeError):  # no JSON, or no object
         return None

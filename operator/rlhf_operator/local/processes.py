@@ -19,12 +19,12 @@ from rlhf_api.spec import Spec
 from ..exit_reasons import cause, exit_words
 from ..process_state import Ended, ProcessState
 from . import gpus, reaper
+from .process_log import ProcessLog
 
 Command = Callable[[RunConfig, Process, str], list[str]]
 """`rlhf_api.run.command`, or a test's replacement."""
 _REAPER_SECONDS = 10.0
 """Deadline of a reaper to kill its descendants, seconds."""
-_TAIL_BYTES = 65536
 
 
 class Supervised:
@@ -32,7 +32,7 @@ class Supervised:
 
     def __init__(self, process: Process, logs: Path) -> None:
         self.process = process
-        self.log, self.end = logs / f"{process.name}.log", logs / f"{process.name}.end"
+        self.log, self.end = ProcessLog(logs / f"{process.name}.log"), logs / f"{process.name}.end"
         self.uid = ""
         self.ready = False
         self.started: float | None = None
@@ -43,7 +43,6 @@ class Supervised:
         """Time at which the reaper's end was first noticed."""
         self._reaper_late: float | None = None
         self._oom_kills = OomKills()
-        self._log_from = 0
         self._killed_because = ""
 
     @property
@@ -73,13 +72,7 @@ class Supervised:
         self.end.unlink(missing_ok=True)
         self.uid, self.ready, self.ended, self._killed_because = str(uuid.uuid4()), False, None, ""
         self.reaper_gone, self._reaper_late, self._oom_kills = None, None, OomKills()
-        self.log.parent.mkdir(exist_ok=True)
-        with self.log.open("ab") as log:
-            log.write(
-                f"=== {datetime.datetime.now().isoformat(' ', 'seconds')} {shlex.join(argv)}\n".encode()
-            )
-            log.flush()
-            self._log_from = log.tell()
+        with self.log.open(f"{datetime.datetime.now().isoformat(' ', 'seconds')} {shlex.join(argv)}") as log:
             self.reaper = subprocess.Popen(
                 [sys.executable, "-I", str(reaper.__file__), str(os.getpid()), *argv],
                 stdin=subprocess.DEVNULL,
@@ -109,9 +102,9 @@ class Supervised:
         words = exit_words(code) + (self._oom_kills.words() if code == 128 + signal.SIGKILL else "")
         how = self._killed_because or (f"lost its supervising process, which {words}" if raw < 0 else words)
         silent = bool(self._killed_because) or code in (0, 128 + signal.SIGKILL)
-        telling = cause(text, self._tail(), silent=silent)
+        telling = cause(text, self.log.tail(), silent=silent)
         reason = f"{how}: {telling}" if telling else how
-        self.ended = Ended(now, code, f"{reason}; see {_short(self.log)}")
+        self.ended = Ended(now, code, f"{reason}; see {_short(self.log.path)}")
 
     def terminate(self) -> None:
         """Sends SIGTERM."""
@@ -126,15 +119,6 @@ class Supervised:
     def _signal(self, number: int) -> None:
         if self.reaper is not None and self.reaper.poll() is None:
             self.reaper.send_signal(number)
-
-    def _tail(self) -> str:
-        """The end of the process's log since its start; empty if somebody has deleted it."""
-        try:
-            with self.log.open("rb") as log:
-                log.seek(max(self._log_from, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return log.read().decode(errors="replace")
-        except OSError:
-            return ""
 
 
 def threads_each(spec: Spec, role: Role, cores: int) -> int:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_api import strict_json
+
 from ..archive import open_store
 from .weights import Digests, digests
 
@@ -43,7 +45,7 @@ def left_by(folder: Path, models: Sequence[str]) -> Left:
     ends = [found[0], found[-1]] if len(found) > 1 else found
     file = folder / STEPS
     return Left(
-        [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [],
+        [strict_json.figures(line) for line in file.read_text().splitlines()] if file.exists() else [],
         [(each.step, digests(each, models)) for each in ends],
         {name: found[-1].state[name] for name in _JUDGED if name in found[-1].state} if found else None,
     )

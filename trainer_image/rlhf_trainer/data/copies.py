@@ -37,7 +37,8 @@ def local_file(path: str) -> Path:
     if not path.endswith(PARQUET):
         return file
     try:
-        status = file.stat()
+        with file.open("rb") as opened:  # a directory, as Spark writes one, is refused here
+            status = os.fstat(opened.fileno())
     except OSError as error:
         raise InvalidJob([Problem(path, f"cannot be read: {error.strerror}")]) from None
     version = f"{file.resolve()} {status.st_mtime_ns} {status.st_size}"

@@ -22,7 +22,7 @@ from ..records import Prompt
 from ..sampling_mask import filled
 from .fleet import Fleet
 from .requests import Requests, Responses
-from .work import Response, Work, rollouts
+from .work import Response, Work, longest_first, rollouts
 
 BLOB = "responses-ahead"
 """Blob in a snapshot of the responses, finished or partial, that belong to no episode yet."""
@@ -113,7 +113,7 @@ class RolloutsAhead:
             for work, prompt in zip(works, prompts, strict=True):
                 work.prompt = prompt
             self._requests.answered |= {work.prompt.id: work for work in works if work.whole}
-            self._requests.waiting += [work for work in works if not work.whole]
+            self._requests.waiting += longest_first(work for work in works if not work.whole)
 
     def _begun(self, fresh: Work, oldest: int) -> Work:
         """The responses that a snapshot holds of a prompt, to be continued; `fresh` if the job now asks for another

@@ -21,7 +21,7 @@ from .dispatch import Round, start_round
 from .engine import EngineClient
 from .published import PublishedWeights
 from .requests import Requests, Responses
-from .work import Work, rollouts
+from .work import Work, longest_first, rollouts
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Fleet:
         places = {work.prompt.id: place for place, work in enumerate(works)}
         batches = 1 if size is None else max(1, len(works) // size)
         requests = Requests(self._start, self.weights.left_out, self._ctx.stop)
-        requests.waiting = list(works)
+        requests.waiting = longest_first(works)
         answered, taken = requests.answered, 0
         requests.begin()
         try:

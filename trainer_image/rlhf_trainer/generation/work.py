@@ -108,3 +108,9 @@ class Work:
 def rollouts(works: Iterable[Work]) -> list[Rollout]:
     """Rollouts of the works' finished responses, in order."""
     return [rollout for work in works for rollout in work.rollouts()]
+
+
+def longest_first(works: Iterable[Work]) -> list[Work]:
+    """The works by the length of their prompts, which is all that is known of the length of a response: where responses
+    grow with their prompts, no long one is begun last and keeps a generator busy alone."""
+    return sorted(works, key=lambda work: len(work.prompt.tokens), reverse=True)

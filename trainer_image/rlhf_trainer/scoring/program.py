@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
@@ -111,7 +112,7 @@ class Program:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 row = Path(folder, "row.json")
-                row.write_text(json.dumps(sample.row), encoding="utf-8")
+                row.write_text(strict_json.dumps(sample.row), encoding="utf-8")
                 if _root():  # NOBODY has to be able to read it
                     Path(folder).chmod(0o755)
                     row.chmod(0o644)

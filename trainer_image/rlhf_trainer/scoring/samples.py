@@ -1,6 +1,7 @@
 """Samples scored one by one: each gets a score, a score for each token, or a failure."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +30,8 @@ class Failure:
     """Reason why a sample has no score. Not the response's fault, so it does not score zero either."""
 
     reason: str
+    wait: float = 0.0
+    """Seconds before which it is of no use to try again."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,10 @@ async def score_all(
 ) -> list[Result]:
     """One result each, after at most `retries` retries of failures and at most `seconds` seconds.
 
-    Samples without a result by then have failed, with the reason of their last try if they had one.
+    Samples without a result by then have failed, with the reason of their last try if they had one. A failure that
+    would have to wait longer than that for its retry is not retried.
     """
+    deadline = time.monotonic() + seconds
     late = Failure(f"no score within {seconds:g} s (spec.reward.timeoutSeconds)")
     found: list[Result] = [late] * len(samples)
     places, size, turn = range(len(samples)), scorer.size(len(samples)), asyncio.Semaphore(scorer.concurrency)
@@ -79,7 +84,11 @@ async def score_all(
     async def settle(waiting: Sequence[int]) -> None:
         for retry in range(retries + 1):
             if retry:
-                await asyncio.sleep(min(PAUSE_SECONDS * 2 ** (retry - 1), LONGEST_PAUSE_SECONDS))
+                waits = (failure.wait for place in waiting if isinstance(failure := found[place], Failure))
+                pause = max(min(PAUSE_SECONDS * 2 ** (retry - 1), LONGEST_PAUSE_SECONDS), *waits)
+                if time.monotonic() + pause > deadline:
+                    return
+                await asyncio.sleep(pause)
             async with turn:
                 await ask(waiting)
             waiting = [place for place in waiting if isinstance(found[place], Failure)]
@@ -100,6 +109,6 @@ async def score_all(
     return found
 
 
-def failed(reason: str) -> Failure:
+def failed(reason: str, wait: float = 0.0) -> Failure:
     """A failure with its reason cut to REASON_LENGTH: it may quote foreign text."""
-    return Failure(reason if len(reason) <= REASON_LENGTH else reason[: REASON_LENGTH - 3] + "...")
+    return Failure(reason if len(reason) <= REASON_LENGTH else reason[: REASON_LENGTH - 3] + "...", wait)

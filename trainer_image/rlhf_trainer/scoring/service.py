@@ -1,14 +1,19 @@
 """Rewards from an HTTP service: posts several responses per request, and validates the reply."""
 
 import asyncio
+import datetime
 import json
 import os
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Annotated
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
@@ -18,6 +23,18 @@ LARGEST_REPLY, LARGEST_RESULT, LARGEST_NUMBER = 16 << 10, 2 << 10, 32
 """Maximum size of a reply in bytes: base, per response, and per token that may have a score."""
 QUOTED = 200
 """Characters of an error's body to quote."""
+
+
+BUSY = (429, 503)
+"""Statuses whose `Retry-After` is obeyed."""
+
+
+class _Busy(ValueError):
+    """The service asks not to be called for so many `seconds`."""
+
+    def __init__(self, reason: str, seconds: float) -> None:
+        super().__init__(f"{reason} (Retry-After: {seconds:.0f} s)")
+        self.seconds = seconds
 
 
 class _Message(BaseModel):
@@ -56,7 +73,8 @@ class HttpService:
     """Posts `{"responses": [{"prompt", "response", "row"}]}`, with `tokens` if tokens may have scores, and reads a
     `ServiceReply`. Implements `Scorer`.
 
-    Redirects are not followed and nothing is decompressed; a reply has a maximum size, and one deadline in all.
+    Redirects are not followed and nothing is decompressed; a reply has a maximum size, and one deadline in all. A
+    service that says when it may be called again (`Retry-After`) is not called before.
     """
 
     def __init__(
@@ -65,17 +83,23 @@ class HttpService:
         """`secrets`: headers whose values are redacted wherever the service repeats them."""
         self.concurrency = concurrency
         self._url, self._timeout, self._secrets = url, timeout, dict(secrets or {})
+        self._open_at, self._busy = 0.0, ""
 
     def size(self, count: int) -> int:
         """Splits a batch evenly into as many calls as may run at once."""
         return even_calls(count, self.concurrency)
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
+        if (left := self._open_at - time.monotonic()) > 0:
+            return [failed(self._busy, left)] * len(samples)
         try:
             async with asyncio.timeout(self._timeout):
                 return _results(await self._post(samples), samples, self._without_secrets)
         except TimeoutError:
             failure = failed(f"{self._url}: no reply within {self._timeout:g} s")
+        except _Busy as error:
+            self._open_at, self._busy = time.monotonic() + error.seconds, f"{self._url}: {error}"
+            failure = failed(self._busy, error.seconds)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             failure = failed(f"{self._url}: {error or type(error).__name__}")
         return [failure] * len(samples)
@@ -87,7 +111,7 @@ class HttpService:
             | ({} if s.tokens is None else {"tokens": s.tokens})
             for s in samples
         ]
-        body = json.dumps({"responses": responses}).encode()
+        body = strict_json.dumps({"responses": responses}).encode()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self._secrets}
         # A session per call: its event loop is the role's, and a connection costs little compared with a batch.
         async with (
@@ -98,7 +122,9 @@ class HttpService:
         ):
             if reply.status != 200:
                 text = (await _read(reply, LARGEST_REPLY)).decode(errors="replace")
-                raise ValueError(f"HTTP {reply.status}: {self._without_secrets(text)[:QUOTED]}")
+                reason = f"HTTP {reply.status}: {self._without_secrets(text)[:QUOTED]}"
+                seconds = retry_after(reply.headers.get("Retry-After", ""), time.time())
+                raise _Busy(reason, seconds) if reply.status in BUSY and seconds else ValueError(reason)
             if (coding := reply.headers.get("Content-Encoding", "identity")) != "identity":
                 raise ValueError(
                     f"the reply is compressed with {coding[:QUOTED]}, which the request does not accept"
@@ -117,6 +143,19 @@ class HttpService:
                 for written in (secret, json.dumps(secret)[1:-1]):
                     text = text.replace(written, "***")
         return text
+
+
+def retry_after(header: str, now: float) -> float:
+    """Seconds from `now`, a Unix time, until the header's; 0 for a time that is over and for anything else than
+    seconds or an HTTP date."""
+    if re.fullmatch(r"[0-9]{1,9}", header.strip()):
+        return float(header)
+    try:
+        date = parsedate_to_datetime(header)
+    except ValueError:
+        return 0.0
+    # A date in `-0000`, which says nothing of a zone, is UTC as all HTTP dates are.
+    return max(0.0, date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp() - now)
 
 
 def secret_headers(

@@ -42,9 +42,11 @@ def call(
     parameter = _tokens_parameter(function)
     if parameter is not None and tokens is None and parameter.default is parameter.empty:
         return {"invalid": f"needs tokens, and responses are scored as a whole; {FINE_GRAINED}"}
-    more = {} if parameter is None or tokens is None else {"tokens": tokens}
+    more = {} if parameter is None or tokens is None else {"tokens": [[*each] for each in tokens]}
     try:
-        return {"scores": _scores(function(prompts, responses, rows, **more), responses, tokens)}
+        # Its own lists, which it may empty as it goes.
+        returned = function([*prompts], [*responses], [*rows], **more)
+        return {"scores": _scores(returned, responses, tokens)}
     except _Unfit as error:
         return {"invalid": str(error)}
     except (OSError, MemoryError) as error:

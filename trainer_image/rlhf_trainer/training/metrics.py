@@ -1,11 +1,12 @@
 """Metrics files of a run: one JSON line per step, and a plot of the reward."""
 
-import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rlhf_api import strict_json
 
 from .tracking import Tracking
 
@@ -100,23 +101,23 @@ def _draw_sets(axes: "Axes", judged: Sequence[Mapping[str, Any]], figure: str) -
 
 def _append(file: Path, values: Mapping[str, Any]) -> None:
     with file.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(values) + "\n")
+        out.write(strict_json.dumps(values) + "\n")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file; a last line cut short by a crash is left out."""
+    """The lines of a file, with NaN for figures that are null there; a last line cut short by a crash is left out."""
     rows = []
     for line in file.read_text().splitlines() if file.exists() else ():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            rows.append(strict_json.figures(line))
+        except ValueError:
             continue
     return rows
 
 
 def _keep(file: Path, step: int) -> None:
     if file.exists():
-        kept = [json.dumps(row) + "\n" for row in read_lines(file) if row["step"] <= step]
+        kept = [strict_json.dumps(row) + "\n" for row in read_lines(file) if row["step"] <= step]
         new = file.with_name(f".{file.name}.new")
         new.write_text("".join(kept), encoding="utf-8")
         new.replace(file)  # the old lines stay until the new file is complete

@@ -1,0 +1,24 @@
+"""JSON for programs of other languages: NaN and the infinities, which Python writes and JSON lacks, are null."""
+
+import json
+from collections.abc import Mapping
+from math import isfinite, nan
+from typing import Any
+
+
+def dumps(value: Any, *, ensure_ascii: bool = True) -> str:
+    """The value on one line."""
+    return json.dumps(_finite(value), ensure_ascii=ensure_ascii, allow_nan=False)
+
+
+def figures(line: str | bytes) -> dict[str, Any]:
+    """A line of figures, with NaN for those that are null. Raises ValueError for a line that is cut short."""
+    return {name: nan if value is None else value for name, value in json.loads(line).items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
