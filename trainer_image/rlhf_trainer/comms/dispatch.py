@@ -137,7 +137,9 @@ class Dispatch(Generic[Item, Result]):
             self._give_up_on_who_is_gone()
             self._give_up_what_is_late()
         try:
-            task = await asyncio.wait_for(self._ended.get(), LOOK_SECONDS)
+            # Python 3.11's `wait_for` would lose a cancellation that comes together with a result.
+            async with asyncio.timeout(LOOK_SECONDS):
+                task = await self._ended.get()
         except TimeoutError:
             return
         assigned = self._asked.pop(task)
