@@ -1,5 +1,6 @@
 """Prompts among generators that come, drain and fail, with a weight broadcast that always works."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tests.support.forks import run_ranks
 from tests.support.kube import eventually
+from tests.trainer import deadlines
 from tests.trainer.servers import Generator
 
 from rlhf_api.run import Membership, RunConfig
@@ -354,6 +356,34 @@ def test_responses_that_another_one_goes_on_with_are_counted(world, http):
     assert len(world.fleet.answer(PROMPTS).rollouts) == len(PROMPTS)
     continued = [body for body in other.asked if len(body["prompt"]) > 1]
     assert world.fleet.continued == len(continued) > 0
+
+
+def test_prompts_that_wait_in_line_behind_those_of_another_round_are_not_given_up(world, http):
+    """Held-out prompts, say, while the server is full of requests that run ahead: it works on one at a time here, and
+    they wait for longer than the deadline of a token."""
+    server, turn = Generator(http, "a"), asyncio.Lock()
+    plain = server._stream
+
+    async def one_at_a_time(*arguments) -> None:
+        async with turn:
+            while len(server.asked) < 3:
+                await asyncio.sleep(0.01)
+            await plain(*arguments)
+
+    server._stream = one_at_a_time
+    world.announce(server)
+    world.fleet.weights.publish(0)
+    ahead = world.fleet.ahead
+    ahead.waiting = world.fleet.fresh(PROMPTS[:2])
+    server.slow = {prompt.tokens[0]: [200.0] * 2 for prompt in PROMPTS[:2]}
+    with deadlines.clock() as clock:
+        server.wait = clock.wait
+        ahead.begin()
+        eventually(lambda: len(server.asked) == 2, "both are in line")
+        responses = world.fleet.answer(PROMPTS[2:3])
+        assert clock.now == 800
+    assert [rollout.prompt for rollout in responses.rollouts] == PROMPTS[2:3]
+    assert (list(responses.requeued), responses.refused) == ([], {})
 
 
 def test_a_refused_prompt_is_told_and_a_job_whose_prompts_all_are_ends(world, http):

@@ -40,6 +40,7 @@ class Fleet:
         self.weights = PublishedWeights(ctx, policy, sync, committing=lambda: self.ahead.close())
         self.ahead = Requests(self._start, self.weights.left_out, ctx.stop)
         """Requests that go on while weights are published, on rank 0."""
+        self._heard: dict[str, float] = {}
         self.continued = 0
         """Responses, so far, that one request began and another one went on with; on rank 0."""
 
@@ -166,6 +167,7 @@ class Fleet:
                 left=lambda count: self._ctx.report(queue=count), asked=self._count_continued, arrived=arrived
             ),
             switches=switches,
+            heard=self._heard,
         )
         faults.point(f"generating:{len(works)}")
         return started
