@@ -41,8 +41,14 @@ class Fleet:
         self.ahead = Requests(self._start, self.weights.left_out, ctx.stop)
         """Requests that go on while weights are published, on rank 0."""
         self._heard: dict[str, float] = {}
+        self._busy = 0.0  # seconds in which there were other requests alone than those ahead
         self.continued = 0
         """Responses, so far, that one request began and another one went on with; on rank 0."""
+
+    @property
+    def idle_seconds(self) -> float:
+        """Total time without any request since the first one ahead of training, seconds; on rank 0."""
+        return self.ahead.idle_seconds - self._busy
 
     def answer(
         self,
@@ -123,7 +129,7 @@ class Fleet:
         batches = 1 if size is None else max(1, len(works) // size)
         requests = Requests(self._start, self.weights.left_out, self._ctx.stop)
         requests.waiting = list(works)
-        answered, taken = requests.answered, 0
+        answered, taken, idle = requests.answered, 0, self.ahead.idle_seconds
         requests.begin()
         try:
             while True:
@@ -139,6 +145,7 @@ class Fleet:
                     break
         finally:
             requests.cancel()
+            self._busy += self.ahead.idle_seconds - idle
         refused = requests.refused
         if some and refused and len(refused) == len(works):
             raise Unavailable(f"the generators refuse every prompt: {next(iter(refused.values()))}")

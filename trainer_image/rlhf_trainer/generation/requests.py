@@ -49,7 +49,7 @@ class Requests:
         self._round: Future[Round] | None = None
         self._switches = Switches()
         self._news = threading.Event()
-        self._arrivals = self._before = self._last = self._fruitless = 0
+        self._arrivals = self._before = self._fruitless = 0
         self._idle_since: float | None = None
         self._idle = 0.0
 
@@ -60,9 +60,8 @@ class Requests:
             return
         self._idle, self._idle_since = self.idle_seconds, None
         self._switches, self._before = Switches(), self._arrivals
-        self._last = self._arrivals + len(self.waiting)
         self._round = self._start(self.waiting, self._arrived, self._switches)
-        self._round.add_done_callback(lambda _: self._news.set())
+        self._round.add_done_callback(self._over)
 
     def until(self, enough: Callable[[], bool]) -> bool:
         """Waits until `enough()` or until no generator is left; returns `enough()`.
@@ -127,7 +126,11 @@ class Requests:
     def _arrived(self, work: Work) -> None:
         self.answered[work.prompt.id] = work
         self._arrivals += 1
-        if self._arrivals == self._last:
+        self._news.set()
+
+    def _over(self, ended: "Future[Round]") -> None:
+        """A round has ended, of which nobody has taken the outcome yet."""
+        if self._round is ended:
             self._idle_since = time.monotonic()
         self._news.set()
 
