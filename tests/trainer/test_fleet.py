@@ -245,6 +245,15 @@ def test_generators_that_live_and_fail_at_everything_fail_the_run(world, http):
     assert len(world.sent.members) == REFUSALS
 
 
+def test_a_generator_that_dies_again_and_again_is_asked_as_long_as_its_responses_grow(http):
+    """As on spot machines, whose lives are shorter than a long response."""
+    world, server = World(http, max_new_tokens=REFUSALS + 2), Generator(http, "a", fails=0, status=0)
+    world.announce(server)
+    world.fleet.weights.publish(0)
+    responses = world.fleet.answer(PROMPTS[:2])
+    assert [len(rollout.tokens) for rollout in responses.rollouts] == [REFUSALS + 2] * 2
+
+
 def test_responses_come_in_batches_while_others_are_still_generated(world, http):
     server = Generator(http, "a")
     server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
