@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from rlhf_api.manifest import parse
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Process, RunConfig, environment
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 
 SHAPES = {
     "tiny": (64, 128, 2, 2, 1, 512, True),
@@ -83,7 +83,7 @@ def logprobs(model: PreTrainedModel) -> torch.Tensor:
     return found.cpu()
 
 
-def served_logprobs(http: Background, address: str) -> torch.Tensor:
+def served_logprobs(http: HttpClient, address: str) -> torch.Tensor:
     """The same, as a server gives them."""
     body = {"model": "policy", "prompt": TEXT, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
     answer = http.run(http.json("POST", f"{address}/v1/completions", body, timeout=60))

@@ -6,7 +6,7 @@ from itertools import count, pairwise
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.comms.outcomes import Interrupted
 from rlhf_trainer.generation.vllm import VllmClient
 from rlhf_trainer.generation.work import Work
@@ -17,7 +17,7 @@ class Load:
     """`answers` answers of `tokens` tokens in generation at a time, asked as the trainer does and continued where new
     weights interrupt them; `times` lists when frames with tokens of the first one came, `all_times` those of all."""
 
-    def __init__(self, http: Background, member: Member, answers: int, tokens: int) -> None:
+    def __init__(self, http: HttpClient, member: Member, answers: int, tokens: int) -> None:
         self.times: list[float] = []
         self.all_times: list[float] = []
         self._http, self._member, self._numbers = http, member, count()

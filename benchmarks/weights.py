@@ -27,8 +27,8 @@ from own_engine import own_command, own_rounds
 from serving import Server, free_port, logprobs, make_model, renew, run_config, save, served_logprobs, tell
 from traffic import Load
 
-from rlhf_trainer.comms.http import Background
-from rlhf_trainer.weights.broadcaster import WeightSync
+from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.weights.broadcaster import Broadcaster
 from rlhf_trainer.weights.buckets import pack
 from rlhf_trainer.weights.digest import Digest
 
@@ -57,13 +57,13 @@ def local_cost(model: Any, bucket: int, device: torch.device) -> dict[str, float
 class Bench:
     """The trainer's side of every measurement."""
 
-    def __init__(self, model: Any, servers: list[Server], http: Background, device: torch.device) -> None:
+    def __init__(self, model: Any, servers: list[Server], http: HttpClient, device: torch.device) -> None:
         self.model, self.servers, self.http, self.device = model, servers, http, device
         self.version, self.fault = 0, ""
         self.action: Callable[[], None] = lambda: None
         self.at: dict[str, float] = {}
 
-    def sync(self, bucket: int, timeout_s: float = TIMEOUT_S, *, keep: bool = False) -> WeightSync:
+    def sync(self, bucket: int, timeout_s: float = TIMEOUT_S, *, keep: bool = False) -> Broadcaster:
         settings = {
             "host": "127.0.0.1",
             "timeout_s": timeout_s,
@@ -71,7 +71,7 @@ class Bench:
             "device": self.device,
             "clear_cache": not keep,
         }
-        return WeightSync(self.http, fault=self._at, **settings)
+        return Broadcaster(self.http, fault=self._at, **settings)
 
     def _at(self, point: str) -> None:
         self.at[point] = time.monotonic()
@@ -79,8 +79,8 @@ class Bench:
             self.fault = ""
             self.action()
 
-    def round(self, sync: WeightSync, *, count: int = 1, check: bool = True) -> dict[str, Any]:
-        """New weights to `count` servers: what `SyncReport` says, and that both sides compute the same."""
+    def round(self, sync: Broadcaster, *, count: int = 1, check: bool = True) -> dict[str, Any]:
+        """New weights to `count` servers: what `BroadcastReport` says, and that both sides compute the same."""
         self.version += 1
         old = logprobs(self.model) if check else None
         renew(self.model, self.version)
@@ -103,7 +103,7 @@ class Bench:
         return found
 
 
-def proof(bench: Bench, sync: WeightSync, rounds: int) -> None:
+def proof(bench: Bench, sync: Broadcaster, rounds: int) -> None:
     """What it costs a generator to look at what it serves: all of it after a swap, then a slice."""
     for number in range(rounds):
         found, seconds = bench.round(sync, check=False), []
@@ -137,7 +137,7 @@ def under_load(bench: Bench, bucket: int, rounds: int, answers: int, tokens: int
         sync.close()
 
 
-def to_several(bench: Bench, sync: WeightSync, rounds: int) -> None:
+def to_several(bench: Bench, sync: Broadcaster, rounds: int) -> None:
     """To all generators, then to fewer, so that all are past their first weights where numbers are compared; ends the
     benchmark where one of them does not get the weights."""
     for count in range(len(bench.servers), 0, -1):
@@ -234,7 +234,7 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
         for megabytes in options.buckets:
             tell({"what": "local", "bucket": megabytes, **local_cost(model, megabytes << 20, device)})
         tell({"what": "generators ready", "seconds": max(server.wait_ready() for server in servers)})
-        with Background(token) as http:
+        with HttpClient(token) as http:
             bench = Bench(model, servers, http, device)
             for megabytes in options.buckets:
                 sync = bench.sync(megabytes << 20)

@@ -44,6 +44,13 @@ def test_a_wrong_value_is_refused_by_name(wrong, complaint):
     assert complaint in str(refused.value)
 
 
+def test_one_port_for_metrics_and_webhook_is_refused():
+    same = {"metrics": {"port": 9443}, "webhook": {"enabled": True}}
+    with pytest.raises(HelmError, match=r"metrics\.port and webhook\.port must differ; both are 9443"):
+        render(same)
+    render({"metrics": {"port": 9443}})
+
+
 def test_the_schema_knows_every_value_and_no_other():
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -1,4 +1,4 @@
-"""What the operator remembers of the cluster: the newest of each object, little of it, and nothing that is gone."""
+"""The operator's cache: the newest version of each object, reduced to what it reads, without deleted ones."""
 
 import json
 import tracemalloc
@@ -91,7 +91,7 @@ def test_objects_are_found_under_their_job(cache):
     assert cache.put(pod(index=0, uid="c", name="other")) == ("team", "other")
     assert cache.keys() == [KEY]
     assert [p["metadata"]["uid"] for p in cache.pods(KEY)] == ["a", "b"]
-    assert cache.workload(KEY) is None
+    assert cache.workloads(KEY) == []
 
 
 def test_a_pod_of_nobody_is_not_kept(cache):
@@ -124,7 +124,7 @@ def test_the_newest_stays_whatever_comes_last(cache):
 
 
 def test_a_status_is_kept_but_no_news(cache):
-    """We wrote it. A watch may tell so before the server's answer to us comes."""
+    """The operator wrote it itself; a watch may report it before the API server's reply to the write arrives."""
     cache.put(job(version=5))
     assert cache.put(job(version=6, status={"phase": "Running"})) is None
     assert cache.job(KEY)["status"] == {"phase": "Running"}

@@ -169,6 +169,35 @@ def waits_for_its_runtime(jobs: Jobs) -> None:
     jobs.kubectl("delete", "rlhfjob", "named")
 
 
+def lacks_a_secret(jobs: Jobs) -> None:
+    """A job whose pod gets a node that cannot start it: only the pod's events tell why."""
+    jobs.apply(one_pod("unstarted", pods={"nodeSelector": {"no": "node"}}))
+    eventually(lambda: jobs.pods().get("unstarted-trainer-0"), "its pod is made")
+    target = {"apiVersion": "v1", "kind": "Node", "name": "of-paper"}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "unstarted-trainer-0"},
+        "target": target,
+    }
+    path = f"/api/v1/namespaces/{jobs.namespace}/pods/unstarted-trainer-0/binding"
+    jobs.kubectl("create", f"--raw={path}", "-f", "-", input=json.dumps(body))
+    meta = jobs.get("pod", "unstarted-trainer-0")["metadata"]
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "no-secret"},
+        "involvedObject": {"kind": "Pod", **{key: meta[key] for key in ("name", "namespace", "uid")}},
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": 'secret "keys" not found',
+        "lastTimestamp": "2100-01-01T00:00:00Z",
+    }
+    jobs.kubectl("create", "-f", "-", input=json.dumps(event))
+    eventually(lambda: jobs.reason("unstarted", "Stalled") == "FailedMount", "its job tells")
+    jobs.kubectl("delete", "rlhfjob", "unstarted")
+
+
 def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     """Everything that the operator does for jobs: gangs, queues, scaling, a changed spec, suspension, time to live."""
     for gang in ("volcano", "coscheduling"):
@@ -192,7 +221,7 @@ def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
 
     jobs.kubectl("run", "taken-trainer-0", "--image=somebody-elses")
     jobs.apply(one_pod("taken"))
-    eventually(lambda: "already exists" in jobs.status("taken").get("message", ""), "the name is taken")
+    eventually(lambda: "exists already" in jobs.status("taken").get("message", ""), "the name is taken")
     jobs.kubectl("delete", "pod", "taken-trainer-0", "--grace-period=0", "--force")
     eventually(lambda: jobs.pods().get("taken-trainer-0"), "the name is free")
 
@@ -245,6 +274,7 @@ def test_every_right_is_used_and_none_is_missing(control_plane, namespace, anoth
         theirs.apply(one_pod("theirs"))
         theirs.until("theirs", "Running")
         waits_for_its_runtime(jobs)
+        lacks_a_secret(jobs)
         a_full_life(jobs, nodes)
         assert "403" not in answers(running)
         done = used(proxy.requests)

@@ -151,7 +151,7 @@ def scope_of(engine: TrainedModel, path: str) -> dict:
 
 @pytest.mark.parametrize("late", [0, 3])
 def test_no_response_is_under_way_when_new_weights_serve(late):
-    """Nor one that reached the engine only after it was paused; who comes meanwhile is served by the new ones."""
+    """Also none that reached the engine after the pause; later requests are served with the new weights."""
 
     async def run() -> None:
         engine = TrainedModel()

@@ -55,9 +55,11 @@ class ApiError(Exception):
 
     @property
     def of_job(self) -> bool:
-        """True if the call failed because of the job, by a quota, a policy or an object that the server does not know,
-        and not by a failure of the operator."""
-        return self.status in (400, 403, 404, 422) and self.kind != "RLHFJob" and not self.lacks_right
+        """True if the call failed because of the job, by a quota, a policy, a name that is taken or an object that the
+        server does not know, and not by a failure of the operator."""
+        named = self.status == 409 and self.reason == "AlreadyExists"
+        refused = named or self.status in (400, 403, 404, 422)
+        return refused and self.kind != "RLHFJob" and not self.lacks_right
 
 
 class Api:
@@ -150,12 +152,19 @@ class Api:
                 raise
 
     async def list(
-        self, kind: str, namespace: str | None = None, *, labels: str = "", metadata_only: bool = False
+        self,
+        kind: str,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        metadata_only: bool = False,
     ) -> AsyncIterator[Body]:
         """All objects of a kind, in one namespace or in all, fetched page by page."""
         version, _ = KINDS[kind]
         page_size = _METADATA_PAGE if metadata_only else _PAGE
-        query = {"limit": str(page_size), **({"labelSelector": labels} if labels else {})}
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        query = {"limit": str(page_size)} | {key: value for key, value in selectors.items() if value}
         accept = f"{_METADATA},{_JSON}" if metadata_only else _JSON
         path = object_path(kind, namespace, "")
         while True:

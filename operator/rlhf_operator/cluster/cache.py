@@ -136,8 +136,9 @@ class Cache:
         seen = self._seen[body["kind"]].get(key, {}).get(meta["name"])
         return seen is not None and seen.version >= int(meta["resourceVersion"])
 
-    def workload(self, key: Key) -> Body | None:
-        return next(iter(self._read("Workload", key)), None)
+    def workloads(self, key: Key) -> list[Body]:
+        """Workloads that name the job as their owner or in their label."""
+        return self._read("Workload", key)
 
     def _read(self, kind: str, key: Key) -> list[Body]:
         return [json.loads(seen.text) for seen in self._seen[kind].get(key, {}).values()]

@@ -4,6 +4,7 @@ from .api import Api, ApiError, Body, Key, run_all
 from .cache import COMPANIONS, Cache
 from .describe import Event
 from .objects import companions, owned, token_secret
+from .ownership import check_name
 from .pinned import Pinned
 from .recorder import Recorder
 from .seal import sealed
@@ -33,7 +34,7 @@ class CompanionClient:
         bodies = companions(pinned, self._settings.own_namespace, self._settings.metrics_from)
         secret = self._settings.token_key
         bodies = [sealed(body, secret, job) if body["kind"] == "ConfigMap" else body for body in bodies]
-        made = await run_all(self._api.apply(owned(body, job)) for body in bodies)
+        made = await run_all(self._apply_one(key, job, body) for body in bodies)
         listed = [body for body in made if body["kind"] in COMPANIONS]
         for body in listed:
             self._cache.put(body)
@@ -44,6 +45,13 @@ class CompanionClient:
             if seen[kind, name] not in (None, ours[kind, name], now[kind, name]):
                 message = f"{kind} {name} was changed by someone else; the operator has restored it"
                 await self._recorder.record(job.body, Event("Warning", "Restored", message))
+
+    async def _apply_one(self, key: Key, job: Job, body: Body) -> Body:
+        kind, name = body["kind"], body["metadata"]["name"]
+        # A ConfigMap's name has the digest of its content.
+        if kind != "ConfigMap" and self._cache.version(kind, key, name) is None:
+            await check_name(self._api, job, body)
+        return await self._api.apply(owned(body, job))
 
     async def create_token(self, job: Job, *, again: bool) -> None:
         """Creates the token's Secret unless it exists; `again`: a pod did not find it, which an event reports."""

@@ -4,6 +4,8 @@ from typing import Any
 
 from rlhf_api.run import RunConfig, places, roles_of
 
+from .names import common_labels
+
 Body = dict[str, Any]
 
 
@@ -32,7 +34,7 @@ class Volcano(Gang):
         return {
             "apiVersion": "scheduling.volcano.sh/v1beta1",
             "kind": "PodGroup",
-            "metadata": {"name": config.job},
+            "metadata": {"name": config.job, "labels": common_labels(config.job)},
             "spec": {"minMember": members(config), **queue},
         }
 
@@ -49,7 +51,7 @@ class Coscheduling(Gang):
         return {
             "apiVersion": "scheduling.x-k8s.io/v1alpha1",
             "kind": "PodGroup",
-            "metadata": {"name": config.job},
+            "metadata": {"name": config.job, "labels": common_labels(config.job)},
             "spec": {"minMember": members(config)},
         }
 

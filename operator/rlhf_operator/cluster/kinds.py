@@ -41,9 +41,13 @@ def object_path(kind: str, namespace: str | None, name: str) -> str:
 
 def body_path(body: Mapping[str, Any], tail: str) -> str:
     """Path of a body's kind in its namespace, followed by `tail`."""
-    kind, version = body["kind"], body["apiVersion"]
-    _, plural = KINDS.get(kind) or KINDS[f"{kind}.{version.partition('/')[0]}"]
-    return "/".join([group_path(version), "namespaces", body["metadata"]["namespace"], plural, *_some(tail)])
+    return object_path(kind_of(body), body["metadata"]["namespace"], tail)
+
+
+def kind_of(body: Mapping[str, Any]) -> str:
+    """The body's key in KINDS."""
+    kind = str(body["kind"])
+    return kind if kind in KINDS else f"{kind}.{body['apiVersion'].partition('/')[0]}"
 
 
 def _some(name: str) -> list[str]:

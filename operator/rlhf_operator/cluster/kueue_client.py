@@ -10,6 +10,7 @@ from .kueue import released, report, workload
 from .names import PRIORITY
 from .next_step import Plan
 from .objects import owned
+from .ownership import check_name, is_own
 from .placement import flavors
 from .recorder import Recorder
 from .snapshot import Job
@@ -21,15 +22,22 @@ class KueueClient:
     def __init__(self, api: Api, cache: Cache, recorder: Recorder) -> None:
         self._api, self._cache, self._recorder = api, cache, recorder
 
+    def workload(self, key: Key, job: Job) -> Body | None:
+        """The job's Workload, not that of an earlier job of its name, whose admission was another's."""
+        return next((body for body in self._cache.workloads(key) if is_own(body, job)), None)
+
     async def line_up(self, key: Key, job: Job, want: Desired, todo: Plan) -> None:
         """Applies the plan's queue actions."""
-        found, stamp = self._cache.workload(key), time_text(self._api.clock.now())
+        found, stamp = self.workload(key, job), time_text(self._api.clock.now())
         if todo.queue == "leave":
             await self.leave(key, job)
         elif todo.queue == "enter":
             name = job.body["metadata"].get("labels", {}).get(PRIORITY)
             priority = await self._read(job, "WorkloadPriorityClass", name) if name else None
-            self._cache.put(await self._api.apply(owned(workload(job, want.pinned, priority), job)))
+            body = workload(job, want.pinned, priority)
+            if found is None:
+                await check_name(self._api, job, body, is_own)
+            self._cache.put(await self._api.apply(owned(body, job)))
         elif todo.queue is not None and found is not None:
             status = todo.status or job.status
             ready = status is not None and is_true(status, "RolesReady")
@@ -40,8 +48,8 @@ class KueueClient:
 
     async def leave(self, key: Key, job: Job) -> None:
         """Gives the job's quota and its place in the queue back, where it has one."""
-        if self._cache.workload(key) is not None:
-            await self._api.delete("Workload", job.namespace, job.name)
+        if (found := self.workload(key, job)) is not None:
+            await self._api.delete("Workload", job.namespace, job.name, uid=found["metadata"]["uid"])
 
     async def flavors(self, job: Job, admitted: Body) -> dict[str, Body]:
         """The ResourceFlavors assigned to the job's Workload, by name."""

@@ -9,7 +9,7 @@ from .api import ApiError, Key
 from .cache import Cache
 from .names import pod_name
 from .next_step import Plan
-from .pod_client import owned_by
+from .ownership import owned_by
 from .refusal import Refusal, by_server
 from .snapshot import Job
 

@@ -1,8 +1,5 @@
 """Creates a job's pods, each once, and replaces those whose identifying labels are gone."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from rlhf_api.run import pods_each
 
 from .api import Api, ApiError, Body
@@ -10,6 +7,7 @@ from .cache import Cache
 from .describe import Event
 from .names import pod_name
 from .objects import owned
+from .ownership import name_taken, owned_by
 from .pinned import Pinned
 from .placement import placed
 from .pod import NewPod, build_pod
@@ -39,7 +37,7 @@ class PodClient:
             name = pod_name(job.name, new.role, new.index, new.rank)
             found = await self._api.get("Pod", job.namespace, name)
             if not owned_by(found, job):
-                raise
+                raise name_taken(found, job) from None
             if not is_marked(found, job.name):
                 await self.replace(job, found)
             self._cache.put(found)
@@ -51,8 +49,3 @@ class PodClient:
             message = f"the operator's labels of {name} were removed or changed; the pod is replaced"
             await self._recorder.record(job.body, Event("Warning", "Relabelled", message))
             await self._api.delete("Pod", job.namespace, name, uid=pod["metadata"]["uid"])
-
-
-def owned_by(pod: Mapping[str, Any], job: Job) -> bool:
-    """True for a pod of this job, not of an earlier one of its name."""
-    return any(owner.get("uid") == job.uid for owner in pod["metadata"].get("ownerReferences", ()))

@@ -115,6 +115,13 @@ def initializing(status: Body) -> str | None:
     return next(running, None)
 
 
+def unstarted(status: Body) -> bool:
+    """True if no container of the pod runs or has run."""
+    containers = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
+    begun = any({"running", "terminated"} & c.get("state", {}).keys() for c in containers)
+    return not begun and status.get("phase") not in OVER
+
+
 def _failed_init(status: Body) -> tuple[int, str, str] | None:
     """Exit code of a failed init container, a description of its end, and the last lines of its log."""
     for container in status.get("initContainerStatuses", ()):

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from ..job_metrics import metrics_route
+from .listening import listen
 from .settings import Settings
 from .telemetry import Telemetry
 
@@ -18,6 +19,9 @@ async def serve(
 
     `/readyz` is 200 if `ready()`: the process runs, as leader or on standby. `/healthz` is 200 if `alive()`: its
     workers and watches make progress; otherwise the kubelet restarts the operator.
+
+    Raises:
+        ValueError: the port cannot be had.
     """
 
     app = web.Application()
@@ -25,8 +29,7 @@ async def serve(
     app.router.add_get("/readyz", _probe(ready, "not ready: still starting, or about to end"))
     app.router.add_get("/healthz", _probe(alive, "no progress: a worker or a watch is stuck"))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_SECONDS)
-    await runner.setup()
-    await web.TCPSite(runner, port=settings.metrics_port).start()
+    await listen(runner, settings.metrics_port)
     return runner
 
 

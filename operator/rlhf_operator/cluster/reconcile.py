@@ -16,15 +16,17 @@ from .kueue_client import KueueClient
 from .next_step import POLL_SECONDS, Plan
 from .observed import Observed
 from .outcomes import Outcomes
+from .ownership import owned_by
 from .pinned import UnreadableConfig
 from .plan import plan
-from .pod_client import PodClient, owned_by
+from .pod_client import PodClient
+from .pod_events import PodEvents
 from .recorder import Recorder
 from .refusal import leave_alone, refuse, reopened
 from .settings import Settings
 from .snapshot import Job, Pod, is_marked
 from .status_writer import StatusWriter
-from .stopping import deleted
+from .stopping import deleted, settled
 from .telemetry import Telemetry
 from .trainer_client import TrainerClient
 
@@ -44,7 +46,7 @@ class Reconciler:
         self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
         self._trainers = TrainerClient(*settings.token_keys, clock=api.clock.time)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
-        self._pods = PodClient(api, cache, recorder)
+        self._pods, self._pod_events = PodClient(api, cache, recorder), PodEvents(api)
         self._companions = CompanionClient(settings, api, cache, recorder)
         self._statuses, self._outcomes = StatusWriter(api, cache, recorder, telemetry), Outcomes(cache)
         self._uids: dict[Key, str] = {}
@@ -75,17 +77,18 @@ class Reconciler:
             return await self._give_up(key, job, deleted(body["metadata"], pods))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
-        job = self._statuses.latest(key, job)
+        job, workload = self._statuses.latest(key, job), self._kueue.workload(key, job)
+        if settled(job, bodies, workload):  # as most jobs of a cluster are; their specs are not read again
+            return None
         try:
             want = await self._desired.read(key, job, pods)
         except UnreadableConfig as error:
             return await self._give_up(key, job, leave_alone(str(error)))
         except InvalidJob as error:
             return await self._give_up(key, job, refuse(job, error, pods, now))
-        job = reopened(job, want.spec)
+        job, pods = reopened(job, want.spec), await self._pod_events.told(key, job, pods)
         trainer = await self._trainers.read(job, pods)
-        workload, refusal = self._cache.workload(key), self._outcomes.refusal(key)
-        limits = self._settings.limits
+        refusal, limits = self._outcomes.refusal(key), self._settings.limits
         job = kept_in_queue(job, workload, required=limits is not None and limits.require_queue)
         if refusal is not None and isinstance(refusal.why, Finish):
             # Of the spec of then; a later one reopens the job.
@@ -137,7 +140,7 @@ class Reconciler:
             if todo.create or todo.token:
                 await self._companions.create_token(job, again=todo.token)
             await self._kueue.line_up(key, job, want, todo)
-            admitted = self._cache.workload(key) if todo.create and job.queue else None
+            admitted = self._kueue.workload(key, job) if todo.create and job.queue else None
             known = await self._kueue.flavors(job, admitted) if admitted else {}
             for first in (True, False):  # of a generator's pods, which are not made where that one is refused
                 wave = [pod for pod in todo.create if (pod.rank == 0) == first]
@@ -178,5 +181,5 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         if (uid := self._uids.pop(key, None)) is not None:
             self._trainers.forget(uid)
-        for each in (self._desired, self._companions, self._statuses, self._outcomes):
+        for each in (self._desired, self._companions, self._statuses, self._outcomes, self._pod_events):
             each.forget(key)

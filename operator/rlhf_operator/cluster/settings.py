@@ -96,7 +96,7 @@ class Settings:
 
         def port(name: str) -> int | None:
             text = environ.get(name)
-            if text and not text.isdigit():
+            if text and not (text.isdecimal() and 0 < int(text) < 65536):
                 raise ValueError(f"{name} must be a port; got {text!r}")
             return int(text) if text else None
 
@@ -105,6 +105,9 @@ class Settings:
         for name, value in (("RLHF_TOKEN_KEY", key), ("RLHF_PREVIOUS_TOKEN_KEY", previous or key)):
             if len(value) < 32:
                 raise ValueError(f"{name} must have at least 32 characters; got {len(value)}")
+        metrics_port, webhook_port = port("RLHF_METRICS_PORT") or 8080, port("RLHF_WEBHOOK_PORT")
+        if metrics_port == webhook_port:
+            raise ValueError(f"RLHF_METRICS_PORT and RLHF_WEBHOOK_PORT must differ; both are {webhook_port}")
         log_format = environ.get("RLHF_LOG_FORMAT") or "json"
         if log_format not in ("json", "text"):
             raise ValueError(f"RLHF_LOG_FORMAT must be json or text; got {log_format!r}")
@@ -117,8 +120,8 @@ class Settings:
             identity=environ.get("POD_NAME") or f"operator-{os.getpid()}",
             workspace_claim=environ.get("RLHF_WORKSPACE_CLAIM") or None,
             image_pull_policy=environ.get("RLHF_IMAGE_PULL_POLICY") or None,
-            metrics_port=port("RLHF_METRICS_PORT") or 8080,
-            webhook_port=port("RLHF_WEBHOOK_PORT"),
+            metrics_port=metrics_port,
+            webhook_port=webhook_port,
             webhook_certificates=environ.get("RLHF_WEBHOOK_CERTIFICATES") or "/etc/rlhf/webhook",
             metrics_from=_peers(environ.get("RLHF_METRICS_FROM")),
             gpu_prices=_prices(environ.get("RLHF_GPU_PRICES")),

@@ -13,7 +13,7 @@ from rlhf_api.status import JobStatus
 from ..condition import own_conditions
 from ..process_state import Ended
 from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, RANK, ROLE, pod_name
-from .pod_status import OVER, Body, ended, initializing, seconds, waiting_reason
+from .pod_status import OVER, Body, ended, initializing, seconds, unstarted, waiting_reason
 from .ports import PORT
 
 _REQUEST = 256
@@ -84,6 +84,8 @@ class Pod:
     node: str | None = None
     initializing: str | None = None
     """The running init container."""
+    unstarted: bool = False
+    """True if it has a node, whose kubelet has not started any of its containers yet."""
     port: int = PORT
     """Port of the pod's HTTP server."""
     rank: int = 0
@@ -131,6 +133,7 @@ class Pod:
             scheduled=scheduled,
             node=body.get("spec", {}).get("nodeName"),
             initializing=initializing(status),
+            unstarted="nodeName" in body.get("spec", {}) and unstarted(status),
             port=_port(body.get("spec", {})),
             rank=int(labels.get(RANK, "0")),
         )

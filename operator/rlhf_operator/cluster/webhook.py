@@ -14,6 +14,7 @@ from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob, Problem
 
 from .limit_checks import check, lacks_queue
+from .listening import listen
 from .names import QUEUE
 from .pinned import Pinned
 from .refusal import refused
@@ -102,7 +103,7 @@ async def serve(settings: Settings) -> web.AppRunner | None:
     """Listens, where the settings name a port.
 
     Raises:
-        ValueError: the certificate is missing or none.
+        ValueError: the certificate is missing or none, or the port cannot be had.
     """
     if settings.webhook_port is None:
         return None
@@ -111,8 +112,7 @@ async def serve(settings: Settings) -> web.AppRunner | None:
     app[_SETTINGS] = settings
     app.add_routes([web.post("/validate", _validate)])
     runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, port=settings.webhook_port, ssl_context=context).start()
+    await listen(runner, settings.webhook_port, context)
     return runner
 
 

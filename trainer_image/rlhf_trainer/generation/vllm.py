@@ -10,7 +10,7 @@ from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 
 from ..comms.frames import GENERATE, Asked, Frame, FrameReader, Kind, RequestFailed
-from ..comms.http import Background, HttpError
+from ..comms.http import HttpClient, HttpError
 from ..comms.outcomes import Interrupted, Refused
 from ..data.stop_strings import StopStrings
 from ..weights.members import VERSION_HEADER
@@ -35,7 +35,7 @@ class VllmClient:
 
     def __init__(
         self,
-        http: Background,
+        http: HttpClient,
         *,
         sampling: Sampling,
         seed: int,
