@@ -172,6 +172,31 @@ def test_no_response_is_under_way_when_new_weights_serve(late):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("fails", ["", "pause"])
+def test_the_swap_is_asked_for_before_streams_send_their_last_tokens(fails):
+    """Which many of them do at once; and where there is no swap, they send them too."""
+
+    async def run() -> None:
+        engine = TrainedModel()
+        engine.fails = fails
+        streams = Streams(engine)
+        front = Commit(streams)
+
+        async def send(message: dict) -> None:
+            if message["type"] == "http.response.body":
+                engine.said.append("last tokens")
+
+        asked = asyncio.create_task(front(scope_of(engine, GENERATE), None, send))
+        await streams.begun.wait()
+        committing = asyncio.create_task(call(front, scope_of(engine, "/"), "POST", "/commit", NEW))
+        await asyncio.wait_for(asked, 10)
+        await asyncio.gather(committing, return_exceptions=True)
+        before = engine.said[: engine.said.index("last tokens")]
+        assert before == (["clear"] if fails else ["clear", "pause", "swap"])
+
+    asyncio.run(run())
+
+
 def test_a_stream_that_outlasts_the_swap_is_cut_off(monkeypatch):
     monkeypatch.setattr(gate, "LINGER_SECONDS", 0.05)
 
