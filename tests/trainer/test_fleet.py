@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.support.forks import run_ranks
 from tests.support.kube import eventually
+from tests.trainer import deadlines
 from tests.trainer.servers import Generator
 
 from rlhf_api.run import Membership, RunConfig
@@ -261,6 +262,15 @@ def test_generators_that_live_and_fail_at_everything_fail_the_run(world, http):
     assert len(world.sent.members) == REFUSALS
 
 
+def test_a_generator_that_dies_again_and_again_is_asked_as_long_as_its_responses_grow(http):
+    """As on spot machines, whose lives are shorter than a long response."""
+    world, server = World(http, max_new_tokens=REFUSALS + 2), Generator(http, "a", fails=0, status=0)
+    world.announce(server)
+    world.fleet.weights.publish(0)
+    responses = world.fleet.answer(PROMPTS[:2])
+    assert [len(rollout.tokens) for rollout in responses.rollouts] == [REFUSALS + 2] * 2
+
+
 def test_responses_come_in_batches_while_others_are_still_generated(world, http):
     server = Generator(http, "a")
     server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
@@ -372,6 +382,34 @@ def test_responses_that_another_one_goes_on_with_are_counted(world, http):
     assert len(world.fleet.answer(PROMPTS).rollouts) == len(PROMPTS)
     continued = [body for body in other.asked if len(body["prompt"]) > 1]
     assert world.fleet.continued == len(continued) > 0
+
+
+def test_prompts_that_wait_in_line_behind_those_of_another_round_are_not_given_up(world, http):
+    """Held-out prompts, say, while the server is full of requests that run ahead: it works on one at a time here, and
+    they wait for longer than the deadline of a token."""
+    server, turn = Generator(http, "a"), asyncio.Lock()
+    plain = server._stream
+
+    async def one_at_a_time(*arguments) -> None:
+        async with turn:
+            while len(server.asked) < 3:
+                await asyncio.sleep(0.01)
+            await plain(*arguments)
+
+    server._stream = one_at_a_time
+    world.announce(server)
+    world.fleet.weights.publish(0)
+    ahead = world.fleet.ahead
+    ahead.waiting = world.fleet.fresh(PROMPTS[:2])
+    server.slow = {prompt.tokens[0]: [200.0] * 2 for prompt in PROMPTS[:2]}
+    with deadlines.clock() as clock:
+        server.wait = clock.wait
+        ahead.begin()
+        eventually(lambda: len(server.asked) == 2, "both are in line")
+        responses = world.fleet.answer(PROMPTS[2:3])
+        assert clock.now == 800
+    assert [rollout.prompt for rollout in responses.rollouts] == PROMPTS[2:3]
+    assert (list(responses.requeued), responses.refused) == ([], {})
 
 
 def test_refused_prompts_are_told(world, http):

@@ -1,6 +1,7 @@
 """The training thread's HTTP client against servers that break the protocol."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import resource
@@ -54,6 +55,26 @@ def test_a_connection_has_a_deadline_of_its_own_whatever_its_request_has(monkeyp
             ):
                 with pytest.raises(aiohttp.ConnectionTimeoutError):
                     http.run(asyncio.wait_for(asked, 120))
+
+
+def test_of_an_error_s_text_only_the_start_is_read():
+    """However much there is of it: here it never ends."""
+
+    async def speak(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 500 X\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"400\r\n" + b"\xff" * 1024 + b"\r\n")
+                await writer.drain()
+                await asyncio.sleep(0)
+
+    with HttpClient("token") as http:
+        server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        for asked in (http.json("GET", url, timeout=60), http.post_bytes(url, b""), stream(http, url)):
+            with pytest.raises(HttpError) as caught:
+                http.run(asyncio.wait_for(asked, 60))
+            assert (caught.value.status, caught.value.body) == (500, "\ufffd" * module.ERROR_BYTES)
 
 
 class Counting:

@@ -380,13 +380,14 @@ def whole(*frames: bytes) -> bytes:
         encode(7, Kind.STOP, [1], [-0.5]),
         encode(0, Kind.STOP, [], []),
         encode(0, Kind.TOKENS, [1] * 6, [-0.5] * 6),
+        whole(*(encode(k, Kind.LENGTH, [1] * 4, [-0.5] * 4) for k in range(2))),
         whole(encode(0, Kind.STOP, [1], [-0.5]), encode(0, Kind.TOKENS, [2], [-0.5])),
         whole(*(encode(k, Kind.STOP, [VOCABULARY], [-0.5]) for k in range(2))),
         whole(*(encode(k, Kind.STOP, [1], [0.5]) for k in range(2))),
     ],
     ids=[
-        *("no frame", "cut off", "no such response", "empty", "more than asked for", "after its end"),
-        *("no token of the model's", "a probability above 1"),
+        *("no frame", "cut off", "no such response", "empty", "more than asked for", "short of the limit"),
+        *("after its end", "no token of the model's", "a probability above 1"),
     ],
 )
 def test_a_reply_that_is_not_understood_is_its_servers_fault(http, reply):

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.support.kube import eventually
 from tests.trainer.servers import Generator, send
 from tests.trainer.test_fleet import World
 
-from rlhf_trainer.comms.frames import Kind
+from rlhf_trainer.comms.frames import Kind, encode_error
 from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.generation import requests
@@ -231,6 +232,51 @@ def test_generators_are_idle_once_the_last_response_has_come_and_not_before(http
     assert run.ahead.figures()["generators_idle_seconds"] == 0
     server.most += 1
     eventually(lambda: run.ahead.figures()["generators_idle_seconds"] > 0, "none is")
+    run.end()
+
+
+class Refusing(Sampler):
+    """Of the first prompt."""
+
+    async def _stream(self, response: web.StreamResponse, body: dict[str, Any], failing: bool) -> None:
+        if len(self.asked) == 1:
+            await response.write(encode_error(400, "too long"))
+        else:
+            await super()._stream(response, body, failing)
+
+
+def test_generators_are_idle_once_the_last_prompt_is_refused(http):
+    run = Run(http, 1)
+    run.join(kind=Refusing)
+    run.publish()
+    eventually(lambda: run.ahead.figures()["generators_idle_seconds"] > 0, "all is answered or refused")
+    run.end()
+
+
+def test_generators_that_answer_other_prompts_are_not_idle(http, monkeypatch):
+    """Held-out ones, say."""
+    run, clock = Run(http, 1), SimpleNamespace(now=0.0)
+    monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    server = run.join()
+    run.publish()
+
+    def idle() -> bool:
+        clock.now += 1
+        return run.ahead.figures()["generators_idle_seconds"] > 0
+
+    eventually(idle, "all that was requested ahead is there")
+    plain = server._stream
+
+    async def slowly(*arguments: Any) -> None:
+        clock.now += 100
+        await plain(*arguments)
+
+    monkeypatch.setattr(server, "_stream", slowly)
+    run.world.fleet.answer([Prompt("-1/0", (1, 2), {})])
+    assert clock.now > 100
+    assert run.ahead.figures()["generators_idle_seconds"] == 0
+    clock.now += 3
+    assert run.ahead.figures()["generators_idle_seconds"] == 3
     run.end()
 
 

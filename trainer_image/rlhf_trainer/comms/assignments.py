@@ -38,12 +38,16 @@ class Assignments:
     any progress of that member counts. A member without any progress gets no items while there are others.
     """
 
-    def __init__(self, members: Sequence[Member], limits: Limits) -> None:
+    def __init__(
+        self, members: Sequence[Member], limits: Limits, heard: dict[str, float] | None = None
+    ) -> None:
+        """`heard`: time of each member's last progress, by uid. Rounds that run at once and ask the same members share
+        it: an item of one may be queued behind those of another."""
         self.failed: dict[str, str] = {}
         """Members that get no more items: uid -> reason."""
         self._members, self._concurrent, self._silence = members, limits.concurrent, limits.silence
         self._load: Counter[str] = Counter()  # number of items assigned to each member
-        self._heard: dict[str, float] = {}  # time of each member's last progress
+        self._heard = {} if heard is None else heard
         self._silent: set[str] = set()
         self._tries: Counter[tuple[int, str]] = Counter()  # failures by (item, member)
 

@@ -77,8 +77,9 @@ class Dispatch(Generic[Item, Result]):
         describe: Callable[[Item], str],
         observer: Observer[Item, Result],
         switches: Switches | None = None,
+        heard: dict[str, float] | None = None,
     ) -> None:
-        """`describe` names an item in the log."""
+        """`describe` names an item in the log; `heard` as in `Assignments`."""
         self._items, self._members, self._client = items, members, client
         self._current, self._silence, self._describe = current, limits.silence, describe
         self._observer, self._switches = observer, switches or Switches()
@@ -86,7 +87,7 @@ class Dispatch(Generic[Item, Result]):
         self._results: dict[int, Result] = {}
         self._refused: dict[int, str] = {}
         self._requeued: list[Item] = []
-        self._assignments = Assignments(members, limits)
+        self._assignments = Assignments(members, limits, heard)
         self._asked: dict[asyncio.Future[Result], Assigned] = {}
         self._ended: asyncio.Queue[asyncio.Future[Result]] = asyncio.Queue()
         self._looked_at = time.monotonic()
@@ -137,7 +138,9 @@ class Dispatch(Generic[Item, Result]):
             self._give_up_on_who_is_gone()
             self._give_up_what_is_late()
         try:
-            task = await asyncio.wait_for(self._ended.get(), LOOK_SECONDS)
+            # Python 3.11's `wait_for` would lose a cancellation that comes together with a result.
+            async with asyncio.timeout(LOOK_SECONDS):
+                task = await self._ended.get()
         except TimeoutError:
             return
         assigned = self._asked.pop(task)

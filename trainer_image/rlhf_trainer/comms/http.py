@@ -20,6 +20,8 @@ CONNECT_SECONDS = 10.0
 CALLS_PER_SERVER = 32
 """Connections per server, streams excluded; further calls are queued."""
 PROBE_SECONDS = 2.0
+ERROR_BYTES = 2000
+"""Bytes read of an error's text."""
 MOST_FILES = 1 << 16
 """Open-file limit to request where the hard limit is higher or absent."""
 
@@ -170,7 +172,12 @@ def _deadline(seconds: float | None) -> aiohttp.ClientTimeout:
 async def _check(url: str, response: aiohttp.ClientResponse) -> None:
     if response.status == 200:
         return
-    text = (await response.text())[:2000]
+    start = b""
+    async for part in response.content.iter_any():
+        start += part
+        if len(start) >= ERROR_BYTES:
+            break
+    text = start[:ERROR_BYTES].decode(errors="replace")
     if response.status == DEPOSED:
         raise Deposed(f"a later trainer of this run has taken over, and this one ends: {url}: {text}")
     raise HttpError(url, response.status, text)

@@ -85,7 +85,7 @@ class RolloutsAhead:
         """Seconds since the last call in which no request was under way; on the other ranks nothing."""
         if not self._ctx.ranks.first:
             return {}
-        before, self._told = self._told, self._requests.idle_seconds
+        before, self._told = self._told, self._fleet.idle_seconds
         return {"generators_idle_seconds": self._told - before}
 
     def blob(self) -> Callable[[], bytes]:

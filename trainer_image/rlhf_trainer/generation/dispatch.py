@@ -27,6 +27,7 @@ def start_round(
     limits: Limits,
     observer: Observer[Work, Work] = NOBODY,
     switches: Switches | None = None,
+    heard: dict[str, float] | None = None,
 ) -> "Future[Round]":
     """Asks `members` on the thread of `http`; see `Dispatch`.
 
@@ -42,5 +43,6 @@ def start_round(
             describe=lambda work: f"prompt {work.prompt.id}",
             observer=observer,
             switches=switches,
+            heard=heard,
         ).run()
     )

@@ -40,8 +40,15 @@ class Fleet:
         self.weights = PublishedWeights(ctx, policy, sync, committing=lambda: self.ahead.close())
         self.ahead = Requests(self._start, self.weights.left_out, ctx.stop)
         """Requests that go on while weights are published, on rank 0."""
+        self._heard: dict[str, float] = {}
+        self._busy = 0.0  # seconds in which there were other requests alone than those ahead
         self.continued = 0
         """Responses, so far, that one request began and another one went on with; on rank 0."""
+
+    @property
+    def idle_seconds(self) -> float:
+        """Total time without any request since the first one ahead of training, seconds; on rank 0."""
+        return self.ahead.idle_seconds - self._busy
 
     def answer(
         self,
@@ -118,7 +125,7 @@ class Fleet:
         batches = 1 if size is None else max(1, len(works) // size)
         requests = Requests(self._start, self.weights.left_out, self._ctx.stop)
         requests.waiting = longest_first(works)
-        answered, taken = requests.answered, 0
+        answered, taken, idle = requests.answered, 0, self.ahead.idle_seconds
         requests.begin()
         try:
             while True:
@@ -134,6 +141,7 @@ class Fleet:
                     break
         finally:
             requests.cancel()
+            self._busy += self.ahead.idle_seconds - idle
         rest = _in_order(list(answered.values())[taken:], places)
         unanswered = [work.prompt.id for work in requests.waiting]
         if unanswered:
@@ -159,6 +167,7 @@ class Fleet:
                 left=lambda count: self._ctx.report(queue=count), asked=self._count_continued, arrived=arrived
             ),
             switches=switches,
+            heard=self._heard,
         )
         faults.point(f"generating:{len(works)}")
         return started

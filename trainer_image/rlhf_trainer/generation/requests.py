@@ -18,7 +18,7 @@ POLL_SECONDS = 0.2
 GRACE_SECONDS = 2.0
 """Seconds to wait for a closing round's last tokens."""
 REFUSALS = 3
-"""Refusals of weights by a live generator, or rounds in a row without a response, after which the run fails."""
+"""Refusals of weights by a live generator, or rounds in a row without a new token, after which the run fails."""
 
 Start = Callable[[Sequence[Work], Callable[[Work], None], Switches], "Future[Round]"]
 """(prompts, callback for each complete one, switches) -> a round with the present generators."""
@@ -49,7 +49,8 @@ class Requests:
         self._round: Future[Round] | None = None
         self._switches = Switches()
         self._news = threading.Event()
-        self._arrivals = self._before = self._last = self._fruitless = 0
+        self._arrivals = self._fruitless = 0
+        self._before = 0, 0
         self._idle_since: float | None = None
         self._idle = 0.0
 
@@ -59,10 +60,9 @@ class Requests:
         if not self.waiting:
             return
         self._idle, self._idle_since = self.idle_seconds, None
-        self._switches, self._before = Switches(), self._arrivals
-        self._last = self._arrivals + len(self.waiting)
+        self._switches, self._before = Switches(), self._progress
         self._round = self._start(self.waiting, self._arrived, self._switches)
-        self._round.add_done_callback(lambda _: self._news.set())
+        self._round.add_done_callback(self._over)
 
     def until(self, enough: Callable[[], bool]) -> bool:
         """Waits until `enough()` or until no generator is left; returns `enough()`.
@@ -124,10 +124,20 @@ class Requests:
         """All prompts that were not refused."""
         return list(({work.prompt.id: work for work in self.waiting} | self.answered).values())
 
+    @property
+    def _progress(self) -> tuple[int, int]:
+        """Prompts answered so far, and tokens of those under way."""
+        responses = (response for work in self.waiting for response in work.responses)
+        return self._arrivals, sum(len(response.tokens) for response in responses)
+
     def _arrived(self, work: Work) -> None:
         self.answered[work.prompt.id] = work
         self._arrivals += 1
-        if self._arrivals == self._last:
+        self._news.set()
+
+    def _over(self, ended: "Future[Round]") -> None:
+        """A round has ended, of which nobody has taken the outcome yet."""
+        if self._round is ended:
             self._idle_since = time.monotonic()
         self._news.set()
 
@@ -135,13 +145,14 @@ class Requests:
         self._round = None
         if self._idle_since is None:
             self._idle_since = time.monotonic()
+        fruitless = outcome.failed and self._progress == self._before
         # A reply may be complete, and the round cut off before it is told.
         self.answered |= {work.prompt.id: work for work in outcome.unanswered if work.whole}
         self.waiting = [work for work in outcome.unanswered if not work.whole]
         self.refused |= {work.prompt.id: why for work, why in outcome.refused}
         self.requeued += [work.prompt.id for work in outcome.requeued]
         self._failed(outcome.failed)
-        self._fruitless = self._fruitless + 1 if outcome.failed and self._arrivals == self._before else 0
+        self._fruitless = self._fruitless + 1 if fruitless else 0
         if self._fruitless == REFUSALS:
             why = "; ".join(outcome.failed.values())
             raise Unavailable(f"no generator answers: {REFUSALS} times in a row, all failed: {why}")

@@ -149,12 +149,15 @@ class VllmClient:
         return None
 
     def _add(self, response: Response, frame: Frame, version: int, *, masked: bool) -> None:
-        """Appends a frame's tokens. Raises ValueError for more or fewer than requested, or unknown ones."""
+        """Appends a frame's tokens. Raises ValueError for more tokens than requested, for fewer where their number ends
+        the response, and for unknown ones."""
         if (highest := max(max(ids, default=0) for ids in (frame.tokens, frame.kept))) >= self._vocabulary:
             raise ValueError(f"token id {highest} is outside the vocabulary of {self._vocabulary}")
         count, most = len(response.tokens) + len(frame.tokens), self._asked.max_tokens
         if response.end is not None or count > most:
             raise ValueError(f"{count} tokens of a response that had ended, or that has at most {most}")
+        if frame.kind is Kind.LENGTH and count < most:
+            raise ValueError(f"the length limit of {most} tokens ended a response of {count}")
         if len(frame.counts) != (len(frame.tokens) if masked else 0):
             raise ValueError(f"{len(frame.tokens)} tokens with {len(frame.counts)} sampling masks")
         response.add(frame.tokens, frame.logprobs, version, frame.counts, frame.kept)

@@ -38,7 +38,7 @@ class Response:
         """Appends tokens sampled by weight version `version`, with their log-probabilities and, if there is one, their
         sampling mask."""
         if counts and kept is not None:
-            self.kept_counts = filled(self.kept_counts, len(self.tokens)) + counts
+            self.kept_counts += filled(array("i"), len(self.tokens) - len(self.kept_counts)) + counts
             self.kept += kept
         self.tokens += tokens
         self.logprobs += logprobs

@@ -30,8 +30,9 @@ def _column(name: str, kind: pa.DataType, *, nullable: bool = False) -> pa.Field
     return pa.field(name, kind, nullable=nullable)
 
 
-def _list(kind: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("element", kind, nullable=False))
+def _list(kind: pa.DataType, *, large: bool = False) -> pa.DataType:
+    """`large`: with offsets of 64 bits, for 2^31 and more values in all rows together."""
+    return (pa.large_list if large else pa.list_)(pa.field("element", kind, nullable=False))
 
 
 _FIXED = (
@@ -55,7 +56,7 @@ algorithm's own columns follow: lists with one float per token, and floats; `kep
 have a sampling mask, see `sampling_mask.Kept`; `weight_versions` is the last."""
 _VERSIONS = _column("weight_versions", _list(pa.int64()))
 _FLOATS = _list(pa.float32())
-_KEPT = (_column("kept_counts", _list(pa.int32())), _column("kept_tokens", _list(pa.int32())))
+_KEPT = (_column("kept_counts", _list(pa.int32())), _column("kept_tokens", _list(pa.int32(), large=True)))
 
 
 @dataclass(frozen=True)
@@ -179,14 +180,15 @@ def _known(schema: pa.Schema) -> bool:
     )
 
 
-def _kept_columns(sequences: Sequences) -> list[pa.ListArray]:
+def _kept_columns(sequences: Sequences) -> list[pa.ListArray | pa.LargeListArray]:
     """The sampling mask: per response, the counts of its tokens and all kept tokens, end to end."""
     if sequences.kept is None:
         return []
     counts, sizes = sequences.kept.counts, sequences.kept.sizes
     ends = F.pad(sizes.cumsum(0), (1, 0))
     starts, lengths = sequences.response_starts, sequences.response_lengths
-    return [_ragged(counts, lengths), _ragged(sequences.kept.tokens, ends[starts + lengths] - ends[starts])]
+    sums = ends[starts + lengths] - ends[starts]
+    return [_ragged(counts, lengths), _ragged(sequences.kept.tokens, sums, large=True)]
 
 
 def _kept_of(columns: dict[str, pa.Array], response_lengths: Tensor) -> Kept | None:
@@ -218,13 +220,13 @@ def _strings(texts: Sequence[str]) -> pa.Array:
     return pa.concat_arrays([pa.array([text], pa.string()) for text in texts])
 
 
-def _ragged(flat: Tensor, lengths: Tensor) -> pa.ListArray:
-    offsets = np.concatenate([[0], _numpy(lengths.cumsum(0))]).astype(np.int32)
-    values = pa.array(_numpy(flat))
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=_list(values.type))
+def _ragged(flat: Tensor, lengths: Tensor, *, large: bool = False) -> pa.ListArray | pa.LargeListArray:
+    offsets = np.concatenate([[0], _numpy(lengths.cumsum(0))]).astype(np.int64 if large else np.int32)
+    values, kind = pa.array(_numpy(flat)), pa.LargeListArray if large else pa.ListArray
+    return kind.from_arrays(pa.array(offsets), values, type=_list(values.type, large=large))
 
 
-def _packed(column: pa.ListArray) -> tuple[Tensor, Tensor]:
+def _packed(column: pa.ListArray | pa.LargeListArray) -> tuple[Tensor, Tensor]:
     lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
     return _tensor(column.flatten()), torch.from_numpy(lengths)
 

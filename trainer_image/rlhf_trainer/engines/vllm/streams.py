@@ -91,10 +91,10 @@ def _sampling(asked: Asked, most: int) -> "SamplingParams":
 def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], list[list[int]]]:
     """The log-probability of each sampled token, and with `most` > 0 the other tokens that it was sampled from.
 
-    `output.logprobs` is vLLM's FlatLogprobs: for each token first itself, then the likeliest `most` ones, whose
-    log-probabilities after truncation are -inf for what it left out. More tokens are kept only where some tie with the
-    last one; if none of those was sampled, the distribution is that of the others, renormalised. For an aborted
-    response, vLLM 0.25.1 appends all its tokens a second time.
+    `output.logprobs` is vLLM's FlatLogprobs: for each token first itself, then the likeliest `most` ones in that order,
+    whose log-probabilities after truncation are -inf for what it left out. More tokens are kept only where some tie
+    with the last one; if none of those was sampled, the distribution is that of the others, renormalised. For an
+    aborted response, vLLM 0.25.1 appends all its tokens a second time.
     """
     flat: Any = output.logprobs
     if flat is None:
@@ -105,13 +105,10 @@ def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], li
     logprobs, kept = list[float](), list[list[int]]()
     for start, end in islice(zip(flat.start_indices, flat.end_indices, strict=True), count):
         own, logprob = flat.token_ids[start], flat.logprobs[start]
-        others = {
-            token: value
-            for token, value in zip(
-                flat.token_ids[start + 1 : end], flat.logprobs[start + 1 : end], strict=True
-            )
-            if token != own and value > -math.inf
-        }
+        values = flat.logprobs[start + 1 : end]
+        size = values.index(-math.inf) if values[-1] == -math.inf else len(values)
+        others = dict(zip(flat.token_ids[start + 1 : start + 1 + size], values, strict=False))
+        others.pop(own, None)
         if len(others) >= most - 1:
             total = math.exp(logprob) + sum(map(math.exp, others.values()))
             logprob -= math.log(total) if total < 1 - ROUNDING else 0.0
