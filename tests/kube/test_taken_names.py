@@ -141,7 +141,13 @@ def test_an_earlier_jobs_admission_starts_no_pod(operators: Operators, namespace
         await operator.api.create(queued(namespace))
         await operator.look("ppo")
         before = await operator.api.get("Workload", namespace, "ppo")
-        admitted = {"type": "Admitted", "status": "True", "reason": "Admitted", "message": ""}
+        admitted = {
+            "type": "Admitted",
+            "status": "True",
+            "reason": "Admitted",
+            "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
         await operator.api.merge_status("Workload", namespace, "ppo", {"status": {"conditions": [admitted]}})
         # Kept by a finalizer, as where the collector is slow.
         path = f"/apis/{WORKLOAD[0]}/namespaces/{namespace}/workloads/ppo"

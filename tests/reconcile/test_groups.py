@@ -202,7 +202,13 @@ def test_kueue_counts_the_pods_of_a_generator_side_by_side():
         "subGroupIndexLabel": "rlhf.dev/index",
         "subGroupCount": 2,
     }
-    slices = [{"domainCount": 2, "valuesPerLevel": [{"roots": ["r1", "r2"]}], "universalPodCount": 2}]
+    slices = [
+        {
+            "domainCount": 2,
+            "valuesPerLevel": [{"individual": {"roots": ["r1", "r2"]}}],
+            "podCounts": {"universal": 2},
+        }
+    ]
     assigned = {"name": "generator", "topologyAssignment": {"levels": ["rack"], "slices": slices}}
     admitted = {"status": {"admission": {"podSetAssignments": [assigned]}}}
     racks = [
