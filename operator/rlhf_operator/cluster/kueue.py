@@ -127,7 +127,7 @@ def report(workload: Mapping[str, Any], spec: Spec, *, ready: bool, stamp: str) 
     """Merge patch of an admitted Workload's status, or None if it is up to date: whether its pods are ready, and the
     quota of scaled-down generators as reclaimable."""
     conditions = workload.get("status", {}).get("conditions", ())
-    before = next((c for c in conditions if c["type"] == "PodsReady"), {})
+    before: Mapping[str, Any] = next((c for c in conditions if c["type"] == "PodsReady"), {})
     free = {name: count - _wanted(spec).get(name, 0) for name, count in _counts(workload).items()}
     free = {name: count for name, count in free.items() if count > 0}
     if before.get("status") == str(ready) and free == _reclaimed(workload):
