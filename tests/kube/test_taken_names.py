@@ -134,6 +134,26 @@ def test_ones_own_that_has_lost_its_owner_or_its_labels_is_put_back(
     operators(body)
 
 
+def test_a_workload_whose_labels_somebody_takes_is_found_again(
+    operators: Operators, namespace: str, control_plane: Cluster
+) -> None:
+    """A watch by label tells that it is deleted; its job would wait for ever."""
+
+    async def body(operator: Hands) -> None:
+        await operator.api.create(queued(namespace))
+        await operator.look("ppo")
+        patch = json.dumps({"metadata": {"labels": None}})
+        where = ("workload", "ppo", "-n", namespace, "--type=merge", f"--patch={patch}")
+        await asyncio.to_thread(kubectl, control_plane.kubeconfig, "patch", *where)
+        operator.cache.drop(await operator.api.get("Workload", namespace, "ppo"))
+        for _ in range(2):
+            await operator.look("ppo")
+        (found,) = operator.cache.workloads((namespace, "ppo"))
+        assert found["metadata"]["labels"]["rlhf.dev/job"] == "ppo"
+
+    operators(body)
+
+
 def test_an_earlier_jobs_admission_starts_no_pod(operators: Operators, namespace: str) -> None:
     """The garbage collector has yet to delete its Workload: the new job waits for one of its own."""
 
