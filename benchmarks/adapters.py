@@ -11,7 +11,7 @@ from rlhf_api.lora import Lora
 from rlhf_api.run import Member
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.weights.base import Base
-from rlhf_trainer.weights.broadcaster import WeightSync
+from rlhf_trainer.weights.broadcaster import Broadcaster
 
 
 class Adapted:
@@ -21,8 +21,8 @@ class Adapted:
         self._model, self._adapter = model, Adapter(model, Lora(rank=rank), 0, "a model")
         self._base = Base.of(self._adapter, partial(self._tensors, trained=False))
 
-    def round(self, sync: WeightSync, members: list[Member], version: int) -> dict[str, Any]:
-        """Other matrices to `members`, the base before them where they lack it: figures of `SyncReport`."""
+    def round(self, sync: Broadcaster, members: list[Member], version: int) -> dict[str, Any]:
+        """Other matrices to `members`, the base before them where they lack it: figures of `BroadcastReport`."""
         generator = torch.Generator(self._model.device).manual_seed(version)
         with torch.no_grad():
             for _, matrix in self._tensors(trained=True):

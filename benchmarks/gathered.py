@@ -23,10 +23,10 @@ from serving import Server, make_model, run_config, save, tell
 from rlhf_api.roles import Role, Trainer
 from rlhf_api.run import Member
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.weights.broadcaster import SyncReport, WeightSync
+from rlhf_trainer.weights.broadcaster import Broadcaster, BroadcastReport
 
 Named = Iterator[tuple[str, torch.Tensor]]
 
@@ -38,10 +38,12 @@ def main() -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--bucket", type=int, default=512, metavar="MEGABYTES")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of each kind, of which the first warms up")
     parser.add_argument("--logs", type=Path, help="where the server's log goes")
     parser.add_argument("--generator", help=argparse.SUPPRESS)  # its address: this is one of the ranks
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds {options.rounds}: the first round warms up, so at least 2")
     if options.generator:
         rank(options)
         return
@@ -72,7 +74,7 @@ def rank(options: argparse.Namespace) -> None:
     ranks = Ranks.join(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(0)
     model = make_model(options.model, ranks.device)
-    with Background(os.environ["RLHF_TOKEN"]) as http:
+    with HttpClient(os.environ["RLHF_TOKEN"]) as http:
         sender = Sender(ranks, http, options) if ranks.first else None
         whole = [report for _ in range(options.rounds) if (report := alone(sender, model))]
         engine = sharded(model, ranks)
@@ -98,25 +100,25 @@ def sharded(model: Any, ranks: Ranks) -> TrainedModel:
 class Sender:
     """Rank 0's way to the generator."""
 
-    def __init__(self, ranks: Ranks, http: Background, options: argparse.Namespace) -> None:
-        self.sync = WeightSync(
+    def __init__(self, ranks: Ranks, http: HttpClient, options: argparse.Namespace) -> None:
+        self.sync = Broadcaster(
             http, host="127.0.0.1", timeout_s=60.0, bucket_bytes=options.bucket << 20, device=ranks.device
         )
         self._member = Member(role=Role.GENERATOR, name="generator-0", uid="1", address=options.generator)
         self._version = 0
 
-    def send(self, tensors: Callable[[], Named]) -> SyncReport:
+    def send(self, tensors: Callable[[], Named]) -> BroadcastReport:
         self._version += 1
         report = self.sync.send([self._member], tensors, self._version)
         assert report.holders, report.lost
         return report
 
 
-def alone(sender: Sender | None, model: Any) -> SyncReport | None:
+def alone(sender: Sender | None, model: Any) -> BroadcastReport | None:
     return sender.send(lambda: iter(model.named_parameters())) if sender else None
 
 
-def together(sender: Sender | None, ranks: Ranks, engine: TrainedModel) -> SyncReport | None:
+def together(sender: Sender | None, ranks: Ranks, engine: TrainedModel) -> BroadcastReport | None:
     """As `rlhf_trainer.generation.fleet` does: the other ranks gather in step."""
 
     def announced() -> Named:
@@ -133,7 +135,7 @@ def together(sender: Sender | None, ranks: Ranks, engine: TrainedModel) -> SyncR
     return report
 
 
-def compare(whole: list[SyncReport], gathered: list[SyncReport]) -> None:
+def compare(whole: list[BroadcastReport], gathered: list[BroadcastReport]) -> None:
     """The first round of each kind warms up: connections, kernels, the generator's list of copies."""
     found = {}
     for what, reports in (("whole, one rank", whole), ("gathered", gathered)):

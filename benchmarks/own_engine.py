@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from serving import Server, logprobs, renew, served_logprobs, tell
 
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 
 
 def own_command(model: Path, engine: dict[str, Any]) -> list[str]:
@@ -33,7 +33,7 @@ def own_rounds(server: Server, model: Any, rounds: int, port: int) -> None:
     """Pause, send, resume, as vLLM's documentation has it, packed and one tensor at a time."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-    with Background(server.token) as http, ThreadPoolExecutor(1) as pool:
+    with HttpClient(server.token) as http, ThreadPoolExecutor(1) as pool:
 
         def post(path: str, body: Any = None) -> None:
             http.run(http.json("POST", server.address + path, body, timeout=120))

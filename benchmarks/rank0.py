@@ -41,8 +41,9 @@ from rlhf_api.spec import Sampling
 from rlhf_operator.local.ports import HOST, assign
 from rlhf_trainer.comms.assignments import Limits
 from rlhf_trainer.comms.control import Control
+from rlhf_trainer.comms.event_loop import EventLoop
 from rlhf_trainer.comms.frames import GENERATE, Asked, Kind, encode
-from rlhf_trainer.comms.http import Background, EventLoop
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.garbage import full_collections_by_hand
 from rlhf_trainer.generation.dispatch import start_round
@@ -179,7 +180,7 @@ def main() -> None:
         Member(role=Role.GENERATOR, name=f"s{i}", uid=f"s{i}", address=f"http://{HOST}:{port}")
         for i, port in enumerate(ports)
     ]
-    http = Background("token")
+    http = HttpClient("token")
     masked = {"topK": options.kept + 1} if options.kept else {}
     sampling = Sampling.model_validate({"maxNewTokens": options.tokens, **masked})
     client = VllmClient(http, sampling=sampling, seed=0, ends=[0])

@@ -23,13 +23,13 @@ import torch
 from serving import Server, make_model, run_config, save, tell
 
 from rlhf_trainer.comms.assignments import Limits
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.generation import vllm as client_module
 from rlhf_trainer.generation.dispatch import start_round
 from rlhf_trainer.generation.vllm import VllmClient, request_seed
 from rlhf_trainer.generation.work import Work
 from rlhf_trainer.records import Prompt
-from rlhf_trainer.weights.broadcaster import WeightSync
+from rlhf_trainer.weights.broadcaster import Broadcaster
 
 EOS = 0
 SHORTEST, LONGEST = 64, 128
@@ -69,8 +69,8 @@ def offline(options: argparse.Namespace) -> None:
 
 def publish(server: Server, model: Any, device: torch.device) -> None:
     """A generator answers with a weight version, so it needs one."""
-    with Background(server.token) as http:
-        sync = WeightSync(http, host="127.0.0.1", timeout_s=60.0, bucket_bytes=256 << 20, device=device)
+    with HttpClient(server.token) as http:
+        sync = Broadcaster(http, host="127.0.0.1", timeout_s=60.0, bucket_bytes=256 << 20, device=device)
         report = sync.send(
             [server.member()], lambda: ((n, p.detach()) for n, p in model.named_parameters()), 1
         )
@@ -81,7 +81,7 @@ def online(server: Server, options: argparse.Namespace) -> None:
     assert server.config is not None
     member = server.member()
     seeded = request_seed
-    with Background(server.token) as http:
+    with HttpClient(server.token) as http:
         client = VllmClient(
             http,
             sampling=server.config.spec.sampling,

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from rlhf_api.manifest import parse
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Process, RunConfig, environment
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 
 SHAPES = {
     "tiny": (64, 128, 2, 2, 1, 512, True),
@@ -83,7 +83,7 @@ def logprobs(model: PreTrainedModel) -> torch.Tensor:
     return found.cpu()
 
 
-def served_logprobs(http: Background, address: str) -> torch.Tensor:
+def served_logprobs(http: HttpClient, address: str) -> torch.Tensor:
     """The same, as a server gives them."""
     body = {"model": "policy", "prompt": TEXT, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
     answer = http.run(http.json("POST", f"{address}/v1/completions", body, timeout=60))
@@ -115,7 +115,8 @@ def run_config(
 
 @dataclass
 class Server:
-    """A vLLM server in a process group of its own, on the GPUs `gpu`: the generator role of `config`, or `command`.
+    """A vLLM server in a process group of its own, on the GPUs `gpu`, numbered as this process sees them: the generator
+    role of `config`, or `command`.
 
     NCCL refuses two members on one GPU, unless they seem to be on two hosts: one that is `apart` does, so it may share
     a GPU, and its weights come by sockets.
@@ -144,7 +145,8 @@ class Server:
     def launch(self) -> "Server":
         self.port = self.port or free_port()
         command = [*self.command, "--port", str(self.port)]
-        variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": self.gpu, "RLHF_TOKEN": self.token}
+        gpus = visible(self.gpu)
+        variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": gpus, "RLHF_TOKEN": self.token}
         if self.apart:
             variables["NCCL_HOSTID"] = self.name
         if self.config is not None:
@@ -179,6 +181,12 @@ class Server:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(30)
+
+
+def visible(gpus: str) -> str:
+    """Names of GPUs, which are numbered as this process sees them."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ",".join(names.split(",")[int(gpu)] for gpu in gpus.split(",")) if names else gpus
 
 
 def free_port() -> int:

@@ -28,7 +28,7 @@ from rlhf_trainer.models.load import load_reward, load_tokenizer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.models import tiny_model
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 LONGEST = 300.0
 

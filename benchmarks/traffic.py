@@ -6,32 +6,39 @@ from itertools import count, pairwise
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.comms.outcomes import Interrupted
-from rlhf_trainer.generation.vllm import VllmClient
+from rlhf_trainer.generation.vllm import STREAM_INTERVAL, VllmClient
 from rlhf_trainer.generation.work import Work
 from rlhf_trainer.records import Prompt
 
 
 class Load:
     """`answers` answers of `tokens` tokens in generation at a time, asked as the trainer does and continued where new
-    weights interrupt them; `times` lists when frames with tokens of the first one came, `all_times` those of all."""
+    weights interrupt them. The first one's tokens are sent as they come, those of the others `interval` at a time, so
+    that the first shows when tokens are computed under a load of the usual kind. `times` lists when tokens of the first
+    one came, `all_times` when those of any did."""
 
-    def __init__(self, http: Background, member: Member, answers: int, tokens: int) -> None:
+    def __init__(
+        self, http: HttpClient, member: Member, answers: int, tokens: int, interval: int = STREAM_INTERVAL
+    ) -> None:
         self.times: list[float] = []
         self.all_times: list[float] = []
         self._http, self._member, self._numbers = http, member, count()
         sampling = Sampling.model_validate({"maxNewTokens": tokens, "minNewTokens": tokens})
-        self._client = VllmClient(http, sampling=sampling, seed=1, ends=())
-        self._tasks = [http.start(self._answer(first=not i)) for i in range(answers)]
+        self._tasks = []
+        for i in range(answers):
+            every = interval if i else 1
+            client = VllmClient(http, sampling=sampling, seed=1, ends=(), stream_interval=every)
+            self._tasks.append(http.start(self._answer(client, first=not i)))
         time.sleep(3.0 if answers > 8 else 0.5)
 
-    async def _answer(self, *, first: bool) -> None:
+    async def _answer(self, client: VllmClient, *, first: bool) -> None:
         while True:
             work = Work.begin(Prompt(f"{next(self._numbers)}", (5,) * 32, {}), 1)
             while not work.whole:
                 try:
-                    await self._client.ask(self._member, work, lambda: self._came(first))
+                    await client.ask(self._member, work, lambda: self._came(first))
                 except Interrupted:
                     continue
 
@@ -42,7 +49,7 @@ class Load:
             self.times.append(now)
 
     def longest(self, since: float, *, of_all: bool = False) -> float:
-        """Seconds between two frames of the first answer, or `of_all` between any two."""
+        """Most seconds between two tokens of the first answer, or `of_all` between any two frames."""
         times = [t for t in (self.all_times if of_all else self.times) if t >= since]
         return max((b - a for a, b in pairwise(times)), default=0.0)
 

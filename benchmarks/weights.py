@@ -4,11 +4,11 @@
 
 One trainer on the first GPU, with random weights; generators, as their role starts them, on the next ones. Where GPUs
 are too few, the last generators share those of the others: their wire is then TCP. `--tensor-parallel` gives each
-generator so many GPUs. On a machine without GPUs the same
-with gloo and `--model tiny`. Beside it, in the same run: a raw broadcast of the same bytes, and
-with `--own` vLLM's own NCCL engine in a second server on the second GPU. `--kill` ends a generator with SIGKILL in the
-middle of a broadcast. `--adapter` gives the model an adapter of that rank in the end, which travels alone. Prints one
-JSON line for each figure.
+generator so many GPUs. On a machine without GPUs the same with gloo and `--model tiny`. `--intervals`: how many tokens
+of an answer the server sends at a time under load; those of one answer, whose gaps are measured, it sends as they come.
+Beside it, in the same run: a raw broadcast of the same bytes, and with `--own` vLLM's own NCCL engine in a second
+server on the second GPU. `--kill` ends a generator with SIGKILL in the middle of a broadcast. `--adapter` gives the
+model an adapter of that rank in the end, which travels alone. Prints one JSON line for each figure.
 """
 
 import argparse
@@ -27,8 +27,9 @@ from own_engine import own_command, own_rounds
 from serving import Server, free_port, logprobs, make_model, renew, run_config, save, served_logprobs, tell
 from traffic import Load
 
-from rlhf_trainer.comms.http import Background
-from rlhf_trainer.weights.broadcaster import WeightSync
+from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.generation.vllm import STREAM_INTERVAL
+from rlhf_trainer.weights.broadcaster import Broadcaster
 from rlhf_trainer.weights.buckets import pack
 from rlhf_trainer.weights.digest import Digest
 
@@ -57,13 +58,13 @@ def local_cost(model: Any, bucket: int, device: torch.device) -> dict[str, float
 class Bench:
     """The trainer's side of every measurement."""
 
-    def __init__(self, model: Any, servers: list[Server], http: Background, device: torch.device) -> None:
+    def __init__(self, model: Any, servers: list[Server], http: HttpClient, device: torch.device) -> None:
         self.model, self.servers, self.http, self.device = model, servers, http, device
         self.version, self.fault = 0, ""
         self.action: Callable[[], None] = lambda: None
         self.at: dict[str, float] = {}
 
-    def sync(self, bucket: int, timeout_s: float = TIMEOUT_S, *, keep: bool = False) -> WeightSync:
+    def sync(self, bucket: int, timeout_s: float = TIMEOUT_S, *, keep: bool = False) -> Broadcaster:
         settings = {
             "host": "127.0.0.1",
             "timeout_s": timeout_s,
@@ -71,7 +72,7 @@ class Bench:
             "device": self.device,
             "clear_cache": not keep,
         }
-        return WeightSync(self.http, fault=self._at, **settings)
+        return Broadcaster(self.http, fault=self._at, **settings)
 
     def _at(self, point: str) -> None:
         self.at[point] = time.monotonic()
@@ -79,8 +80,8 @@ class Bench:
             self.fault = ""
             self.action()
 
-    def round(self, sync: WeightSync, *, count: int = 1, check: bool = True) -> dict[str, Any]:
-        """New weights to `count` servers: what `SyncReport` says, and that both sides compute the same."""
+    def round(self, sync: Broadcaster, *, count: int = 1, check: bool = True) -> dict[str, Any]:
+        """New weights to `count` servers: what `BroadcastReport` says, and that both sides compute the same."""
         self.version += 1
         old = logprobs(self.model) if check else None
         renew(self.model, self.version)
@@ -103,7 +104,7 @@ class Bench:
         return found
 
 
-def proof(bench: Bench, sync: WeightSync, rounds: int) -> None:
+def proof(bench: Bench, sync: Broadcaster, rounds: int) -> None:
     """What it costs a generator to look at what it serves: all of it after a swap, then a slice."""
     for number in range(rounds):
         found, seconds = bench.round(sync, check=False), []
@@ -116,14 +117,16 @@ def proof(bench: Bench, sync: WeightSync, rounds: int) -> None:
         tell({"what": "proof", "round": number, "all_and_a_slice": seconds[0], **slices, **found})
 
 
-def under_load(bench: Bench, bucket: int, rounds: int, answers: int, tokens: int) -> None:
-    """To one generator with so many answers of so many tokens under way, which the trainer continues: also the longest
-    time without a token, of one answer and of all, with what is computed anew for them and with what is kept."""
+def under_load(bench: Bench, bucket: int, rounds: int, answers: int, tokens: int, interval: int) -> None:
+    """To one generator with so many answers of so many tokens under way, sent so many at a time, which the trainer
+    continues: also the longest time without a token, of the first answer, whose tokens are sent as they come, and of
+    all, with what is computed anew for them and with what is kept."""
     for keep in (False, True):
         sync = bench.sync(bucket, keep=keep)
         bench.round(sync, check=False)
-        load = Load(bench.http, bench.servers[0].member(), answers, tokens)
+        load = Load(bench.http, bench.servers[0].member(), answers, tokens, interval)
         before = load.longest(time.monotonic() - 1.0)
+        mode = {"in_flight": "keep" if keep else "recompute", "load": answers, "interval": interval}
         for number in range(rounds):
             at = time.monotonic()
             found = bench.round(sync, check=False)
@@ -131,13 +134,12 @@ def under_load(bench: Bench, bucket: int, rounds: int, answers: int, tokens: int
             time.sleep(SETTLE_SECONDS)
             gaps = {"longest_gap": load.longest(at), "longest_gap_before": before}
             gaps["longest_gap_of_all"] = load.longest(at, of_all=True)
-            mode = {"what": "sync under load", "in_flight": "keep" if keep else "recompute", "load": answers}
-            tell({**mode, "round": number, **gaps, **found})
+            tell({"what": "sync under load", **mode, "round": number, **gaps, **found})
         load.stop()
         sync.close()
 
 
-def to_several(bench: Bench, sync: WeightSync, rounds: int) -> None:
+def to_several(bench: Bench, sync: Broadcaster, rounds: int) -> None:
     """To all generators, then to fewer, so that all are past their first weights where numbers are compared; ends the
     benchmark where one of them does not get the weights."""
     for count in range(len(bench.servers), 0, -1):
@@ -192,6 +194,9 @@ def main() -> None:
     parser.add_argument("--generators", type=int, default=1, help="each on the next GPU after the trainer's")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of each generator")
     parser.add_argument("--load", type=int, default=256, help="answers under way in the rounds under load")
+    parser.add_argument(
+        "--intervals", type=int, nargs="+", default=[STREAM_INTERVAL], help="tokens sent at a time under load"
+    )
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--own", action="store_true", help="vLLM's own NCCL engine too")
     parser.add_argument("--adapter", type=int, metavar="RANK")
@@ -234,7 +239,7 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
         for megabytes in options.buckets:
             tell({"what": "local", "bucket": megabytes, **local_cost(model, megabytes << 20, device)})
         tell({"what": "generators ready", "seconds": max(server.wait_ready() for server in servers)})
-        with Background(token) as http:
+        with HttpClient(token) as http:
             bench = Bench(model, servers, http, device)
             for megabytes in options.buckets:
                 sync = bench.sync(megabytes << 20)
@@ -244,7 +249,9 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
             sync = bench.sync(options.buckets[-1] << 20)
             proof(bench, sync, options.rounds)
             sync.close()
-            under_load(bench, options.buckets[-1] << 20, options.rounds, options.load, 900 if gpu else 60)
+            for interval in options.intervals:
+                tokens = 900 if gpu else 60
+                under_load(bench, options.buckets[-1] << 20, options.rounds, options.load, tokens, interval)
             sync = bench.sync(options.buckets[-1] << 20)
             if options.own:
                 own.wait_ready()

@@ -1,5 +1,5 @@
-"""What the README claims: of roles that die, each claim has its cells of the fault matrix, with no prompt lost and none
-trained twice; of the demo's time, what was measured; of `kubectl get`, its columns."""
+"""The README's claims: of each role's death, its cells of the fault matrix, with no prompt lost and none trained on
+twice; of the demo's duration, the measurement; of `kubectl get`, its columns."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""How it is installed: the wheel does without a clone and torch, and either engine's pins go together."""
+"""Installation: the wheel works without a clone and without torch, and each engine's pins resolve."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_the_wheel_runs_a_manifest_elsewhere(elsewhere):
 
 
 def test_there_is_one_version():
-    """Of wheel, chart and images, in the docs and in the list of changes."""
+    """Wheel, chart, images, docs and change log name the same version."""
     chart = yaml.safe_load((ROOT / "charts" / "rlhf-operator" / "Chart.yaml").read_text())
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "charts" / "rlhf-operator" / "README.md"]
     tags = [
@@ -177,7 +177,8 @@ def test_an_engine_resolves_to_what_its_constraints_pin(engine, torch, tmp_path)
 
 @pytest.mark.parametrize(("engine", "stays"), [("cpu", False), ("gpu", True)])
 def test_torchvision_stays_where_vllm_needs_it(engine, stays, release):
-    """Of vLLM's builds only the one for GPUs does not start without it: its warm-up imports a model that has images."""
+    """vLLM's build for GPUs does not start without it: its warm-up imports a model with images. Its build for CPUs
+    does."""
     planned = done(
         "make", "--dry-run", "--always-make", "--directory", ROOT, f"ENGINE={engine}", "install"
     ).stdout

@@ -1,4 +1,4 @@
-"""What people mistype, in commands and in files, ends in one line that says where, what was seen and what to do."""
+"""Typing errors in commands and files: each ends in one line with the place, the value and the remedy."""
 
 import importlib.util
 import json

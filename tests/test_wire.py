@@ -75,7 +75,7 @@ def test_views_gradients_and_one_tensor_under_two_names():
 
 
 def test_a_header_larger_than_safetensors_allows():
-    """Its own header is limited to 100 MB; a step's rows, ids or reasons may be more."""
+    """safetensors limits its own header to 100 MB; a step's rows, ids or reasons may exceed that."""
     header = {"ids": ["x" * (1 << 20)] * 101}
     assert decode(encode({}, header))[1] == header
 

@@ -8,8 +8,8 @@ from pydantic.alias_generators import to_camel
 
 from .algorithms import ALGORITHMS
 from .algorithms.policy_gradient import PolicyGradient
-from .checks import RELAY
 from .model import Model
+from .replay import RELAY
 from .roles import Trainer
 from .spec import Data, Sampling, Spec
 

@@ -8,16 +8,17 @@ from pydantic.alias_generators import to_camel
 from . import (
     architectures,
     deepspeed_checks,
-    dynamic,
     evaluation,
     generator_checks,
     health,
     lora,
     model_server_checks,
     pod_checks,
+    replay,
     resources,
     rollout,
     sources,
+    trackers,
     trainer_checks,
     unread,
 )
@@ -105,41 +106,6 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
         )
 
 
-RELAY = {
-    "max_replay_episode": "max_relay_episode",
-    "replay_episode_offset": "relay_episode_offset",
-    "replay_sample_fn": "relay_sample_fn",
-}
-"""The two spellings of each field of spec.replay: accepted -> canonical."""
-
-
-def _replay(spec: Spec) -> Iterator[Problem]:
-    replay = spec.replay
-    keys = {name: f"spec.replay.{field.alias}" for name, field in type(replay).model_fields.items()}
-    for name, relay in RELAY.items():
-        if getattr(replay, name) is not None and getattr(replay, relay) is not None:
-            yield Problem(keys[relay], f"means the same as {keys[name]}; remove one of them")
-    for name in (*RELAY, *RELAY.values(), "samples_per_step"):
-        if not replay.window and not name.startswith("max_") and getattr(replay, name) is not None:
-            message = (
-                f"applies only with maxReplayEpisode; set that, or remove this; got {getattr(replay, name)!r}"
-            )
-            yield Problem(keys[name], message)
-    if replay.dynamic and spec.generator.shared_with_trainer:
-        yield Problem(
-            "spec.replay.streamDataLoaderType",
-            "dynamic trains while generators answer, and spec.generator.sharedWithTrainer leaves none; use fixed; "
-            "got 'dynamic'",
-        )
-    yield from dynamic.problems(spec, graph_of(spec))
-    if replay.samples_per_step is not None and replay.sampler_is_import:
-        yield Problem(
-            "spec.replay.samplesPerStep",
-            f"is for the built-in samplers; {replay.sampler} itself says how many it returns; remove it; "
-            f"got {replay.samples_per_step}",
-        )
-
-
 def _evaluation(spec: Spec) -> Iterator[Problem]:
     yield from evaluation.problems(spec, sampled=graph_of(spec).generates)
 
@@ -171,18 +137,6 @@ def _checkpoint(spec: Spec) -> Iterator[Problem]:
         yield Problem("spec.checkpoint.startFrom.store", message)
 
 
-def _trackers(spec: Spec) -> Iterator[Problem]:
-    for i, tracker in enumerate(spec.trackers):
-        if tracker.kind == "tensorboard" and tracker.project is not None:
-            where = f"spec.trackers[{i}].project"
-            yield Problem(where, f"TensorBoard has no projects; remove it; got {show(tracker.project)}")
-        if "api_key" in tracker.settings or "token" in tracker.settings:
-            where = f"spec.trackers[{i}].settings"
-            yield Problem(
-                where, "must not hold secrets; use spec.pods.secrets, or the environment of `rlhf run`"
-            )
-
-
 def _environment(spec: Spec) -> Iterator[Problem]:
     for key, value in spec.environment.items():
         where = path(("spec", "environment", key))
@@ -197,7 +151,7 @@ def _environment(spec: Spec) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, architectures.problems, _reward, _sampling),
     *(trainer_checks.batches, trainer_checks.critic),
-    *(trainer_checks.sequence_parallel, _replay, rollout.problems, lora.problems),
+    *(trainer_checks.sequence_parallel, replay.problems, rollout.problems, lora.problems),
     *(unread.problems, generator_checks.autoscale, generator_checks.pods_per_replica),
     *(_evaluation, _checkpoint),
     *(
@@ -208,7 +162,7 @@ RULES: tuple[Rule, ...] = (
         deepspeed_checks.averages,
         health.problems,
     ),
-    *(generator_checks.engine_arguments, model_server_checks.problems, _trackers, _environment),
+    *(generator_checks.engine_arguments, model_server_checks.problems, trackers.problems, _environment),
     *(sources.problems, pod_checks.pods, pod_checks.scheduling, resources.problems),
 )
 """Rules, in the order in which their problems are reported."""

@@ -11,7 +11,7 @@ from .algorithms import graph_of
 from .base import ModelField
 from .graph import POLICY, Dataset, Graph, Infer, Score, Train
 from .problems import InvalidJob, Problem
-from .roles import ModelServerSpec, Role
+from .roles import Role
 from .sizes import Found, Sizes
 from .spec import Spec
 from .zero import BYTES
@@ -184,7 +184,7 @@ def _scoring(spec: Spec, sizes: _Sizes, graph: Graph, ranks: int) -> float:
 
 def _gpus(spec: Spec, role: Role) -> int:
     """Number of GPUs of all servers of a frozen model."""
-    section: ModelServerSpec = getattr(spec, role.value)
+    section = spec.model_server(role)
     return section.replicas * section.tensor_parallel_size
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from .pods import PodSettings, Toleration, Volume, combine
 from .problems import Problem, show
-from .roles import Role, RoleSpec
+from .roles import Role
 from .spec import Spec
 from .template_checks import template_problems
 
@@ -22,7 +22,7 @@ def pods(spec: Spec) -> Iterator[Problem]:
     yield from _settings("spec.pods", spec.pods)
     yield from _gpu_resource("spec.pods", spec.pods)
     for role in Role:
-        section: RoleSpec = getattr(spec, role.value)
+        section = spec.section(role)
         where = f"spec.{role.value}.pods"
         yield from _settings(where, section.pods)
         yield from _model_cache(spec, where, section.pods)

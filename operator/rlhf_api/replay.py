@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from . import dynamic
+from .algorithms import graph_of
 from .base import Frozen, Positive, Sampler
 from .graph import Graph
 from .problems import Problem
@@ -15,6 +17,13 @@ if TYPE_CHECKING:
 BUILT_IN_SAMPLERS = ("uniform", "newest", "prioritized")
 EPISODES = "episodes/"
 """Prefix of a snapshot's episode files; followed by the episode's number and `.parquet`."""
+
+RELAY = {
+    "max_replay_episode": "max_relay_episode",
+    "replay_episode_offset": "relay_episode_offset",
+    "replay_sample_fn": "relay_sample_fn",
+}
+"""The two spellings of each field of spec.replay: accepted -> canonical."""
 
 Window = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Offset = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -70,6 +79,34 @@ class Replay(Frozen):
     @property
     def sampler_is_import(self) -> bool:
         return ":" in self.sampler
+
+
+def problems(spec: "Spec") -> Iterator[Problem]:
+    """Problems of fields of `spec.replay` that contradict each other or others, or have no effect."""
+    replay = spec.replay
+    keys = {name: f"spec.replay.{field.alias}" for name, field in type(replay).model_fields.items()}
+    for name, relay in RELAY.items():
+        if getattr(replay, name) is not None and getattr(replay, relay) is not None:
+            yield Problem(keys[relay], f"means the same as {keys[name]}; remove one of them")
+    for name in (*RELAY, *RELAY.values(), "samples_per_step"):
+        if not replay.window and not name.startswith("max_") and getattr(replay, name) is not None:
+            message = (
+                f"applies only with maxReplayEpisode; set that, or remove this; got {getattr(replay, name)!r}"
+            )
+            yield Problem(keys[name], message)
+    if replay.dynamic and spec.generator.shared_with_trainer:
+        yield Problem(
+            "spec.replay.streamDataLoaderType",
+            "dynamic trains while generators answer, and spec.generator.sharedWithTrainer leaves none; use fixed; "
+            "got 'dynamic'",
+        )
+    yield from dynamic.problems(spec, graph_of(spec))
+    if replay.samples_per_step is not None and replay.sampler_is_import:
+        yield Problem(
+            "spec.replay.samplesPerStep",
+            f"is for the built-in samplers; {replay.sampler} itself says how many it returns; remove it; "
+            f"got {replay.samples_per_step}",
+        )
 
 
 def unweighted(spec: "Spec", graph: Graph) -> Iterator[Problem]:

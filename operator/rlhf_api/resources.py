@@ -8,7 +8,7 @@ from .memory import Need, gigabytes
 from .pods import Gpu, combine
 from .problems import Problem
 from .remedies import CERTAIN, remedies
-from .roles import ModelServerSpec, Role, RoleSpec
+from .roles import Role
 from .run import places, roles_of
 from .serving import Serving, gpus, held, on_vllm
 from .sizes import NOTHING, Found, Sizes
@@ -41,12 +41,7 @@ def problems(spec: Spec, found: Found = NOTHING) -> Iterator[Problem]:
 
 def gpu_of(spec: Spec, role: Role) -> Gpu | None:
     """The GPUs of a role's pods, from the job's settings merged with the role's."""
-    return combine(spec.pods, _section(spec, role).pods).gpu
-
-
-def _section(spec: Spec, role: Role) -> RoleSpec:
-    section: RoleSpec = getattr(spec, role.value)
-    return section
+    return combine(spec.pods, spec.section(role).pods).gpu
 
 
 def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None:
@@ -98,15 +93,14 @@ def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
             pods = spec.generator.pods_per_replica
             return max(1, whole // pods), f"{words} / podsPerReplica {pods}" if pods > 1 else words
         case "score" | "infer":
-            section: ModelServerSpec = getattr(spec, role.value)
-            return gpus(section) if on_vllm(spec, role) else (1, "it runs one model")
+            return gpus(spec.model_server(role)) if on_vllm(spec, role) else (1, "it runs one model")
 
 
 def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
     """One GPU per process that computes; reward functions may use any number."""
     wanted, words = gpus_each(spec, role)
     if gpu.count != wanted and not (role is Role.REWARD and spec.reward.functions):
-        own = _section(spec, role).pods.gpu is not None
+        own = spec.section(role).pods.gpu is not None
         seen = f"got {gpu.count}" if own else f"spec.pods.gpu.count is {gpu.count}"
         where = f"spec.{role.value}.pods.gpu.count"
         yield Problem(where, f"must be {wanted} for a {role.value} pod: {words}; {seen}")

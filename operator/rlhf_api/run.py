@@ -12,9 +12,8 @@ from itertools import product
 from pathlib import Path
 
 from .algorithms import graph_of
-from .base import DType, Positive, Report
-from .roles import HEALTH as HEALTH
-from .roles import Role, RoleSpec
+from .base import DType, Report
+from .roles import Role
 from .spec import Spec
 
 EXIT_INVALID = 78
@@ -51,13 +50,9 @@ class RunConfig(Report):
         """The checkpoint store, as a URL."""
         return self.spec.checkpoint.store or Path(self.workdir, "checkpoints").as_uri()
 
-    def role(self, role: Role) -> RoleSpec:
-        section: RoleSpec = getattr(self.spec, role.value)
-        return section
-
     def dtype(self, role: Role) -> DType:
         """The compute dtype of a role."""
-        return self.role(role).dtype or self.spec.model.dtype
+        return self.spec.section(role).dtype or self.spec.model.dtype
 
 
 class Member(Report):
@@ -114,12 +109,11 @@ def roles_of(spec: Spec) -> tuple[Role, ...]:
     return tuple(role for role in graph_of(spec).roles if role is not Role.GENERATOR or not shared)
 
 
-def replicas(spec: Spec, role: Role) -> Positive:
-    section: RoleSpec = getattr(spec, role.value)
-    return section.replicas
+def replicas(spec: Spec, role: Role) -> int:
+    return spec.section(role).replicas
 
 
-def pods_each(spec: Spec, role: Role) -> Positive:
+def pods_each(spec: Spec, role: Role) -> int:
     """Pods, or processes on one machine, per replica of a role."""
     return spec.generator.pods_per_replica if role.row.work == "generate" else 1
 

@@ -113,7 +113,7 @@ def merged(spec: Spec, runtime: RuntimeSpec) -> Spec:
     """
     roles = {}
     for role in roles_of(spec):  # what it says of others is for other jobs
-        section, own = getattr(spec, role.value), getattr(runtime, role.value).pods
+        section, own = spec.section(role), getattr(runtime, role.value).pods
         if own.model_fields_set:
             layers = combine(combine(runtime.pods, own), combine(spec.pods, section.pods))
             roles[role.value] = section.model_copy(update={"pods": layers})

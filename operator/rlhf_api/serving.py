@@ -29,7 +29,12 @@ _LARGEST = 10**15
 
 def on_vllm(spec: Spec, role: Role) -> bool:
     """True if the role's processes are vLLM servers, or hold a frozen model under vLLM."""
-    return role.row.work == "generate" or getattr(getattr(spec, role.value), "engine", None) == "vllm"
+    return role.row.work == "generate" or getattr(spec.section(role), "engine", None) == "vllm"
+
+
+def engine_section(spec: Spec, role: Role) -> Generator | ModelServerSpec:
+    """The section of a role whose processes run vLLM."""
+    return spec.generator if role.row.work == "generate" else spec.model_server(role)
 
 
 def gpus(section: Generator | ModelServerSpec) -> tuple[int, str]:
@@ -44,7 +49,7 @@ def gpus(section: Generator | ModelServerSpec) -> tuple[int, str]:
 def held(spec: Spec, role: Role, parameters: float) -> Need | None:
     """Weights of a frozen model of `parameters` parameters on one GPU of its role; None if vLLM's arguments offload or
     quantize them."""
-    section: ModelServerSpec = getattr(spec, role.value)
+    section = spec.model_server(role)
     arguments = section.engine_arguments
     if any(name in arguments for name in _OTHER_SIZE):
         return None

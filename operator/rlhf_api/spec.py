@@ -27,7 +27,7 @@ from .model import Model
 from .pods import PodSettings, RuntimeReference, Scheduling, Workspace
 from .replay import Replay
 from .rewards import Reward
-from .roles import Generator, Reference, Trainer
+from .roles import Generator, ModelServerSpec, Reference, Role, RoleSpec, Trainer
 from .rollout import Rollout
 from .sources import Source
 from .trackers import Tracker
@@ -225,6 +225,17 @@ class Spec(Sections):
     """On a cluster: settings of the pods of every role."""
     workspace: Workspace = Workspace()
     scheduling: Scheduling = Scheduling()
+
+    def section(self, role: Role) -> RoleSpec:
+        """The role's section."""
+        found: RoleSpec = getattr(self, role.value)
+        return found
+
+    def model_server(self, role: Role) -> ModelServerSpec:
+        """The section of a role that runs a frozen model."""
+        found = self.section(role)
+        assert isinstance(found, ModelServerSpec), f"{role.value} runs no frozen model"
+        return found
 
     def trained_dtype(self, field: ModelField) -> DType:
         """The compute dtype of the trained model in this field of `model`."""

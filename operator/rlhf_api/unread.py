@@ -56,7 +56,7 @@ def _roles(spec: Spec) -> Iterator[_Unread]:
     """The section of each role without processes, and the model that only this role would load."""
     there = roles_of(spec)
     for role in (role for role in Role if role not in there):
-        section: Frozen = getattr(spec, role.value)
+        section = spec.section(role)
         of, why, fields = f"the {role.value} role", _why(spec, role), set(type(section).model_fields)
         if role is Role.GENERATOR:
             yield _Unread("spec.weights", spec.weights, type(spec.weights).model_fields, of, why)

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 
 from .problems import Problem, closest, show
 from .roles import Role
+from .serving import engine_section
 from .spec import Spec
 
 _OPTIONS = ("engine/arg_utils.py", "entrypoints/*/cli_args.py")
@@ -29,8 +30,7 @@ _CAUSAL = "models/auto/modeling_auto.py"
 def engine_problems(spec: Spec, role: Role, where: str, model: str) -> list[Problem]:
     """Problems of a role whose processes run vLLM: of its options, and of its model, which the field `where` names, if
     it generates and the model is a local directory of a class that is not the job's own."""
-    arguments: Mapping[str, JsonValue] = getattr(spec, role.value).engine_arguments
-    found = list(_unknown_options(f"spec.{role.value}", arguments))
+    found = list(_unknown_options(f"spec.{role.value}", engine_section(spec, role).engine_arguments))
     checked = role.row.work != "score" and not spec.model.architectures
     return [*found, *_unknown_architecture(where, Path(model))] if checked else found
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rlhf_api.roles import Role, RoleSpec
+from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
 _FIRST, _LONG, _LONGEST = 0.5, 10.0, 300.0
@@ -53,7 +53,7 @@ def _pause(restarts: int, longest: float) -> float:
 
 def budget(spec: Spec, role: Role) -> tuple[int, int]:
     """`backoffLimit` and `backoffWindowSeconds`."""
-    section: RoleSpec = getattr(spec, role.value)
+    section = spec.section(role)
     return section.backoff_limit, section.backoff_window_seconds
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -26,13 +25,10 @@ from .exits import say
 from .local.models import mistyped
 from .manifest_arguments import add_manifest
 from .plan_table import plan_lines
-from .subcommands import add_command
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+from .subcommands import Commands, add_command
 
 
-def add_plan(commands: "Commands") -> None:
+def add_plan(commands: Commands) -> None:
     """Adds the command's parser."""
     parser = add_command(commands, "plan", help="predict a job's batches, memory and seconds before it runs")
     add_manifest(parser)

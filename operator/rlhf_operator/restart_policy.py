@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from rlhf_api.roles import Role, RoleSpec
+from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_INVALID, EXIT_ROLLED_BACK, EXIT_SUSPENDED, EXIT_UNHEALTHY
 from rlhf_api.spec import Spec
 
@@ -58,7 +58,7 @@ def _judged(spec: Spec, process: ProcessState) -> ProcessState | _Verdict:
     ended = process.ended
     if ended is None or (process.role is Role.TRAINER and ended.code in (0, EXIT_SUSPENDED)):
         return process
-    section: RoleSpec = getattr(spec, process.role.value)
+    section = spec.section(process.role)
     for i, rule in enumerate(section.failure_rules):
         if ended.code not in rule.exit_codes and not {ended.cause, ended.type} & set(rule.reasons):
             continue
@@ -178,7 +178,7 @@ def pause_left(
 
 
 def _late(spec: Spec, process: ProcessState, now: float) -> Kill | None:
-    limit: int = getattr(spec, process.role.value).startup_timeout_seconds
+    limit = spec.section(process.role).startup_timeout_seconds
     if process.started is None or process.ready or process.ended or now < process.started + limit:
         return None
     field = f"spec.{process.role.value}.startupTimeoutSeconds"

@@ -1,7 +1,7 @@
 """Read access to the committed snapshots of a store."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 
 from pydantic import JsonValue
@@ -94,8 +94,7 @@ class Archive:
     def read_root(self) -> tuple[Root, Version | None]:
         """The root and its version, for compare-and-swap; an empty root and None in a new store.
 
-        If LATEST is damaged or missing, the root is rebuilt from the manifests: every snapshot that was written
-        completely.
+        If LATEST is damaged or missing, the root is rebuilt from the manifests that are there.
 
         Raises:
             InvalidJob: the store is of another release's format, or not one of its manifests can be read. To take it
@@ -113,14 +112,13 @@ class Archive:
         if not (written := [entry for entry in listed if entry is not None]):
             return Root(), version
         log.error("DAMAGED STORE, using the manifests that are readable: %s", why)
-        root = self._recovered(written)
-        if not root.cuts:
+        if not (manifests := self.manifests(written)):
             message = (
                 f"every checkpoint in {self.store.url} is damaged or of another release, see the log ({why}); "
                 "take the release that wrote them, or begin a new run in another store"
             )
             raise InvalidJob([Problem("spec.checkpoint.store", message)])
-        return root, version
+        return _rebuilt(written, manifests), version
 
     def entries(self) -> list[Entry]:
         """The committed snapshots, oldest first."""
@@ -137,12 +135,12 @@ class Archive:
     def garbage(self) -> list[Listed]:
         """Objects that no committed snapshot refers to, including those of a snapshot being written."""
         root, _ = self.read_root()
-        return self.unreferenced(root, self.manifests(root))
+        return self.unreferenced(root, self.manifests(root.cuts))
 
-    def manifests(self, root: Root) -> dict[str, Manifest]:
-        """Manifests of the root's snapshots, by key; damaged ones are logged and left out."""
+    def manifests(self, entries: Iterable[Entry]) -> dict[str, Manifest]:
+        """Manifests of snapshots, by key; damaged ones are logged and left out."""
         found = {}
-        for entry in root.cuts:
+        for entry in entries:
             try:
                 found[entry.key] = self.open(entry).manifest
             except DamagedSnapshot as error:
@@ -150,8 +148,12 @@ class Archive:
         return found
 
     def unreferenced(self, root: Root, manifests: Mapping[str, Manifest]) -> list[Listed]:
-        """Segments and manifests that neither the root nor one of its manifests references."""
+        """Segments and manifests that neither the root nor one of its manifests references. None if a manifest of the
+        root is not in `manifests`: which segments are that snapshot's is unknown until it can be read again."""
         used = {entry.key for entry in root.cuts}
+        if not manifests.keys() >= used:
+            log.warning("nothing unreferenced is deleted while the manifest of a checkpoint cannot be read")
+            return []
         used |= {segment.key for manifest in manifests.values() for segment in manifest.segments()}
         return [
             found
@@ -160,19 +162,19 @@ class Archive:
             if found.key not in used and is_named_by_content(found.key)
         ]
 
-    def _recovered(self, written: Sequence[Entry]) -> Root:
-        newest, rollbacks = dict[int, Entry](), 0
-        for entry in sorted(written, key=lambda e: (e.epoch, e.step)):
-            try:
-                snapshot = self.open(entry)
-            except DamagedSnapshot as error:
-                log.error("DAMAGED CHECKPOINT, passed over: %s", error)
-                continue
-            rollbacks = max(rollbacks, snapshot.manifest.rollbacks)
-            # A trainer that rolled back to an earlier step has removed the snapshots after it.
-            newest = {step: older for step, older in newest.items() if step < entry.step}
-            told = {name: getattr(snapshot.manifest, name) for name in ("time", "reward", "good")}
-            newest[entry.step] = entry.model_copy(update=told)
-        epoch = max((entry.epoch for entry in newest.values()), default=0)
-        cuts = tuple(newest[step] for step in sorted(newest))
-        return Root(epoch=epoch, rollbacks=rollbacks, cuts=cuts)
+
+def _rebuilt(written: Iterable[Entry], manifests: Mapping[str, Manifest]) -> Root:
+    """The root of the snapshots in a listing. One without a manifest in `manifests` stays listed, so that its segments
+    are not deleted: it may be read later."""
+    newest = dict[int, Entry]()
+    for entry in sorted(written, key=lambda e: (e.epoch, e.step)):
+        # A trainer that rolled back to an earlier step has removed the snapshots after it.
+        newest = {step: older for step, older in newest.items() if step < entry.step}
+        manifest = manifests.get(entry.key)
+        told = {name: getattr(manifest, name) for name in ("time", "reward", "good")} if manifest else {}
+        newest[entry.step] = entry.model_copy(update=told)
+    return Root(
+        epoch=max(entry.epoch for entry in newest.values()),
+        rollbacks=max(manifest.rollbacks for manifest in manifests.values()),
+        cuts=tuple(newest[step] for step in sorted(newest)),
+    )

@@ -23,7 +23,7 @@ from .manifest import (
     is_named_by_content,
 )
 from .retention import Retention
-from .store import Store, Version
+from .store import Version
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +35,15 @@ class Committer:
 
     def __init__(
         self,
-        store: Store,
+        archive: Archive,
         retention: Retention,
         reached: Callable[[str], None],
         root: Root,
         version: Version,
         manifests: dict[str, Manifest],
     ) -> None:
-        self._store, self._retention, self._reached = store, retention, reached
+        self._archive, self._store = archive, archive.store
+        self._retention, self._reached = retention, reached
         self._root, self._version, self._manifests = root, version, manifests
         self._unwanted: set[str] = set()
 
@@ -72,13 +73,13 @@ class Committer:
                 version = archive.store.swap(ROOT, encode_root(root), version)
             except (Conflict, Missing):
                 continue  # another trainer starts at the same time: the last one to take over wins
-            manifests = archive.manifests(root)
+            manifests = archive.manifests(root.cuts)
             garbage = [found.key for found in archive.unreferenced(root, manifests)]
             # Listed while this trainer leads, it is nobody's; later, it may be the next one's, just uploaded.
             if archive.read_root()[0].owner == root.owner:
                 archive.store.delete(garbage)
                 archive.store.delete_abandoned(is_named_by_content)
-            return cls(archive.store, retention, reached, root, version, manifests)
+            return cls(archive, retention, reached, root, version, manifests)
         raise _fenced(archive.store.url)
 
     @property
@@ -172,10 +173,12 @@ class Committer:
         """Deletes snapshots that LATEST has dropped; objects left by a crash are collected by the next trainer."""
         gone = {snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in self.cuts}
         old = [manifest for key in gone if (manifest := self._manifests.pop(key, None))]
-        used = {segment.key for manifest in self._manifests.values() for segment in manifest.segments()}
         self._unwanted |= gone | {segment.key for manifest in old for segment in manifest.segments()}
-        self._unwanted -= used
         try:
+            # A manifest that could not be read for a moment: its snapshot may have segments of those dropped.
+            unread = [snapshot for snapshot in self.cuts if snapshot.key not in self._manifests]
+            self._manifests |= self._archive.manifests(unread)
+            self._unwanted -= {s.key for manifest in self._manifests.values() for s in manifest.segments()}
             self._store.delete(sorted(self._unwanted))
             self._unwanted.clear()
         except StoreError as error:

@@ -18,6 +18,7 @@ from obstore.store import LocalStore
 from rlhf_api.problems import InvalidJob, Problem
 
 from .connecting import connect, hint, refuses_twice
+from .durable import make_durable
 from .failures import Conflict, Missing, StoreError, patiently, reason
 from .locked import locked
 
@@ -104,9 +105,7 @@ class Store:
 
     def put(self, key: str, data: bytes) -> None:
         """Writes an object; large ones are uploaded in concurrent parts."""
-        self._ask(
-            lambda: obstore.put(self._store, key, data, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
-        )
+        self._ask(lambda: self._put(key, data))
 
     def put_new(self, key: str, data: bytes) -> None:
         """Creates an object. Raises Conflict if one of this name exists with other content."""
@@ -244,7 +243,13 @@ class Store:
             return found
         if (found and found.data) != (known and known.data):
             raise Conflict(key)
-        return _version(data, obstore.put(self._store, key, data))
+        return _version(data, self._put(key, data))
+
+    def _put(self, key: str, data: bytes) -> Mapping[str, Any]:
+        told = obstore.put(self._store, key, data, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+        if (folder := self._directory) is not None:
+            make_durable(folder / key)
+        return told
 
     def _unusable(self, error: BaseException) -> InvalidJob:
         message = f"cannot use {self.url}: {reason(error)}; {hint(self.url)}"

@@ -1,4 +1,4 @@
-"""Whatever a server may hold is accepted or refused with a field; nothing else happens."""
+"""Generated manifests: each is accepted, or refused with the field; nothing else is raised."""
 
 import copy
 import json

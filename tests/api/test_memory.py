@@ -1,4 +1,5 @@
-"""What a trainer's rank keeps: the formulae against what DeepSpeed keeps, what GPUs showed, and the page."""
+"""Memory of a trainer's rank: the formulae against DeepSpeed's tensors, against measurements on GPUs, and against the
+page."""
 
 import json
 import os
@@ -13,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.api import kept as real
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 from rlhf_api.activations import Pass, backward_bytes
 from rlhf_api.manifest import apply_override, parse

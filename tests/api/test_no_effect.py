@@ -1,4 +1,4 @@
-"""What a manifest accepts acts: fields that this job would not read are refused, each under its own name."""
+"""No field without effect: those that a job would not read are refused, each under its own name."""
 
 import json
 
@@ -311,7 +311,7 @@ ALL = "spec.ppo.clipRatioHigh, spec.ppo.clipValue, spec.ppo.dualClip, spec.ppo.s
     ],
 )
 def test_what_a_step_of_one_update_cannot_reach_is_said(overrides, idle) -> None:
-    """It stays in the manifest, which may have larger steps at another time."""
+    """A warning and no error: other steps of the same manifest may have more updates."""
     bounds = "spec.ppo={minibatchSize: 8, clipRatioHigh: 0.3, dualClip: 3.0, stopRatio: 2.0, clipValue: 0.1}"
     spec = job(bounds, *overrides).spec
     said = without_effect(spec)

@@ -108,7 +108,7 @@ def test_a_remedy_raises_the_stage_of_both_models() -> None:
 
 
 def test_activations_that_do_not_fit_are_refused_with_what_helps() -> None:
-    """Of the shape of Qwen2.5-1.5B: 37 GB of weights and states, and 2.1 MB of activations for each token."""
+    """With the shape of Qwen2.5-1.5B: 37 GB of weights and states, and 2.1 MB of activations for each token."""
     shape = Shape(layers=28, hidden=1536, queries=1536, keys=256, inner=8960, vocabulary=151_936)
     found = {"policy": Size(1.54e9, shape)}
 

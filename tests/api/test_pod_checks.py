@@ -1,4 +1,4 @@
-"""What is wrong with pods, workspace, scheduling and template overrides: the field and what to do."""
+"""Checks of pods, workspace, scheduling and template overrides: each problem names its field and its remedy."""
 
 import pytest
 from tests.api.manifests import document

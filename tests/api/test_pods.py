@@ -1,4 +1,4 @@
-"""What a role says about its pods, over what the job says for all."""
+"""Merging of a role's pod settings over those of all roles."""
 
 import json
 

@@ -64,7 +64,7 @@ OWN = (
 
 @pytest.mark.parametrize("override", OWN)
 def test_keys_of_users_are_never_renamed(override):
-    """Neither those of maps nor DeepSpeed's."""
+    """Keys of maps, and those of DeepSpeed's configuration, keep their underscores."""
     made: object = apply_override(document(), override)
     for key in (
         ("" if override.startswith("metadata") else "spec.").__add__(override.split("=")[0]).split(".")

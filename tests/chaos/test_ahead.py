@@ -11,7 +11,7 @@ from tests.support import vllm_server
 from tests.support.roles import TOKEN, Job
 
 from rlhf_api.replay import EPISODES
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.generation.ahead import BLOB
 from rlhf_trainer.generation.ahead import decode as decode_works
 from rlhf_trainer.generation.work import Response
@@ -37,7 +37,7 @@ def generating(job: Job) -> Iterator[Job]:
 
 def pace(job: Job, seconds: float) -> None:
     """Each step of the generator's engine takes at least so long."""
-    with Background(TOKEN) as http:
+    with HttpClient(TOKEN) as http:
         asked = {"method": "pace", "args": [seconds]}
         http.run(http.json("POST", f"{job.generators[0]}/collective_rpc", asked, timeout=60))
 

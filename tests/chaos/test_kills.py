@@ -87,7 +87,7 @@ def test_an_actor_and_a_critic_of_other_dtypes_and_stages_go_on(job: Job, stores
 
 
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(job: Job, stores: Stores):
-    """Noticed in the middle of loading, when half of the models have the damaged one's weights."""
+    """The damage is detected during loading, when half of the models have the damaged checkpoint's weights."""
     whole, damaged = stores.named("sound", steps=4), stores.named("damaged", steps=3)
     assert job.train("sound", overrides=whole.overrides) == [0]
     assert job.train("damaged", overrides=damaged.overrides) == [0]

@@ -13,6 +13,7 @@ from tests.fault_matrix.running import Running, running
 from tests.support.seaweed import Server
 
 pytestmark = pytest.mark.slow
+RAN = {"date": "2026-01-02", "cores": 2}
 SUPERVISOR = "lost its supervising process, which was ended by SIGKILL"
 KILLED = [
     ("torchrun", "generating", "trainer", "trainer-0 was ended by SIGKILL"),
@@ -51,7 +52,7 @@ def test_generators_tell_a_trainer_from_those_before_it(job: Running, folder: Pa
 
 
 def test_a_page_says_what_was_not_run():
-    cell = {"mode": "on-policy", "victim": "reward", "fault": "SIGKILL", "moment": "scoring"}
+    cell = {"mode": "on-policy", "victim": "reward", "fault": "SIGKILL", "moment": "scoring"} | RAN
     result = {
         "seconds": 3.0,
         "lost": 0,
@@ -60,8 +61,15 @@ def test_a_page_says_what_was_not_run():
         "events": ["reward-0 started again"],
         "end": "",
     }
-    failed = {**cell, "moment": "training", "failed": "nothing within 180 s"}
+    failed = {
+        **cell,
+        "moment": "training",
+        "failed": "nothing within 180 s",
+        "date": "2026-01-03",
+        "cores": 4,
+    }
     text = page([{**cell, **result}, {**cell, **result, "seconds": 5.0}, failed])
+    assert "Measured from 2026-01-02 to 2026-01-03 (x86_64, no GPU), each job on 2 or 4 cores." in text
     assert "| reward | scoring | reward started again | 2 | 3.0 | 5.0 | 0 | 0 | 7 |" in text
     assert "| reward | training | **no step**: nothing within 180 s | 1 |" in text
     assert "reward generating, broadcasting, committing, checkpointing;" in text
@@ -100,7 +108,8 @@ def test_a_page_tells_what_kills_at_random_cost():
 def test_a_page_tells_what_losses_like_those_of_spot_instances_cost():
     calm = {"spot": False, "seconds": 240.0, "samples": 960, "kills": 0, "lost": 0, "twice": 0, "old": 0}
     spot = calm | {"spot": True, "seconds": 250.0, "samples": 900, "kills": 4}
-    text = page([], [], [row | {"load": 3.2} for row in (calm, spot, calm, spot)])
+    text = page([], [], [row | RAN | {"load": 3.2} for row in (calm, spot, calm, spot)])
+    assert "All of a job shares 2 cores" in text.replace("\n", " ")
     assert "| undisturbed | 480 | 0 | 1920 | 4.00 | 4.00, 4.00 | 0 | 0 | 0 | 3, 3 |" in text
     assert "| one killed every minute | 500 | 8 | 1800 | 3.60 | 3.60, 3.60 | 0 | 0 | 0 | 3, 3 |" in text
     assert "made 90% of the undisturbed samples/s" in text

@@ -1,4 +1,4 @@
-"""What the chart uses of other projects' kinds, for which kubernetes-validate has no schema: their fields and types."""
+"""Fields and types of other projects' kinds that the chart uses; kubernetes-validate has no schema for them."""
 
 from typing import Any
 

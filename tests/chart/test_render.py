@@ -1,4 +1,4 @@
-"""What the chart makes of its values, as helm renders it: valid, consistent, and what the operator reads."""
+"""The chart as helm renders it: objects are valid and consistent, and hold the settings that the operator reads."""
 
 import base64
 import ssl
@@ -313,7 +313,7 @@ def test_cert_manager_makes_the_secret_that_the_operator_mounts():
 
 
 def test_names_of_digits_are_names():
-    """Of namespaces and the like, which YAML takes for numbers."""
+    """Unquoted, YAML would read such a namespace as a number."""
     values = {
         "watchNamespaces": ["2024"],
         "tokenKey": {"previousSecret": "34", "key": "1"},

@@ -12,11 +12,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.chart.running import JOB, KEY, RUNNING, samples
 from tests.support.helm import render, the
+from tests.support.ports import free_port
 
 from rlhf_operator.cluster import probes
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.telemetry import Telemetry
-from rlhf_operator.local.ports import HOST, assign
+from rlhf_operator.local.ports import HOST
 
 
 def test_a_job_has_a_series_for_each_figure_and_its_phase():
@@ -115,7 +116,7 @@ def test_errors_have_a_series_before_the_first_one():
 @asynccontextmanager
 async def served(telemetry: Telemetry, *, ready: bool = True, alive: bool = True) -> AsyncIterator[str]:
     """The address of an operator's server."""
-    port = assign(["metrics"], None)["metrics"]
+    port = free_port()
     settings = Settings(trainer_image="t", token_key=b"k", metrics_port=port)
     runner = await probes.serve(settings, telemetry, lambda: ready, lambda: alive)
     try:

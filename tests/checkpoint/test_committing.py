@@ -1,4 +1,4 @@
-"""Who may add to a store, and what a crash between two writes leaves."""
+"""Fencing of a store: one trainer at a time commits, and a crash between two writes leaves a store that opens."""
 
 import threading
 
@@ -84,7 +84,7 @@ def test_a_root_that_somebody_deletes_is_told_so_and_the_next_trainer_finds_what
 
 
 def test_of_two_that_start_at_once_one_leads(place):
-    """Both may begin; only the later can commit."""
+    """Both may take over, but only the later one can commit."""
     started = []
 
     def start() -> None:

@@ -58,7 +58,7 @@ def reshuffled(committer: Committer, own: str) -> int:
 
 
 def test_each_rollback_of_a_copy_brings_another_order_of_the_data(directory: Place, tmp_path):
-    """Those of the other run, which its order has already, do not count."""
+    """The other run's rollbacks are part of the copied order already, and are not counted again."""
     trainer = directory.trainer()
     trainer.saver.roll_back()
     trainer.saver.roll_back()

@@ -168,7 +168,7 @@ def test_retention_deletes_only_what_nobody_refers_to(place):
 
 
 def test_an_outage_is_not_taken_for_damage(place, monkeypatch):
-    """Else a run would fall back to an older snapshot, or to the start, because the network failed for a moment."""
+    """A run must not fall back to an older snapshot, or to the start, because the network failed for a moment."""
     if place.url.startswith("file"):
         return  # a directory has no outage
     place.trainer().save(1)

@@ -1,8 +1,10 @@
-"""What is deleted from a store, what is left alone, and what is gone already."""
+"""Garbage collection of a store: it deletes what no checkpoint refers to, leaves what others keep there, and passes
+over what is gone."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -14,7 +16,7 @@ from tests.support.kube import eventually
 from rlhf_api.problems import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
-from rlhf_store.manifest import Manifest, Root, Segment
+from rlhf_store.manifest import Entry, Manifest, Segment
 from rlhf_store.retention import Retention
 from rlhf_store.store import Store
 
@@ -85,14 +87,14 @@ def test_what_others_keep_below_the_same_names_stays(place: Place):
 
 
 def test_a_trainer_that_is_taken_over_while_it_starts_deletes_nothing_of_the_next_one(directory: Place):
-    """It stood still between its listing and its taking over, as on a node that comes back."""
+    """The first trainer was paused between its listing and its take-over, as on a node that comes back."""
     archive = Archive(directory.url)
     manifests = archive.manifests
 
-    def meanwhile(root: Root) -> dict[str, Manifest]:
+    def meanwhile(entries: Iterable[Entry]) -> dict[str, Manifest]:
         next_one = directory.trainer()
         next_one.archive.store.put(f"segments/{7:064x}", b"being uploaded")
-        return manifests(root)
+        return manifests(entries)
 
     archive.manifests = meanwhile  # type: ignore[method-assign]
     fenced = Committer.take_over(archive, Retention())

@@ -52,7 +52,7 @@ def test_the_kept_half_of_a_pair_may_be_there_or_not():
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_what_is_drawn_meanwhile_leaves_no_trace(before):
-    """Also where half of a pair is kept."""
+    """Also if torch holds the second half of a pair of normal numbers."""
     seed_generators(ALONE, 7)
     for _ in range(before):
         random.gauss(0, 1)

@@ -3,7 +3,6 @@
 import errno
 import itertools
 import ssl
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.cluster.credentials import KEY, openssl
+from tests.support.http_threads import serving
 
 from rlhf_api.problems import InvalidJob
 from rlhf_store import connecting, failures
@@ -104,15 +104,14 @@ def private(tmp_path, monkeypatch) -> Iterator[Path]:
 
         do_PUT = do_GET
 
-    with ThreadingHTTPServer(("localhost", 0), Refusing) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = ThreadingHTTPServer(("localhost", 0), Refusing)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    with serving(server):
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "x")
         monkeypatch.setenv("AWS_REGION", "us-east-1")
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://localhost:{server.server_port}")
         yield tmp_path / "ca.crt"
-        server.shutdown()
 
 
 def test_an_authority_of_one_s_own_is_named_by_the_environment(private, monkeypatch):

@@ -1,4 +1,4 @@
-"""What the parts of a cluster know each other by: a certificate authority, tokens, and a kubeconfig for each."""
+"""Credentials of a test cluster: a certificate authority, tokens, and a kubeconfig for each component."""
 
 import base64
 import json

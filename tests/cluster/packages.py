@@ -1,4 +1,4 @@
-"""What the test cluster takes from the machine: Debian's packages, and a folder to keep built things in."""
+"""Debian's packages that the test cluster needs, and the cache folder of built binaries."""
 
 import os
 import subprocess

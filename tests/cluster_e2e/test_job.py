@@ -54,7 +54,7 @@ def models(policy: Jobs) -> Jobs:
 
 
 def test_trainers_in_two_pods_resume_after_a_death(policy: Jobs) -> None:
-    """Its run is `check_two_trainers`; the policy that it left is the whole model, in one file of weights."""
+    """`check_two_trainers` runs the job; its exported policy is the whole model in one file of weights."""
     saved = workspace(policy) / "runs" / "sft" / "policy"
     assert [each.name for each in saved.glob("*.safetensors")] == ["model.safetensors"]
 

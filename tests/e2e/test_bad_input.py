@@ -1,4 +1,4 @@
-"""What users get wrong: each ends with one clear error, a code that is not 0, and nothing left running."""
+"""Users' mistakes: each ends with one clear error and an exit code other than 0, and leaves no process running."""
 
 import json
 import os

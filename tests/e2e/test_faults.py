@@ -1,7 +1,8 @@
 """A run goes on after the death of a generator during a broadcast, of the reward, of the trainer, and after Ctrl-C."""
 
 import pytest
-from tests.support.rlhf import SENTIMENT, processes, stop_after_first_step, succeed
+from tests.support.rlhf import SENTIMENT, stop_after_first_step, succeed
+from tests.support.run_processes import processes
 
 SMALL = (
     "spec.data.promptsPerStep=16",

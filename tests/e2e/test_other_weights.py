@@ -7,7 +7,7 @@ from tests.support.rlhf import run
 
 
 def test_a_weight_that_changes_while_it_serves_ends_the_job(tmp_path):
-    """No request fails by it, and no response shows it: one value of one of two generators differs by a hundredth."""
+    """One value in one of two generators changes by a hundredth: no request fails, and no response shows it."""
     tiny_model(tmp_path / "model", tie=False, seed=1)
     rows = [{"prompt": f"the {i}th thing is"} for i in range(48)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

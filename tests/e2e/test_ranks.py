@@ -4,7 +4,7 @@ from tests.support.rlhf import SENTIMENT, stop_after_first_step, succeed
 
 
 def test_two_ranks_of_zero_3_feed_a_generator(chain, tmp_path):
-    """They train on its answers as they come."""
+    """With `streamDataLoaderType: dynamic`: they train on responses as these arrive."""
     overrides = (*chain.overrides, "spec.evaluation=null", "spec.steps=2", "spec.data.promptsPerStep=16")
     small = (
         "spec.ppo.minibatchSize=6",
@@ -39,8 +39,8 @@ def test_bfloat16_on_both_sides_is_measured_while_both_have_the_same_weights(cha
 
 
 def test_two_ranks_suspend_together_and_go_on(chain, tmp_path):
-    """Both end when asked to, with everything saved; generation is the trainer's own, spread over the ranks. The policy
-    has an adapter, without which it is its own reference."""
+    """Both exit on request, with everything saved. The trainer generates, spread over the ranks; the policy with its
+    adapter switched off is the reference."""
     overrides = (
         *chain.overrides,
         "spec.evaluation=null",

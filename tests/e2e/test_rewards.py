@@ -8,8 +8,8 @@ import sys
 import pytest
 from tests.e2e.test_bad_input import JOB
 from tests.support.models import tiny_model
+from tests.support.ports import free_port
 from tests.support.rlhf import ROOT, run
-from tests.support.vllm_server import free_port
 from tests.trainer.test_reward_program import NONE
 
 FUNCTIONS = """

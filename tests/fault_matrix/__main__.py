@@ -1,10 +1,12 @@
 """Runs the fault matrix on this machine and writes docs/faults.md; `make faults`.
 
-    .venv/bin/python -m tests.fault_matrix [--minutes M] [--times N] [--only WORDS] [--results FILE] [--page]
+    .venv/bin/python -m tests.fault_matrix [--minutes M] [--times N] [--only WORDS] [--part I/N] [--results FILE]
+    .venv/bin/python -m tests.fault_matrix --page
     .venv/bin/python -m tests.fault_matrix --kills N --seed S [--slow]
     .venv/bin/python -m tests.fault_matrix --spot M
 
-Cells that the results have N times already are left out, so a matrix may be run in several sittings. With `--kills` one
+Cells that the results have N times already are left out, so a matrix may be run in several sittings; on a machine of
+many cores at the same time, each with its part and its results, which are joined afterwards. With `--kills` one
 job that generates ahead is killed so often instead, at random; with `--slow` one generator alone, while the other is
 slowed. With `--spot` one of three generators is killed every minute for M minutes, in turns with M undisturbed ones.
 """
@@ -29,7 +31,7 @@ from tests.fault_matrix.deployment import on_pods
 from tests.fault_matrix.kills import KILLED, MODE, OF_GENERATOR_1, SPOT, schedule
 from tests.fault_matrix.page import PAGE, page
 from tests.fault_matrix.pods import OnPods
-from tests.fault_matrix.running import NoStep, Running, note, running
+from tests.fault_matrix.running import NoStep, Running, here, note, running
 from tests.support.seaweed import Server
 
 RESULTS, KILLS, SPELLS = (
@@ -55,6 +57,13 @@ def main() -> None:
         default="",
         help="cells that have these words, such as 'staleness SIGKILL'; commas between alternatives",
     )
+    parser.add_argument(
+        "--part",
+        type=_part,
+        default=(0, 1),
+        metavar="I/N",
+        help="of N parts of the cells, the one from 0 to N-1",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument(
         "--page", action="store_true", help="only write the page of the results that there are"
@@ -73,7 +82,7 @@ def main() -> None:
     elif not options.page:
         until = time.monotonic() + 60 * options.minutes
         for mode in STALENESS:
-            while todo := _todo(mode, options.times, options.only, options.results):
+            while todo := _todo(mode, options.times, options.only, options.part, options.results):
                 try:
                     if time.monotonic() > until or not _sitting(mode, todo, until, options.results):
                         break
@@ -87,12 +96,19 @@ def main() -> None:
     PAGE.write_text(page(rows, kills, spells))
 
 
-def _todo(mode: Mode, times: int, only: str, results: Path) -> list[Cell]:
-    """All cells once, then again, until each has been run so often."""
+def _part(text: str) -> tuple[int, int]:
+    number, of = map(int, text.split("/"))
+    if not 0 <= number < of:
+        raise argparse.ArgumentTypeError(f"{text}: not one of 0/{of} to {of - 1}/{of}")
+    return number, of
+
+
+def _todo(mode: Mode, times: int, only: str, part: tuple[int, int], results: Path) -> list[Cell]:
+    """All cells of a part once, then again, until each has been run so often."""
     keys = ("mode", "victim", "fault", "moment")
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     done = Counter(Cell(**{key: row[key] for key in keys}) for row in rows)
-    wanted = [c for c in cells(mode) if _chosen(" ".join(vars(c).values()), only)]
+    wanted = [c for c in cells(mode) if _chosen(" ".join(vars(c).values()), only)][part[0] :: part[1]]
     return [cell for turn in range(times) for cell in wanted if done[cell] <= turn]
 
 
@@ -153,7 +169,7 @@ def _spot(minutes: float) -> None:
         for turn in range(2 * math.ceil(minutes / SPELL_MINUTES)):
             spot = turn % 2 == 1
             found = job.spell(60 * min(minutes, SPELL_MINUTES), spot=spot)
-            row = {"spot": spot, **vars(found), "load": round(os.getloadavg()[0], 1)}
+            row = {"spot": spot, **vars(found), "load": round(os.getloadavg()[0], 1), **here()}
             print(row, flush=True)
             with SPELLS.open("a") as out:
                 out.write(json.dumps(row) + "\n")

@@ -11,7 +11,7 @@ from typing import cast
 
 import psutil
 import pyarrow.parquet as parquet
-from tests.support.rlhf import processes
+from tests.support.run_processes import processes
 
 from rlhf_api.replay import EPISODES
 from rlhf_store.archive import Archive

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from tests.fault_matrix.cells import OUTAGE_SECONDS, PAUSE_SECONDS, STORE, VICTIMS, Cell, Victim
 from tests.support.outage import Proxy
-from tests.support.rlhf import processes
+from tests.support.run_processes import processes
 from tests.support.seaweed import Server
 
 FILL_BYTES = 1 << 20

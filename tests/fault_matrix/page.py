@@ -1,9 +1,6 @@
 """docs/faults.md, from the results of the matrix."""
 
-import datetime
 import math
-import os
-import platform
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,9 +38,9 @@ again. A process that hangs is [noticed](detection.md) and ended, a trainer afte
 $ make faults
 ```
 
-{machine}. There were several sittings, each
-with the code of its day, some beside other work. The model is tiny. So the times are those of noticing the fault, of
-starting processes and of loading. Loading takes most of them on so few cores.
+{measured} There were several sittings, each with the code of its day. The
+model is tiny. So the times are those of noticing the fault, of starting processes and of loading. Loading takes most of
+them on so few cores.
 
 - **s**: seconds from the fault to the end of the next training step; ahead of training, of the one after it, since the
   next step already has some of its responses. p95 of a few times is the longest.
@@ -100,7 +97,8 @@ SPOT = """
 
 `FAULTS='--spot 8' make faults`. Of three generators, at staleness 2, one is killed every {every:g} s, by SIGKILL to its
 engine, even if others are still starting. This takes turns with undisturbed spells of the same length, in one job. All
-of it shares two cores: processes that start slow down those that work, which they would not on machines of their own.
+of a job shares {cores} cores: processes that start slow down those that work, which they would not on machines of their
+own.
 
 """
 _SPELLS = ("", "seconds", "kills", "samples", "samples/s", "of each turn", "lost", "twice", "too old", "load")
@@ -129,7 +127,9 @@ def page(rows: Sequence[Row], kills: Sequence[Row] = (), spells: Sequence[Row] =
     found: defaultdict[Cell, list[Row]] = defaultdict(list)
     for row in rows:
         found[Cell(row["mode"], row["victim"], row["fault"], row["moment"])].append(row)
-    parts = [INTRO.format(machine=_machine(), pause=PAUSE_SECONDS, outage=OUTAGE_SECONDS, hang=HANG_SECONDS)]
+    parts = [
+        INTRO.format(measured=_measured(rows), pause=PAUSE_SECONDS, outage=OUTAGE_SECONDS, hang=HANG_SECONDS)
+    ]
     for mode in STALENESS:
         of_mode = list(cells(mode))
         run = [cell for cell in of_mode if cell in found]
@@ -176,7 +176,10 @@ def _lost(spells: Sequence[Row]) -> str:
     end = f"""With losses the job made {rates[1] / rates[0]:.0%} of the undisturbed samples/s. Compare that with
 how far turns of one kind differ. A sample is a prompt with its response. **load** is the machine's load at the end of
 each turn, over one minute, from everything that ran on it."""
-    return "\n".join([SPOT.format(every=SPOT_SECONDS).rstrip("\n"), "", *lines, "", end]) + "\n"
+    return (
+        "\n".join([SPOT.format(every=SPOT_SECONDS, cores=_cores(spells)).rstrip("\n"), "", *lines, "", end])
+        + "\n"
+    )
 
 
 def _killed(head: str, kills: Sequence[Row]) -> str:
@@ -264,10 +267,16 @@ def _names(events: Iterable[str]) -> str:
     return ", ".join(sorted({re.sub(r"-\d+$", "", event.split()[0]) for event in events}))
 
 
-def _machine() -> str:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    today = datetime.datetime.now(datetime.UTC).date()
-    return f"Measured on {today} on {os.cpu_count()} shared cores ({platform.machine()}), {memory:.0f} GiB, no GPU"
+def _measured(rows: Iterable[Row]) -> str:
+    """When the cells of processes were run, and the cores of each job."""
+    own = [row for row in rows if row["mode"] not in (GPU, PODS)]
+    dates = sorted({row["date"] for row in own}) or ["no day"]
+    when = f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
+    return f"Measured {when} (x86_64, no GPU), each job on {_cores(own)} cores."
+
+
+def _cores(rows: Iterable[Row]) -> str:
+    return " or ".join(map(str, sorted({row["cores"] for row in rows})))
 
 
 def _line(words: Iterable[str]) -> str:

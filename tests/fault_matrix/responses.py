@@ -1,4 +1,4 @@
-"""What becomes of responses that a snapshot holds: read from the store, not asked of the trainer."""
+"""Responses in a snapshot and their fate, read from the store rather than from the trainer's report."""
 
 from collections import Counter
 from collections.abc import Iterator

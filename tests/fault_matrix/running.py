@@ -1,5 +1,6 @@
 """One job that fails again and again: `rlhf run` with two ranks, two vLLM servers, a reward, a reference and S3."""
 
+import datetime
 import json
 import os
 import re
@@ -253,4 +254,10 @@ def running(
 def note(cell: Cell, result: Mapping[str, object], file: Path) -> None:
     """Adds a line to the results."""
     with file.open("a") as out:
-        out.write(json.dumps({**vars(cell), **result}) + "\n")
+        out.write(json.dumps({**vars(cell), **result, **here()}) + "\n")
+
+
+def here() -> dict[str, object]:
+    """When a result was measured, and on how many cores."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    return {"date": str(today), "cores": len(os.sched_getaffinity(0))}

@@ -200,7 +200,7 @@ SETTINGS = (
 
 
 def test_every_key_of_every_graph_is_in_the_trainers_tables():
-    """And every entry of the tables is some graph's."""
+    """The reverse holds too: every entry of the tables is used by some graph."""
     used: set[str] = set()
     for algorithm in ALGORITHMS:
         variants = SETTINGS if algorithm in ONLINE else ("",)

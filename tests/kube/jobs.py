@@ -1,4 +1,4 @@
-"""What the tests of the operator share: the shipped example, and where the trainer that only talks is found."""
+"""Shared by the operator's tests: the shipped example, and the address of the trainer's stand-in."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the operator remembers of the cluster: the newest of each object, little of it, and nothing that is gone."""
+"""The operator's cache: the newest version of each object, reduced to what it reads, without deleted ones."""
 
 import json
 import tracemalloc
@@ -124,7 +124,7 @@ def test_the_newest_stays_whatever_comes_last(cache):
 
 
 def test_a_status_is_kept_but_no_news(cache):
-    """We wrote it. A watch may tell so before the server's answer to us comes."""
+    """The operator wrote it itself; a watch may report it before the API server's reply to the write arrives."""
     cache.put(job(version=5))
     assert cache.put(job(version=6, status={"phase": "Running"})) is None
     assert cache.job(KEY)["status"] == {"phase": "Running"}

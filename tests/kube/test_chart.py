@@ -95,7 +95,7 @@ def test_install_upgrade_rollback_uninstall_and_install_again(release):
 
 
 def test_another_token_key_is_refused_not_taken(release):
-    """It would lock the operator out of every running job."""
+    """With another key the operator could not talk to any running job."""
     release.install()
     with pytest.raises(HelmError, match="immutable"):
         release.install("upgrade", "--set=tokenKey.key=other")

@@ -1,4 +1,5 @@
-"""What a job has beside its pods: made again where somebody deletes it, and not that of a predecessor."""
+"""A job's objects beside its pods (Service, ConfigMap, Secret): recreated when deleted, and never an earlier job's of
+the same name."""
 
 import asyncio
 import json
@@ -91,7 +92,7 @@ def test_a_job_of_an_earlier_ones_name_has_a_token_of_its_own(operators: Operato
 
 
 def test_jobs_of_the_last_release_run_on_under_this_one(operators: Operators, namespace):
-    """Their pods stay, their ConfigMap stays word for word, and a generator that is replaced has their image."""
+    """Pods and ConfigMap stay unchanged, and a replaced generator gets the image of the running pods."""
 
     def here(body: dict, owner: str | None) -> dict:
         meta = {k: v for k, v in body["metadata"].items() if k not in ("uid", "creationTimestamp")}

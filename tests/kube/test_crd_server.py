@@ -170,7 +170,7 @@ def test_bad_values_are_refused_with_their_field(
 
 
 def test_a_misspelt_key_is_refused_by_kubectl(control_plane: Cluster, namespace: str) -> None:
-    """By its own validation; a client without any gets an object without the key."""
+    """kubectl's own validation refuses it; for a client without validation the server drops the key."""
     job = document()
     job["spec"]["ppo"] = {"kl_coefficient": 0.1}
     with pytest.raises(KubectlError, match="unknown field"):
@@ -186,7 +186,7 @@ def test_explain_tells_defaults(control_plane: Cluster) -> None:
 
 
 def test_scale(control_plane: Cluster, namespace: str) -> None:
-    """Of a job that says nothing of its generators too."""
+    """Also of a job whose manifest does not set the number of generators."""
     job = document()
     del job["spec"]["generator"]
     create(control_plane, namespace, job)

@@ -1,4 +1,4 @@
-"""What a job has beside its pods, changed by somebody: put back at the next listing, and told once."""
+"""Changes that somebody makes to a job's objects beside its pods: reverted at the next listing, with one event."""
 
 import asyncio
 import json

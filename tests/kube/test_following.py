@@ -158,7 +158,7 @@ def test_following_a_job_that_is_deleted(jobs: Jobs, node: Kubelet, verbs: Verbs
 
 
 def test_a_reader_that_goes_away_ends_it(jobs: Jobs, node: Kubelet, verbs: Verbs) -> None:
-    """As `rlhf logs -f | head -1` does."""
+    """For example `rlhf logs -f | head -1`."""
     name = pod(jobs, node, "trainer", 0, "x")
     command = verbs.command("logs", "ppo", "-f")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as follow:

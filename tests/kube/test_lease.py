@@ -91,7 +91,7 @@ def test_of_many_one_gets_it(talk, namespace):
 
 
 def test_who_is_started_again_is_somebody_else(talk, namespace):
-    """Its process before may still be at work, for all it knows."""
+    """An earlier process with the same pod name may still be running."""
 
     async def body(api: Api) -> None:
         await Lease(api, namespace, "same-name").acquire()

@@ -288,7 +288,7 @@ def elsewhere(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterato
 def test_a_namespace_that_may_not_be_listed_is_left_out_until_it_may(
     talk, namespace, elsewhere, control_plane, monkeypatch, caplog
 ):
-    """As where it was deleted, or its RoleBinding was."""
+    """For example because the namespace or its RoleBinding was deleted."""
     other, kubeconfig = elsewhere
     for name in ("_FIRST_RESYNC_SECONDS", "_RESYNC_SECONDS"):
         monkeypatch.setattr(module, name, 0.3)
@@ -356,7 +356,7 @@ def test_a_stop_lets_a_reconcile_end_and_gives_the_lease_back(talk, namespace):
 @pytest.mark.usefixtures("kueue")
 @pytest.mark.parametrize("before", [False, True], ids=["comes", "goes"])
 def test_an_operator_under_which_kueue_comes_or_goes_ends_to_begin_anew(talk, namespace, monkeypatch, before):
-    """What kopf does not find at its start it leaves out with a warning."""
+    """kopf watches only the kinds that are served when it starts."""
     monkeypatch.setattr(module, "_FIRST_RESYNC_SECONDS", 0.5)
     served, there = Api.serves, before
 
@@ -410,7 +410,7 @@ def test_a_reconcile_has_a_deadline(talk, namespace, monkeypatch):
 def test_a_watch_that_is_open_and_tells_nothing_is_seen(
     talk, namespace, control_plane, tmp_path, monkeypatch
 ):
-    """By the listings beside it; /healthz says then that the kubelet should start another operator."""
+    """The periodic listings detect it; /healthz then fails, so that the kubelet restarts the operator."""
     monkeypatch.setattr(module, "_FIRST_RESYNC_SECONDS", 0.5)
     monkeypatch.setattr(module, "_RESYNC_SECONDS", 0.5)
 

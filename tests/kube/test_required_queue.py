@@ -55,7 +55,7 @@ def test_a_job_without_one_waits_and_lines_up_once_it_has_the_label(
 def test_a_job_that_runs_cannot_leave_its_queue_and_keep_its_pods(
     operators: Operators, namespace: str
 ) -> None:
-    """Its quota would be another job's, and its GPUs not."""
+    """Kueue would give its quota to another job while its pods still hold the GPUs."""
 
     async def story(operator: Hands) -> None:
         made = job(namespace)

@@ -46,7 +46,7 @@ def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
 def test_a_checkpoint_request_of_any_length_fits_into_the_status(
     operators: Operators, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise no status could be written any more, and no pod of the job be replaced."""
+    """Otherwise every write of the status would fail, and with it the replacement of pods."""
 
     async def accepted(*_: object) -> bool:
         return True

@@ -78,7 +78,7 @@ def test_a_trainer_that_had_a_node_may_have_left_checkpoints(
 def test_an_attempt_that_the_server_refuses_is_the_first_one_for_the_next_operator_too(
     operators: Operators, namespace: str
 ) -> None:
-    """Here for a PriorityClass that does not exist yet; a quota is answered with the same code."""
+    """The server refuses a PriorityClass that does not exist yet; an exhausted quota has the same status code."""
     kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
@@ -109,7 +109,7 @@ def test_an_attempt_that_the_server_refuses_is_the_first_one_for_the_next_operat
 def test_pods_that_are_taken_away_before_they_get_a_node_are_made_again_after_pauses(
     operators: Operators, namespace: str
 ) -> None:
-    """Whatever takes them away, it may do so for ever."""
+    """With growing pauses, since another controller may delete them again and again."""
 
     async def body(operator: Hands) -> None:
         await operator.api.create(job(namespace))

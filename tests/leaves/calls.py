@@ -33,7 +33,7 @@ def serving(job: RLHFJob) -> Any:
         return None
     for memory in (None, 80e9):
         found.append(generator.arguments(made, "h", 1, memory))
-    with instead(assembly, "WeightSync") as sync:
+    with instead(assembly, "Broadcaster") as sync:
         fleet = assembly.fleet(context(job), SimpleNamespace(generation_config=None, vocabulary=300))
     for _, named in sync.told:
         found.append({key: value for key, value in named.items() if key != "fault"})
@@ -158,7 +158,7 @@ def frozen(job: RLHFJob) -> Any:
     """vLLM's options for models that are frozen."""
     found = []
     for role in roles_of(job.spec):
-        if getattr(getattr(job.spec, role.value), "engine", None) == "vllm":
+        if getattr(job.spec.section(role), "engine", None) == "vllm":
             source = ModelSource("spec.model", "policy")
             found.append(
                 (role, [frozen_options(config(job), role, source, 13, cpu=cpu) for cpu in (False, True)])

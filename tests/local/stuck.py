@@ -23,6 +23,7 @@ folder = Path(sys.argv[1])
 config = RunConfig(job="j", spec=Spec.model_validate_json(sys.argv[2]), workdir=str(folder))
 reaper.become_subreaper()
 process = Supervised(Process(Role.REWARD, 0, 1, "127.0.0.1", ""), folder)
+tree = stopping.Tree([process])
 process.start(config, folder / "run.json", "", lambda *_: [sys.executable, "-c", ROLE])
 assert process.reaper is not None
 while len(reaper.descendants(process.reaper.pid)) < 2:
@@ -32,11 +33,11 @@ with patch.object(reaper, "kill"):
     process.reaper.wait()
     while len(left := reaper.descendants(os.getpid())) != 1:
         time.sleep(0.01)  # the role itself ends with its reaper, what it forked does not
-    said = {"left": [*left], "ended": len(stopping.newly_ended([process]))}
-    said["at first"] = stopping.remaining([process])
+    said = {"left": [*left], "ended": len(tree.newly_ended())}
+    said["at first"] = tree.remaining()
     with patch.object(stopping, "REMAIN_SECONDS", 0.0):
-        said["late"] = stopping.remaining([process])
-while not stopping.newly_ended([process]):
+        said["late"] = tree.remaining()
+while not tree.newly_ended():
     time.sleep(0.01)
 assert process.ended is not None
 print(json.dumps(said | {"reason": process.ended.reason, "alive": [*reaper.descendants(os.getpid())]}))

@@ -1,4 +1,4 @@
-"""How often and how soon a role is started again."""
+"""Restart budget: how many restarts of a role, and the backoff before each."""
 
 import pytest
 from tests.api.manifests import document, job

@@ -1,4 +1,4 @@
-"""What the user sees: lines, and the live display on a terminal."""
+"""The user's view of a run: plain lines, and the live display on a terminal."""
 
 import contextlib
 import datetime

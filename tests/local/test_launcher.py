@@ -243,7 +243,7 @@ def test_a_generator_that_dies_comes_back_under_a_new_uid(run: Run) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("serve", "die serve"), ("die serve", "serve")])
 def test_a_generator_of_two_processes_lives_and_dies_as_one(run: Run, first: str, second: str) -> None:
-    """Whichever of them is killed, both are started again, once; the trainer hears of the first alone."""
+    """If either is killed, both are restarted, which counts once; the trainer knows only the first process."""
     pair = "spec.generator={replicas: 1, tensorParallelSize: 2, podsPerReplica: 2}"
     code, out, _ = run(overrides=(pair,), generator=first, follower=second, trainer="renewed")
     assert code == 0
@@ -491,8 +491,8 @@ def test_a_role_that_hangs_is_ended_and_starts_again(run: Run, monkeypatch: pyte
 def test_a_trainer_without_progress_is_ended_and_goes_on_from_its_checkpoint(
     run: Run, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers no more; or that it is where it was, where it goes on once before it hangs for good. Each silence is
-    told of once, before it ends the trainer."""
+    """Either it no longer answers, or it reports no progress, for a while and then for good. The user is told of each
+    silence once, before it ends the trainer."""
     monkeypatch.setenv("RLHF_TEST_SILENCE", str(run.work))
     code, out, err = run(trainer=f"{how} serve", overrides=("spec.trainer.progressDeadlineSeconds=600",))
     assert code == 0, out + err
@@ -666,7 +666,7 @@ def test_logs_that_a_user_has_deleted_cost_a_restart_nothing(run: Run) -> None:
 
 
 def test_what_a_script_started_before_it_became_the_launcher_goes_on(run: Run) -> None:
-    """As of a container that starts TensorBoard and then `exec rlhf run`."""
+    """For example TensorBoard, started by a script that then runs `exec rlhf run`."""
     process = run.start(trainer="crash serve", script="sleep 600 >/dev/null 2>&1 &")
     out, err = process.communicate(timeout=40)
     assert process.returncode == 0, out + err

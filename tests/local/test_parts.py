@@ -502,7 +502,7 @@ def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_
 
 
 def test_a_launcher_that_stood_still_blames_nobody_for_it(tmp_path: Path) -> None:
-    """As after Ctrl-Z, or where a scheduler suspends a job with all of its processes."""
+    """After Ctrl-Z, or on a scheduler that suspends all processes of a job."""
     config = RunConfig(job="a", spec=job().spec, workdir=str(tmp_path))
     said = io.StringIO()
     host = Host(config, Lines(said, 1), place(config, None))
@@ -529,7 +529,7 @@ def test_a_launcher_that_stood_still_blames_nobody_for_it(tmp_path: Path) -> Non
 def test_out_of_memory_kills_are_read_where_the_kernel_counts_them(
     tmp_path: Path, files: dict[str, str], count: int
 ) -> None:
-    """Those of the whole machine may be others': they are told as a guess, of which no type is made."""
+    """The whole machine's count may be of others' processes: it is reported as a guess, and gives no failure type."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -114,7 +114,7 @@ def test_a_run_tells_the_rates_of_its_machine_and_how_far_off_it_was(manifest, r
 
 
 def test_the_rate_of_broadcasts_is_that_of_steps_with_one(tmp_path, capsys):
-    """Of weights.everySteps 4: the other steps have broadcast nothing, in no time."""
+    """With weights.everySteps 4, three of four steps broadcast nothing."""
     given = (
         "spec.model={policy: p, parameters: 1.0e9}",
         "spec.weights.everySteps=4",

@@ -1,4 +1,4 @@
-"""What the launcher decides, by table: what is seen, what is done."""
+"""The restart policy as a table: process states in, actions out."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What `rlhf selftest` makes of a job, and how it judges what it saw; the runs are in tests/e2e/test_selftest.py."""
+"""`rlhf selftest`: the small job that it derives, and its verdicts; tests/e2e/test_selftest.py runs it."""
 
 import json
 import struct

@@ -95,7 +95,7 @@ def test_no_answers_at_all():
 
 
 def test_lengths_that_do_not_fit():
-    with pytest.raises(ValueError, match="cannot hold 2 answers of 5 tokens"):
+    with pytest.raises(ValueError, match="cannot hold 2 responses of 5 tokens"):
         generalized_advantages(
             torch.zeros(4), torch.zeros(4), torch.tensor([2, 3]), gamma=1.0, gae_lambda=1.0
         )

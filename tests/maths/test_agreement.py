@@ -1,4 +1,4 @@
-"""How far two sets of log-probabilities are apart, by hand."""
+"""Agreement metrics of two sets of log-probabilities, against values computed by hand."""
 
 import math
 

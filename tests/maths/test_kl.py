@@ -64,9 +64,9 @@ def test_rewards_leave_their_inputs_alone():
 @pytest.mark.parametrize(
     ("tokens", "scores", "lengths", "message"),
     [
-        (3, 2, [2, 2], "shape \\(3,\\) cannot hold 2 answers of 4 tokens"),
+        (3, 2, [2, 2], "shape \\(3,\\) cannot hold 2 responses of 4 tokens"),
         (2, 2, [2, 0], "at least one token"),
-        (3, 1, [2, 1], "2 answers need as many scores"),
+        (3, 1, [2, 1], "2 responses need as many scores"),
     ],
 )
 def test_shapes_that_do_not_fit(tokens, scores, lengths, message):
@@ -171,9 +171,9 @@ def test_rewards_of_tokens_and_masks_are_those_of_a_loop(batch, beta, fine_grain
 
 def test_token_rewards_that_do_not_fit():
     kl, scores, lengths = torch.zeros(3), torch.zeros(2), torch.tensor([1, 2])
-    with pytest.raises(ValueError, match="cannot hold 2 answers of 3 tokens"):
+    with pytest.raises(ValueError, match="cannot hold 2 responses of 3 tokens"):
         token_rewards(kl, scores, lengths, 0.1, fine_grained=torch.zeros(2))
-    with pytest.raises(ValueError, match="cannot hold 2 answers of 3 tokens"):
+    with pytest.raises(ValueError, match="cannot hold 2 responses of 3 tokens"):
         token_rewards(kl, scores, lengths, 0.1, mask=torch.ones(2, dtype=torch.bool))
 
 

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_trainer.maths.logprobs import CHUNK_ELEMENTS, linear_logprobs, token_logprobs
-from rlhf_trainer.maths.logprobs import entropy as of_logprobs
+from rlhf_trainer.maths.logprobs import CHUNK_ELEMENTS, entropies, linear_logprobs, token_logprobs
 
 row = st.lists(st.floats(-20, 20, width=32), min_size=5, max_size=5)
 
@@ -19,7 +18,7 @@ def probabilities(logits: list[float]) -> list[float]:
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:
-    return of_logprobs(torch.log_softmax(logits, -1))
+    return entropies(torch.log_softmax(logits, -1))
 
 
 def test_by_hand():
@@ -65,10 +64,8 @@ def test_a_linear_layers_logprobs_and_gradients_are_those_of_its_whole_logits(mo
 
     inputs = [drawn(rows, 6), drawn(11, 6), *([drawn(11)] if bias else [])]
     targets, upstream = torch.randint(11, (rows,), generator=generator), drawn(rows, 2).detach()
-    expected = token_logprobs(torch.nn.functional.linear(*inputs), targets, 0.7, True)
-    output = linear_logprobs(
-        *inputs, *([] if bias else [None]), targets, 0.7, with_entropy=True, differentiable_entropy=True
-    )
+    expected = token_logprobs(torch.nn.functional.linear(*inputs), targets, 0.7, "gradient")
+    output = linear_logprobs(*inputs, *([] if bias else [None]), targets, 0.7, entropy="gradient")
     torch.testing.assert_close(output, expected)
     for own, whole in zip(
         torch.autograd.grad(output, inputs, upstream),
@@ -80,7 +77,7 @@ def test_a_linear_layers_logprobs_and_gradients_are_those_of_its_whole_logits(mo
 
 def test_an_entropy_that_is_only_looked_at_has_no_gradient():
     hidden, weight = torch.randn(3, 6, requires_grad=True), torch.randn(11, 6)
-    output = linear_logprobs(hidden, weight, None, torch.tensor([1, 2, 3]), with_entropy=True)
+    output = linear_logprobs(hidden, weight, None, torch.tensor([1, 2, 3]), entropy="value")
     (gradient,) = torch.autograd.grad(output[:, 1].sum(), [hidden])
     assert not gradient.any()
 
@@ -122,9 +119,9 @@ def test_log_probabilities_over_a_sampling_mask_are_those_of_its_tokens_alone(mo
     mask, wanted = torch.tensor(kept), torch.tensor(upstream, dtype=torch.float64)
     through_layer = linear_logprobs(
         hidden, torch.eye(5, dtype=torch.float64), None, torch.tensor(targets), temperature,
-        with_entropy=True, differentiable_entropy=True, kept=mask,
+        entropy="gradient", kept=mask,
     )  # fmt: skip
-    of_logits = token_logprobs(hidden, torch.tensor(targets), temperature, True, True, mask)
+    of_logits = token_logprobs(hidden, torch.tensor(targets), temperature, "gradient", mask)
     for found in (through_layer, of_logits):
         torch.testing.assert_close(found, torch.tensor(values, dtype=torch.float64), rtol=1e-12, atol=1e-12)
         (gradient,) = torch.autograd.grad(found, [hidden], wanted)

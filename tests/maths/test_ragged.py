@@ -66,5 +66,5 @@ def test_values_and_masks_that_do_not_fit():
         to_tokens(torch.zeros(3), torch.tensor([1, 2]))
     with pytest.raises(ValueError, match=r"bool; got torch\.int64"):
         check_mask(torch.ones(3, dtype=torch.int64), torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="cannot hold 2 answers of 3 tokens"):
+    with pytest.raises(ValueError, match="cannot hold 2 responses of 3 tokens"):
         sequence_sums(torch.zeros(3), torch.tensor([1, 2]), torch.ones(2, dtype=torch.bool))

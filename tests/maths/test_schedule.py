@@ -16,11 +16,11 @@ def test_warmup_spends_no_step_at_zero_and_reaches_the_base():
 
 @pytest.mark.parametrize(
     ("schedule", "quarter", "half", "end"),
-    [("linear", 0.775, 0.55, 0.1), ("cosine", 0.8681980515, 0.55, 0.1), ("constant", 1.0, 1.0, 1.0)],
+    [("linear", 0.75, 0.5, 0.0), ("cosine", 0.8535533906, 0.5, 0.0), ("constant", 1.0, 1.0, 1.0)],
 )
 def test_decay_by_hand(schedule, quarter, half, end):
     rates = [
-        learning_rate(s, base=1.0, warmup_steps=2, total_steps=10, schedule=schedule, final_fraction=0.1)
+        learning_rate(s, base=1.0, warmup_steps=2, total_steps=10, schedule=schedule)
         for s in (2, 4, 6, 10, 1000)
     ]
     assert rates == pytest.approx([1.0, quarter, half, end, end])

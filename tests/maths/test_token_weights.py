@@ -148,7 +148,7 @@ def test_constant_aggregation_without_a_constant(constant):
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
 def test_masks_that_do_not_fit(aggregation):
-    with pytest.raises(ValueError, match="cannot hold 2 answers of 3 tokens"):
+    with pytest.raises(ValueError, match="cannot hold 2 responses of 3 tokens"):
         token_weights(torch.tensor([1, 2]), aggregation, torch.ones(2, dtype=torch.bool), constant=1)
     with pytest.raises(ValueError, match=r"bool; got torch\.float32"):
         token_weights(torch.tensor([1, 2]), aggregation, torch.ones(3), constant=1)

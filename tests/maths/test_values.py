@@ -1,4 +1,4 @@
-"""Running moments against those of all returns at once, a plain debiased moving average, and any split."""
+"""Running moments of returns against those of all returns at once, in any split."""
 
 import math
 
@@ -13,15 +13,15 @@ from rlhf_trainer.maths.values import Moments, denormalize, normalize, update_mo
 batches = st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=12), min_size=1, max_size=6)
 
 
-def after(parts: list, decay: float | None = None) -> Moments:
+def after(parts: list) -> Moments:
     moments = Moments()
     for part in parts:
-        moments = update_moments(moments, torch.tensor(part, dtype=torch.float64), decay)
+        moments = update_moments(moments, torch.tensor(part, dtype=torch.float64))
     return moments
 
 
 @given(batches)
-def test_without_decay_they_are_those_of_all_returns_however_they_came(parts):
+def test_they_are_the_moments_of_all_returns_however_they_came(parts):
     flat = np.array([x for part in parts for x in part])
     moments = after(parts)
     assert moments.weight == len(flat)
@@ -30,23 +30,9 @@ def test_without_decay_they_are_those_of_all_returns_however_they_came(parts):
     assert after(list(reversed(parts))).variance == pytest.approx(moments.variance, abs=1e-8)
 
 
-@given(batches, st.floats(0, 0.9999))
-def test_with_decay_they_are_the_moving_averages_divided_by_their_bias(parts, decay):
-    mean = square = bias = 0.0
-    for part in parts:
-        mean = decay * mean + (1 - decay) * float(np.mean(part))
-        square = decay * square + (1 - decay) * float(np.mean(np.square(part)))
-        bias = decay * bias + (1 - decay)
-    moments = after(parts, decay)
-    assert bias == pytest.approx(1 - decay ** len(parts), rel=1e-9)
-    assert moments.mean == pytest.approx(mean / bias, rel=1e-6, abs=1e-6)
-    assert moments.variance == pytest.approx(square / bias - (mean / bias) ** 2, rel=1e-6, abs=1e-5)
-
-
 def test_a_large_mean_does_not_swallow_the_variance():
     returns = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64) + 1e9
     assert after([returns.tolist()] * 1000).variance == pytest.approx(1.25, rel=1e-6)
-    assert after([returns.tolist()] * 1000, decay=0.99).variance == pytest.approx(1.25, rel=1e-6)
 
 
 @given(batches, st.floats(-100, 100))
@@ -83,10 +69,4 @@ def test_only_counted_tokens_enter():
     assert update_moments(Moments(), returns, mask=counted) == update_moments(Moments(), returns[counted])
     known = Moments(weight=3.0, mean=1.0, variance=2.0)
     assert update_moments(known, returns, mask=torch.zeros(3, dtype=torch.bool)) == known
-    assert update_moments(known, torch.zeros(0), decay=0.9) == known
-
-
-@pytest.mark.parametrize("decay", [-0.1, 1.0])
-def test_decay_out_of_range(decay):
-    with pytest.raises(ValueError, match="below 1"):
-        update_moments(Moments(), torch.zeros(1), decay)
+    assert update_moments(known, torch.zeros(0)) == known

@@ -181,7 +181,7 @@ def test_a_reward_that_scores_has_a_trained_head_and_no_random_one(path, tmp_pat
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_a_reward_model_is_no_policy(tie, tmp_path):
-    """Its body with tied embeddings has all weights of one."""
+    """With tied embeddings its files hold every weight that a policy needs."""
     path = str(tiny_model(tmp_path / "policy", tie=tie, seed=0))
     load_reward(path, torch.float32).save_pretrained(tmp_path / "reward")
     with pytest.raises(

@@ -145,7 +145,7 @@ def test_errors_name_the_field_that_holds_the_path(tokenizer, path):
 
 
 def test_quantised_weights_are_not_trained(tokenizer, path, monkeypatch):
-    """As of a model in float8 on a GPU that computes in it; elsewhere Transformers makes it whole."""
+    """For example float8 weights on a GPU that computes in float8; elsewhere Transformers dequantises them."""
 
     def quantised(path: str, dtype: torch.dtype) -> torch.nn.Module:
         model = load_policy(path, dtype)
@@ -167,7 +167,7 @@ def test_the_generator_role_starts_without_torch():
 
 
 def test_each_frozen_weight_under_an_adapter_is_a_sign_of_progress():
-    """Its bytes are hashed, which takes a quarter of an hour of some hundred billion parameters."""
+    """Hashing the frozen weights of a model of hundred billions of parameters takes a quarter of an hour."""
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
     )

@@ -84,7 +84,7 @@ def capped() -> Gemma2ForCausalLM:
 READS = {
     "log-probabilities": ResponseLogprobs(),
     "tempered": ResponseLogprobs(0.7),
-    "with entropies": ResponseLogprobs(1.3, entropy=True, differentiable=True),
+    "with entropies": ResponseLogprobs(1.3, entropy="gradient"),
 }
 
 
@@ -160,7 +160,7 @@ def windowed() -> Qwen2MoeForCausalLM:
 
 @pytest.mark.parametrize("make", [chunked, windowed])
 def test_a_window_that_is_in_the_masks_alone_is_not_packed(make):
-    """It is longer than the sequences of the trial, and would be as wide as any sequence."""
+    """The trial's sequences are shorter than the window, so the trial would not notice."""
     torch.manual_seed(0)
     model = make().eval()
     long = Sequences.pack([([1, 2], [(7 * i) % 59 + 2 for i in range(40)])])
@@ -171,7 +171,7 @@ def test_a_window_that_is_in_the_masks_alone_is_not_packed(make):
 
 
 def test_a_window_as_wide_as_all_positions_is_none():
-    """As that of Phi-3.5-MoE."""
+    """Phi-3.5-MoE's configuration has such a window."""
     model = windowed()
     assert not can_pack(model)
     model.config.sliding_window = model.config.max_position_embeddings
@@ -188,7 +188,7 @@ def test_what_mixes_the_row_is_found_out():
 
 
 def test_what_a_model_or_machine_lacks_is_told_as_the_jobs_mistake(monkeypatch):
-    """So that its processes are not started again and again."""
+    """As InvalidJob (exit code 78), so that its processes are not restarted in vain."""
     with pytest.raises(
         InvalidJob,
         match=r"spec.trainer.gradientCheckpointing: Linear does not support gradient checkpointing",
@@ -253,7 +253,7 @@ def test_an_empty_micro_batch_is_connected_to_every_weight():
     model = llama()
     install(model)
     for forward in (Forward(model, 40, 0), Forward.choose(copy.deepcopy(model), 40, 0, "packed")):
-        output = forward(forward.build(SEQUENCES, []), ResponseLogprobs(entropy=True))
+        output = forward(forward.build(SEQUENCES, []), ResponseLogprobs(entropy="value"))
         assert output.shape == (0, 2)
         output.sum().backward()
         assert all(p.grad is not None and not p.grad.any() for p in forward.model.parameters())

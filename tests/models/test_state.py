@@ -19,7 +19,7 @@ def state(model: TrainedModel) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_state_from_before_the_first_update_leaves_nothing_of_a_later_one(trained, stage):
-    """Of a policy whose critic warms up, and of a run that was stopped before its first step."""
+    """Such states are those of a policy during critic warm-up, and of a run stopped before its first step."""
     model, fresh = (trained(ranks.make("tied"), zero_optimization={"stage": stage}) for _ in range(2))
     first = state(model)
     step(model, 0)

@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.http_threads import serving
+
 _KINDS = {
     "validatingadmissionpolicies": "ValidatingAdmissionPolicy",
     "validatingadmissionpolicybindings": "ValidatingAdmissionPolicyBinding",
@@ -70,13 +72,8 @@ def policies(objects: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             ended.set()
-            server.shutdown()
-            thread.join(10)

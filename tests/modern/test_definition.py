@@ -86,7 +86,7 @@ def test_earlier_versions_that_the_server_emulates_accept_it(binary: Binary, tmp
 
 
 def test_its_rules_take_a_sixteenth_of_the_budget_at_most(modern: Server) -> None:
-    """So there is room for those of further algorithms."""
+    """This leaves room for further algorithms' rules."""
 
     def repeat(node: dict[str, Any]) -> None:
         if isinstance(rules := node.get(RULES), list):

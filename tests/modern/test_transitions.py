@@ -48,7 +48,7 @@ def test_a_section_that_is_taken_away_is_a_change(running: Jobs) -> None:
 
 
 def test_a_job_that_waits_for_its_checkpoint_may_change(jobs: Jobs) -> None:
-    """It is suspended as soon as it says so: its trainer may still be saving."""
+    """`spec.suspend` is what counts: the trainer may still be saving."""
     jobs.with_status(STATUS)
     jobs.merge({"spec": {"suspend": True}})
     jobs.replace(document("spec.suspend=true", "spec.steps=9")["spec"])
@@ -76,7 +76,7 @@ def test_a_new_status_is_no_change_of_the_spec(jobs: Jobs) -> None:
 
 
 def test_a_running_job_scales(jobs: Jobs) -> None:
-    """Of a manifest that says nothing of generators too."""
+    """Also one whose manifest does not set the number of generators."""
     manifest = document()
     del manifest["spec"]["generator"]
     jobs.create(manifest)

@@ -62,7 +62,7 @@ def judged(jobs: Jobs) -> bool:
 
 
 def test_a_running_job_from_before_the_bounds_goes_on(own_server: Server) -> None:
-    """What is too large by now and stays as it was stands in nobody's way; what changes is judged."""
+    """A value beyond the bounds stays valid while it is unchanged; changed values are validated."""
     define(own_server, loose())
     jobs = Jobs(own_server)
     jobs.with_status({"phase": "Running", "totalSteps": 4}, f"spec.environment.A={LONG}")

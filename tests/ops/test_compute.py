@@ -38,7 +38,7 @@ def flat(nested: list[list[float]]) -> list[float]:
 @pytest.mark.parametrize("baseline", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_token_rewards(kind, baseline, masked):
-    """Of REINFORCE++ with all its settings, overlong responses penalised."""
+    """With all settings of REINFORCE++, and overlong responses penalised."""
     made = columns()
     if masked:
         made = COMPUTE["overlong_mask"](made, context("reinforce_pp"))

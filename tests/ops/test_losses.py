@@ -239,7 +239,7 @@ def test_a_step_that_moves_the_moments_far_clips_no_value_before_the_critic_has_
 
 
 def test_values_of_an_earlier_batch_are_clipped_around_what_the_critic_said_then():
-    """Of a replayed episode, or of an earlier minibatch of `dynamic`: a later one has moved the moments since."""
+    """A replayed episode, or an earlier minibatch of `dynamic`: a later one has changed the moments since."""
     ctx = context("ppo", "normalizeValues: true, klCoefficient: 0")
     made = columns().with_tokens(values=torch.zeros(sum(LENGTHS)))
     made = made.with_tokens(token_rewards=50 + made["returns"])
@@ -252,7 +252,7 @@ def test_values_of_an_earlier_batch_are_clipped_around_what_the_critic_said_then
 
 
 def test_a_minibatch_that_the_mask_leaves_nothing_of_has_the_ratio_of_its_tokens():
-    """Not 0, which `stopRatio` would take for a policy that has moved far."""
+    """A ratio of 0 would make `stopRatio` end the updates."""
     made, ctx = columns(), context("grpo", "klCoefficient: 0, overlongFilter: true")
     made = made.with_tokens(mask=torch.zeros(sum(LENGTHS), dtype=torch.bool))
     found, named = summed("policy", made, ctx, moved(made), BUDGETS[0])

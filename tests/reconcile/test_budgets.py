@@ -1,4 +1,4 @@
-"""What restarts cost on a cluster, where the status is all that an operator remembers of them."""
+"""Restart budgets on a cluster, which an operator remembers in the status alone."""
 
 import datetime
 
@@ -127,7 +127,7 @@ def test_a_pod_that_is_evicted_for_what_it_wrote_itself_is_a_failure_and_says_so
 
 
 def test_a_node_whose_clock_is_ahead_delays_no_start():
-    """Its kubelet says that the pod ended an hour from now."""
+    """By the kubelet's clock the pod ended an hour from now."""
     world = running()
     for name in ("job-reward-0", "job-trainer-0"):
         now, world.now = world.now, world.now + datetime.timedelta(hours=1)
@@ -146,7 +146,8 @@ def test_a_trainer_that_fails_before_its_first_checkpoint_is_started_again():
 
 
 def test_a_trainer_that_died_before_it_was_deleted_for_its_peers_sake_counts():
-    """Its peer fails of it, and is reported first: the gang is deleted before anybody has seen the first death."""
+    """Its peer fails because of it and is reported first, so the operator deletes the gang before it has seen the first
+    death."""
     world = running("spec.trainer.replicas=2")
     died = world.now
     world.now += datetime.timedelta(seconds=2)
@@ -162,7 +163,7 @@ def test_a_trainer_that_died_before_it_was_deleted_for_its_peers_sake_counts():
 
 
 def test_a_deleted_trainer_that_nobody_found_any_more_is_not_the_first_that_failed():
-    """Its kubelet then tells an end without a time (`ContainerStatusUnknown`)."""
+    """The kubelet reports `ContainerStatusUnknown`, without a time."""
     world = running("spec.trainer.replicas=2")
     world.end("job-trainer-0", 1, "Connection closed by peer")
     world.step(1)

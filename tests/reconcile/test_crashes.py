@@ -1,4 +1,5 @@
-"""Whatever fails, wherever the operator is cut short: one gang at a time, nothing counted twice, and it comes right."""
+"""Crashes of the operator at every step of a reconcile, and failing calls: never two gangs, no restart counted twice,
+and the job recovers."""
 
 import datetime
 

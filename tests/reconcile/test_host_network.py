@@ -84,7 +84,7 @@ def test_a_role_alone_may_be_there():
 
 @pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
 def test_the_trainer_hears_of_everybodys_own_port(address):
-    """As the pod was made, which a release with other ports may have done."""
+    """The port in the pod itself: an earlier release may have created it with another one."""
     world = World((HOST_NETWORK,))
     world.settle()
     for name, port in (("job-generator-0", 20111), ("job-reward-0", 20222)):

@@ -86,7 +86,7 @@ def test_a_deactivated_workload_is_left_so():
     ("quota", "queue"), [("waiting", None), ("outdated", None), ("evicted", "release"), ("outgrown", None)]
 )
 def test_suspending_a_job_does_not_undo_its_deactivation(quota, queue):
-    """Else a fresh Workload, which is active, would line up once it is resumed."""
+    """Otherwise resuming it would queue a new, active Workload."""
     world = World(("spec.suspend=true",))
     assert world.step(quota=quota, deactivated=True).queue == queue
     assert world.step(quota=quota).queue == "leave"
@@ -319,7 +319,7 @@ def test_each_pod_is_made_for_its_domain_of_the_topology(slices):
 
 
 def test_quota_is_held_for_all_generators_that_may_come():
-    """Or else a job would lose its place when it grows."""
+    """Otherwise a job that scales up would have to queue again."""
     bodies = [
         World(("spec.generator.autoscale={maxReplicas: 5}", f"spec.generator.replicas={n}")).job.body
         for n in (2, 5)

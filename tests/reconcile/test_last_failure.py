@@ -1,4 +1,4 @@
-"""What a failed process said last stays in the status when its pod is gone, without secrets."""
+"""The last log lines of a failed process: kept in the status after its pod is gone, with secrets redacted."""
 
 import datetime
 

@@ -77,7 +77,7 @@ def test_what_only_the_api_server_can_refuse_is_left_to_it(part):
 
 
 def test_a_template_that_leaves_a_forbidden_default_is_refused():
-    """Of lists without `default`, a pod that names no account would run as it all the same."""
+    """Where `default` is not allowed, a pod without a service account would still run as `default`."""
     world = asking({}, service_accounts=("training",))
     world.step()
     assert "serviceAccountName may be training; got 'default'" in world.status.message

@@ -135,7 +135,8 @@ def test_no_example_is_changed_by_being_written_down(file):
 
 
 def test_two_configurations_of_one_name_are_not_to_be_found_by_search():
-    """Of 40 bits a million specs within the limits and a million beyond them have a pair, which takes seconds."""
+    """With a digest of 40 bits, a million allowed and a million forbidden specs contain a pair of one name, found in
+    seconds."""
     digest = pinned().name.rpartition("-")[2]
     assert len(bytes.fromhex(digest)) * 8 >= 128
 

@@ -1,4 +1,4 @@
-"""What the operator decides: a job and its pods in, pods to make and to delete and the status out."""
+"""The operator's decisions: a job and its pods in; pods to create and to delete, and the status, out."""
 
 import datetime
 
@@ -207,7 +207,7 @@ def test_a_sidecar_does_not_keep_the_pod_and_its_gpus_for_ever():
 
 
 def test_a_trainer_stopped_by_its_node_goes_on_elsewhere():
-    """It got SIGTERM, saved a checkpoint and ended with 79, though nobody suspended the job."""
+    """On SIGTERM it saved a checkpoint and exited with 79, though nobody had suspended the job."""
     world = running("spec.trainer.backoffLimit=0")
     world.end("job-trainer-0", 79)
     world.settle()

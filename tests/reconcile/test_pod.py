@@ -128,7 +128,7 @@ def test_trainers_meet_at_the_first_ones_name():
     ids=["one of each", "servers", "trainers", "a generator of two pods"],
 )
 def test_names_are_made_for_jobs_whose_pods_look_each_other_up(overrides, has_names):
-    """Whatever the environment and the commands of a job without the Service tell, it is none of its names."""
+    """Without the headless Service no environment variable or command names a host in it."""
     made = pinned(*overrides)
     kinds = [body["kind"] for body in companions(made, "job-uid", "ns")]
     assert ("Service" in kinds) is has_names
@@ -143,7 +143,7 @@ def test_names_are_made_for_jobs_whose_pods_look_each_other_up(overrides, has_na
 
 
 def test_the_token_of_a_job_is_not_that_of_its_predecessor():
-    """Which the garbage collector deletes once the new job is there already."""
+    """The garbage collector may delete the earlier Secret only after the new job exists."""
     first, second = owner(), replace(owner(), uid="3-4")
     assert token_secret(b"k", first)["metadata"]["name"] != token_secret(b"k", second)["metadata"]["name"]
 

@@ -1,8 +1,9 @@
-"""What a reconciler remembers of a job from one look to the next; the API server's part is played by a dictionary."""
+"""State that a reconciler keeps between reconciles of a job; a dictionary stands in for the API server."""
 
 import asyncio
 import datetime
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.api.manifests import document
 
 from rlhf_api.report import TrainerStatus
+from rlhf_operator.cluster import desired
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.cache import Cache
@@ -225,7 +227,7 @@ def test_an_attempt_that_was_refused_is_no_attempt(meanwhile):
 
 
 def test_what_a_refused_look_had_to_tell_is_told_and_so_is_the_refusal():
-    """By events: `kubectl describe` is where people look for a quota."""
+    """As events: `kubectl describe` is where people look for an exhausted quota."""
 
     async def told(story: Story) -> None:
         events = list[tuple[str, str]]()
@@ -250,7 +252,7 @@ def test_what_a_refused_look_had_to_tell_is_told_and_so_is_the_refusal():
 
 
 def test_a_job_that_trains_is_not_ended_by_a_pod_that_is_suddenly_invalid(monkeypatch):
-    """Of the same configuration as those that run: somebody's webhook makes it invalid, and may soon be mended."""
+    """The running pods have the same configuration: a webhook in the cluster has changed it, and may be fixed soon."""
 
     async def told(story: Story) -> None:
         async def report(*_: Any) -> TrainerStatus:
@@ -388,3 +390,42 @@ def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(mon
         assert await story.look() == 0.5
 
     tell(told)
+
+
+@pytest.mark.parametrize(
+    ("left", "checked"),
+    [
+        ("nothing", False),
+        ("a time to live", True),
+        ("a later spec", True),
+        ("a pod", True),
+        ("GPUs that count", True),
+        ("a place in the queue", True),
+    ],
+)
+def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_something_left(
+    left, checked, monkeypatch
+):
+    seen, check = list[Body](), desired.from_cluster
+    monkeypatch.setattr(desired, "from_cluster", lambda body: seen.append(body) or check(body))
+
+    async def told(story: Story) -> None:
+        over = {"phase": "Succeeded", "totalSteps": 1, "observedGeneration": 1}
+        story.server.status = over | ({"gpus": 2} if left == "GPUs that count" else {})
+        body = document(*["spec.ttlSecondsAfterFinished=600"] * (left == "a time to live"))
+        body["metadata"] |= {"namespace": "ns", "uid": "first", "generation": 1 + (left == "a later spec")}
+        story.cache.put(story.server.stored({**body, "status": story.server.status}))
+        owner = {"kind": "RLHFJob", "name": "job", "uid": "first", "controller": True}
+        rest = {
+            "name": "rest",
+            "namespace": "ns",
+            "labels": {"rlhf.dev/job": "job"},
+            "ownerReferences": [owner],
+        }
+        if kind := {"a pod": "Pod", "a place in the queue": "Workload"}.get(left):
+            story.cache.put(story.server.stored({"kind": kind, "metadata": rest, "spec": {}}))
+        with suppress(ApiError):
+            await story.look()
+
+    tell(told)
+    assert bool(seen) is checked

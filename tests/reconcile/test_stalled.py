@@ -117,7 +117,7 @@ def test_gangs_that_hold_gpus_for_each_other_are_told_of():
 
 
 def test_a_generator_without_a_node_beside_a_job_that_trains_is_no_gang_s_deadlock():
-    """Neither a gang nor a deadline before running would change anything now."""
+    """Gang scheduling and a deadline for the start would change nothing: the job runs."""
     world = running("spec.generator.replicas=2")
     unplaced(world, "job-generator-1")
     world.step()
@@ -173,7 +173,7 @@ def test_a_job_that_runs_has_no_such_deadline_and_a_suspended_one_gets_it_anew()
 
 
 def test_a_trainer_that_waits_for_a_node_after_it_has_trained_fails_no_job():
-    """Its node is gone, and the next one takes longer to come than a start may take."""
+    """Its node was lost, and a new one takes longer than `startupTimeoutSeconds`."""
     world = running(WAITS)
     del world.pods["job-trainer-0"]
     world.trainer = None

@@ -156,7 +156,7 @@ def job(uid: str) -> Job:
 
 
 def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
-    """Its connection is taken and nothing comes, for longer than this test may last."""
+    """It accepts the connection and never replies."""
     monkeypatch.setattr(control, "_TIMEOUT_SECONDS", 3600)
 
     async def main() -> None:

@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 from tests.api.cel_cases import failed
 from tests.api.manifests import document
+from tests.support.ports import free_port
 
 from rlhf_api.status import CORRECTABLE
 from rlhf_operator.cluster import webhook
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.settings import Settings
-from rlhf_operator.local.ports import assign
 
 PLAIN = Settings("image", b"k" * 32)
 
@@ -98,7 +98,7 @@ def issue(folder: Path, name: str) -> None:
 
 
 def settings(folder: Path) -> Settings:
-    port = next(iter(assign(["webhook"], None).values()))
+    port = free_port()
     return Settings("image", b"k" * 32, webhook_port=port, webhook_certificates=str(folder))
 
 

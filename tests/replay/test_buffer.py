@@ -1,4 +1,4 @@
-"""Which episodes are kept, replayed and written; and what a sampler may return."""
+"""Replay buffer: which episodes are kept, replayed and stored; and the checks of a sampler's result."""
 
 import re
 from collections import Counter
@@ -203,7 +203,7 @@ def test_a_function_of_the_user_sees_the_window_and_the_fresh_episode():
         ("writes", "the function raised ValueError: assignment destination is read-only"),
         ("nothing_at_all", "returned a NoneType, not a list of samples"),
         ("texts", r"returned a list with a str, not of samples \(dictionaries\)"),
-        ("others", "returned answer 0 of episode 1, which is in none of its buffers"),
+        ("others", "returned response 0 of episode 1, which is in none of its buffers"),
         ("strangers", "not a sample of its buffers: its `episode` and `index` are null and null"),
         ("no_such_function", "cannot be imported"),
     ],
@@ -216,7 +216,7 @@ def test_whatever_else_it_does_is_one_clear_error(name, says):
 
 
 def test_priorities_that_an_algorithm_of_ones_own_does_not_compute_are_refused():
-    """It has no advantages to draw by."""
+    """The built-in prioritized sampler draws by advantages, which this algorithm does not have."""
     own = ("spec.ppo={}", "spec.algorithm=examples.own_algorithm.best_of_n:ALGORITHM")
     resolve(job(*own, "spec.replay={maxReplayEpisode: 2}").spec)
     said = r"spec.replay.relaySampleFn: .* which the graph of 'examples.own_.*' does not compute; use uniform"

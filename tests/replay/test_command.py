@@ -84,7 +84,7 @@ def test_show_of_a_job_without_a_reference_has_no_kl():
 def test_export(store, tmp_path, capsys):
     parquet, lines = tmp_path / "answers.parquet", tmp_path / "answers.jsonl"
     assert cli.main(["replay", "export", str(store), str(parquet)]) == 0
-    assert capsys.readouterr().out == f"12 answers of 3 episodes of the checkpoint of step 3 in {parquet}\n"
+    assert capsys.readouterr().out == f"12 responses of 3 episodes of the checkpoint of step 3 in {parquet}\n"
     rows = pq.read_table(parquet).to_pylist()
     assert [row["episode"] for row in rows] == [2] * 4 + [3] * 4 + [4] * 4
     assert rows[0]["advantages"] == episode(2).columns["advantages"][:3].tolist()

@@ -24,6 +24,12 @@ def test_runs_are_a_set(positions, low, high):
     state = runs.state()
     assert all(a[1] < b[0] for a, b in itertools.pairwise(state)), "as few runs as there can be"
     assert Runs(json.loads(json.dumps(state))).state() == state
+    for position in positions[::2]:
+        runs.remove(position)
+    again = Runs()
+    for position in positions[1::2]:
+        again.add(position)
+    assert runs.state() == again.state()
 
 
 @pytest.mark.parametrize("bad", [[[3, 3]], [[3, 2]], [[0, 2], [2, 4]], [[4, 6], [0, 1]]])
@@ -59,9 +65,9 @@ def test_a_prompt_goes_its_way_once():
         ),
         (
             lambda ledger: ledger.train([12]),
-            r"prompt 2 of epoch 1 \(position 12\) is trained on without an answer",
+            r"prompt 2 of epoch 1 \(position 12\) is trained on without a response",
         ),
-        (lambda ledger: ledger.train([2]), "trained on without an answer"),
+        (lambda ledger: ledger.train([2]), "trained on without a response"),
         (lambda ledger: ledger.train([1, 1]), "trained on after it was trained on or dropped"),
         (lambda ledger: ledger.issue([0]), "issued a second time"),
         (lambda ledger: ledger.answer([7]), "answered without having been issued"),

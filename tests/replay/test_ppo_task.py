@@ -65,8 +65,8 @@ def test_replayed_answers_change_the_weights_and_are_told(alone):
 
 
 def test_after_a_change_of_the_settings_no_step_loses_a_column(alone):
-    """What the checkpoint's pending episode lacks is computed, and its older ones, which lack it too, are not replayed:
-    without log-probabilities before the step nothing would be clipped."""
+    """Columns that the checkpoint's pending episode lacks are computed; older episodes without them are not replayed,
+    as there would be no old log-probabilities to clip against."""
     found = alone["changed"]
     assert all("logprobs" in columns for columns in found["columns"]), found["columns"]
     assert found["shares"] == [0.0, 0.5, 0.5]

@@ -14,15 +14,17 @@ from tests.support.models import byte_tokenizer
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
+from rlhf_api.sources import Source
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.context import TrainerContext
+from rlhf_trainer.data.dataset import Dataset, open_dataset
 from rlhf_trainer.records import Prompt
 from rlhf_trainer.replay.table import Episode
 from rlhf_trainer.training.prompt_source import PromptSource
 from rlhf_trainer.training.responses import Collected
 
 
-def source(rows: int) -> tuple[PromptSource, list[Any]]:
+def source(rows: int | Dataset) -> tuple[PromptSource, list[Any]]:
     """And what it tells."""
     told: list[Any] = []
     services: Any = SimpleNamespace(
@@ -31,7 +33,8 @@ def source(rows: int) -> tuple[PromptSource, list[Any]]:
     spec = job("spec.data.promptsPerStep=4", "spec.ppo.minibatchSize=4").spec
     ranks = Ranks(0, 1, torch.device("cpu"))
     run = TrainerContext("job", spec, Path(), ranks, byte_tokenizer(), services, threading.Event())
-    return PromptSource(run, [PromptRow(prompt=f"prompt {i}") for i in range(rows)]), told
+    made = [PromptRow(prompt=f"prompt {i}") for i in range(rows)] if isinstance(rows, int) else rows
+    return PromptSource(run, made), told
 
 
 def answered(prompts: list[Prompt]) -> Episode:
@@ -93,6 +96,38 @@ def test_other_prompts_are_refused():
     before, _ = source(6)
     before.issue(4)
     with pytest.raises(
-        InvalidJob, match=r"spec.data.train: the checkpoint belongs to a run with 6 prompts, .* got 5"
+        InvalidJob, match=r"spec.data.train: the checkpoint belongs to a run with 6 samples an epoch; got 5"
     ):
         source(5)[0].restore(before.state(None), None)
+
+
+def test_a_prompt_in_progress_whose_row_is_gone_is_named(tmp_path):
+    """The number of samples an epoch is as before."""
+
+    def data(rows: int) -> Dataset:
+        file = tmp_path / f"{rows}.jsonl"
+        file.write_text("".join(f'{{"prompt": "p{i}"}}\n' for i in range(rows)))
+        return open_dataset("spec.data.samplesPerEpoch", [Source(path=str(file))], "prompts", samples=6)
+
+    before, _ = source(data(8))
+    last = max(before.issue(6), key=lambda prompt: int(prompt.id.split("/")[1])).id
+    row = int(last.split("/")[1])
+    source(data(row + 1))[0].restore(before.state(None), None)
+    said = rf"spec.data.train: the checkpoint holds prompt {last} .*, and the data has {row} rows now"
+    with pytest.raises(InvalidJob, match=said):
+        source(data(row))[0].restore(before.state(None), None)
+
+
+def test_prompts_whose_responses_are_given_up_are_the_next_ones():
+    before, _ = source(6)
+    made = answered(before.issue(4))
+    (later,) = before.issue(1)
+    before.take(Collected(made, [], {}))
+    after, told = source(6)
+    after.restore(before.state(made), made)
+    after.ask_again(made)
+    assert (told[-1].returned, told[-1].lost) == (0, 0)
+    assert [prompt.id for prompt in after.issue(5)] == [*made.prompt_ids, later.id]
+    after.take(Collected(made, [], {}))
+    after.trained(made)
+    assert (told[-1].trained, told[-1].lost) == (4, 0)

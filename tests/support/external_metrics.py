@@ -3,7 +3,6 @@ an operator's page of metrics whenever it is asked for."""
 
 import json
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from tests.support.http_threads import serving
 from tests.support.kube import eventually, kubectl
 
 _GROUP, _VERSION = "external.metrics.k8s.io", "v1beta1"
@@ -60,9 +60,9 @@ def external_metrics(kubeconfig: Path, files: Path, look: Callable[[str], float 
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files / "api.crt", files / "api.key")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    with serving(server):
         objects = json.dumps({"apiVersion": "v1", "kind": "List", "items": _registration(server.server_port)})
         kubectl(kubeconfig, "create", "-f", "-", input=objects)
         try:
@@ -72,7 +72,6 @@ def external_metrics(kubeconfig: Path, files: Path, look: Callable[[str], float 
         finally:
             # First of all: while a group does not answer, no namespace can be deleted.
             kubectl(kubeconfig, "delete", "-f", "-", input=objects)
-            server.shutdown()
 
 
 def _registration(port: int) -> list[dict]:

@@ -1,4 +1,4 @@
-"""What tests let go wrong at named points of a trainer (see `rlhf_trainer.faults`)."""
+"""Faults that tests inject at named points of a trainer (`rlhf_trainer.faults`)."""
 
 import importlib
 import json
@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from tests.support.run_processes import environ, processes
 
 ASKED = "asked-to-stop"
 QUIET, HUNG = "quiet", "hung"
@@ -128,15 +129,7 @@ def kill_as_told(point: str) -> None:
 
 
 def _ours(name: str) -> list[psutil.Process]:
-    run, found = os.environ["RLHF_RUN_CONFIG"], []
-    for process in psutil.process_iter():
-        try:
-            environ = process.environ()
-        except psutil.Error:
-            continue
-        if environ.get("RLHF_RUN_CONFIG") == run and environ.get("RLHF_NAME") == name:
-            found.append(process)
-    return found
+    return processes(Path(os.environ["RLHF_RUN_CONFIG"]).parent, name)
 
 
 def _kill(name: str) -> None:
@@ -151,7 +144,7 @@ def _wait_for(name: str, timeout: float = 240) -> None:
     """Until it answers on its port, with a process that is not the killed one."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        ports = {e["RLHF_PORT"] for p in _ours(name) if (e := _environ(p))}
+        ports = {found["RLHF_PORT"] for process in _ours(name) if (found := environ(process))}
         for port in ports:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
@@ -161,10 +154,3 @@ def _wait_for(name: str, timeout: float = 240) -> None:
                 pass
         time.sleep(0.2)
     raise TimeoutError(f"{name} did not come back: {json.dumps(_seen)}")
-
-
-def _environ(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except psutil.Error:
-        return {}

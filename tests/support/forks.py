@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([f"rlhf_trainer.roles.{name}" for name in ("trainer", "reward", "reference")])

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tests.support.http_threads import serving
+
 COMMIT = "c0ffee" + "0" * 34
 
 
@@ -86,15 +88,12 @@ def hub(served: Hub, address: str = "127.0.0.1") -> Iterator[Hub]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer((address, 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(ThreadingHTTPServer((address, 0), Handler)) as server:
         served.url = f"http://{address}:{server.server_port}"
         try:
             yield served
         finally:
             served.release.set()
-            server.shutdown()
 
 
 def _digest(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""What limits are tried with: what a job asks for, and the words of its refusal by the operator."""
+"""Pod settings that an operator's limits allow or refuse, with a word of each refusal."""
 
 from typing import Any
 

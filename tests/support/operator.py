@@ -15,9 +15,10 @@ from typing import Any
 import yaml
 from aiohttp import web
 from tests.support.kube import KubectlError, eventually, get, kubectl
+from tests.support.ports import free_port
 
-from rlhf_api.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, HEALTH
-from rlhf_operator.local.ports import assign
+from rlhf_api.roles import HEALTH
+from rlhf_api.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP
 
 TOKEN_KEY = "k" * 48
 _STOP_S = 20
@@ -51,7 +52,7 @@ def operator(
 ) -> Iterator[Operator]:
     """An operator for one namespace, or for all; its Lease is in `namespace` or `default`."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = next(iter(assign(["metrics"], None).values()))
+    port = free_port()
     settings = {
         "KUBECONFIG": str(kubeconfig),
         "RLHF_TRAINER_IMAGE": "localhost/rlhf-trainer:dev",

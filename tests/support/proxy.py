@@ -12,8 +12,7 @@ import yaml
 from aiohttp import web
 from multidict import CIMultiDict
 from tests.support.cluster import Cluster
-
-from rlhf_operator.local.ports import assign
+from tests.support.ports import free_port
 
 _HOP = {"connection", "transfer-encoding", "content-length", "content-encoding", "host", "keep-alive"}
 _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
@@ -126,7 +125,7 @@ class Proxy:
 @contextmanager
 def proxied(cluster: Cluster, folder: Path) -> Iterator[tuple[Proxy, Path]]:
     """The proxy, and a kubeconfig of the same user that goes through it."""
-    proxy = Proxy(cluster, next(iter(assign(["proxy"], None).values())))
+    proxy = Proxy(cluster, free_port())
     kubeconfig = folder / "proxied.kubeconfig"
     context = {"cluster": "proxy", "user": "admin"}
     document = {

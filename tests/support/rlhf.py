@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 from tests.support import metrics_page
 from tests.support.faults import ASKED
+from tests.support.run_processes import processes
 
 ROOT = Path(__file__).parents[2]
 SENTIMENT = ROOT / "examples" / "sentiment"
@@ -129,19 +129,3 @@ def better_by_grpo(example: Path, folder: Path, steps: int) -> Finished:
     succeed(example / "sft.yaml", folder / "sft", f"spec.checkpoint.everySteps={steps}")
     start = f"spec.model.policy={folder / 'sft' / 'policy'}"
     return succeed(example / "grpo.yaml", folder / "grpo", start, "spec.steps=20")
-
-
-def processes(workdir: Path, name: str | None = None) -> list[psutil.Process]:
-    """The live processes of a run, by the configuration file that each role is given; `name` is `<role>-<i>`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            environ = process.environ()
-        except psutil.Error:
-            continue
-        if environ.get("RLHF_RUN_CONFIG") == str(workdir.resolve() / "run.json") and name in (
-            None,
-            environ["RLHF_NAME"],
-        ):
-            found.append(process)
-    return found

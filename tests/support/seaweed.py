@@ -11,7 +11,7 @@ from pathlib import Path
 
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 READY_S = 240
 BUCKET = "checkpoints"

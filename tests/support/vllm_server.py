@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_operator.local.ports import assign
+from tests.support.ports import free_port
 
 READY_S = 300
 
@@ -100,8 +100,3 @@ def start(
     model: Path, log: Path, *, token: str, port: int | None = None, arguments: tuple[str, ...] = ()
 ) -> Server:
     return launch(model, log, token=token, port=port, arguments=arguments).wait_ready()
-
-
-def free_port() -> int:
-    """Below those that the system gives to whoever asks for any, so that it stays free until it is used."""
-    return assign(["a test's"], None)["a test's"]

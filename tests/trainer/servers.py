@@ -11,7 +11,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Member
 from rlhf_trainer.comms.control import healthy
 from rlhf_trainer.comms.frames import GENERATE, Kind, encode, encode_error
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.weights.members import VERSION_HEADER
 
 IN_STREAM = -1
@@ -24,7 +24,7 @@ class Generator:
     A response to a prompt that begins with token t is (t, k) for choice k, each token a frame of its own.
     """
 
-    def __init__(self, http: Background, name: str, *, fails: int | None = None, status: int = 500) -> None:
+    def __init__(self, http: HttpClient, name: str, *, fails: int | None = None, status: int = 500) -> None:
         self.asked: list[dict] = []
         self.finish_reason: Kind | None = Kind.STOP
         """None: the stream ends without a word of it."""

@@ -16,7 +16,7 @@ from tests.trainer.servers import Generator
 from tests.trainer.test_fleet import PROMPTS, World
 from torch import distributed
 
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.comms.roster import Stopped
 
@@ -29,7 +29,7 @@ def ended(wait: Callable[[], object]) -> str:
     return "nothing stopped it"
 
 
-def main(ranks: Ranks, http: Background) -> None:
+def main(ranks: Ranks, http: HttpClient) -> None:
     world = World(http, ranks)
     stop = world.control.stop_requested
     if ranks.first:
@@ -59,7 +59,7 @@ def main(ranks: Ranks, http: Background) -> None:
 
 if __name__ == "__main__":
     distributed.init_process_group("gloo")
-    with Background("token") as http:
+    with HttpClient("token") as http:
         main(Ranks(distributed.get_rank(), distributed.get_world_size(), torch.device("cpu")), http)
         distributed.barrier()
         os._exit(0)

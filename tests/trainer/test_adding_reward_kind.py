@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from tests.support.contributor import copied, importing
 from tests.support.models import byte_tokenizer
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 from rlhf_api.rewards import RewardKind
-from rlhf_api.roles import Role
-from rlhf_api.run import HEALTH, Process, RunConfig, environment
+from rlhf_api.roles import HEALTH, Role
+from rlhf_api.run import Process, RunConfig, environment
 from rlhf_trainer.comms.wire import decode, encode
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring.kinds import KINDS

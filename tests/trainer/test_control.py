@@ -8,12 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 from rlhf_api.roles import Role
 from rlhf_trainer import progress
 from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 
 TOKEN = "token-of-tests"
 MEMBERS = {
@@ -29,7 +29,7 @@ MEMBERS = {
 def served():
     """A control API and its address."""
     control, port = Control(total_steps=9), free_port()
-    with Background(TOKEN) as http:
+    with HttpClient(TOKEN) as http:
         runner = http.run(control.serve("127.0.0.1", port, TOKEN))
         yield control, f"http://127.0.0.1:{port}"
         http.run(runner.cleanup())

@@ -140,7 +140,7 @@ def test_answers_end_unless_they_are_cut():
 
 
 def test_a_tokenizer_that_ends_each_text_ends_no_prompt():
-    """As those do that were saved after fine-tuning with `add_eos_token`: nothing follows that token."""
+    """Tokenizers saved with `add_eos_token` append an end token to each text; a prompt must not have it."""
     ending = byte_tokenizer()
     end = (ending.eos_token, ending.eos_token_id)
     ending.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])

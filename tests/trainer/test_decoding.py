@@ -80,7 +80,7 @@ def test_a_prompt_is_forwarded_once_and_a_response_to_its_end(model, asked):
 
 
 def test_penalties_follow_the_rows_that_move(model):
-    """Those of each prompt are so high that no token of it, nor of the response, comes again."""
+    """Penalties are so high that no token of a prompt or of its response comes again."""
     with torch.no_grad():
         model.lm_head.bias -= 50  # a penalty multiplies what is negative
     found = responses(model, copies=8, penalties=Penalties(repetition=1e6))

@@ -20,7 +20,7 @@ def test_the_reward_reaches_the_first_token_whole():
 
 
 def test_the_policy_warms_up_once_the_critic_has():
-    """As in verl, whose schedule of the policy moves with its updates."""
+    """As in verl, the policy's schedule begins with its first update."""
     spec = job("spec.optimizer={learningRate: 4e-6, warmupSteps: 4, schedule: linear}", "spec.steps=14").spec
     rates = [learning_rate_of(spec, critic=False, step=step, from_step=6) for step in range(14)]
     assert rates[:6] == [0.0] * 6

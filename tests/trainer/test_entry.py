@@ -1,4 +1,4 @@
-"""How a role ends: its exit code, one message where the host looks for it, and never waiting for its threads."""
+"""The end of a role's process: its exit code, one termination message, and no wait for its threads."""
 
 import json
 import os

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 from rlhf_api.roles import Role
 from rlhf_api.run import (
@@ -163,7 +163,7 @@ def test_a_drain_of_the_other_node_ends_the_generation_that_is_under_way(start, 
 
 
 def test_the_other_node_ends_when_one_is_lost(start, tmp_path):
-    """By its connections: nobody waits for a collective's deadline, which is hours."""
+    """It notices the broken connections; the deadline of a collective is two hours."""
     nodes = start(steps=100_000_000)
     wait_for_step(tmp_path, nodes, 2)
     nodes[1].destroy()

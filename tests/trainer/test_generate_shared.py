@@ -146,7 +146,7 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(engine):
 
 @pytest.mark.parametrize("penalties", [Penalties(1.3), Penalties(1, 0.7), Penalties(0.8, -1.5, 0.4)])
 def test_penalties_are_those_of_vllm(penalties):
-    """Whatever pads a prompt on the left: 7 does, and stands in one."""
+    """Padding on the left counts for nothing, though token 7, with which it pads, occurs in a prompt."""
     prompts, responses = [[1, 7, 2], [3]], [[4, 4, 1], [5, 3, 5]]
     logits, vocabulary = torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), 9
     padded = torch.tensor([[1, 7, 2], [7, 7, 3]])
@@ -196,7 +196,7 @@ def test_truncated_sampling_draws_from_what_is_left(engine):
 
 
 def test_the_model_repository_has_no_say_in_sampling(engine):
-    """Its generation_config.json is for chatting: penalties there would change what PPO believes it sampled."""
+    """Penalties in its generation_config.json would change the distribution that PPO assumes."""
     expected = [a.tokens for a in answers(engine, maxNewTokens=8)]
     wishes = {
         "repetition_penalty": 5.0,
@@ -212,7 +212,7 @@ def test_the_model_repository_has_no_say_in_sampling(engine):
 
 @pytest.mark.parametrize("sampling", [{"topK": 7}, {"topK": 20, "topP": 0.9}, {"topK": 300}, {"topK": 1}])
 def test_the_trainer_replays_what_truncation_left_out(engine, sampling):
-    """And a ban of the end token, which is left out too. 300 is more than is replayed."""
+    """A ban of the end token is replayed too; 300 kept tokens are more than the limit, and are not."""
     most = sampling["topK"]
     found = answers(engine, temperature=0.8, minNewTokens=2, maxNewTokens=12, **sampling)
     if most == 300:

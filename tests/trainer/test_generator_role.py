@@ -111,7 +111,7 @@ def test_options_with_which_a_generator_would_not_answer_the_trainer_are_refused
     "name", ["kv-transfer-config", "kv-transfer-config.kv_connector", "kv-offloading-size"]
 )
 def test_keys_and_values_beyond_the_engine_would_outlive_weights(tmp_path, name):
-    """Of vLLM's connectors most have no way to clear them, and say so in no log that anybody reads."""
+    """Most of vLLM's KV connectors cannot be cleared."""
     (problem,) = check(config(tmp_path, engineArguments={name: "x"}).spec)
     assert problem.where == f"spec.generator.engineArguments.{name}"
     assert "those of earlier weights are not cleared" in problem.message

@@ -1,4 +1,4 @@
-"""What the training thread's HTTP makes of servers that do not speak it."""
+"""The training thread's HTTP client against servers that break the protocol."""
 
 import asyncio
 import json
@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 
 from rlhf_trainer.comms import http as module
-from rlhf_trainer.comms.http import Background, HttpError
+from rlhf_trainer.comms.http import HttpClient, HttpError
 
 
-async def stream(http: Background, url: str) -> bytes:
+async def stream(http: HttpClient, url: str) -> bytes:
     return b"".join([part async for part in http.stream(url, {})])
 
 
@@ -28,7 +28,7 @@ def test_no_error_shows_the_token(answer):
         writer.write(answer)
         writer.close()
 
-    with Background("secret-of-the-job") as http:
+    with HttpClient("secret-of-the-job") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         for asked in (http.json("POST", url, {}, timeout=120), http.post_bytes(url, b""), stream(http, url)):
@@ -42,7 +42,7 @@ def test_no_error_shows_the_token(answer):
 def test_a_connection_has_a_deadline_of_its_own_whatever_its_request_has(monkeypatch):
     """The address of a node that is gone takes no connection and refuses none."""
     monkeypatch.setattr(module, "CONNECT_SECONDS", 0.3)
-    with socket.socket() as full, Background("token") as http:
+    with socket.socket() as full, HttpClient("token") as http:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         url = f"http://127.0.0.1:{full.getsockname()[1]}/"
@@ -59,7 +59,7 @@ def test_a_connection_has_a_deadline_of_its_own_whatever_its_request_has(monkeyp
 class Counting:
     """A server that holds every request until all that are wanted are here, and counts those at once."""
 
-    def __init__(self, http: Background, wanted: int) -> None:
+    def __init__(self, http: HttpClient, wanted: int) -> None:
         self.now = self.highest = 0
         self._enough, self._wanted = asyncio.Event(), wanted
         app = web.Application()
@@ -82,7 +82,7 @@ class Counting:
 
 def test_calls_share_so_many_connections_to_a_server_and_streams_none_of_them():
     calls = module.CALLS_PER_SERVER
-    with Background("token") as http:
+    with HttpClient("token") as http:
         server = Counting(http, calls + 5)
 
         async def ask() -> tuple[list, list]:
@@ -99,7 +99,7 @@ FEW_FILES = """
 import asyncio, json, logging, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-from rlhf_trainer.comms.http import Background, HttpError
+from rlhf_trainer.comms.http import HttpClient, HttpError
 
 async def ask(http, url):
     return [part async for part in http.stream(url, {})]
@@ -107,7 +107,7 @@ async def ask(http, url):
 async def all_of(http):
     return await asyncio.gather(*(ask(http, url) for url in sys.argv[1:] for _ in range(256)))
 
-with Background("token") as http:
+with HttpClient("token") as http:
     answers = http.run(all_of(http))
 print(json.dumps([resource.getrlimit(resource.RLIMIT_NOFILE), len(answers)]))
 """
@@ -115,7 +115,7 @@ print(json.dumps([resource.getrlimit(resource.RLIMIT_NOFILE), len(answers)]))
 
 def test_four_generators_with_256_requests_each_do_with_few_open_files():
     """The soft limit is raised, as the log says; what is still too much waits for a connection, and fails nobody."""
-    with Background("token") as http:
+    with HttpClient("token") as http:
         urls = [Counting(http, 8).url for _ in range(4)]
         done = subprocess.run(
             [sys.executable, "-c", FEW_FILES, *urls], capture_output=True, text=True, timeout=120
@@ -137,7 +137,7 @@ def test_where_the_limit_of_files_cannot_be_raised_the_log_says_so(monkeypatch, 
 
 
 def test_a_server_that_ends_the_connection_after_an_error_s_reply_is_asked_again_on_another():
-    """As Starlette does after each of its 500s: the reply is whole, and the end of the connection follows it."""
+    """Starlette closes the connection after each 500, once the reply is complete."""
     replied: list[bytes] = []
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +149,7 @@ def test_a_server_that_ends_the_connection_after_an_error_s_reply_is_asked_again
             await reader.read()  # whatever is sent on it now is lost
         writer.close()
 
-    with Background("token") as http:
+    with HttpClient("token") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         with pytest.raises(HttpError, match="500"):

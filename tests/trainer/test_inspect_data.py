@@ -40,7 +40,7 @@ def test_check_tells_lengths_and_what_is_cut(tmp_path):
 
 
 def test_check_keeps_no_tokens_of_rows_it_has_read(tmp_path):
-    """Those of a million rows would take tens of gigabytes."""
+    """A million rows would take tens of gigabytes."""
     rows = [{"prompt": "p", "answer": "a"}] * 50
     for _line in check(spec(tmp_path, rows), byte_tokenizer()):
         assert sum(isinstance(kept, Encoded) for kept in gc.get_objects()) <= 1

@@ -10,7 +10,7 @@ from tests.api.manifests import job
 from tests.support import metrics_page
 
 from rlhf_api.metrics import metrics_of
-from rlhf_trainer.training.metrics import Metrics, reward_figure
+from rlhf_trainer.training.metrics import MetricsFiles, reward_figure
 from rlhf_trainer.training.tracking import Tracking
 
 TRAINER = Path(__file__).parents[2] / "trainer_image" / "rlhf_trainer"
@@ -29,7 +29,7 @@ def lines(file) -> list[dict]:
 @pytest.fixture
 def earlier(tmp_path):
     """The work directory of a run that reached step 5 and was evaluated at 0, 2 and 4."""
-    metrics = Metrics(tmp_path, 0, nowhere(tmp_path))
+    metrics = MetricsFiles(tmp_path, 0, nowhere(tmp_path))
     for row in PPO:
         metrics.step(row)
     for step in (0, 2, 4):
@@ -60,7 +60,7 @@ def test_health_rules_may_name_every_figure_of_the_page_that_is_there_by_then():
 
 
 def test_a_resumed_run_drops_the_lines_it_will_write_again(earlier):
-    metrics = Metrics(earlier, 3, nowhere(earlier))
+    metrics = MetricsFiles(earlier, 3, nowhere(earlier))
     assert lines(earlier / "metrics.jsonl") == PPO[:3]
     assert [line["step"] for line in lines(earlier / "evaluation.jsonl")] == [0, 2]
     metrics.step(PPO[3])
@@ -68,22 +68,22 @@ def test_a_resumed_run_drops_the_lines_it_will_write_again(earlier):
 
 
 def test_a_run_from_the_start_drops_all_lines(earlier):
-    """It was started again before it had a checkpoint, and is evaluated before its first step again."""
-    Metrics(earlier, 0, nowhere(earlier))
+    """A run without a checkpoint starts again from step 0, whose evaluation is repeated."""
+    MetricsFiles(earlier, 0, nowhere(earlier))
     assert lines(earlier / "metrics.jsonl") == lines(earlier / "evaluation.jsonl") == []
 
 
 def test_a_line_cut_short_by_a_crash_is_left_out(earlier):
     with (earlier / "metrics.jsonl").open("a") as out:
         out.write('{"step": 6, "rew')
-    metrics = Metrics(earlier, 9, nowhere(earlier))
+    metrics = MetricsFiles(earlier, 9, nowhere(earlier))
     metrics.step({"step": 6, "reward_mean": 1.0, "kl_mean": 0.0})
     assert [line["step"] for line in lines(earlier / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("rows", [PPO, SFT, PPO[:1], SFT[:1]])
 def test_a_picture_is_drawn(tmp_path, rows):
-    metrics = Metrics(tmp_path, 0, nowhere(tmp_path))
+    metrics = MetricsFiles(tmp_path, 0, nowhere(tmp_path))
     for row in rows:
         metrics.step(row)
     metrics.draw("a run")
@@ -93,7 +93,7 @@ def test_a_picture_is_drawn(tmp_path, rows):
 
 
 def test_without_steps_there_is_no_picture(tmp_path):
-    Metrics(tmp_path, 0, nowhere(tmp_path)).draw("nothing yet")
+    MetricsFiles(tmp_path, 0, nowhere(tmp_path)).draw("nothing yet")
     assert not (tmp_path / "reward.png").exists()
 
 

@@ -68,7 +68,7 @@ print(load_policy({NAME!r}, torch.float32).num_parameters(), len(load_tokenizer(
 
 
 def test_two_pods_at_once_download_each_file_once_and_roles_load_it_without_the_hub(tmp_path, model):
-    """No byte of the weights is sent before both have begun."""
+    """The hub sends no weights before both pods have begun."""
     cache = tmp_path / "cache"
     with hub(Hub({NAME: model}, held=("model.safetensors",), awaited=2)) as served:
         both = [start(served, tmp_path / name, cache) for name in ("one", "two")]

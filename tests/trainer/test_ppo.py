@@ -165,7 +165,7 @@ def losses(model, made: Columns, ppo: PPO, ranks: int, budget: int) -> dict[str,
         micro = MicroBatch.build(made.sequences, rows, pad_token_id=257)
         with torch.no_grad():
             logits = Forward(model, 64, 257).logits(micro)
-        value, named = actor(ResponseLogprobs(entropy=True)(logits, micro), micro)
+        value, named = actor(ResponseLogprobs(entropy="value")(logits, micro), micro)
         against, _ = critic(response_values(logits, micro), micro)
         for name, scalar in {"policy": value, "critic": against, **named}.items():
             total[name] = total.get(name, 0.0) + scalar.item()

@@ -1,4 +1,4 @@
-"""What reward functions and programs start is ended with them, and takes up no process number afterwards."""
+"""Processes that reward functions and programs start: ended with them, and reaped."""
 
 import asyncio
 import multiprocessing

@@ -10,7 +10,7 @@ from aiohttp import web
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership
 from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.comms.roster import Roster, Stopped
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring import reward_client as module
@@ -27,7 +27,7 @@ ROWS = [{"i": i} for i in range(8)]
 class Job:
     """A reward server over HTTP whose `failing` rows have no score, and the trainer's side of it."""
 
-    def __init__(self, http: Background) -> None:
+    def __init__(self, http: HttpClient) -> None:
         self.failing: dict[int, str] = {}
         self.asked: list[list[int]] = []
         self.told: list[str] = []
@@ -74,7 +74,7 @@ class Job:
 def job(monkeypatch):
     monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
-    with Background(TOKEN) as http:
+    with HttpClient(TOKEN) as http:
         yield Job(http)
 
 
@@ -92,7 +92,7 @@ def test_a_few_without_a_score_are_named_and_counted(job):
 
 
 def test_the_share_without_a_score_is_of_all_responses_of_the_step(job):
-    """Of those too whose groups dynamic sampling filters out afterwards."""
+    """Responses that dynamic sampling filters out afterwards count too."""
     job.failing = {2: "judge: no answer", 5: "judge: no answer"}
     client = job.client()
     client.ask(SEQUENCES, "scores", ROWS)
@@ -102,7 +102,7 @@ def test_the_share_without_a_score_is_of_all_responses_of_the_step(job):
 
 
 def test_a_batch_of_one_prompt_that_cannot_be_scored_does_not_end_a_step_whose_others_were(job):
-    """As dynamic sampling has them scored in its last rounds."""
+    """The last rounds of dynamic sampling score such small batches."""
     job.failing = {0: "judge: ended by SIGSEGV"}
     client = job.client()
     client.ask(SEQUENCES, "scores", ROWS)
@@ -120,7 +120,7 @@ def test_scores_of_tokens_are_missing_for_all_tokens_of_a_response(job):
 
 
 def test_more_than_the_share_pauses_the_job_until_they_are_scored(job):
-    """Only those without a score are asked for again."""
+    """Responses that have a score are not scored again."""
     job.failing = dict.fromkeys((1, 2, 5, 7), "judge: HTTP 503")
     found: list[torch.Tensor] = []
     client = job.client()

@@ -94,7 +94,7 @@ def test_it_cannot_write_but_in_its_own_directory_which_is_bounded(job):
 
 
 def test_it_has_no_network():
-    """Not even to this machine, where a server listens."""
+    """It cannot connect to a server on this machine either."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         connect = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5)"
         assert subprocess.run([*PYTHON], input=connect.encode(), check=False).returncode == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from tests.support.vllm_server import free_port
+from tests.support.ports import free_port
 
 from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob
@@ -217,7 +217,7 @@ TOKEN = 'Bearer s3"cret'
 
 
 def test_a_credential_that_is_part_of_a_score_leaves_scores_alone():
-    """As a tenant's number is: nobody reads scores for it."""
+    """A short credential, such as a tenant's number, may occur in scores, where nobody reads it as a secret."""
 
     async def handle(_request, _number):
         return web.json_response(

@@ -22,7 +22,7 @@ from rlhf_trainer import progress
 from rlhf_trainer.comms.assignments import Limits
 from rlhf_trainer.comms.dispatch import Observer
 from rlhf_trainer.comms.frames import Kind, encode, encode_error
-from rlhf_trainer.comms.http import Background, HttpError
+from rlhf_trainer.comms.http import HttpClient, HttpError
 from rlhf_trainer.comms.outcomes import Interrupted
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.generation.dispatch import Round, start_round
@@ -73,7 +73,7 @@ def test_request_seeds_are_stable_and_spread():
 
 @pytest.fixture
 def http():
-    with Background("token") as background:
+    with HttpClient("token") as background:
         yield background
 
 
@@ -81,13 +81,13 @@ ENDS = (99, 98)
 VOCABULARY = 1000
 
 
-def client(http: Background, *, answers: int = 2) -> VllmClient:
+def client(http: HttpClient, *, answers: int = 2) -> VllmClient:
     sampling = Sampling(answersPerPrompt=answers, temperature=0.7, topK=900, maxNewTokens=5)
     return VllmClient(http, sampling=sampling, seed=1, ends=ENDS, vocabulary=VOCABULARY)
 
 
 def start(
-    http: Background,
+    http: HttpClient,
     prompts: list[Prompt],
     members: list[Member],
     *,
@@ -105,7 +105,7 @@ def start(
 
 
 def ask(
-    http: Background, prompts: list[Prompt], members: list[Member], **more
+    http: HttpClient, prompts: list[Prompt], members: list[Member], **more
 ) -> tuple[list[Rollout], list[Prompt], set[str]]:
     """Responses, prompts without, and the names of those who failed."""
     outcome = start(http, prompts, members, **more).result(PATIENCE_SECONDS)
@@ -308,7 +308,7 @@ def test_a_prompt_that_waits_in_line_is_not_given_up_while_others_get_tokens(htt
 
 
 def test_a_prompt_without_tokens_fails_and_its_generators_do_not(http, clock):
-    """It is asked for again, first of the other generator, and after three times dropped with its reason."""
+    """It is retried, first on the other generator, and dropped with the reason after three tries."""
     servers = [Generator(http, name) for name in "ab"]
     bad, works, left = PROMPTS[4], [Work.begin(prompt, 2) for prompt in PROMPTS], list[int]()
     for server in servers:

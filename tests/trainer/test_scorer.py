@@ -16,11 +16,11 @@ from tests.trainer import deadlines
 from tests.trainer.deadlines import Clock
 
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.roles import Role
-from rlhf_api.run import HEALTH, Member, Membership
+from rlhf_api.roles import HEALTH, Role
+from rlhf_api.run import Member, Membership
 from rlhf_trainer.batches import plan
 from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.http import Background, HttpError
+from rlhf_trainer.comms.http import HttpClient, HttpError
 from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.comms.wire import WireError, decode, encode
 from rlhf_trainer.records import Sequences
@@ -43,7 +43,7 @@ FIELD = "spec.reward.functions[0].function"
 class Trainer:
     """The trainer's side, with the members that a host has told it of."""
 
-    def __init__(self, http: Background) -> None:
+    def __init__(self, http: HttpClient) -> None:
         self.control, self.http = Control(total_steps=1), http
         self.roster = Roster(self.control, http)
 
@@ -67,7 +67,7 @@ class Trainer:
 class Server:
     """A reward server that returns each row's own score, after `first` was called with the number of the chunk."""
 
-    def __init__(self, http: Background, name: str, first=lambda _number: None) -> None:
+    def __init__(self, http: HttpClient, name: str, first=lambda _number: None) -> None:
         self.batches: list[int] = []
         self.lengths: list[list[int]] = []
         self._http = http
@@ -95,7 +95,7 @@ class Server:
 @pytest.fixture
 def trainer(monkeypatch):
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.05)
-    with Background(TOKEN) as http:
+    with HttpClient(TOKEN) as http:
         yield Trainer(http)
 
 
@@ -114,7 +114,8 @@ def test_a_batch_is_spread_over_the_members_and_comes_back_in_order(trainer):
 
 
 def test_chunks_are_the_micro_batches_of_the_whole(trainer):
-    """What a model makes of a row depends, in its last bits, on the rows beside it: not on the number of members."""
+    """A row's output depends in its last bits on the rows beside it; chunks, so scores, do not depend on the number of
+    members."""
     server = Server(trainer.http, "reward-0")
     trainer.know(server.member)
     trainer.scorer(tokens=9).ask(SEQUENCES, "scores", ROWS)
@@ -302,7 +303,7 @@ def test_a_server_in_trouble_fails_its_health_check(trainer):
 
 
 def test_a_server_that_hangs_over_a_message_fails_its_health_check(trainer):
-    """So its host replaces it, where another trainer would find it as it is."""
+    """Its host then restarts it; otherwise the next trainer would wait for it again."""
     begun, over = threading.Event(), threading.Event()
 
     def hangs(_message):
@@ -310,7 +311,7 @@ def test_a_server_that_hangs_over_a_message_fails_its_health_check(trainer):
         over.wait(60)
         return {"scores": torch.zeros(len(SEQUENCES))}, {}
 
-    runner = web.AppRunner(application(SCORE_ROUTE, hangs, TOKEN, longest=0.0))
+    runner = web.AppRunner(application(SCORE_ROUTE, hangs, TOKEN, deadline=0.0))
     trainer.http.run(runner.setup())
     trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
     address = f"http://127.0.0.1:{runner.addresses[0][1]}"

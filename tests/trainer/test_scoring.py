@@ -311,7 +311,7 @@ def test_the_texts_of_tokens_add_up_to_the_response(tokenizer):
     ],
 )
 def test_the_text_of_a_response_ends_before_the_stop_string_that_ends_it(tokenizer, response, text):
-    """One within it, as in a least number of tokens, ends nothing."""
+    """A stop string inside the response, as below `minNewTokens`, stays."""
     stop = ["\n", "東", "Stop", ". Stop"]
     tokens = tokenizer(response)["input_ids"]
     sequences = Sequences.pack([([1], tokens), ([1], [*tokens, tokenizer.eos_token_id])])
@@ -374,7 +374,7 @@ def over_once(monkeypatch, happened) -> None:
 
 
 def test_a_batch_has_a_deadline_whatever_its_functions_do(score, monkeypatch):
-    """What has a score by then keeps it."""
+    """Responses that have a score by the deadline keep it."""
     over_once(monkeypatch, lambda: True)
     scores, report = score(("hangs", 1.0), seconds=10.0)
     late = "hangs: no score within 10 s (spec.reward.timeoutSeconds)"

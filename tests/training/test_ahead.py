@@ -15,7 +15,7 @@ from tests.trainer.servers import Generator, send
 from tests.trainer.test_fleet import World
 
 from rlhf_trainer.comms.frames import Kind
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.generation import requests
 from rlhf_trainer.generation.ahead import RolloutsAhead, decode, encode
@@ -53,7 +53,7 @@ class Sampler(Generator):
 class Run:
     """A run of many steps whose policy trains in no time."""
 
-    def __init__(self, http: Background, staleness: int) -> None:
+    def __init__(self, http: HttpClient, staleness: int) -> None:
         self.http, self.staleness, self.version, self.issued = http, staleness, 0, 0
         self.world = World(http, staleness=staleness, max_new_tokens=LENGTH)
         self.ahead = RolloutsAhead(self.world.ctx, self.world.fleet)
@@ -99,8 +99,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[Background]:
-    with Background("token") as http:
+def http() -> Iterator[HttpClient]:
+    with HttpClient("token") as http:
         yield http
 
 
@@ -181,7 +181,7 @@ class Lingering(Sampler):
 
 
 def test_responses_that_are_complete_as_their_round_is_cut_off_are_answers(http, monkeypatch):
-    """They wait for no generator: nobody would be asked for them, and their step would wait for ever."""
+    """Otherwise no generator would be asked for them again, and their step would wait for ever."""
     monkeypatch.setattr(requests, "GRACE_SECONDS", 0.0)
     run = Run(http, 1)
     server = run.join(kind=Lingering)
@@ -209,7 +209,7 @@ class Held(Sampler):
 
 
 def test_generators_are_idle_once_the_last_response_has_come_and_not_before(http):
-    """Also where an episode of the round was taken meanwhile."""
+    """Also if an episode of the same round was collected meanwhile."""
     run = Run(http, 2)
     server: Any = run.join(kind=Held)
     run.publish()
@@ -225,7 +225,7 @@ def test_generators_are_idle_once_the_last_response_has_come_and_not_before(http
 
 
 def test_a_generator_that_failed_and_has_new_weights_is_asked_again(http):
-    """It failed while the policy was trained, and took the weights that came of that."""
+    """It failed during the update, and joined the broadcast after it."""
     run = Run(http, 1)
     failing, other = run.join(), run.join()
     failing._fails = 0
@@ -316,7 +316,7 @@ def test_an_episode_that_is_not_trained_on_after_all_is_the_first_one_again(http
 
 
 def test_a_stop_while_an_episode_is_awaited_does_not_put_back_the_one_before(http):
-    """It was trained on; without new weights in between, as with weights.everySteps 2."""
+    """The earlier one was trained on; no broadcast came in between, as with weights.everySteps 2."""
     run = Run(http, 1)
     run.join().through = PROMPTS
     run.publish()

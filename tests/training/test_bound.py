@@ -6,6 +6,7 @@ import pytest
 from tests.replay.ppo_worker import Generators
 from tests.training.running import Job
 
+from rlhf_trainer.generation.ahead import encode
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.records import Prompt
@@ -29,9 +30,15 @@ class Late:
     def figures(self) -> dict[str, float]:
         return {}
 
+    def blob(self) -> Callable[[], bytes]:
+        return lambda: encode([])
 
-def late(behind: int) -> Job:
-    ahead = ("spec.generator.sharedWithTrainer=false", "spec.rollout.maxStaleness=2")
+    def restore(self, _data: bytes | None) -> None:
+        pass
+
+
+def late(behind: int, most: int = 2) -> Job:
+    ahead = ("spec.generator.sharedWithTrainer=false", f"spec.rollout.maxStaleness={most}")
     job = Job("grpo", "klCoefficient: 0", *ahead, fleet=lambda ctx, models: Generators(ctx, models["policy"]))
     job.task._collector.ahead = Late(job, behind)
     return job
@@ -47,3 +54,18 @@ def test_older_ones_are_not():
     said = r"weight version 0 came to version 3, which is more than rollout.maxStaleness \(2\) versions later"
     with pytest.raises(StaleTokens, match=said):
         job.steps(3, 4)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_responses_of_a_snapshot_that_a_lower_bound_forbids_are_asked_for_again(most: int):
+    before = late(behind=2).steps(0, 3)
+    before.task.publish(3)
+    before.task.collect(3)
+    asked = before.task._pending.prompt_ids
+    after = late(behind=1, most=most).restore(before.snapshot(3))
+    after.steps(3, 4)
+    assert after.lines[0]["staleness_max"] == most
+    assert (after.ledger().lost, after.ledger().dropped) == (0, 0)
+    assert after.positions("trained") == after.positions("issued") == after.positions("returned")
+    assert after.positions("trained") == before.positions("issued"), "the very prompts"
+    assert set(asked) == set(after.task._buffer._kept[-1].episode.prompt_ids)

@@ -106,9 +106,12 @@ def test_a_step_that_is_left_with_nothing_says_so():
 class Picky(Fleet):
     """Refuses the fresh prompts of later rounds."""
 
-    def answer(self, prompts: list[Any], *asked: Any, some: bool) -> Responses:
-        if not some:
+    first = True
+
+    def answer(self, prompts: list[Any], *asked: Any) -> Responses:
+        if not self.first:
             return Responses(refused={prompt.id: "HTTP 400: too long" for prompt in prompts})
+        self.first = False
         return super().answer(prompts, *asked)
 
 

@@ -11,7 +11,7 @@ from rlhf_api.rows import AnswerRow, PairRow, PromptRow
 from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.ops.datasets import given_columns
-from rlhf_trainer.training.evaluation import evaluate, figures
+from rlhf_trainer.training.evaluation import evaluate, score_metrics
 
 ROWS = [PromptRow(prompt=f"held out {i}") for i in range(5)]
 SETS = "{name: greedy, data: [a], temperature: 0}, {name: eight, data: [b], samples: 8}"
@@ -37,8 +37,8 @@ def test_an_evaluation_leaves_the_random_generators_as_they_were():
         "grpo", "", "spec.evaluation={function: 'a:b', data: [a], samples: 4}", held_out={"held_out": ROWS}
     )
     before = torch.get_rng_state()
-    (figures,) = job.task.evaluate(1)
-    assert figures["count"] == 20
+    (found,) = job.task.evaluate(1)
+    assert found["count"] == 20
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -69,9 +69,9 @@ def test_other_ranks_take_part_and_have_no_figures():
 def test_what_has_no_score_is_left_out_of_the_figures():
     scores = torch.tensor([1.0, math.nan, 0.0, 0.0, 1.0, math.nan])
     groups = torch.tensor([0, 0, 0, 1, 1, 2])
-    assert figures(scores, groups) == {"mean": 0.5, "count": 4, "best_of_2": 1.0}
-    assert figures(scores[[1, 5]], groups[[1, 5]])["count"] == 0
-    three = figures(torch.arange(3.0), torch.zeros(3, dtype=torch.int64))
+    assert score_metrics(scores, groups) == {"mean": 0.5, "count": 4, "best_of_2": 1.0}
+    assert score_metrics(scores[[1, 5]], groups[[1, 5]])["count"] == 0
+    three = score_metrics(torch.arange(3.0), torch.zeros(3, dtype=torch.int64))
     assert [name for name in three if name.startswith("best_of")] == ["best_of_2", "best_of_3"]
 
 
@@ -83,7 +83,7 @@ HELD_OUT = {
 
 @pytest.mark.parametrize("algorithm", ["sft", "dpo"])
 def test_given_responses_are_evaluated_by_their_loss(algorithm):
-    """As all of them together have it, however they fall into micro-batches; and nothing is trained."""
+    """The loss is of the whole set, whatever the micro-batches, and nothing is trained."""
     held_out, few = HELD_OUT[algorithm], HELD_OUT[algorithm][:1]
     sets = "spec.evaluation={sets: [{name: all, data: [a]}, {name: few, data: [b]}]}"
     job = Job(algorithm, "", sets, rows=held_out, held_out={"all": held_out, "few": few})
@@ -134,6 +134,6 @@ def test_a_stop_during_an_evaluation_loses_no_step():
 
 
 def test_a_stop_while_responses_are_judged_stops_all_ranks_there(tmp_path):
-    """Those without the judge would begin the next set, and wait there for ever for rank 0, which saves."""
+    """Ranks without the judge would otherwise begin the next set and wait there for rank 0, which saves."""
     said = run_ranks(2, "tests.training.evaluation_ranks", folder=tmp_path)
     assert said == ["stopped while held-out responses were judged\nsaving\n"] * 2

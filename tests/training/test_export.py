@@ -1,7 +1,9 @@
 """Trained models as they are saved: a card with the run's figures and its manifest, and the chat example's policy."""
 
 import json
+import os
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from rlhf_api.manifest import load, parse
 from rlhf_api.run import RunConfig
 from rlhf_trainer.data.encode import end_tokens
 from rlhf_trainer.models.create import create_policy
+from rlhf_trainer.models.export import remove_abandoned, renamed_into_place
 from rlhf_trainer.models.loading import load_job_tokenizer
 from rlhf_trainer.training.assembly import trained_model
 from rlhf_trainer.training.export import export_models, write_card
@@ -63,7 +66,7 @@ def test_a_path_of_this_machine_is_no_base_model(tmp_path):
 
 
 def test_a_policys_generation_config_is_saved_as_it_was(tmp_path):
-    """Also one that Transformers reads and would not write: many a model's has a temperature and no do_sample."""
+    """Also one that Transformers reads but refuses to write, as with a temperature and no do_sample."""
     job = Job("grpo", "klCoefficient: 0")
     given = {"eos_token_id": [256, 7], "temperature": 0.6, "top_p": 0.9}
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
@@ -91,7 +94,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "chat" / "grpo.yaml"
 
 @pytest.mark.parametrize("own", [None, "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"])
 def test_the_chat_examples_policy_opens_with_its_template_and_its_ends(tmp_path, own):
-    """By the example's own manifest, on a small model that speaks as the example's does."""
+    """With the example's own manifest, on a small model with the same template and end tokens."""
     start, tokenizer = tmp_path / "start", chat_tokenizer()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -126,3 +129,19 @@ def test_the_chat_examples_policy_opens_with_its_template_and_its_ends(tmp_path,
     ids = there(asked, return_tensors="pt").input_ids
     torch.testing.assert_close(opened(ids).logits, policy.unwrapped(ids).logits, rtol=0, atol=1e-4)
     assert not torch.equal(opened(ids).logits, model(ids).logits)
+
+
+def test_what_a_trainer_killed_while_it_saved_a_model_has_left_is_removed(tmp_path):
+    names = ["initial", "policy", "policy-adapter", "critic"]
+    for name in names:
+        if not (killed := os.fork()):
+            with renamed_into_place(tmp_path / name) as new:
+                new.mkdir()
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(killed, 0)
+    assert len([*tmp_path.iterdir()]) == len(names)
+    others = [tmp_path / name for name in (".policy.of-jane.d", ".policy.notes_12", "policy", ".lock")]
+    for folder in others:
+        (folder / "kept").mkdir(parents=True)
+    remove_abandoned(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(others)

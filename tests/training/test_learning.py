@@ -50,7 +50,7 @@ def test_the_same_seeds_give_the_same_weights():
 
 
 def test_with_one_update_a_step_the_policy_is_the_one_that_sampled():
-    """No log-probabilities are inferred before it, and the ratio is 1 to the last bit."""
+    """No log-probabilities are computed before the update, and the ratio is exactly 1."""
     job = Job("grpo", "klCoefficient: 0.01")
     for step in range(3):
         job.task.publish(step)

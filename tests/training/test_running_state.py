@@ -67,7 +67,7 @@ def test_the_coefficient_of_the_penalty_moves_towards_its_target(algorithm, wher
 
 @pytest.mark.parametrize("target", ["", ", klTarget: 0.5"])
 def test_another_coefficient_in_the_settings_is_gone_on_with(target):
-    """Of a clone, whose checkpoint holds what the former one had become; without a target that is of no use either."""
+    """A clone changes the setting; the checkpoint holds the earlier adaptive coefficient, which applies no longer."""
     before = Job("ppo", f"klCoefficient: 0.1, {ADAPTIVE}").steps(0, 2).snapshot(2)
     after = Job("ppo", f"klCoefficient: 0.3, minibatchSize: 16{target}").restore(before)
     assert kl_coefficient(after.op_ctx) == 0.3
@@ -88,14 +88,14 @@ def test_a_step_that_measures_no_kl_keeps_the_coefficient():
 
 
 def test_a_policy_that_is_not_trained_yet_keeps_the_coefficient():
-    """Its KL is 0, however low the coefficient."""
+    """Its KL is 0 whatever the coefficient, so adapting would only lower it."""
     job = Job("ppo", WARMING_UP).steps(0, 4)
     assert [line["kl_mean"] for line in job.lines[:2]] == pytest.approx([0.0] * 2, abs=1e-6)
     assert [line.get("kl_coefficient") for line in job.lines[:3]] == [None, None, 0.1]
 
 
 def test_a_moving_reference_follows_the_policy():
-    """Where it keeps nothing of itself it is the policy before the step, and there is no KL; else it stays behind."""
+    """With decay 0 it equals the policy before the step, so the KL is 0; with a larger decay it lags behind."""
     follows, stays = (
         Job("grpo", f"klCoefficient: 0.1, referenceEma: {share}").steps(0, 3).lines for share in (0, 0.9)
     )
@@ -104,7 +104,7 @@ def test_a_moving_reference_follows_the_policy():
 
 
 def test_a_moving_average_that_a_checkpoint_lacks_begins_with_its_weights():
-    """Of a clone that is the first to have one, and not with the weights that the job was started from."""
+    """A clone that turns the average on: it begins with the checkpoint's weights, not with the job's initial ones."""
     before = Job("ppo", "klCoefficient: 0.1").steps(0, 2)
     after = Job("ppo", "klCoefficient: 0.1, referenceEma: 0.9").restore(before.snapshot(2))
     assert after.steps(2, 3).lines[0]["kl_mean"] == pytest.approx(0.0, abs=1e-6)
@@ -120,7 +120,7 @@ OWN_DPO = replace(DIRECT, graph=with_moving_reference)
 
 
 def test_a_moving_reference_follows_a_policy_that_is_trained_on_given_responses():
-    """Of an algorithm of one's own, half way between two steps' weights."""
+    """In an algorithm of one's own; with decay 0.5 it is half way between two steps' weights."""
     alone = ("spec.model={policy: org/policy, dtype: float32}", *(f"spec.{n}={{}}" for n in EMPTY))
     custom = "spec.custom={rows: pairs, scores: false, settings: {beta: 0.2}}"
     job = Job(f"{__name__}:OWN_DPO", "", custom, *alone).steps(0, 1)
@@ -187,7 +187,7 @@ def test_a_model_with_weights_that_get_no_gradient_is_saved_and_goes_on():
 
 
 def test_a_checkpoint_of_other_models_is_told_as_that_and_not_as_damaged():
-    """Of a clone with another algorithm or model."""
+    """Such as that of a clone with another algorithm or model."""
     before = Job("grpo", "klCoefficient: 0").steps(0, 1).snapshot(1)
     real = before.tensor
 
@@ -212,7 +212,7 @@ def test_a_checkpoint_of_other_models_is_told_as_that_and_not_as_damaged():
     [("dpo", "grpo", "trained on given responses"), ("grpo", "dpo", "sampled its responses")],
 )
 def test_a_checkpoint_of_the_other_kind_of_training_is_refused(before, after, says):
-    """Its position is that of another dataset: as many rows would be left out."""
+    """Its position is in another dataset: as many rows of this one would be skipped."""
     cut = Job(before).steps(0, 1).snapshot(1)
     with pytest.raises(InvalidJob, match=rf"spec\.algorithm: .*{says}; start anew"):
         Job(after).restore(cut)
@@ -244,7 +244,7 @@ def test_the_critic_learns_normalised_returns_and_its_moments_are_json():
 
 
 def test_a_snapshot_of_an_earlier_release_begins_anew():
-    """It has no running state, and none of its ledger's prompts was filtered."""
+    """Such a snapshot has no running state, and no count of filtered prompts."""
     cut = Job("ppo", "klCoefficient: 0.01, normalizeValues: true").steps(0, 1).snapshot(1)
     del cut.state["algorithm"], cut.state["ledger"]["filtered"]
     after = Job("ppo", "klCoefficient: 0.01, normalizeValues: true").restore(cut)

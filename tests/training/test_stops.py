@@ -46,7 +46,7 @@ class Fleet:
     def changed(self) -> str:
         return ""
 
-    def answer(self, prompts: list[Any], sampling: Any, penalties: Any, **_: Any) -> Responses:
+    def answer(self, prompts: list[Any], sampling: Any, penalties: Any) -> Responses:
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")
         model, ctx = self.job.models["policy"], self.job.ctx
@@ -193,7 +193,8 @@ def test_rows_that_are_collected_again_are_counted_once_in_running_numbers():
 
 
 def test_a_stop_while_a_policy_is_evaluated_leaves_that_out_unless_it_is_the_last():
-    """Then nothing of the step is lost but its evaluation; the last one is what the run is for."""
+    """Any other step is saved without its evaluation; the last one is trained and evaluated again after a resume, as
+    its evaluation is the run's result."""
     ctx: Any = SimpleNamespace(spec=SimpleNamespace(evaluation=True, steps=4), report=lambda **_: None)
 
     def evaluate(_step: int) -> list[dict[str, Any]]:

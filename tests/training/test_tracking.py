@@ -23,7 +23,7 @@ from tests.support.rlhf import succeed
 
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer.training import tracking
-from rlhf_trainer.training.metrics import Metrics
+from rlhf_trainer.training.metrics import MetricsFiles
 from rlhf_trainer.training.trackers import Run, WandB
 
 STEP = {"reward_mean": 0.5, "kl_mean": 0.01, "loss": float("nan"), "tokens": 128}
@@ -80,7 +80,7 @@ def tracked(folder: Path, *trackers: dict[str, Any]) -> tracking.Tracking:
 def run(folder: Path, *trackers: dict[str, Any], first: int = 0, steps: int = 3, rollbacks: int = 0) -> None:
     """A run that goes on after step `first`."""
     with tracked(folder, *trackers) as feeds:
-        metrics = Metrics(folder, first, feeds, rollbacks=rollbacks)
+        metrics = MetricsFiles(folder, first, feeds, rollbacks=rollbacks)
         for step in range(first + 1, steps + 1):
             metrics.step({"step": step, **STEP})
         metrics.evaluation({"step": steps, "set": "sums", "mean": 0.75})
@@ -108,7 +108,7 @@ def test_a_resumed_run_is_the_same_one_and_a_failed_one_ends_so(tmp_path):
     run(tmp_path, {"kind": here("Told")})
     feeds = tracked(tmp_path, {"kind": here("Told")})
     with suppress(KeyError), feeds:
-        Metrics(tmp_path, 2, feeds)
+        MetricsFiles(tmp_path, 2, feeds)
         raise KeyError("the run's own failure")
     first, second = Told.made
     assert first.run.id == second.run.id
@@ -121,7 +121,7 @@ def test_a_job_made_anew_in_the_work_directory_of_a_deleted_one_is_another_run(t
     def begun(identity: str, step: int) -> str:
         spec = job(f"spec.trackers=[{{kind: '{here('Told')}'}}]").spec
         with tracking.Tracking("job", spec, tmp_path, identity) as feeds:
-            Metrics(tmp_path, step, feeds)
+            MetricsFiles(tmp_path, step, feeds)
         return Told.made[-1].run.id
 
     first = begun("uid-1", 0)
@@ -153,7 +153,7 @@ def test_one_whose_server_is_down_as_the_run_begins_gets_every_figure_later(tmp_
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(tracking, "AGAIN_SECONDS", 0.01)
     with tracked(tmp_path, {"kind": here("down_at_first")}) as feeds:
-        metrics = Metrics(tmp_path, 0, feeds)
+        metrics = MetricsFiles(tmp_path, 0, feeds)
         metrics.step({"step": 1, **STEP})
         assert Down.tried.wait(60)
         Down.over.set()
@@ -172,7 +172,7 @@ def test_one_that_hangs_holds_nobody_up(tmp_path, caplog, monkeypatch):
     Hangs.released.clear()
     try:
         with tracked(tmp_path, {"kind": here("Hangs")}) as feeds:
-            metrics = Metrics(tmp_path, 0, feeds)
+            metrics = MetricsFiles(tmp_path, 0, feeds)
             metrics.step({"step": 1, **STEP})
             assert Hangs.begun.wait(60), "it has the first line, and keeps it"
             for step in range(2, 11):
@@ -220,7 +220,7 @@ def test_tensorboards_files_go_where_the_settings_say(tmp_path):
 
 
 def test_tensorboard_shows_once_what_a_run_from_the_start_trains_again(tmp_path):
-    """It was killed before it had a checkpoint."""
+    """The first run was killed before it had a checkpoint."""
     run(tmp_path, {"kind": "tensorboard"}, steps=2)
     (before,) = (tmp_path / "tensorboard").iterdir()
     before.rename(before.with_name(f"before.{before.name}"))  # both may have been made within a second

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.http_threads import serving
 from tests.support.kube import kubectl
 
 HOST = "127.0.0.1"
@@ -70,24 +71,21 @@ def kubelet(kubeconfig: Path, folder: Path, node: str) -> Iterator[Kubelet]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "node.crt", folder / "node.pem")
     server = http.server.ThreadingHTTPServer((HOST, 0), _handler(made))
-    server.daemon_threads = True
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}
     status = {
         "addresses": [{"type": "InternalIP", "address": HOST}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": server.server_port}},
     }
-    kubectl(kubeconfig, "create", "-f", "-", input=json.dumps(body))
-    try:
-        patch = json.dumps({"status": status})
-        kubectl(kubeconfig, "patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
-        yield made
-    finally:
-        kubectl(kubeconfig, "delete", "node", node, "--wait=false")
-        made.cut()
-        server.shutdown()
-        server.server_close()
+    with serving(server):
+        kubectl(kubeconfig, "create", "-f", "-", input=json.dumps(body))
+        try:
+            patch = json.dumps({"status": status})
+            kubectl(kubeconfig, "patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
+            yield made
+        finally:
+            kubectl(kubeconfig, "delete", "node", node, "--wait=false")
+            made.cut()
 
 
 def _handler(kubelet: Kubelet) -> type[http.server.BaseHTTPRequestHandler]:

@@ -1,4 +1,4 @@
-"""What the verbs are told, and what they say when they can't."""
+"""Arguments of the verbs, and their error messages."""
 
 import argparse
 import json
@@ -13,7 +13,8 @@ from rlhf_api.spec import Origin
 from rlhf_operator import cli
 from rlhf_operator.cluster.api import ApiError
 from rlhf_operator.verbs.api_errors import explain, passing
-from rlhf_operator.verbs.arguments import VERBS, duration
+from rlhf_operator.verbs.argument_types import duration
+from rlhf_operator.verbs.arguments import VERBS
 from rlhf_operator.verbs.clone import cloned
 from rlhf_operator.verbs.main import kubectl_main
 from rlhf_operator.verbs.submit import as_written

@@ -1,4 +1,5 @@
-"""What a selftest on a cluster decides, makes and reads; tests/cluster_e2e/test_selftest.py has it run."""
+"""A selftest on a cluster: its decisions, its job and the results that it reads; tests/cluster_e2e/test_selftest.py
+runs it."""
 
 import pytest
 from tests.support.rlhf import ROOT

@@ -1,4 +1,4 @@
-"""What `rlhf status` shows, from what the API server has."""
+"""The page of `rlhf status` for objects of the API server."""
 
 import datetime
 from typing import Any

@@ -8,8 +8,8 @@ from tests.support.models import tiny_biased_experts, tiny_experts, tiny_model
 from tests.support.vllm_server import Server
 from tests.weights.support import TOKEN, load
 
-from rlhf_trainer.comms.http import Background
-from rlhf_trainer.weights.broadcaster import WeightSync
+from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.weights.broadcaster import Broadcaster
 
 SPOILABLE = ("--worker-extension-cls", "tests.weights.sabotage.Sabotage")
 
@@ -33,8 +33,8 @@ def models(folder):
 
 
 @pytest.fixture(scope="session")
-def http() -> Iterator[Background]:
-    with Background(TOKEN) as http:
+def http() -> Iterator[HttpClient]:
+    with HttpClient(TOKEN) as http:
         yield http
 
 
@@ -81,14 +81,14 @@ def tied(starting_tied) -> Server:
 def make_sync(http):
     made = []
 
-    def make(http: Background = http, **options) -> WeightSync:
+    def make(http: HttpClient = http, **options) -> Broadcaster:
         settings = {
             "host": "127.0.0.1",
             "timeout_s": 120.0,  # which nothing is to wait for, on a busy machine either
             "bucket_bytes": 1 << 16,
             "device": torch.device("cpu"),
         }
-        made.append(WeightSync(http, **(settings | options)))
+        made.append(Broadcaster(http, **(settings | options)))
         return made[-1]
 
     yield make

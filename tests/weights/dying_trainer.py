@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from tests.weights.support import TOKEN, generator, load, weights
 
-from rlhf_trainer.comms.http import Background
-from rlhf_trainer.weights.broadcaster import WeightSync
+from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.weights.broadcaster import Broadcaster
 
 
 def send(address: str, model: Path, fatal: str) -> None:
@@ -18,8 +18,8 @@ def send(address: str, model: Path, fatal: str) -> None:
         if point == fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with Background(TOKEN) as http:
+    with HttpClient(TOKEN) as http:
         settings = {"host": "127.0.0.1", "timeout_s": 120.0, "bucket_bytes": 1 << 16}
-        sync = WeightSync(http, device=torch.device("cpu"), fault=fault, **settings)
+        sync = Broadcaster(http, device=torch.device("cpu"), fault=fault, **settings)
         policy = load(model)
         sync.send([generator(0, address)], lambda: weights(policy), 99)

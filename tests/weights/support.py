@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rlhf_api.lora import Lora
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
-from rlhf_trainer.comms.http import Background
+from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.weights.base import Base
@@ -61,19 +61,19 @@ def model_logprobs(model: PreTrainedModel) -> Tensor:
     return model(text).logits[0, :-1].log_softmax(-1).gather(1, text[0, 1:, None])[:, 0]
 
 
-def served_logprobs(http: Background, server: Server) -> Tensor:
+def served_logprobs(http: HttpClient, server: Server) -> Tensor:
     body = {"model": "policy", "prompt": TEXT, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
     answer = http.run(http.json("POST", f"{server.address}/v1/completions", body, timeout=120))
     rows = answer["choices"][0]["prompt_logprobs"][1:]
     return torch.tensor([row[str(token)]["logprob"] for row, token in zip(rows, TEXT[1:], strict=True)])
 
 
-def serves(http: Background, server: Server, model: PreTrainedModel) -> bool:
+def serves(http: HttpClient, server: Server, model: PreTrainedModel) -> bool:
     """Whether the server's log-probabilities are the model's, within rounding."""
     return (served_logprobs(http, server) - model_logprobs(model)).abs().mean().item() < 1e-5
 
 
-def status(http: Background, server: Server) -> dict:
+def status(http: HttpClient, server: Server) -> dict:
     answer = http.run(
         http.json("POST", f"{server.address}/collective_rpc", {"method": "rlhf_status"}, timeout=120)
     )

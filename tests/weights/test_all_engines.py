@@ -76,7 +76,7 @@ def test_a_commit_that_all_engines_took_is_one(monkeypatch):
 
 
 def test_all_workers_say_what_they_hold(monkeypatch):
-    """What the trainer waits for while weights are on their way, and checks in every step."""
+    """The trainer waits for these reports during a broadcast, and checks them at every step."""
     *_, engine = server(monkeypatch, {"version": 2})
     said = asyncio.run(engine.collective_rpc("rlhf_status"))
     assert [worker["version"] for worker in said] == [3, 3, 2, 2]

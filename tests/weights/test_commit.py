@@ -151,7 +151,7 @@ def scope_of(engine: TrainedModel, path: str) -> dict:
 
 @pytest.mark.parametrize("late", [0, 3])
 def test_no_response_is_under_way_when_new_weights_serve(late):
-    """Nor one that reached the engine only after it was paused; who comes meanwhile is served by the new ones."""
+    """Also none that reached the engine after the pause; later requests are served with the new weights."""
 
     async def run() -> None:
         engine = TrainedModel()
@@ -168,6 +168,31 @@ def test_no_response_is_under_way_when_new_weights_serve(late):
         assert engine.aborted > late
         await asyncio.wait_for(waiting, 10)
         assert (before.version, after.version) == (None, b"3")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fails", ["", "pause"])
+def test_the_swap_is_asked_for_before_streams_send_their_last_tokens(fails):
+    """Which many of them do at once; and where there is no swap, they send them too."""
+
+    async def run() -> None:
+        engine = TrainedModel()
+        engine.fails = fails
+        streams = Streams(engine)
+        front = Commit(streams)
+
+        async def send(message: dict) -> None:
+            if message["type"] == "http.response.body":
+                engine.said.append("last tokens")
+
+        asked = asyncio.create_task(front(scope_of(engine, GENERATE), None, send))
+        await streams.begun.wait()
+        committing = asyncio.create_task(call(front, scope_of(engine, "/"), "POST", "/commit", NEW))
+        await asyncio.wait_for(asked, 10)
+        await asyncio.gather(committing, return_exceptions=True)
+        before = engine.said[: engine.said.index("last tokens")]
+        assert before == (["clear"] if fails else ["clear", "pause", "swap"])
 
     asyncio.run(run())
 

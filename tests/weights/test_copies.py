@@ -78,7 +78,7 @@ def test_loading_that_does_more_than_to_copy_is_not_repeated(more):
 
 
 def test_a_weight_that_is_not_loaded_whole_is_compared_and_not_repeated():
-    """As with tensor parallelism, where each worker has some of its rows."""
+    """With tensor parallelism each worker loads some of its rows."""
     model, given = Fused(), [*weights(1), ("other", torch.ones(3))]
     copies = Copies.watch(model, given, model.load)[1]
     assert copies is not None

@@ -118,7 +118,7 @@ def test_an_engine_killed_in_a_commit_and_one_that_raises(launch, make_sync, mod
 
 
 def test_a_worker_killed_beside_its_engine(launch):
-    """As each GPU of a generator with several has one."""
+    """A generator with several GPUs has a worker process for each."""
     mp = ("--distributed-executor-backend", "mp")
     doomed = launch("worker", *mp, VLLM_ENABLE_V1_MULTIPROCESSING="1")
     doomed.server.wait_ready()
@@ -130,7 +130,7 @@ def test_a_worker_killed_beside_its_engine(launch):
 
 
 def test_a_server_told_to_end_is_no_failure(launch):
-    """Its engine is killed by vLLM, and a request whose body never comes holds the server up."""
+    """vLLM kills its engine on shutdown, while a request whose body never arrives keeps the server running."""
     doomed = launch("ending")
     doomed.server.wait_ready()
     host, port = doomed.server.address.removeprefix("http://").split(":")

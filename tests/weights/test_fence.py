@@ -36,6 +36,6 @@ def test_who_names_no_epoch_is_no_trainer(epoch):
 
 
 def test_a_path_that_needs_no_token_tells_of_no_trainer():
-    """Else anybody could keep the trainer out."""
+    """Otherwise anybody could announce a later epoch and lock the trainer out."""
     fence = Fence(application)
     assert [knock(fence, b"9", "/health"), knock(fence, b"1"), knock(fence, b"0", "/health")] == [200] * 3

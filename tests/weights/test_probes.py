@@ -172,7 +172,7 @@ async def test_an_update_that_never_ends_is_found(server: Server) -> None:
 
 @scenario
 async def test_an_update_that_the_trainer_has_given_up_excuses_nobody(server: Server) -> None:
-    """Or a hung engine, which gets the next step's update too, would have the time of a broadcast for ever."""
+    """Otherwise a hung engine, which gets each step's update, would be excused for ever."""
     await server.give(0)
     server.running.clear()
     first = asyncio.create_task(server.post("/init_weight_transfer_engine"))

@@ -385,7 +385,7 @@ def test_penalties_of_the_generator_are_those_of_the_trainer(tied, http, make_sy
 
 
 def test_a_response_is_finished_by_any_of_several_end_tokens(tied, http, make_sync, models):
-    """As with Gemma's, whose tokenizer names another one than the end of a turn."""
+    """Gemma's tokenizer, for example, names another end token than the end of a turn."""
     make_sync().send([target(tied)], lambda: weights(models("tied", 1)), 1)
     ends = (256, *range(0, 256, 8))
     sampling = Sampling(maxNewTokens=12, minNewTokens=2, answersPerPrompt=16)

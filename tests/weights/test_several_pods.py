@@ -13,7 +13,8 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from tests.support.vllm_server import Server, free_port
+from tests.support.ports import free_port
+from tests.support.vllm_server import Server
 from tests.weights.support import TOKEN, generator, serves, weights
 
 from rlhf_trainer.comms.http import HttpError

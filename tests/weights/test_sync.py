@@ -7,10 +7,11 @@ import psutil
 import pytest
 from tests.support import vllm_server
 from tests.support.kube import eventually
+from tests.support.ports import free_port
 from tests.weights.support import TOKEN, Adapted, generator, served_logprobs, serves, status, weights
 
 from rlhf_api.run import Member
-from rlhf_trainer.comms.http import Background, Deposed
+from rlhf_trainer.comms.http import Deposed, HttpClient
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 20.0  # of a step; what a hung member costs
@@ -77,8 +78,8 @@ def test_one_that_refuses_costs_an_epoch_and_nobody_else(tied, first, second, ht
 
 
 def test_a_trainer_that_a_later_one_has_replaced_changes_nothing(tied, first, http, make_sync, models):
-    """As the one on a node that its cluster has given up, whose processes go on."""
-    with Background(TOKEN) as earlier, Background(TOKEN) as later:
+    """Such as one on a node that the cluster has given up but that still runs."""
+    with HttpClient(TOKEN) as earlier, HttpClient(TOKEN) as later:
         earlier.claim(4)
         later.claim(5)
         its_sync, sync = make_sync(earlier), make_sync(later)
@@ -194,7 +195,7 @@ def test_a_member_killed_in_mid_broadcast_costs_one_epoch_and_rejoins_when_resta
 
 
 def test_nobody_left_is_reported_not_raised(make_sync, models):
-    gone = generator(0, f"http://127.0.0.1:{vllm_server.free_port()}")
+    gone = generator(0, f"http://127.0.0.1:{free_port()}")
     report = make_sync().send([gone], lambda: weights(models("tied", 1)), 1)
     assert report.holders == ()
     assert report.lost.keys() == {gone}

@@ -1,4 +1,4 @@
-"""What a server says when its engine is dead; test_engine_death.py kills real ones."""
+"""Replies of a server whose engine is dead; test_engine_death.py kills real engines."""
 
 import logging
 import multiprocessing

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .maths.logprobs import CHUNK_ELEMENTS, token_logprobs
+from .maths.logprobs import CHUNK_ELEMENTS, Entropy, token_logprobs
 from .packed import ragged_index, to_device
 from .records import Sequences
 
@@ -151,12 +151,11 @@ ranks are the loss and the statistics."""
 class ResponseLogprobs:
     """Reads the log-probability in nats of every response token: log softmax(logits / temperature) at the column before
     it, restricted to the sampling mask where the batch has one. With `entropy`, also the entropy in nats of that
-    distribution, as a second column, with a gradient only where `differentiable`.
+    distribution, as a second column.
     """
 
     temperature: float = 1.0
-    entropy: bool = False
-    differentiable: bool = False
+    entropy: Entropy = "none"
 
     def __call__(self, logits: Tensor, micro: MicroBatch) -> Tensor:
         """logits [n, T, V] of any float dtype -> float32 [A_mb], or [A_mb, 2] with entropies. Computed in float32, in
@@ -174,12 +173,12 @@ class ResponseLogprobs:
         return torch.cat([(again if selected.requires_grad else self._of)(*chunk) for chunk in chunks])
 
     def _of(self, logits: Tensor, targets: Tensor, kept: Tensor | None) -> Tensor:
-        found = token_logprobs(logits, targets, self.temperature, self.entropy, self.differentiable, kept)
+        found = token_logprobs(logits, targets, self.temperature, self.entropy, kept)
         return self.columns(found)
 
     def columns(self, found: Tensor) -> Tensor:
         """[A, 1] -> [A]; [A, 2] with entropies stays."""
-        return found if self.entropy else found[:, 0]
+        return found[:, 0] if self.entropy == "none" else found
 
 
 def response_values(logits: Tensor, micro: MicroBatch) -> Tensor:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.spec import Spec
 
 from .comms.control import Control
-from .comms.http import Background
+from .comms.http import HttpClient
 from .comms.ranks import Ranks
 from .comms.roster import Roster
 
@@ -19,7 +19,7 @@ class Services:
     """Rank 0's connections: `control` to the host, `http` and `roster` to the other roles."""
 
     control: Control
-    http: Background
+    http: HttpClient
     roster: Roster
     host: str
     """Address of this process for generators."""

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 def run(options: argparse.Namespace) -> int:
     """Runs the verb in `options.does`; returns the exit code."""
     try:
-        return options.does(options)  # type: ignore[no-any-return]
+        code: int = options.does(options)
     except RuntimeError as error:  # a failing store, or a damaged checkpoint
         raise Failure(str(error)) from error
+    return code
 
 
 def package(name: str) -> Any:
@@ -34,7 +35,8 @@ def package(name: str) -> Any:
 
 def archive(store: str) -> "Archive":
     """Opens the store of a URL, a directory, or a run's work directory. Raises InvalidJob if there is none."""
-    return package("rlhf_store.archive").Archive(url(store))  # type: ignore[no-any-return]
+    opened: Archive = package("rlhf_store.archive").Archive(url(store))
+    return opened
 
 
 def url(store: str) -> str:

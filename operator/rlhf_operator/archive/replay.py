@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.replay import EPISODES
 
-from ..subcommands import add_command
+from ..subcommands import Commands, add_command
 from ..verbs.format import columns, one_line
 from .open_store import newest, package
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot
-
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SHOWN = 5
 """Default number of responses that `show` prints."""
@@ -27,7 +25,7 @@ Table = Any
 """A pyarrow.Table, which has no type stubs."""
 
 
-def add_replay(commands: "Commands") -> None:
+def add_replay(commands: Commands) -> None:
     replay = add_command(commands, "replay", help="read the episodes in a run's checkpoint store")
     verbs = replay.add_subparsers(dest="verb", required=True, metavar="VERB")
 
@@ -108,7 +106,7 @@ def export(options: argparse.Namespace) -> int:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    print(f"{count} answers of {len(chosen)} episodes of the checkpoint of step {snapshot.step} in {path}")
+    print(f"{count} responses of {len(chosen)} episodes of the checkpoint of step {snapshot.step} in {path}")
     return 0
 
 

@@ -119,7 +119,7 @@ def with_generators(spec: Spec, replicas: int) -> Spec:
 
 def shows_defaults(spec: Spec, role: Role) -> bool:
     """True if the role's pods run the default image."""
-    return combine(spec.pods, getattr(spec, role.value).pods).image is None
+    return combine(spec.pods, spec.section(role).pods).image is None
 
 
 def defaults_of_0_1(pod: Mapping[str, Any]) -> Defaults:
@@ -154,7 +154,10 @@ def _body(config: RunConfig) -> dict[str, Any]:
     """Content of the configuration's file. Of pods, only explicitly set fields: a role's settings override the job's,
     and a written default would do so too."""
     body = config.model_dump(mode="json", by_alias=True)
-    places = [(body["spec"], config.spec.pods), *((body["spec"][r.value], config.role(r).pods) for r in Role)]
+    places = [
+        (body["spec"], config.spec.pods),
+        *((body["spec"][r.value], config.spec.section(r).pods) for r in Role),
+    ]
     for section, pods in places:
         section["pods"] = pods.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return body
@@ -173,7 +176,7 @@ def _said(pods: PodSettings) -> PodSettings:
 
 def _with_pods(spec: Spec, change: Callable[[PodSettings], PodSettings]) -> Spec:
     """The spec with `change` applied to its pod settings and each role's."""
-    roles = {role.value: getattr(spec, role.value) for role in Role}
+    roles = {role.value: spec.section(role) for role in Role}
     changed = {name: role.model_copy(update={"pods": change(role.pods)}) for name, role in roles.items()}
     return spec.model_copy(update={"pods": change(spec.pods), **changed})
 

@@ -41,7 +41,7 @@ class NewPod:
 def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
     """The pod's body, without namespace and owner; `uid`: the job's."""
     config, defaults, role, index, rank = pinned.config, pinned.defaults, new.role, new.index, new.rank
-    section, name = config.role(role), pod_name(config.job, role, index, rank)
+    section, name = config.spec.section(role), pod_name(config.job, role, index, rank)
     pods = combine(config.spec.pods, section.pods)
     on_node = shares_node_network(pods)
     process = process_of(config, role, index, uid, rank=rank, on_node=on_node)

@@ -26,7 +26,7 @@ from .refusal import leave_alone, refuse, reopened
 from .settings import Settings
 from .snapshot import Job, Pod, is_marked
 from .status_writer import StatusWriter
-from .stopping import deleted
+from .stopping import deleted, settled
 from .telemetry import Telemetry
 from .trainer_client import TrainerClient
 
@@ -77,7 +77,9 @@ class Reconciler:
             return await self._give_up(key, job, deleted(body["metadata"], pods))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
-        job = self._statuses.latest(key, job)
+        job, workload = self._statuses.latest(key, job), self._kueue.workload(key, job)
+        if settled(job, bodies, workload):  # as most jobs of a cluster are; their specs are not read again
+            return None
         try:
             want = await self._desired.read(key, job, pods)
         except UnreadableConfig as error:
@@ -86,8 +88,7 @@ class Reconciler:
             return await self._give_up(key, job, refuse(job, error, pods, now))
         job, pods = reopened(job, want.spec), await self._pod_events.told(key, job, pods)
         trainer = await self._trainers.read(job, pods)
-        workload, refusal = self._kueue.workload(key, job), self._outcomes.refusal(key)
-        limits = self._settings.limits
+        refusal, limits = self._outcomes.refusal(key), self._settings.limits
         job = kept_in_queue(job, workload, required=limits is not None and limits.require_queue)
         if refusal is not None and isinstance(refusal.why, Finish):
             # Of the spec of then; a later one reopens the job.

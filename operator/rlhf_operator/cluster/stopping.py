@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api.roles import Role
-from rlhf_api.status import ClusterStatus, JobStatus
+from rlhf_api.status import ENDED, ClusterStatus, JobStatus
 
 from ..condition import observed as seen_at
 from ..process_state import Finish, ProcessState
@@ -15,7 +15,7 @@ from .describe import describe
 from .next_step import POLL_SECONDS, Plan, Queue, deletions
 from .observed import Observed
 from .pod_groups import PodGroups, membership, sort
-from .snapshot import Pod
+from .snapshot import Job, Pod
 from .usage import counted
 
 RUNTIME_SECONDS = 15.0
@@ -131,6 +131,15 @@ def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod]) -> Plan:
         queue=None if living else "leave",
         again=POLL_SECONDS if living else None,
     )
+
+
+def settled(job: Job, pods: Sequence[Any], workload: Mapping[str, Any] | None) -> bool:
+    """True if a job has ended and nothing of it is left to do, whatever its spec says: its pods and its place in the
+    queue are gone, and its status is of the present spec."""
+    status, spec = job.status, job.body.get("spec") or {}
+    if status is None or status.phase not in ENDED or status.observed_generation != job.generation:
+        return False
+    return not (pods or workload or status.gpus or spec.get("ttlSecondsAfterFinished") is not None)
 
 
 def after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime) -> Plan:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,16 +20,13 @@ from rlhf_api.spec import Spec
 
 from ..exits import say
 from ..manifest_arguments import add_set
-from ..subcommands import add_command
+from ..subcommands import Commands, add_command
 from .drawing import Drawing, drawing
 from .mermaid import mermaid
 from .picture import write_png
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-
-def add_graph(commands: "Commands") -> None:
+def add_graph(commands: Commands) -> None:
     """Adds the command's parser."""
     parser = add_command(
         commands, "graph", help="draw the dataflow graph of an algorithm, or of a manifest's job"

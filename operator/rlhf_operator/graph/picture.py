@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf_api.graph import Dataset, Generate, Train
 from rlhf_api.problems import InvalidJob, Problem
@@ -118,9 +118,9 @@ class _Picture:
                 zorder=3,
             )
         )
-        centred = {"ha": "center", "va": "center", "zorder": 4}
-        axes.text(x, top - 0.35 * BOX, box.name, size=NAME, weight="bold", color=INK, **centred)  # type: ignore[arg-type]
-        axes.text(x, top - 0.72 * BOX, box.does, size=SMALL, color=INK, **centred)  # type: ignore[arg-type]
+        centred: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4}
+        axes.text(x, top - 0.35 * BOX, box.name, size=NAME, weight="bold", color=INK, **centred)
+        axes.text(x, top - 0.72 * BOX, box.does, size=SMALL, color=INK, **centred)
         for column, (middle, size) in self._tags(box, x).items():
             colour = self._colour[column]
             axes.add_patch(
@@ -135,7 +135,7 @@ class _Picture:
                     zorder=3,
                 )
             )
-            axes.text(middle, top - BOX - TAG / 2 - 1, column, size=SMALL, color=colour, **centred)  # type: ignore[arg-type]
+            axes.text(middle, top - BOX - TAG / 2 - 1, column, size=SMALL, color=colour, **centred)
 
     def _tags(self, box: Box, x: float) -> dict[str, tuple[float, float]]:
         """Middle and width of each tag, side by side, in the order of their readers."""

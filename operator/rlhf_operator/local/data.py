@@ -5,22 +5,18 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlhf_api.manifest import load
 from rlhf_api.run import RunConfig
 
 from ..exits import Failure
 from ..manifest_arguments import add_manifest
-from ..subcommands import add_command
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+from ..subcommands import Commands, add_command
 
 MODULE = "rlhf_trainer.data_command"
 
 
-def add_data(commands: "Commands") -> None:
+def add_data(commands: Commands) -> None:
     """Adds the command's parsers."""
     parser = add_command(
         commands, "data", help="check how a manifest's data becomes tokens, or show one row of it"

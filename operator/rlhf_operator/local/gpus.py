@@ -14,7 +14,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.resources import gpus_each
 from rlhf_api.roles import Role
 from rlhf_api.run import Process, places, pods_each, roles_of
-from rlhf_api.serving import CACHE, UTILIZATION, on_vllm
+from rlhf_api.serving import CACHE, UTILIZATION, engine_section, on_vllm
 from rlhf_api.spec import Spec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -80,7 +80,7 @@ def _shared(spec: Spec, alone: Sequence[Role], gpus: Sequence[str]) -> Iterator[
             )
         if not on_vllm(spec, place.role) or all(used.count(gpu) == 1 for gpu in mine):
             continue
-        if not {UTILIZATION, CACHE} <= getattr(spec, place.role.value).engine_arguments.keys():
+        if not {UTILIZATION, CACHE} <= engine_section(spec, place.role).engine_arguments.keys():
             yield Problem(
                 f"spec.{place.role}.engineArguments",
                 f"vLLM would fill the GPU of {place.name}, which another process has too: set {CACHE} to what is left "

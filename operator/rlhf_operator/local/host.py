@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import datetime
 import itertools
-import os
 import secrets
 import signal
 import time
@@ -33,8 +32,8 @@ from .metrics import Metrics
 from .metrics_server import MetricsServer
 from .processes import Command, Supervised
 from .progress import Display
-from .reaper import become_subreaper, descendants
-from .stopping import newly_ended, remaining, stop_all
+from .reaper import become_subreaper
+from .stopping import Tree
 from .trainer import Trainer
 
 TICK_SECONDS = 0.5
@@ -72,7 +71,7 @@ class Host:
         self.stops = 0
         """Number of stop requests so far."""
         self._turned = time.monotonic()
-        self._strangers = descendants(os.getpid())
+        self._tree = Tree(self.processes)
         self._token = secrets.token_hex(32)
         self._wake = asyncio.Event()
         self._file = workdir.StatusFile(self.folder / workdir.STATUS, display.event)
@@ -108,7 +107,7 @@ class Host:
                 finally:
                     watching.cancel()
         finally:
-            await stop_all(self.processes, lambda: self.stops > 1, self._strangers)
+            await self._tree.stop(lambda: self.stops > 1)
             self.outcome = finish.message
             self._show_steps()
             self._tell(finish)
@@ -119,7 +118,7 @@ class Host:
         while not self.stops:
             self._excuse(time.monotonic())
             await self._observe(control)
-            if message := remaining(self.processes, self._strangers):
+            if message := self._tree.remaining():
                 return Finish("Failed", "ProcessesRemain", message)
             for action in self._decide(time.monotonic()):
                 if isinstance(action, Finish):
@@ -157,7 +156,7 @@ class Host:
         return silence(self.config.spec, seen, self.trainer.progressed, report.activity if report else None)
 
     async def _observe(self, control: ControlClient) -> None:
-        for process in newly_ended(self.processes, self._strangers):
+        for process in self._tree.newly_ended():
             if not _as_it_should(process):
                 self.display.event(f"{process.process.name} {process.ended.reason if process.ended else ''}")
         waiting = [p for p in self.processes if p.running and not p.ready and listens(p.process)]

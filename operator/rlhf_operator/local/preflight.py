@@ -49,7 +49,7 @@ def named_files(spec: Spec, told: Sequence[Problem]) -> list[Problem]:
 def of_a_cluster(spec: Spec) -> list[str]:
     """Fields that the job sets and that only act on a cluster. Of the pod settings, GPUs act everywhere."""
     sections: dict[str, BaseModel] = {"spec": spec}
-    sections |= {f"spec.{role.value}": getattr(spec, role.value) for role in roles_of(spec)}
+    sections |= {f"spec.{role.value}": spec.section(role) for role in roles_of(spec)}
     return [
         f"{where}.{to_camel(name)}"
         for where, section in sections.items()

@@ -20,6 +20,8 @@ from pathlib import Path
 KILL = signal.SIGUSR1
 """Signal to this process: kill the whole tree at once. The kernel sends it too when the launcher is gone."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_KILL_SECONDS = 5.0
+"""Longest wait for killed descendants to be gone."""
 _SIGNALLED = 128
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -67,10 +69,10 @@ def kill(processes: Iterable[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def kill_descendants(pid: int, deadline_seconds: float = 5.0, besides: Collection[int] = ()) -> None:
+def kill_descendants(pid: int, besides: Collection[int] = ()) -> None:
     """SIGKILL to all descendants of `pid`, except `besides` and theirs, repeated until none is left: a killed process
     may just have forked."""
-    deadline = time.monotonic() + deadline_seconds
+    deadline = time.monotonic() + _KILL_SECONDS
     while (alive := descendants(pid, besides)) and time.monotonic() < deadline:
         kill(alive)
         time.sleep(0.01)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from . import reaper
 from .processes import Supervised
@@ -15,72 +15,72 @@ driver.
 _STOP_SECONDS = 5.0
 
 
-def newly_ended(processes: Sequence[Supervised], strangers: Collection[int] = ()) -> list[Supervised]:
-    """Processes that have ended since the last call, with all their descendants.
+class Tree:
+    """A job's processes with all their descendants: everything below this process but what was below it before."""
 
-    Descendants of a killed reaper are killed here: this process is their parent now. Until they are gone, no process
-    counts as ended: a restarted one would find ports, GPUs and files in use, or train beside its predecessor.
-    """
-    now = time.monotonic()
-    ending = [process for process in processes if process.ending(now)]
-    if ending and _kill_left_behind(processes, strangers):
-        return []
-    for process in ending:
-        process.note_end(now)
-    return ending
+    def __init__(self, processes: Sequence[Supervised]) -> None:
+        self._processes = processes
+        self._before = reaper.descendants(os.getpid())
 
+    def newly_ended(self) -> list[Supervised]:
+        """Processes that have ended since the last call, with all their descendants.
 
-def remaining(processes: Sequence[Supervised], strangers: Collection[int] = ()) -> str:
-    """Error message about processes that should have ended REMAIN_SECONDS ago; empty if there are none."""
-    ending = [process for process in processes if process.reaper_gone is not None and process.ended is None]
-    if not any(p.reaper_gone and time.monotonic() > p.reaper_gone + REMAIN_SECONDS for p in ending):
-        return ""
-    names = ", ".join(process.process.name for process in ending)
-    pids = ", ".join(map(str, sorted(_left_behind(processes, strangers)))) or "none by now"
-    return (
-        f"processes of {names} have not ended {REMAIN_SECONDS:.0f} s after SIGKILL (pids: {pids}); the kernel holds "
-        "them, for a disk, a network or a driver: see `ps -o pid,stat,wchan,cmd`, then go on with --resume"
-    )
+        Descendants of a killed reaper are killed here: this process is their parent now. Until they are gone, no
+        process counts as ended: a restarted one would find ports, GPUs and files in use, or train beside its
+        predecessor.
+        """
+        now = time.monotonic()
+        ending = [process for process in self._processes if process.ending(now)]
+        if ending and self._kill_left_behind():
+            return []
+        for process in ending:
+            process.note_end(now)
+        return ending
 
+    def remaining(self) -> str:
+        """Error message about processes that should have ended REMAIN_SECONDS ago; empty if there are none."""
+        ending = [p for p in self._processes if p.reaper_gone is not None and p.ended is None]
+        if not any(p.reaper_gone and time.monotonic() > p.reaper_gone + REMAIN_SECONDS for p in ending):
+            return ""
+        names = ", ".join(process.process.name for process in ending)
+        pids = ", ".join(map(str, sorted(self._left_behind()))) or "none by now"
+        return (
+            f"processes of {names} have not ended {REMAIN_SECONDS:.0f} s after SIGKILL (pids: {pids}); the kernel "
+            "holds them, for a disk, a network or a driver: see `ps -o pid,stat,wchan,cmd`, then go on with --resume"
+        )
 
-def _reapers(processes: Iterable[Supervised]) -> set[int]:
-    return {p.reaper.pid for p in processes if p.reaper is not None and p.reaper.returncode is None}
+    async def stop(self, impatient: Callable[[], bool]) -> None:
+        """Ends every process: SIGTERM, and SIGKILL to the rest after a grace period, or once `impatient`. Returns when
+        nothing is left."""
+        for process in self._processes:
+            process.terminate()
+        await self._wait(_STOP_SECONDS, impatient)
+        for process in self._processes:
+            process.kill()
+        await self._wait(2.0)
+        reaper.kill_descendants(os.getpid(), besides=self._before)
+        self.newly_ended()
 
+    async def _wait(self, seconds: float, impatient: Callable[[], bool] = lambda: False) -> None:
+        """Waits until all have ended, or `seconds`, or until `impatient`."""
+        deadline = time.monotonic() + seconds
+        while self._any_running() and time.monotonic() < deadline and not impatient():
+            await asyncio.sleep(0.02)
 
-def _left_behind(processes: Iterable[Supervised], strangers: Collection[int]) -> set[int]:
-    """Descendants of this process that are below neither a living reaper nor a stranger."""
-    return reaper.descendants(os.getpid(), besides={*_reapers(processes), *strangers})
+    def _any_running(self) -> bool:
+        self.newly_ended()
+        return any(process.running for process in self._processes)
 
+    def _reapers(self) -> set[int]:
+        return {p.reaper.pid for p in self._processes if p.reaper is not None and p.reaper.returncode is None}
 
-def _kill_left_behind(processes: Iterable[Supervised], strangers: Collection[int]) -> bool:
-    """Kills descendants that have lost their reaper; returns whether there were any."""
-    left = _left_behind(processes, strangers)
-    reaper.kill(left)
-    reaper.reap_adopted(besides=_reapers(processes))
-    return bool(left)
+    def _left_behind(self) -> set[int]:
+        """Descendants without a living reaper."""
+        return reaper.descendants(os.getpid(), besides={*self._reapers(), *self._before})
 
-
-async def stop_all(
-    processes: Sequence[Supervised], impatient: Callable[[], bool], strangers: Collection[int] = ()
-) -> None:
-    """Ends every process: SIGTERM, and SIGKILL to the rest after a grace period, or once `impatient`.
-
-    Returns when no descendant of this process is left but `strangers` and theirs.
-    """
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + _STOP_SECONDS
-    while _any_alive(processes, strangers) and time.monotonic() < deadline and not impatient():
-        await asyncio.sleep(0.05)
-    for process in processes:
-        process.kill()
-    deadline = time.monotonic() + 2.0
-    while _any_alive(processes, strangers) and time.monotonic() < deadline:
-        await asyncio.sleep(0.02)
-    reaper.kill_descendants(os.getpid(), besides=strangers)
-    newly_ended(processes, strangers)
-
-
-def _any_alive(processes: Sequence[Supervised], strangers: Collection[int]) -> bool:
-    newly_ended(processes, strangers)
-    return any(process.running for process in processes)
+    def _kill_left_behind(self) -> bool:
+        """Kills descendants that have lost their reaper; returns whether there were any."""
+        left = self._left_behind()
+        reaper.kill(left)
+        reaper.reap_adopted(besides=self._reapers())
+        return bool(left)

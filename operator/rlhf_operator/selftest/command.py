@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlhf_api.manifest import RLHFJob, load
 from rlhf_api.problems import InvalidJob
@@ -20,21 +19,18 @@ from ..local.preflight import check_files
 from ..local.processes import Command
 from ..local.progress import Lines
 from ..manifest_arguments import add_manifest, add_runtime, with_runtime_of
-from ..subcommands import add_command
+from ..subcommands import Commands, add_command
 from .checks import judged
 from .derived import Overrides, as_arguments, first_half
 from .on_host import OnHost
 from .table import passed
 from .trial import Interrupted, carry_out
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
 _BULKY = ("checkpoints", workdir.POLICY, f"{workdir.POLICY}-adapter", "critic", "critic-adapter", "initial")
 """Files not kept of a failed run's temporary folder."""
 
 
-def add_selftest(commands: "Commands") -> None:
+def add_selftest(commands: Commands) -> None:
     """Adds the command's parser."""
     parser = add_command(
         commands,

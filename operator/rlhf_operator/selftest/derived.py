@@ -103,7 +103,7 @@ def _survivable(spec: Spec) -> Overrides:
     """Overrides with which every role may be restarted once, however it ended."""
     found: Overrides = {}
     for role in roles_of(spec):
-        found[f"{role.value}.backoffLimit"] = max(1, getattr(spec, role.value).backoff_limit)
+        found[f"{role.value}.backoffLimit"] = max(1, spec.section(role).backoff_limit)
         found[f"{role.value}.failureRules"] = []
     return found
 

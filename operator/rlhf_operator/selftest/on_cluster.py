@@ -160,7 +160,7 @@ class OnCluster:
         if watch.failed:
             watch.failed += f" ({await self._standing(status, look)})"
         self._say(stop.why)
-        await self._session.merge_patch("RLHFJob", self.name, {"spec": {"suspend": True}})
+        await self._session.patch_job(self.name, {"spec": {"suspend": True}})
 
     def _outcome(self, watch: Watch, status: JobStatus | None) -> str:
         if watch.failed:

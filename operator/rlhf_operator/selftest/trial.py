@@ -65,7 +65,7 @@ def victims(spec: Spec) -> list[Role]:
 
 def patience(spec: Spec) -> float:
     """Deadline of a step, seconds."""
-    slowest: int = max(getattr(spec, role.value).startup_timeout_seconds for role in roles_of(spec))
+    slowest = max(spec.section(role).startup_timeout_seconds for role in roles_of(spec))
     return STARTS * slowest
 
 

@@ -1,28 +1,21 @@
 """Command-line arguments of the verbs. Imports nothing heavy: `rlhf run` loads them too."""
 
 import argparse
-import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rlhf_api.base import names_function
 from rlhf_api.roles import Role
 
 from ..manifest_arguments import add_manifest, add_set, add_trial
-from ..subcommands import add_command
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+from ..subcommands import Commands, add_command
+from .argument_types import count, duration, job_or_manifest, object_name, replicas, step
 
 VERBS = ("status", "list", "logs", "checkpoint", "suspend", "resume", "scale", "submit", "clone")
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 class _Verbs:
     """Adds the parsers of verbs, each with the options of a cluster."""
 
-    def __init__(self, commands: "Commands", program: str) -> None:
+    def __init__(self, commands: Commands, program: str) -> None:
         self._commands, self._program, self._where = commands, program, _cluster_options()
 
     def add(self, name: str, help: str) -> argparse.ArgumentParser:
@@ -31,7 +24,7 @@ class _Verbs:
         return parser
 
 
-def add_verbs(commands: "Commands", program: str) -> None:
+def add_verbs(commands: Commands, program: str) -> None:
     """Adds a parser for each verb; `program`: what the user types before the verb."""
     verbs = _Verbs(commands, program)
     _add_status(verbs)
@@ -48,7 +41,7 @@ def _add_status(verbs: _Verbs) -> None:
     status.add_argument(
         "name",
         nargs="?",
-        type=_object_name,
+        type=object_name,
         metavar="NAME",
         help="the job; default: all jobs of the namespace",
     )
@@ -72,7 +65,7 @@ def _add_logs(verbs: _Verbs) -> None:
         help="the role whose pods' logs are printed; default: trainer",
     )
     logs.add_argument(
-        "--index", type=_count, metavar="N", help="print only the log of pod N of the role, counted from 0"
+        "--index", type=count, metavar="N", help="print only the log of pod N of the role, counted from 0"
     )
     which = logs.add_mutually_exclusive_group()
     which.add_argument("-f", "--follow", action="store_true", help="follow the logs until the job has ended")
@@ -82,9 +75,7 @@ def _add_logs(verbs: _Verbs) -> None:
         action="store_true",
         help="print the last lines of the role's last failure, which the job's status keeps",
     )
-    logs.add_argument(
-        "--tail", type=_count, metavar="N", help="begin with the last N lines of each pod's log"
-    )
+    logs.add_argument("--tail", type=count, metavar="N", help="begin with the last N lines of each pod's log")
 
 
 def _add_checkpoint(verbs: _Verbs) -> None:
@@ -129,9 +120,7 @@ def _add_suspend_and_resume(verbs: _Verbs) -> None:
 def _add_scale(verbs: _Verbs) -> None:
     scale = verbs.add("scale", "change the number of generators of a job, while it runs")
     _add_name(scale)
-    scale.add_argument(
-        "--generators", type=_replicas, required=True, metavar="N", help="number of generators"
-    )
+    scale.add_argument("--generators", type=replicas, required=True, metavar="N", help="number of generators")
 
 
 def _add_submit(verbs: _Verbs) -> None:
@@ -147,13 +136,13 @@ def _add_clone(verbs: _Verbs) -> None:
     clone = verbs.add("clone", "print a manifest for a new run that starts from a checkpoint of another run")
     clone.add_argument(
         "run",
-        type=_run,
+        type=job_or_manifest,
         metavar="NAME|FILE",
         help="a job on the cluster, or the manifest (.yaml, .json or package.module:name) of a run of this machine",
     )
-    clone.add_argument("--from-step", type=_step, required=True, metavar="N", help="step of the checkpoint")
+    clone.add_argument("--from-step", type=step, required=True, metavar="N", help="step of the checkpoint")
     clone.add_argument(
-        "--name", type=_object_name, metavar="NEW", help="name of the new run; default: NAME-from-N"
+        "--name", type=object_name, metavar="NEW", help="name of the new run; default: NAME-from-N"
     )
     clone.add_argument(
         "--workdir", type=Path, metavar="DIR", help="work directory of the run of FILE; default: runs/<name>"
@@ -161,7 +150,7 @@ def _add_clone(verbs: _Verbs) -> None:
     add_set(clone)
 
 
-def add_selftest(commands: "Commands", program: str) -> None:
+def add_selftest(commands: Commands, program: str) -> None:
     """Adds the parser of a selftest on the cluster; `rlhf selftest` without it runs on this machine."""
     parser = add_command(
         commands,
@@ -176,22 +165,13 @@ def add_selftest(commands: "Commands", program: str) -> None:
     )
 
 
-def duration(text: str) -> float:
-    """Seconds of `90s`, `10m`, `1h30m`, or a bare number of seconds."""
-    if re.fullmatch(r"\d+", text):
-        return float(text)
-    if not re.fullmatch(r"(\d+[hms])+", text):
-        raise argparse.ArgumentTypeError(f"must be a duration such as 90s, 10m or 1h30m; got {text!r}")
-    return float(sum(int(n) * _UNITS[unit] for n, unit in re.findall(r"(\d+)([hms])", text)))
-
-
 def _cluster_options() -> argparse.ArgumentParser:
     """Flags for cluster and namespace, named as kubectl's."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(
         "-n",
         "--namespace",
-        type=_object_name,
+        type=object_name,
         metavar="NAME",
         help="namespace of the job; default: the context's",
     )
@@ -207,7 +187,7 @@ def _cluster_options() -> argparse.ArgumentParser:
 
 
 def _add_name(parser: argparse.ArgumentParser, help: str = "name of the job") -> None:
-    parser.add_argument("name", type=_object_name, metavar="NAME", help=help)
+    parser.add_argument("name", type=object_name, metavar="NAME", help=help)
 
 
 def _add_all_namespaces(parser: argparse.ArgumentParser) -> None:
@@ -228,44 +208,3 @@ def _add_timeout(parser: argparse._ActionsContainer, default: str, until: str) -
         metavar="TIME",
         help=f"how long to wait {until}; default: {default}",
     )
-
-
-def _object_name(text: str) -> str:
-    """A name that is safe as a part of a URL."""
-    if "/" in text and (here := of_this_machine(Path(text))):
-        raise argparse.ArgumentTypeError(f"must be the name of a job on a cluster; {here}")
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
-        raise argparse.ArgumentTypeError(
-            f"must be the name of an object of Kubernetes: a-z, 0-9, - and .; got {text!r}"
-        )
-    return text
-
-
-def of_this_machine(workdir: Path) -> str:
-    """Sentence that names the status and logs of a run of this machine, if this is its work directory; else ''."""
-    status, logs = workdir / "status.json", workdir / "logs"
-    return (
-        f"for the run of this machine, the status is in {status}, the logs in {logs}"
-        if status.exists()
-        else ""
-    )
-
-
-def _run(text: str) -> str | Path:
-    """A manifest's path, or the name of a job."""
-    is_file = Path(text).suffix in (".yaml", ".yml", ".json") or names_function(text)
-    return Path(text) if is_file else _object_name(text)
-
-
-def _whole(pattern: str, least: int) -> Callable[[str], int]:
-    """Parser of whole numbers of this pattern, `least` or more."""
-
-    def parsed(text: str) -> int:
-        if not re.fullmatch(pattern, text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number, {least} or more; got {text!r}")
-        return int(text)
-
-    return parsed
-
-
-_count, _step, _replicas = _whole(r"\d+", 0), _whole(r"0*[1-9]\d{0,8}", 1), _whole(r"\d{1,5}", 1)

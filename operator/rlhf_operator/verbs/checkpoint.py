@@ -23,7 +23,7 @@ async def checkpoint(session: Session, options: argparse.Namespace) -> int:
     if before is not None and (over(before) or before.phase == "Suspended"):
         raise Failure(f"{name} is {before.phase} and saves nothing now; {_newest(before)}")
     request = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    patched = await session.merge_patch("RLHFJob", name, {"metadata": {"annotations": {CHECKPOINT: request}}})
+    patched = await session.patch_job(name, {"metadata": {"annotations": {CHECKPOINT: request}}})
     earlier, status = _saved(status_of(patched)), before
     with Changing(sys.stderr, spinner=True) as shown:
         async for look in looks(session, name, shown.say, options.timeout):

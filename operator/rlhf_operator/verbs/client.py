@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import aiohttp
 
 from ..cluster.api import Api, ApiError, Body
-from ..cluster.kinds import KINDS
+from ..cluster.kinds import body_path, object_path
 from .kubeconfig import Target
 
 FIELD_MANAGER = "rlhf"
@@ -31,35 +31,26 @@ class Session(Api):
         """A job's name with its namespace, for messages."""
         return f"{self.namespace}/{name}"
 
-    async def merge_patch(self, kind: str, name: str, patch: Body, subresource: str = "") -> Body:
-        """Merge patch (RFC 7386): sets only the fields in the patch."""
-        path = self._path(kind, name, *([subresource] if subresource else []))
-        return await self._call(
-            "patch",
-            "PATCH",
-            kind,
-            path,
-            query={"fieldManager": FIELD_MANAGER},
-            body=patch,
-            content="application/merge-patch+json",
-        )
+    async def patch_job(self, name: str, patch: Body, subresource: str = "") -> Body:
+        """Merge patch (RFC 7386) of a job: sets only the fields in the patch."""
+        path = "/".join(filter(None, (object_path("RLHFJob", self.namespace, name), subresource)))
+        query = {"fieldManager": FIELD_MANAGER}
+        content = "application/merge-patch+json"
+        return await self._call("patch", "PATCH", "RLHFJob", path, query=query, body=patch, content=content)
 
     async def submit(self, body: Body, *, force: bool) -> Body:
         """Server-side apply, with the command line as field manager."""
-        path = self._path(body["kind"], body["metadata"]["name"], namespace=body["metadata"]["namespace"])
+        path = body_path(body, body["metadata"]["name"])
         query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
         content = "application/apply-patch+yaml"
         return await self._call("apply", "PATCH", body["kind"], path, query=query, body=body, content=content)
 
-    async def table(self, kind: str, *, everywhere: bool = False) -> tuple[list[Body], list[Body]]:
-        """All objects of a kind as `kubectl get` shows them: column definitions, and rows."""
+    async def job_table(self, *, everywhere: bool) -> tuple[list[Body], list[Body]]:
+        """The jobs as `kubectl get` shows them: column definitions, and rows. `everywhere`: of all namespaces."""
         columns, rows = list[Body](), list[Body]()
-        query = {"limit": _PAGE}
-        path = self._path(kind)
-        if everywhere:
-            path = path.replace(f"/namespaces/{self.namespace}/", "/")
+        query, path = {"limit": _PAGE}, object_path("RLHFJob", None if everywhere else self.namespace, "")
         while True:
-            page = await self._call("list", "GET", kind, path, query=query, accept=_TABLE)
+            page = await self._call("list", "GET", "RLHFJob", path, query=query, accept=_TABLE)
             columns = page.get("columnDefinitions") or columns
             rows += page.get("rows") or ()
             more = page.get("metadata", {}).get("continue")
@@ -70,7 +61,9 @@ class Session(Api):
     async def events(self, uid: str) -> list[Body]:
         """All stored events about an object, unordered."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": _PAGE}
-        found = await self._call("list", "GET", "Event", self._path("Event"), query=query)
+        found = await self._call(
+            "list", "GET", "Event", object_path("Event", self.namespace, ""), query=query
+        )
         return list(found.get("items") or ())
 
     async def log(
@@ -82,7 +75,7 @@ class Session(Api):
         query |= {"follow": "true"} if follow else {}
         query |= {"tailLines": str(tail)} if tail is not None else {}
         query |= {"sinceTime": since} if since else {}
-        path = self._path("Pod", pod, "log")
+        path = object_path("Pod", self.namespace, pod) + "/log"
         headers: dict[str, str] = {"User-Agent": FIELD_MANAGER}
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
         url = f"{self.configuration.host}{path}?{urlencode(query)}"
@@ -101,11 +94,6 @@ class Session(Api):
                 response.close()
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, type(error).__name__, f"GET {path}: {error or 'silent'}") from None
-
-    def _path(self, kind: str, *rest: str, namespace: str | None = None) -> str:
-        version, plural = KINDS[kind]
-        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-        return "/".join([root, "namespaces", namespace or self.namespace, plural, *rest])
 
 
 def _refusal(status: int, text: str, path: str) -> ApiError:

@@ -12,7 +12,8 @@ from ..cluster.api import ApiError
 from ..exits import Failure, Misuse, ended
 from ..manifest_arguments import parsed
 from .api_errors import explain
-from .arguments import add_selftest, add_verbs, of_this_machine
+from .argument_types import of_this_machine
+from .arguments import add_selftest, add_verbs
 from .checkpoint import checkpoint
 from .client import Session
 from .clone import clone, clone_file

@@ -25,6 +25,6 @@ async def scale(session: Session, options: argparse.Namespace) -> int:
         why = "generates in its trainer" if graph_of(spec).generates else f"is a job of {spec.algorithm}"
         raise Failure(f"{name} {why} and has no generators")
     patch = {"spec": {"replicas": options.generators}}
-    await session.merge_patch("RLHFJob", name, patch, subresource="scale")
+    await session.patch_job(name, patch, subresource="scale")
     put(f"{name}: generators {spec.generator.replicas} -> {options.generators}", sys.stdout)
     return 0

@@ -56,7 +56,7 @@ async def _all(session: Session, options: argparse.Namespace) -> int:
             items = [body async for body in session.list("RLHFJob", where)]
             put(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2), sys.stdout)
             return 0
-        definitions, rows = await session.table("RLHFJob", everywhere=where is None)
+        definitions, rows = await session.job_table(everywhere=where is None)
     except ApiError as error:
         if error.status == 404:
             await check_served(session)

@@ -28,7 +28,7 @@ async def _set(session: Session, options: argparse.Namespace, suspended: bool) -
     before = status_of(await find(session, name))
     if before is not None and over(before):
         raise Failure(f"{name} has {before.phase.lower()} already; what is over cannot be {done}")
-    asked = await session.merge_patch("RLHFJob", name, {"spec": {"suspend": suspended}})
+    asked = await session.patch_job(name, {"spec": {"suspend": suspended}})
     if not options.wait:
         put(f"{name} will be {done}; follow it with `{options.program} status {name} --watch`", sys.stdout)
         return 0

@@ -9,13 +9,12 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from rlhf_api.report import STARTING, TrainerStatus
-from rlhf_api.roles import Role
+from rlhf_api.roles import HEALTH, Role
 from rlhf_api.run import (
     CONTROL_CHECKPOINT,
     CONTROL_MEMBERS,
     CONTROL_STATUS,
     CONTROL_STOP,
-    HEALTH,
     Member,
     Membership,
 )

@@ -1,19 +1,17 @@
-"""HTTP client of the training thread: aiohttp sessions on an event loop in a thread of its own."""
+"""HTTP client of the training thread: aiohttp sessions on an event loop of their own."""
 
-import asyncio
-import concurrent.futures
 import logging
 import resource
-import sys
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 
-from rlhf_api.run import HEALTH
+from rlhf_api.roles import HEALTH
+
+from .event_loop import EventLoop
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +20,6 @@ CONNECT_SECONDS = 10.0
 CALLS_PER_SERVER = 32
 """Connections per server, streams excluded; further calls are queued."""
 PROBE_SECONDS = 2.0
-SWITCH_SECONDS = 0.0003
-"""Python's thread switch interval, seconds. At the default of 5 ms, a thread that releases the GIL for short moments
-and takes it back at once, such as one that decodes tokens, starves all others."""
 MOST_FILES = 1 << 16
 """Open-file limit to request where the hard limit is higher or absent."""
 
@@ -56,30 +51,7 @@ def _without_headers(url: str) -> Iterator[None]:
         raise aiohttp.ClientPayloadError(f"{url}: {error.message}") from None
 
 
-class EventLoop:
-    """Event loop on a daemon thread. Other threads submit coroutines with `run` (wait for the result) or `start` (do
-    not wait)."""
-
-    def __init__(self, name: str) -> None:
-        sys.setswitchinterval(SWITCH_SECONDS)
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def start(self, coroutine: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return self.start(coroutine).result()
-
-    def close(self) -> None:
-        """Cancels all coroutines and stops the loop."""
-        self.run(_cancel_all())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=5)
-
-
-class Background(EventLoop):
+class HttpClient(EventLoop):
     """Rank 0's HTTP requests, each on a connection of its own and with the job's token. Streams, which last as long as
     a response is generated, have their own pool, so that calls never wait for them."""
 
@@ -143,7 +115,7 @@ class Background(EventLoop):
 
     def close(self) -> None:
         """Cancels all requests."""
-        self.run(_cancel_all())
+        self.cancel_all()
         for session in (self.session, self._streams):
             self.run(session.close())
         super().close()
@@ -155,13 +127,6 @@ class Background(EventLoop):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-async def _cancel_all() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _sessions(token: str, streams: int) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:

@@ -14,7 +14,7 @@ DEVICES = ("rdma", "infiniband", "roce", "/hca", "/ib")
 
 def asked_for(config: RunConfig, role: Role, environ: Mapping[str, str]) -> str | None:
     """The setting by which a role requests RDMA; None if there is none."""
-    resources = combine(config.spec.pods, config.role(role).pods).resources
+    resources = combine(config.spec.pods, config.spec.section(role).pods).resources
     for resource in (*resources.limits, *resources.requests):
         if any(word in resource.lower() for word in DEVICES):
             return resource

@@ -5,12 +5,12 @@ import time
 
 import aiohttp
 
-from rlhf_api.roles import Role
-from rlhf_api.run import HEALTH, Member
+from rlhf_api.roles import HEALTH, Role
+from rlhf_api.run import Member
 
 from .. import progress
 from .control import Control
-from .http import PROBE_SECONDS, Background, HttpError
+from .http import PROBE_SECONDS, HttpClient, HttpError
 
 POLL_SECONDS = 0.2
 
@@ -26,7 +26,7 @@ class Stopped(RuntimeError):
 class Roster:
     """Members of each role whose health checks succeed."""
 
-    def __init__(self, control: Control, http: Background) -> None:
+    def __init__(self, control: Control, http: HttpClient) -> None:
         self._control, self._http = control, http
 
     @property

@@ -3,10 +3,13 @@
 import random
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from typing import Any
+
+from rlhf_api.problems import InvalidJob, Problem
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,26 @@ class RowStream:
     def reorder(self, times: int) -> None:
         """Reshuffles the remaining samples, that many times; each still comes once an epoch."""
         self.reorders += (self.position,) * times
+
+    def state(self) -> dict[str, Any]:
+        """Part of a snapshot's JSON."""
+        return {
+            "position": self.position,
+            "reorders": list(self.reorders),
+            "samples": self.mixture.samples,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`. Raises InvalidJob if the number of samples has changed, since positions would be of other
+        epochs."""
+        before, now = state.get("samples", self.mixture.samples), self.mixture.samples
+        if before != now:
+            message = (
+                f"the checkpoint belongs to a run with {before} samples an epoch; got {now}; "
+                "go on with the same data, or start anew from the exported model"
+            )
+            raise InvalidJob([Problem("spec.data.train", message)])
+        self.position, self.reorders = state["position"], tuple(state.get("reorders", ()))
 
     def _order(self, samples: int, epoch: int) -> Sequence[int]:
         starts = tuple(max(0, p - epoch * samples) for p in self.reorders if p < (epoch + 1) * samples)

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from ..comms import wire
-from ..comms.roster import Stopped, Unavailable
+from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..packed import flat_floats, flat_int32s, flat_ints
 from ..records import Prompt
@@ -59,7 +59,7 @@ class RolloutsAhead:
         """Waits for the responses to the oldest episode's prompts, on rank 0; empty on the others.
 
         Raises:
-            Unavailable: the generators that respond fail at every prompt or refuse them all.
+            Unavailable: the generators that respond fail at every prompt.
             Stopped: the run is to stop, on every rank.
         """
         prompts = self._episodes[0]
@@ -143,8 +143,6 @@ class RolloutsAhead:
         requests, ids = self._requests, {prompt.id for prompt in prompts}
         whole = [requests.answered[p.id] for p in prompts if p.id in requests.answered]
         refused = {name: why for name, why in requests.refused.items() if name in ids}
-        if len(refused) == len(prompts):
-            raise Unavailable(f"the generators refuse every prompt: {next(iter(refused.values()))}")
         requeued = [name for name in requests.requeued if name in ids]
         requests.forget(ids)
         self._last = prompts, whole

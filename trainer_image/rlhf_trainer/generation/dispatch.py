@@ -7,7 +7,7 @@ from rlhf_api.run import Member
 
 from ..comms.assignments import Limits
 from ..comms.dispatch import Current, Dispatch, Observer, Switches
-from ..comms.http import Background
+from ..comms.http import HttpClient
 from ..comms.outcomes import Outcome
 from .engine import EngineClient
 from .work import Work
@@ -18,7 +18,7 @@ NOBODY: Observer[Work, Work] = Observer()
 
 
 def start_round(
-    http: Background,
+    http: HttpClient,
     client: EngineClient,
     works: Sequence[Work],
     members: Sequence[Member],

@@ -12,11 +12,11 @@ from rlhf_api.spec import Sampling
 from .. import faults
 from ..comms.assignments import Limits
 from ..comms.dispatch import Observer, Switches
-from ..comms.roster import Stopped, Unavailable
+from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..models.trained_model import TrainedModel
 from ..records import Prompt
-from ..weights.broadcaster import WeightSync
+from ..weights.broadcaster import Broadcaster
 from .dispatch import Round, start_round
 from .engine import EngineClient
 from .published import PublishedWeights
@@ -33,7 +33,7 @@ class Fleet:
     """
 
     def __init__(
-        self, ctx: TrainerContext, policy: TrainedModel, sync: WeightSync | None, client: EngineClient | None
+        self, ctx: TrainerContext, policy: TrainedModel, sync: Broadcaster | None, client: EngineClient | None
     ) -> None:
         """`sync` and `client` on rank 0 only."""
         self._ctx, self._client = ctx, client
@@ -48,11 +48,9 @@ class Fleet:
         prompts: Sequence[Prompt],
         sampling: Sampling | None = None,
         penalties: Penalties = NO_PENALTIES,
-        *,
-        some: bool = True,
     ) -> Responses:
         """The responses to all prompts, in their order; see `stream`."""
-        (responses,) = self.stream(prompts, None, sampling, penalties, some=some)
+        (responses,) = self.stream(prompts, None, sampling, penalties)
         return responses
 
     def stream(
@@ -61,8 +59,6 @@ class Fleet:
         size: int | None,
         sampling: Sampling | None = None,
         penalties: Penalties = NO_PENALTIES,
-        *,
-        some: bool = True,
     ) -> Iterator[Responses]:
         """The responses to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
         at once for None. `sampling` says how many to each and at which temperature; the job's unless given.
@@ -73,7 +69,7 @@ class Fleet:
         other prompts `unanswered`. Requests under way are cancelled when this is left before its end.
 
         Raises:
-            Unavailable: generators come, and fail at every prompt, or, if `some` must be answered, refuse every one.
+            Unavailable: generators come, and fail at every prompt.
             Stopped: the run is to stop, on every rank.
         """
         weights, ranks = self.weights, self._ctx.ranks
@@ -82,7 +78,7 @@ class Fleet:
         batches = (
             iter(())
             if self._client is None
-            else self._batches(self.fresh(prompts, sampling, penalties), size, some=some)
+            else self._batches(self.fresh(prompts, sampling, penalties), size)
         )
         while True:
             found: Responses | None = None
@@ -115,7 +111,7 @@ class Fleet:
         asked = found.answers_per_prompt, found.temperature, penalties
         return [Work.begin(prompt, *asked) for prompt in prompts]
 
-    def _batches(self, works: Sequence[Work], size: int | None, *, some: bool) -> Iterator[Responses | None]:
+    def _batches(self, works: Sequence[Work], size: int | None) -> Iterator[Responses | None]:
         """The next batches, on rank 0. None if no generator is left: weights must be published before the next
         batch."""
         places = {work.prompt.id: place for place, work in enumerate(works)}
@@ -138,16 +134,13 @@ class Fleet:
                     break
         finally:
             requests.cancel()
-        refused = requests.refused
-        if some and refused and len(refused) == len(works):
-            raise Unavailable(f"the generators refuse every prompt: {next(iter(refused.values()))}")
         rest = _in_order(list(answered.values())[taken:], places)
         unanswered = [work.prompt.id for work in requests.waiting]
         if unanswered:
             log.warning(
                 "no generator is left in this step; %d prompts are deferred to the next step", len(unanswered)
             )
-        yield Responses(rollouts(rest), requests.requeued, refused, unanswered)
+        yield Responses(rollouts(rest), requests.requeued, requests.refused, unanswered)
 
     def _start(
         self, works: Sequence[Work], arrived: Callable[[Work], None], switches: Switches

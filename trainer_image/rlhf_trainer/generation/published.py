@@ -17,7 +17,7 @@ from ..comms.roster import Stopped, Unavailable
 from ..context import TrainerContext
 from ..models.trained_model import TrainedModel
 from ..weights.base import Base
-from ..weights.broadcaster import SyncReport, WeightSync
+from ..weights.broadcaster import Broadcaster, BroadcastReport
 from .requests import REFUSALS
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class PublishedWeights:
         self,
         ctx: TrainerContext,
         policy: TrainedModel,
-        sync: WeightSync | None,
+        sync: Broadcaster | None,
         committing: Callable[[], None],
     ) -> None:
         """`sync` on rank 0 only; `committing` is called there before generators swap weights."""
@@ -156,7 +156,7 @@ class PublishedWeights:
         self._tell(report)
         return True
 
-    def _give_up(self, report: SyncReport, members: Sequence[Member]) -> None:
+    def _give_up(self, report: BroadcastReport, members: Sequence[Member]) -> None:
         """Raises Unavailable for good where no generator took the weights. One that does not answer, dead or hung, is
         replaced by its host, which may take as long as a start; one that answers may refuse three times."""
         self._refusals.update(target.uid for target in report.lost if target not in report.silent)
@@ -173,7 +173,7 @@ class PublishedWeights:
     def _tensors(self, part: str) -> Iterator[tuple[str, Tensor]]:
         return self._policy.base_tensors() if part == "base" else self._policy.version_tensors()
 
-    def _tell(self, report: SyncReport) -> None:
+    def _tell(self, report: BroadcastReport) -> None:
         assert self._ctx.services is not None
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._ctx.report(

@@ -10,7 +10,7 @@ from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 
 from ..comms.frames import GENERATE, Asked, Frame, FrameReader, Kind, RequestFailed
-from ..comms.http import Background, HttpError
+from ..comms.http import HttpClient, HttpError
 from ..comms.outcomes import Interrupted, Refused
 from ..data.stop_strings import StopStrings
 from ..weights.members import VERSION_HEADER
@@ -35,16 +35,17 @@ class VllmClient:
 
     def __init__(
         self,
-        http: Background,
+        http: HttpClient,
         *,
         sampling: Sampling,
         seed: int,
         ends: Sequence[int],
         stops: StopStrings | None = None,
         vocabulary: int = 1 << 31,
+        stream_interval: int = STREAM_INTERVAL,
     ) -> None:
         """`ends`: end tokens, see `data.encode.end_tokens`; `stops`: stop strings; `vocabulary`: number of tokens that
-        the policy has embeddings for."""
+        the policy has embeddings for; `stream_interval`: tokens of a response per frame."""
         self._http, self._seed, self._stops = http, seed, stops
         self._vocabulary = vocabulary
         self._asked = Asked(
@@ -56,7 +57,7 @@ class VllmClient:
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=ends,
             stop=stops.strings if stops else (),
-            stream_interval=STREAM_INTERVAL,
+            stream_interval=stream_interval,
             kept=sampling.kept,
         )
 

@@ -66,15 +66,15 @@ def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:
     return (_deviations(scores, index, sizes) * sizes / (sizes - 1).clamp(min=1)).to(scores.dtype)
 
 
-def has_spread(scores: Tensor, groups: Tensor, epsilon: float = 0.0) -> Tensor:
-    """True for the responses of groups with max(r) - min(r) > epsilon; the others carry no gradient.
+def has_spread(scores: Tensor, groups: Tensor) -> Tensor:
+    """True for the responses of groups with max(r) > min(r); the others carry no gradient.
 
     DAPO's dynamic sampling keeps the groups with accuracy between 0 and 1; for other rewards that is a spread.
-    Shapes: `scores` float [N] and `epsilon` in units of reward, `groups` int64 [N] -> bool [N]; a group of one
-    has none. Raises ValueError where they do not fit.
+    Shapes: `scores` float [N], `groups` int64 [N] -> bool [N]; a group of one has none. Raises ValueError where they
+    do not fit.
     Source: Yu et al. 2025 (arXiv:2503.14476), eq. 11.
     """
     index, _ = _groups(scores, groups)
     largest = torch.full_like(scores, -torch.inf).scatter_reduce(0, index, scores, "amax")
     smallest = torch.full_like(scores, torch.inf).scatter_reduce(0, index, scores, "amin")
-    return (largest - smallest)[index] > epsilon
+    return (largest > smallest)[index]

@@ -82,7 +82,7 @@ def token_rewards(
     check_lengths(kl, lengths)
     if scores.shape != lengths.shape:
         raise ValueError(
-            f"{len(lengths)} answers need as many scores, not an array of shape {tuple(scores.shape)}"
+            f"{len(lengths)} responses need as many scores, not an array of shape {tuple(scores.shape)}"
         )
     rewards = -kl_coefficient * kl
     if mask is not None:

@@ -3,7 +3,7 @@
 import functools
 import shutil
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,12 +15,13 @@ CHUNK_ELEMENTS = {"cpu": 256 * 152_000, "cuda": HEAD_ELEMENTS}
 """Elements of logits per log-softmax: 256 or 2,048 tokens of a vocabulary of 152,000. In float32 they take 156 MB or
 1.2 GB; compiled, as on GPUs, they are never held in float32."""
 
-
+Entropy = Literal["none", "value", "gradient"]
+"""Entropy beside a log-probability: none, its value, or its value with a gradient, which costs memory."""
 LEFT_OUT = -1e30
 """Logit of a token outside the sampling mask: its probability is exactly 0, and p log p is finite."""
 
 
-def entropy(logprobs: Tensor) -> Tensor:
+def entropies(logprobs: Tensor) -> Tensor:
     """H = -sum p log p of each row of finite log-probabilities.
 
     Shapes: float [n, V] in nats -> [n] in nats, from 0 to log V, same dtype.
@@ -32,13 +33,12 @@ def token_logprobs(
     logits: Tensor,
     targets: Tensor,
     temperature: float,
-    with_entropy: bool,
-    differentiable_entropy: bool = True,
+    entropy: Entropy,
     kept: Tensor | None = None,
 ) -> Tensor:
-    """log p(target) of each row, p = softmax(logits / temperature), and the entropy of p with `with_entropy`, which has
-    a gradient only with `differentiable_entropy`. With `kept`, p is that of these tokens alone, renormalised: p_i =
-    exp(z_i) / sum_{j kept} exp(z_j) with z = logits / temperature, 0 for all others.
+    """log p(target) of each row, p = softmax(logits / temperature), and with `entropy` that of p. With `kept`, p is
+    that of these tokens alone, renormalised: p_i = exp(z_i) / sum_{j kept} exp(z_j) with z = logits / temperature, 0
+    for all others.
 
     Shapes: `logits` float [n, V], `targets` int64 [n], `kept` int64 [n, K], K tokens with the target among them, some
     perhaps more than once, or -1 K times for all of the vocabulary -> [n, 1] or [n, 2] in nats, float64 for float64 and
@@ -47,9 +47,9 @@ def token_logprobs(
     """
     logprobs = torch.log_softmax(_scaled(logits, temperature, kept), dim=-1)
     chosen = logprobs.gather(-1, targets[:, None])
-    if not with_entropy:
+    if entropy == "none":
         return chosen
-    of_rows = entropy(logprobs if differentiable_entropy else logprobs.detach())
+    of_rows = entropies(logprobs if entropy == "gradient" else logprobs.detach())
     return torch.cat([chosen, of_rows[:, None]], dim=-1)
 
 
@@ -60,18 +60,17 @@ def linear_logprobs(
     targets: Tensor,
     temperature: float = 1.0,
     *,
-    with_entropy: bool = False,
-    differentiable_entropy: bool = False,
+    entropy: Entropy = "none",
     kept: Tensor | None = None,
 ) -> Tensor:
     """`token_logprobs` of the logits hidden @ weight.T + bias, one chunk at a time, in the dtype of `hidden`; several
     chunks are recomputed in the backward pass.
 
     Shapes: `hidden` float [A, H], `weight` [V, H], `bias` [V], `targets` int64 [A], `kept` int64 [A, K] -> [A, 1] or
-    [A, 2], as `token_logprobs`. The entropy has a gradient only where `differentiable_entropy`.
+    [A, 2], as `token_logprobs`.
     """
     found: Tensor = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, kept, temperature, with_entropy, differentiable_entropy
+        hidden, weight, bias, targets, kept, temperature, entropy
     )
     return found
 
@@ -86,18 +85,17 @@ class _LinearLogprobs(torch.autograd.Function):
         targets: Tensor,
         kept: Tensor | None,
         temperature: float,
-        with_entropy: bool,
-        differentiable_entropy: bool,
+        entropy: Entropy,
     ) -> Tensor:
         rows, logits, parts = _kernel(token_logprobs, hidden.device.type), None, []
         for part in _chunks(hidden, weight):
             logits = linear(hidden[part], weight, bias)
             mask = None if kept is None else kept[part]
-            parts.append(rows(logits, targets[part], temperature, with_entropy, kept=mask))
+            parts.append(rows(logits, targets[part], temperature, entropy, kept=mask))
         output = torch.cat(parts)
         ctx.save_for_backward(hidden, weight, bias, targets, kept, output)
         ctx.logits = logits if len(parts) == 1 else None
-        ctx.temperature, ctx.differentiable_entropy = temperature, with_entropy and differentiable_entropy
+        ctx.temperature, ctx.of_entropy = temperature, entropy == "gradient"
         return output
 
     @staticmethod
@@ -118,7 +116,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 ctx.temperature,
                 output[part],
                 upstream[part],
-                ctx.differentiable_entropy,
+                ctx.of_entropy,
             )
             if to_hidden is not None:
                 to_hidden[part] = to_logits @ weight
@@ -130,7 +128,7 @@ class _LinearLogprobs(torch.autograd.Function):
             None if sums is None else sums.to(like.dtype)
             for sums, like in ((to_weight, weight), (to_bias, bias))
         ]
-        return to_hidden, *narrow, None, None, None, None, None
+        return to_hidden, *narrow, None, None, None, None
 
 
 def _logits_gradient(

@@ -7,12 +7,12 @@ from torch import Tensor
 def check_lengths(x: Tensor, lengths: Tensor) -> None:
     """Raises ValueError unless `x` [A] holds N >= 0 responses of `lengths` [N] tokens, each at least one."""
     if len(lengths) and int(lengths.min()) < 1:
-        raise ValueError(f"every answer needs at least one token; got lengths {lengths.tolist()}")
+        raise ValueError(f"every response needs at least one token; got lengths {lengths.tolist()}")
     if x.ndim != 1 or len(x) != int(lengths.sum()):
         tokens = int(lengths.sum())
         raise ValueError(
-            f"an array of shape {tuple(x.shape)} cannot hold {len(lengths)} answers of {tokens} tokens in "
-            "all: pass one value for each answer token, none for prompt tokens"
+            f"an array of shape {tuple(x.shape)} cannot hold {len(lengths)} responses of {tokens} tokens in "
+            "all: pass one value for each response token, none for prompt tokens"
         )
 
 

@@ -13,12 +13,11 @@ def learning_rate(
     warmup_steps: int,
     total_steps: int,
     schedule: Schedule,
-    final_fraction: float = 0.0,
 ) -> float:
-    """The learning rate of optimizer step `step` = 0, 1, ... total_steps - 1; from there on the final one.
+    """The learning rate of optimizer step `step` = 0, 1, ... total_steps - 1; 0 from there on if it falls.
 
     Rises linearly to `base`, reached at step warmup_steps - 1 (no step is spent at 0), then falls from there
-    to `final_fraction * base` at step total_steps: in a straight line, along half a cosine, or not at all.
+    to 0 at step total_steps: in a straight line, along half a cosine, or not at all.
     Raises ValueError for another schedule.
     Source: cosine from Loshchilov and Hutter 2017 (arXiv:1608.03983), eq. 5, without restarts.
     """
@@ -33,4 +32,4 @@ def learning_rate(
         remaining = (1.0 + math.cos(math.pi * progress)) / 2
     else:
         raise ValueError(f"schedule must be 'constant', 'linear' or 'cosine'; got {schedule!r}")
-    return base * (final_fraction + (1.0 - final_fraction) * remaining)
+    return base * remaining

@@ -22,26 +22,18 @@ class Moments:
         return math.sqrt(max(self.variance, epsilon))
 
 
-def update_moments(
-    moments: Moments, returns: Tensor, decay: float | None = None, mask: Tensor | None = None
-) -> Moments:
-    """The moments with one more batch of returns: of all returns ever, or with `decay` their moving average.
+def update_moments(moments: Moments, returns: Tensor, mask: Tensor | None = None) -> Moments:
+    """The moments of all returns so far and one more batch of them; the weight is the number of tokens.
 
-    The two weighted sets are merged by their means and variances, which avoids a difference of large squares. Without
-    decay, the weight is the number of tokens. With decay, the old weight is multiplied by `decay` and the new batch
-    weighs 1 - decay: the exponential moving average divided by its bias correction 1 - decay^n.
+    The two weighted sets are merged by their means and variances, which avoids a difference of large squares.
     Shapes: `returns` float [A] in units of reward, `mask` bool [A] of the tokens that count; if none does, the moments
-    stay. Raises ValueError unless 0 <= decay < 1.
-    Source: joining Chan et al. 1979; the moving average Yu et al. 2022 (MAPPO, arXiv:2103.01955), section 5.1 (value
-    normalisation), after van Hasselt et al. 2016 (PopArt, arXiv:1602.07714) without its correction of the last layer;
-    its bias Kingma and Ba 2015 (arXiv:1412.6980), section 3.
+    stay.
+    Source: Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances".
     """
-    if decay is not None and not 0 <= decay < 1:
-        raise ValueError(f"the decay of a moving average must be at least 0 and below 1; got {decay}")
     x = (returns if mask is None else returns[mask]).double()
     if len(x) == 0:
         return moments
-    known, new = (moments.weight, float(len(x))) if decay is None else (moments.weight * decay, 1 - decay)
+    known, new = moments.weight, float(len(x))
     total = known + new
     mean, variance = float(x.mean()), float(x.var(correction=0))
     step = mean - moments.mean

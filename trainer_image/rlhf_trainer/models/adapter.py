@@ -11,7 +11,6 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import Parameter
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -74,21 +73,27 @@ class Adapter:
         finally:
             self._scale(1)
 
-    def published(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The items of a state dict that the merged model has too, under their names there."""
-        return ((name, tensor) for name, tensor in items if ".lora_" not in name)
+    def to_merge(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The items of a state dict as `merged` needs them: A and B just before the weight that they change."""
+        for name, tensor in items:
+            if layer := self._layers.get(name):
+                yield name + A, layer.lora_A[NAME].weight
+                yield name + B, layer.lora_B[NAME].weight
+            if ".lora_" not in name:
+                yield name, tensor
 
-    def matrices(self, name: str) -> Sequence[Parameter]:
-        """A and B beside a weight; none where it has no adapter."""
-        layer = self._layers.get(name)
-        return [layer.lora_A[NAME].weight, layer.lora_B[NAME].weight] if layer else []
-
-    def merged(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
-        """The name in the merged model, and the weight there: `LowRank.merged`."""
-        if name in self._layers:
-            a, b = self.matrices(name)
-            weight = LowRank(a, b, self.scale, self._layers[name].fan_in_fan_out).merged(weight)
-        return _plain(name), weight
+    def merged(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The merged model's tensors, of the whole ones of `to_merge`: see `LowRank.merged`."""
+        matrices: list[Tensor] = []
+        for name, tensor in tensors:
+            if name.endswith((A, B)):
+                matrices.append(tensor)
+                continue
+            if matrices:
+                a, b = matrices
+                tensor = LowRank(a, b, self.scale, self._layers[name].fan_in_fan_out).merged(tensor)
+                matrices = []
+            yield _plain(name), tensor
 
     def travelling(self, name: str) -> str:
         """Name of the tensor in a broadcast: for A and B the merged weight's name with a suffix, for all others the

@@ -5,20 +5,26 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, distributed
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from rlhf_api.base import ModelField
+
 from .. import progress
 from .trained_model import TrainedModel
+
+ADAPTER = "-adapter"
+INITIAL = "initial"
+"""Folder of the model that a job creates."""
 
 
 def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """Writes the engine's model (policy, reward model or critic) and its tokenizer in Hugging Face format; a
     collective, rank 0 writes. An adapter is merged, and also saved alone in PEFT's format, in a folder beside it whose
-    name ends with `-adapter`.
+    name ends with ADAPTER.
 
     The files are written beside `directory` and renamed into place, so that a reader sees the old model, the new one
     or, for an instant, none, but never a partial one.
@@ -27,7 +33,7 @@ def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directo
     if (adapter := engine.adapter) is not None:
         trained = _copied(engine, engine.trained_tensors())
         if engine.rank == 0:
-            with renamed_into_place(directory.with_name(f"{directory.name}-adapter")) as new:
+            with renamed_into_place(directory.with_name(f"{directory.name}{ADAPTER}")) as new:
                 adapter.save(new, trained)
     if engine.rank == 0:
         model: Any = engine.unwrapped
@@ -74,9 +80,18 @@ def _generation_config_as_it_was(model: Any, directory: Path) -> Iterator[None]:
     own.to_json_file(directory / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
 
+def remove_abandoned(workdir: Path) -> None:
+    """Removes what killed trainers have left of models that they were saving; no other may be at work there."""
+    fields = get_args(ModelField)
+    for name in (INITIAL, *fields, *(f"{field}{ADAPTER}" for field in fields)):
+        for part in workdir.glob(f".{name}.????????"):
+            if part.is_dir() and {found.name for found in part.iterdir()} <= {"new", "old"}:
+                shutil.rmtree(part, ignore_errors=True)
+
+
 @contextmanager
 def renamed_into_place(directory: Path) -> Iterator[Path]:
-    """A temporary path for a folder, renamed to `directory` on exit."""
+    """A temporary path for a folder, renamed to `directory` on exit; see `remove_abandoned`."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     part.chmod(0o755)

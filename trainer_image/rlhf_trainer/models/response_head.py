@@ -46,8 +46,7 @@ class ResponseHead(nn.Module):
             self.bias,
             micro.targets,
             read.temperature,
-            with_entropy=read.entropy,
-            differentiable_entropy=read.differentiable,
+            entropy=read.entropy,
             kept=micro.kept,
         )
         self._output = found[None]

@@ -48,7 +48,9 @@ class SequenceGroup:
         width = -(-length // self.size)
         owner = (micro.response_column - 1) // width
         counts = torch.bincount(owner, minlength=self.size).tolist()
-        return _Gather.apply(read(self._slice(micro, width, owner == self.rank)), counts, self)  # type: ignore[no-any-return,no-untyped-call]
+        own = read(self._slice(micro, width, owner == self.rank))
+        whole: Tensor = _Gather.apply(own, counts, self)  # type: ignore[no-untyped-call]
+        return whole
 
     def _slice(self, micro: MicroBatch, width: int, own: Tensor) -> MicroBatch:
         """`width` tokens of the row; the row is padded at its end with a sequence of padding."""
@@ -113,7 +115,8 @@ def heads_of(model: PreTrainedModel) -> tuple[int, int]:
 
 def _exchange(parts: Tensor, group: SequenceGroup) -> Tensor:
     """All-to-all. [size, ...]: part i goes to rank i, and part i of the result came from rank i."""
-    return _AllToAll.apply(parts, group)  # type: ignore[no-any-return,no-untyped-call]
+    received: Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
+    return received
 
 
 class _AllToAll(torch.autograd.Function):

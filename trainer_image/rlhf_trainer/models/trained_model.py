@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
 
+from .. import progress
 from ..batches import Loss, OutputFn
 from ..records import Sequences
 from .deepspeed_config import deepspeed_settings
@@ -176,13 +177,12 @@ class TrainedModel:
         """The whole weights in the compute dtype, under their state-dict names, tied weights once, in a fixed
         order; an adapter is merged into the weights that it changes.
 
-        All ranks iterate in lockstep. A tensor is valid until the next one is asked for: copy what you keep.
+        All ranks iterate in lockstep; under ZeRO-3 rank 0 alone gets the tensors. One is valid until the next one is
+        asked for: copy what you keep.
         """
         if self.adapter is None:
-            yield from self._whole(self.state_items())
-            return
-        for name, tensor in self._whole(self.adapter.published(self.state_items())):
-            yield self.adapter.merged(name, tensor)
+            return self._whole(self.state_items())
+        return self.adapter.merged(self._whole(self.adapter.to_merge(self.state_items())))
 
     def trained_tensors(self) -> Named:
         """As `named_tensors`, but only the trained tensors, unmerged."""
@@ -229,4 +229,6 @@ class TrainedModel:
         return math.sqrt(sum(float(g.norm()) ** 2 for g in gradients))
 
     def _whole(self, items: Named) -> Named:
-        return whole(items, divided=self.stage == 3, adapter=self.adapter)
+        if self.stage == 3:
+            return whole(items, self.device)
+        return ((name, tensor.detach()) for name, tensor in progress.each(items))

@@ -44,9 +44,9 @@ LOSSES: dict[str, LossFn] = {
 OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {
     "logprobs": lambda spec: ResponseLogprobs(spec.sampling.temperature),
     "logprobs_untempered": lambda _spec: ResponseLogprobs(),
-    "logprobs_and_entropy": lambda spec: ResponseLogprobs(spec.sampling.temperature, entropy=True),
+    "logprobs_and_entropy": lambda spec: ResponseLogprobs(spec.sampling.temperature, entropy="value"),
     "logprobs_and_entropy_bonus": lambda spec: ResponseLogprobs(
-        spec.sampling.temperature, entropy=True, differentiable=True
+        spec.sampling.temperature, entropy="gradient"
     ),
     "values": lambda _spec: response_values,
     "scores": lambda _spec: sequence_scores,

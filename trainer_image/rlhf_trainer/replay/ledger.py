@@ -59,6 +59,14 @@ class Runs:
             self._starts.insert(at, position)
             self._ends.insert(at, position + 1)
 
+    def remove(self, position: int) -> None:
+        """Removes a position of the set."""
+        at = bisect_right(self._starts, position) - 1
+        parts = (self._starts[at], position), (position + 1, self._ends[at])
+        left = [(start, end) for start, end in parts if start < end]
+        self._starts[at : at + 1] = [start for start, _ in left]
+        self._ends[at : at + 1] = [end for _, end in left]
+
     def count(self, low: int, high: int) -> int:
         """Number of positions of the set in [low, high)."""
         pairs = zip(self._starts, self._ends, strict=True)
@@ -102,10 +110,17 @@ class Ledger:
             self._check(position not in self._returned, position, "answered a second time")
             self._returned.add(position)
 
+    def give_up(self, positions: Iterable[int]) -> None:
+        """The prompts' responses are not trained on after all: others are asked for."""
+        for position in positions:
+            self._check(position in self._returned, position, "given up without an answer")
+            self._check_open(position, "given up")
+            self._returned.remove(position)
+
     def train(self, positions: Iterable[int]) -> None:
         """The prompts' responses are trained on for the first time; replays are not recorded."""
         for position in positions:
-            self._check(position in self._returned, position, "trained on without an answer")
+            self._check(position in self._returned, position, "trained on without a response")
             self._check_open(position, "trained on")
             self._trained.add(position)
 
@@ -121,7 +136,7 @@ class Ledger:
     def filter(self, positions: Iterable[int]) -> None:
         """The prompts were answered, but the algorithm filters them out: all their responses have the same score."""
         for position in positions:
-            self._check(position in self._returned, position, "filtered without an answer")
+            self._check(position in self._returned, position, "filtered without a response")
             self._check_open(position, "filtered")
             self._filtered.add(position)
 

@@ -98,7 +98,7 @@ class EpisodeSampler:
             )
         if episode not in sizes or not 0 <= index < sizes[episode]:
             raise self._wrong(
-                f"returned answer {index} of episode {episode}, which is in none of its buffers"
+                f"returned response {index} of episode {episode}, which is in none of its buffers"
             )
         return episode, index
 

@@ -88,8 +88,8 @@ def encode(episode: Episode, texts: Texts) -> bytes:
     columns, sequences = episode.columns, episode.columns.sequences
     prompts, responses = texts(sequences)
     lengths, starts = sequences.response_lengths, sequences.starts
-    asked = sequences.tokens[ragged_index(starts, sequences.prompt_lengths)].int()
-    answered = sequences.tokens[ragged_index(starts + sequences.prompt_lengths, lengths)].int()
+    prompt_tokens = sequences.tokens[ragged_index(starts, sequences.prompt_lengths)].int()
+    response_tokens = sequences.tokens[ragged_index(starts + sequences.prompt_lengths, lengths)].int()
     count, versions = len(episode), columns["versions"]
     fixed = [
         pa.array([episode.number] * count, pa.int64()),
@@ -102,8 +102,8 @@ def encode(episode: Episode, texts: Texts) -> bytes:
         pa.array(_numpy(columns["finished"])),
         pa.array([episode.trained] * count, pa.int64()),
         pa.array(_numpy(columns["position"])),
-        _ragged(asked, sequences.prompt_lengths),
-        _ragged(answered, lengths),
+        _ragged(prompt_tokens, sequences.prompt_lengths),
+        _ragged(response_tokens, lengths),
     ]
     tokens = {name: _ragged(columns[name].float(), lengths) for name in token_columns(columns)}
     if columns.mask is not None:
@@ -136,7 +136,7 @@ def decode(data: bytes) -> Episode:
     if (table.schema.metadata or {}).get(b"rlhf_episode") != FORMAT or not _known(table.schema):
         raise ValueError(f"not an episode's table of format {FORMAT.decode()}: {table.schema.names}")
     if not table.num_rows:
-        raise ValueError("an episode has at least one answer; the table has no rows")
+        raise ValueError("an episode has at least one response; the table has no rows")
     columns = {name: table.column(name).chunk(0) for name in table.schema.names}
     prompt_tokens, prompt_lengths = _packed(columns["prompt_tokens"])
     response_tokens, response_lengths = _packed(columns["response_tokens"])
@@ -145,7 +145,7 @@ def decode(data: bytes) -> Episode:
     aligned = {f.name: _packed(columns[f.name]) for f in (*own, _VERSIONS) if pa.types.is_list(f.type)}
     if any(not torch.equal(lengths, response_lengths) for _, lengths in aligned.values()):
         raise ValueError(
-            "each array of an answer has one entry for each of its tokens; this table's have not"
+            "each array of a response has one entry for each of its tokens; this table's have not"
         )
     kept = _kept_of(columns, response_lengths)
     lengths = prompt_lengths + response_lengths
@@ -195,7 +195,7 @@ def _kept_of(columns: dict[str, pa.Array], response_lengths: Tensor) -> Kept | N
         return None
     (counts, lengths), (tokens, _) = (_packed(columns[field.name]) for field in _KEPT)
     if not torch.equal(lengths, response_lengths):
-        raise ValueError("the sampling mask of an answer has a count for each token; this table's has not")
+        raise ValueError("the sampling mask of a response has a count for each token; this table's has not")
     return Kept.checked(counts, tokens, int(lengths.sum()))
 
 
@@ -229,8 +229,8 @@ def _packed(column: pa.ListArray) -> tuple[Tensor, Tensor]:
     return _tensor(column.flatten()), torch.from_numpy(lengths)
 
 
-def _means(answer_aligned: Tensor, sequences: Sequences) -> np.ndarray:
+def _means(response_aligned: Tensor, sequences: Sequences) -> np.ndarray:
     """Mean of each response's values: float32 [N]."""
-    sums = np.add.reduceat(_numpy(answer_aligned).astype(np.float64), _numpy(sequences.response_starts))
+    sums = np.add.reduceat(_numpy(response_aligned).astype(np.float64), _numpy(sequences.response_starts))
     means: np.ndarray = (sums / _numpy(sequences.response_lengths)).astype(np.float32)
     return means

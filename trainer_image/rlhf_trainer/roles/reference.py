@@ -1,7 +1,6 @@
 """The reference role: log-probabilities of the frozen policy, computed by transformers or by vLLM."""
 
 from collections.abc import Callable
-from functools import partial
 
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from ..ops import output_fn
 from ..process import run_role
 from ..records import Sequences
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
-from ..scoring.server import application, serve
+from ..scoring.server import application, no_trouble, serve
 from ..settings import listen_host, longest
 
 Logprobs = Callable[[Sequences], Tensor]
@@ -62,9 +61,9 @@ def run(env: ProcessEnv) -> None:
     def answer(message: Message) -> Message:
         return {"logprobs": logprobs(unpack(message))}, {}
 
-    longest = config.spec.reference.timeout_seconds
-    listening = partial(application, LOGPROBS_ROUTE, answer, env.token, longest=longest)
-    serve(listening(engine.trouble) if engine else listening(), listen_host(env.host), env.port)
+    trouble, deadline = engine.trouble if engine else no_trouble, config.spec.reference.timeout_seconds
+    app = application(LOGPROBS_ROUTE, answer, env.token, trouble, deadline=deadline)
+    serve(app, listen_host(env.host), env.port)
     if engine:
         engine.close()
 

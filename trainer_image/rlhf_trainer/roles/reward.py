@@ -1,11 +1,5 @@
 """The reward role: scores responses for training and evaluation."""
 
-import asyncio
-import threading
-from collections.abc import Coroutine
-from functools import partial
-from typing import Any, TypeVar
-
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem
@@ -13,6 +7,7 @@ from rlhf_api.rewards import RewardFunction
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
+from ..comms.event_loop import EventLoop
 from ..comms.ranks import Message
 from ..engines.vllm.frozen import FrozenModel
 from ..maths.rewards import scaled_scores
@@ -24,10 +19,8 @@ from ..process import run_role
 from ..scoring import kinds, process_groups
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
 from ..scoring.rewards import ModelScore, ModelScorer, Rewards, TokenScorer, forward_scores
-from ..scoring.server import application, serve
+from ..scoring.server import application, no_trouble, serve
 from ..settings import listen_host, longest
-
-T = TypeVar("T")
 
 SHARE_OF_TIME = 0.9
 """Share of a chunk's deadline for scoring; responses without a score by then have failed, and the trainer gets the
@@ -61,51 +54,51 @@ def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[
     return engine, ModelScorer(engine.scores, length, tokenizer, own, config.spec.sampling.stop)
 
 
+def reward_model(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase
+) -> tuple[FrozenModel | None, ModelScore | None]:
+    """The reward model if the job has one: under vLLM its engine, and what it scores by."""
+    section = config.spec.reward
+    if config.spec.model.reward is None or section.model_weight == 0:
+        return None, None
+    if section.engine == "vllm":
+        return vllm_scorer(config, tokenizer)
+    return None, model_scorer(config, tokenizer)
+
+
 def run(env: ProcessEnv) -> None:
-    config, spec = env.config, env.config.spec
+    config, spec, section = env.config, env.config.spec, env.config.spec.reward
     architectures.register(spec.model.architectures)
     tokenizer = load_job_tokenizer(config)
-    engine: FrozenModel | None = None
-    model: tuple[float, ModelScore] | None = None
-    if spec.model.reward is not None and spec.reward.model_weight != 0:
-        if spec.reward.engine == "vllm":
-            engine, scorer = vllm_scorer(config, tokenizer)
-        else:
-            scorer = model_scorer(config, tokenizer)
-        model = spec.reward.model_weight, scorer
+    engine, scorer = reward_model(config, tokenizer)
     process_groups.adopt_orphans()
-    # Functions run on an event loop in a thread that lives as long as the role, since the kernel ends their processes
-    # with it.
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="functions", daemon=True).start()
-
-    def wait(coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
-
-    entries = [(f"spec.reward.functions[{i}]", entry) for i, entry in enumerate(spec.reward.functions)]
-    functions = [wait(kinds.start(where, entry)) for where, entry in entries]
-    seconds = SHARE_OF_TIME * spec.reward.timeout_seconds
-    stop, fine = spec.sampling.stop, spec.reward.fine_grained
-    rewards = Rewards(tokenizer, seconds, functions, model, fine_grained=fine, stop=stop)
-    judges: Rewards | None = None
+    # Its thread lives as long as the role: the kernel ends the functions' processes with the thread that started them.
+    loop = EventLoop("functions")
+    seconds, stop = SHARE_OF_TIME * section.timeout_seconds, spec.sampling.stop
+    functions = [
+        loop.run(kinds.start(f"spec.reward.functions[{i}]", entry))
+        for i, entry in enumerate(section.functions)
+    ]
+    model = None if scorer is None else (section.model_weight, scorer)
+    rewards = Rewards(tokenizer, seconds, functions, model, fine_grained=section.fine_grained, stop=stop)
+    judge: Rewards | None = None
     if spec.evaluation is not None:
-        judge = RewardFunction.model_validate({"name": "evaluation", "function": spec.evaluation.function})
-        judges = Rewards(tokenizer, seconds, [wait(kinds.start("spec.evaluation", judge))], stop=stop)
+        entry = RewardFunction.model_validate({"name": "evaluation", "function": spec.evaluation.function})
+        judge = Rewards(tokenizer, seconds, [loop.run(kinds.start("spec.evaluation", entry))], stop=stop)
 
     def answer(message: Message) -> Message:
         sequences, rows = unpack(message), rows_of(message)
-        if judges is not None and message[1].get("judge"):
-            scores, report = wait(judges.score(sequences, rows))
+        if judge is not None and message[1].get("judge"):
+            scores, report = loop.run(judge.score(sequences, rows))
             return {"scores": scores}, report.model_dump(mode="json")
-        section = spec.reward
-        total, report = wait(rewards.score(sequences, rows))
+        total, report = loop.run(rewards.score(sequences, rows))
         name = "token_scores" if section.fine_grained else "scores"
         scores = scaled_scores(total, bias=section.bias, scale=section.scale, clip=section.clip)
         return {name: scores}, report.model_dump(mode="json")
 
-    longest = spec.reward.timeout_seconds
-    listening = partial(application, SCORE_ROUTE, answer, env.token, longest=longest)
-    serve(listening(engine.trouble) if engine else listening(), listen_host(env.host), env.port)
+    trouble = engine.trouble if engine else no_trouble
+    app = application(SCORE_ROUTE, answer, env.token, trouble, deadline=section.timeout_seconds)
+    serve(app, listen_host(env.host), env.port)
     if engine:
         engine.close()
 

@@ -28,7 +28,8 @@ from ..checkpoint.rng import seed_generators
 from ..checkpoint.saver import Saver
 from ..comms import rdma
 from ..comms.control import Control
-from ..comms.http import Background, EventLoop
+from ..comms.event_loop import EventLoop
+from ..comms.http import HttpClient
 from ..comms.ranks import Ranks, raise_if_rank_lost
 from ..comms.roster import Roster, Stopped
 from ..context import Services, TrainerContext
@@ -36,6 +37,7 @@ from ..data.chat import check_template
 from ..data.dataset import Dataset, open_datasets
 from ..garbage import full_collections_by_hand
 from ..models import architectures
+from ..models.export import remove_abandoned
 from ..process import on_sigterm, run_role
 from ..settings import listen_host
 from ..training.assembly import make_task, prepare_model
@@ -96,6 +98,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     retrying = partial(store_fails, services)
     archive = Archive(config.store, patience=patience, known=config.resume, retrying=retrying)
     committer = take_over(archive, config, run) if ranks.first else None
+    if ranks.first:  # which leads from here on
+        remove_abandoned(Path(config.workdir))
     if services is not None and committer is not None:
         services.http.claim(committer.epoch)
     check_same_rows(ranks, [rows, *held_out.values(), text])
@@ -180,7 +184,7 @@ def make_workdir(folder: Path) -> None:
 def connect(env: ProcessEnv) -> Services:
     """Rank 0's control API and its connections. The API has a thread of its own, since thousands of streams may keep
     the requests' event loop busy. Raises OSError if the port is taken."""
-    control, http = Control(env.config.spec.steps), Background(env.token)
+    control, http = Control(env.config.spec.steps), HttpClient(env.token)
     EventLoop("control").run(control.serve(listen_host(env.host), env.port, env.token))
     return Services(control, http, Roster(control, http), env.host)
 

@@ -19,7 +19,7 @@ from .. import faults
 from ..batches import plan
 from ..comms.assignments import Limits
 from ..comms.dispatch import Dispatch, Observer
-from ..comms.http import Background, HttpError
+from ..comms.http import HttpClient, HttpError
 from ..comms.outcomes import Failed, Outcome
 from ..comms.roster import Roster, Stopped, Unavailable
 from ..comms.wire import decode, encode
@@ -55,7 +55,7 @@ class Scorer:
         role: Role,
         route: str,
         *,
-        http: Background,
+        http: HttpClient,
         roster: Roster,
         chunk_tokens: int,
         timeout: float,
@@ -143,7 +143,7 @@ class Scorer:
 class _ChunkClient:
     """Posts chunks of a batch, and checks the array of each reply. Implements `Client`."""
 
-    http: Background
+    http: HttpClient
     route: str
     sequences: Sequences
     array: str

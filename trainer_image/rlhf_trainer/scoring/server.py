@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from rlhf_api.problems import InvalidJob
-from rlhf_api.run import HEALTH
+from rlhf_api.roles import HEALTH
 
 from ..comms.control import token_required
 from ..comms.ranks import Message
@@ -22,16 +22,21 @@ Score = Callable[[Message], Message]
 MAX_REQUEST_BYTES = 1 << 30
 
 
+def no_trouble() -> str:
+    """Of a server whose work is done in its own process: the health check fails for nothing but its deadline."""
+    return ""
+
+
 def application(
     route: str,
     score: Score,
     token: str,
-    trouble: Callable[[], str] = lambda: "",
+    trouble: Callable[[], str] = no_trouble,
     *,
-    longest: float = math.inf,
+    deadline: float = math.inf,
 ) -> web.Application:
     """`POST route` scores a message, one at a time; the health check fails if `trouble` returns a reason, or while one
-    message takes more than `longest` seconds, after which the trainer waits for it no more.
+    message takes more than `deadline` seconds, after which the trainer waits for it no more.
 
     InvalidJob is answered with 422, an invalid message with 400, any other error with 500 and its name. Run it with
     `handler_cancellation`, so that requests of clients that have disconnected are not begun.
@@ -60,7 +65,7 @@ def application(
 
     async def health(_request: web.Request) -> web.Response:
         taken = time.monotonic() - max(begun, default=math.inf)
-        reason = trouble() or (f"one message has taken {taken:.0f} s so far" if taken > longest else "")
+        reason = trouble() or (f"one message has taken {taken:.0f} s so far" if taken > deadline else "")
         return web.json_response({"status": reason or "ok"}, status=503 if reason else 200)
 
     app = web.Application(middlewares=[token_required(token)], client_max_size=MAX_REQUEST_BYTES)

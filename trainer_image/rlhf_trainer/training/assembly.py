@@ -24,13 +24,13 @@ from ..generation.vllm import VllmClient
 from ..graph.learner import Learner
 from ..models.average import MovingAverage
 from ..models.create import create_policy, create_tokenizer
-from ..models.export import renamed_into_place
+from ..models.export import INITIAL, renamed_into_place
 from ..models.load import load_tokenizer
 from ..models.loading import load_job_tokenizer, load_trained, loading
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
 from ..settings import model_source
-from ..weights.broadcaster import WeightSync
+from ..weights.broadcaster import Broadcaster
 from .offline import OfflineTask
 from .online import OnlineTask
 from .remote import Remote
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTrainedTokenizerBase:
     """Loads the tokenizer; if the job creates its own model, rank 0 creates both first."""
-    section, initial = config.spec.model.create, Path(config.workdir, "initial")
+    section, initial = config.spec.model.create, Path(config.workdir, INITIAL)
     if section is not None and ranks.first and not (config.resume and initial.exists()):
         texts = (text for row in progress.each(rows) for text in row.texts)
         with renamed_into_place(initial) as new:  # a start after a kill takes what is there for whole
@@ -136,7 +136,7 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
     if ctx.services is None:
         return Fleet(ctx, policy, None, None)
     spec, services = ctx.spec, ctx.services
-    sync = WeightSync(
+    sync = Broadcaster(
         services.http,
         host=services.host,
         timeout_s=spec.weights.timeout_seconds,

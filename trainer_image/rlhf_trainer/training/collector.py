@@ -11,6 +11,7 @@ from rlhf_api.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.graph import POLICY, Generate, Node
 from rlhf_api.spec import Sampling
 
+from ..comms.roster import Unavailable
 from ..context import TrainerContext
 from ..generation.ahead import RolloutsAhead
 from ..generation.fleet import Fleet
@@ -61,19 +62,15 @@ class EpisodeCollector:
         """True if the generators hold earlier weights than the policy; the old log-probabilities are then theirs."""
         return self._fleet is not None and self._fleet.weights.version != self.version
 
-    def respond(
-        self,
-        batch: list[Prompt],
-        sampling: Sampling | None = None,
-        penalties: Penalties = NO_PENALTIES,
-        *,
-        some: bool = True,
-    ) -> Responses:
-        """The responses to a batch of prompts, by default with the job's sampling: on every rank if the trainer
-        generates, else on rank 0; `some` as in `Fleet.stream`."""
-        sampling, tokenizer = sampling or self._ctx.spec.sampling, self._ctx.tokenizer
+    def respond(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties) -> Responses:
+        """The responses to a batch of prompts: on every rank if the trainer generates, else on rank 0. Raises
+        Unavailable, there, if the generators refuse every prompt."""
+        return _some(self._ask(batch, sampling, penalties), len(batch))
+
+    def _ask(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties = NO_PENALTIES) -> Responses:
+        tokenizer = self._ctx.tokenizer
         if self._fleet is not None:
-            return self._fleet.answer(batch, sampling, penalties, some=some)
+            return self._fleet.answer(batch, sampling, penalties)
         return Responses(
             generate_shared(
                 self._policy,
@@ -101,13 +98,16 @@ class EpisodeCollector:
             if self.ahead is not None and left == rounds:
                 answers = self.ahead.episode()
             else:
-                answers = self.respond(self._source.issue(wanted), some=not parts)
+                answers = self._ask(self._source.issue(wanted), self._ctx.spec.sampling)
+            if not parts:
+                _some(answers, wanted)
             generated = time.perf_counter()
             self._ctx.report(activity="scoring")
             part = self._received(number, answers, sampled=self.sampled)
             if part is None:  # all prompts of a later round were refused
                 break
-            self._check_age(part)
+            if older := self.too_old(part, self.version):
+                raise StaleTokens(older)
             rows = [dict(r.prompt.row) for r in answers.rollouts]
             if rounds:
                 part, wanted = self._with_spread(part, rows, keep=not left and not parts)
@@ -136,9 +136,10 @@ class EpisodeCollector:
         each = self._ctx.spec.sampling.answers_per_prompt
         size = None if responses is None else -(-responses // each)
         began = time.perf_counter()
-        for answers in self._fleet.stream(self._source.issue(self._ctx.spec.data.prompts_per_step), size):
+        prompts = self._source.issue(self._ctx.spec.data.prompts_per_step)
+        for answers in self._fleet.stream(prompts, size):
             came = time.perf_counter()
-            part = self._received(number, answers, sampled=True)
+            part = self._received(number, _some(answers, len(prompts)), sampled=True)
             if part is not None:
                 rows = [dict(r.prompt.row) for r in answers.rollouts]
                 part = self._scored(part, rows)
@@ -154,16 +155,17 @@ class EpisodeCollector:
             return self._ctx.spec.rollout.proximal == "sampled"
         return self.stale
 
-    def _check_age(self, part: Episode) -> None:
-        """Raises StaleTokens if a token is older than `rollout.maxStaleness`."""
-        if self.ahead is None:
-            return
-        bound, oldest = self._ctx.spec.rollout.max_staleness, int(part.columns["versions"].min())
-        if self.version - oldest > bound:
-            raise StaleTokens(
-                f"a token of weight version {oldest} came to version {self.version}, "
-                f"which is more than rollout.maxStaleness ({bound}) versions later"
-            )
+    def too_old(self, part: Episode, version: int) -> str:
+        """Error message if a token is older than policy `version` may train on; else empty."""
+        spec, oldest = self._ctx.spec, int(part.columns["versions"].min())
+        bound = max(spec.rollout.max_staleness, spec.weights.every_steps - 1)
+        if version - oldest <= bound:
+            return ""
+        name = "weights.everySteps - 1" if bound > spec.rollout.max_staleness else "rollout.maxStaleness"
+        return (
+            f"a token of weight version {oldest} came to version {version}, "
+            f"which is more than {name} ({bound}) versions later"
+        )
 
     def _received(self, number: int, answers: Responses, *, sampled: bool) -> Episode | None:
         """The responses as (a part of) an episode, recorded in the ledger; None if there are none.
@@ -204,3 +206,11 @@ class EpisodeCollector:
         gone = sorted(set(columns["position"][~spread].tolist()))
         self._source.filtered(gone)
         return replace(part, columns=columns).select(spread.nonzero().flatten()), len(gone)
+
+
+def _some(answers: Responses, asked: int) -> Responses:
+    """The responses to `asked` prompts. Raises Unavailable if the generators refuse every one: what is wrong is then
+    the job, not a prompt."""
+    if answers.refused and len(answers.refused) == asked:
+        raise Unavailable(f"the generators refuse every prompt: {next(iter(answers.refused.values()))}")
+    return answers

@@ -49,11 +49,11 @@ def evaluate(
         # The first response to each of the first prompts.
         shown = [int((groups == place).int().argmax()) for place in groups.unique()[:SAMPLES]]
         samples = [_sample(ctx, rollouts[i], float(scores[i])) for i in shown]
-        found.append({"set": section.name, **figures(scores, groups), "samples": samples})
+        found.append({"set": section.name, **score_metrics(scores, groups), "samples": samples})
     return found
 
 
-def figures(scores: Tensor, groups: Tensor) -> dict[str, float]:
+def score_metrics(scores: Tensor, groups: Tensor) -> dict[str, float]:
     """Mean, count and best-of-k over scored responses: `mean`, `count` and, if prompts have n > 1 responses,
     `best_of_<k>` for n and the powers of 2 below. `scores` float32 [N], `groups` int64 [N]."""
     judged = ~scores.isnan()

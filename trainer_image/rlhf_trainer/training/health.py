@@ -12,7 +12,7 @@ from rlhf_api.problems import Problem, suggestion
 from ..maths.agreement import AGREEMENT
 
 OF_REWARDS = ("reward_", "responses_dropped")
-"""Beginnings of the names of figures that scoring has, besides those of the responses' total rewards."""
+"""Beginnings of the names of metrics that scoring has, besides those of the responses' total rewards."""
 FINITE = ("loss", "grad_norm")
 """Suffixes of metrics that must be finite in every update; in float16 the norm of a skipped update is 0."""
 SEVERITY: tuple[Action, ...] = ("warn", "rollback", "pause", "fail")
@@ -49,7 +49,7 @@ class Verdict:
 def judge(
     health: Health,
     watches: Mapping[str, Watch],
-    figures: Mapping[str, float],
+    metrics: Mapping[str, float],
     step: int,
     *,
     begun: bool,
@@ -64,18 +64,18 @@ def judge(
     only once the rule has acted.
     """
     after, breaches, unknown = dict[str, Watch](), list[Breach](), list[Problem]()
-    if (found := _not_finite(health, figures, step)) is not None:
+    if (found := _not_finite(health, metrics, step)) is not None:
         breaches.append(found)
     if other_weights:
         breaches.append(_other_weights(other_weights, step))
-    if compared and (found := _other_policy(health.logprob_difference, figures, step)) is not None:
+    if compared and (found := _other_policy(health.logprob_difference, metrics, step)) is not None:
         breaches.append(found)
     for i, rule in enumerate(health.rules):
         where, before = f"spec.health.rules[{i}]", watches.get(key(rule), Watch())
         after[key(rule)] = before
-        value = figures.get(rule.metric)
-        if value is None and before == Watch() and _due(rule.metric, figures, step, begun=begun):
-            message = f"step {step} has no metric {rule.metric!r}; {suggestion(rule.metric, list(figures))}"
+        value = metrics.get(rule.metric)
+        if value is None and before == Watch() and _due(rule.metric, metrics, step, begun=begun):
+            message = f"step {step} has no metric {rule.metric!r}; {suggestion(rule.metric, list(metrics))}"
             unknown.append(Problem(f"{where}.metric", message))
         if value is None or math.isnan(value):
             continue
@@ -113,9 +113,9 @@ def restored(state: Mapping[str, Any]) -> dict[str, Watch]:
     return {name: Watch(found["streak"], tuple(found["values"])) for name, found in state.items()}
 
 
-def _not_finite(health: Health, figures: Mapping[str, float], step: int) -> Breach | None:
+def _not_finite(health: Health, metrics: Mapping[str, float], step: int) -> Breach | None:
     bad = {
-        name: value for name, value in figures.items() if name.endswith(FINITE) and not math.isfinite(value)
+        name: value for name, value in metrics.items() if name.endswith(FINITE) and not math.isfinite(value)
     }
     if not bad:
         return None
@@ -127,8 +127,8 @@ def _not_finite(health: Health, figures: Mapping[str, float], step: int) -> Brea
     return Breach("spec.health.notFinite", health.not_finite, "NotFinite", message)
 
 
-def _other_policy(limit: float, figures: Mapping[str, float], step: int) -> Breach | None:
-    value = figures.get("logprob_difference", 0.0)
+def _other_policy(limit: float, metrics: Mapping[str, float], step: int) -> Breach | None:
+    value = metrics.get("logprob_difference", 0.0)
     if not limit or not value > limit:
         return None
     message = (
@@ -147,12 +147,12 @@ def _other_weights(found: str, step: int) -> Breach:
     return Breach("spec.generator", "fail", "OtherWeights", message)
 
 
-def _due(metric: str, figures: Mapping[str, float], step: int, *, begun: bool) -> bool:
+def _due(metric: str, metrics: Mapping[str, float], step: int, *, begun: bool) -> bool:
     """True if this step has the metric, in a job that ever has it. After the first step all tokens may be of older
     weights, which are not compared; and responses that a snapshot brought were scored before."""
     if metric in AGREEMENT:
         return step == 1
-    scored = "reward_mean" not in figures or "responses_dropped" in figures
+    scored = "reward_mean" not in metrics or "responses_dropped" in metrics
     return begun and (scored or not metric.startswith(OF_REWARDS))
 
 

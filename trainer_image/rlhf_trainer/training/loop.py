@@ -15,7 +15,7 @@ from ..checkpoint.saver import Saver
 from ..comms.roster import Stopped
 from ..context import TrainerContext
 from .checkpoints import Checkpoints
-from .metrics import Metrics
+from .metrics import MetricsFiles
 from .monitor import Monitor
 from .recording import record
 from .task import Task
@@ -35,13 +35,13 @@ def train(
     monitor = Monitor(ctx, saver, begins=task.begins)
     checkpoints = Checkpoints(ctx, task, monitor, saver)
     step, reward = checkpoints.restore(earlier)
-    metrics = None
+    files = None
     if tracking is not None:
-        metrics = Metrics(ctx.workdir, step, tracking, rollbacks=monitor.rollbacks)
+        files = MetricsFiles(ctx.workdir, step, tracking, rollbacks=monitor.rollbacks)
     ctx.report(step=step, activity="waiting for the other roles")
     task.publish(step)
     if step == 0:
-        reward = _evaluate(ctx, task, metrics, step)
+        reward = _evaluate(ctx, task, files, step)
 
     while step < spec.steps:
         faults.point(f"step:{step}")
@@ -50,36 +50,36 @@ def train(
             return checkpoints.suspend(step, reward)
         began = time.perf_counter()
         try:
-            figures = task.collect(step)
+            metrics = task.collect(step)
             if ctx.stop_requested():  # the collected data is saved too and trained on after `--resume`
                 return checkpoints.suspend(step, reward)
             ctx.report(activity="training")
-            trained = time.perf_counter()
-            found = task.train(step)
+            training_began = time.perf_counter()
+            trained = task.train(step)
         except Stopped:  # on every rank, as if the step had not begun
             return checkpoints.suspend(step, reward)
-        figures |= found
+        metrics |= trained
         # Before these weights are served or saved.
-        monitor.check(figures, step + 1, task.other_weights())
+        monitor.check(metrics, step + 1, task.other_weights())
         # Where it trains on responses as they come, it has waited for them and scored them meanwhile.
-        within = found.get("generate_seconds", 0.0) + found.get("score_seconds", 0.0)
-        figures["train_seconds"] = time.perf_counter() - trained - within
+        within = trained.get("generate_seconds", 0.0) + trained.get("score_seconds", 0.0)
+        metrics["train_seconds"] = time.perf_counter() - training_began - within
         step += 1
         ctx.report(activity="publishing weights")
-        published = time.perf_counter()
+        publishing_began = time.perf_counter()
         with suppress(Stopped):  # on every rank; the next turn saves the step
-            figures |= task.publish(step)
-        figures["broadcast_seconds"] = time.perf_counter() - published
-        figures["seconds"] = time.perf_counter() - began
-        record(ctx, metrics, step, figures)
+            metrics |= task.publish(step)
+        metrics["broadcast_seconds"] = time.perf_counter() - publishing_began
+        metrics["seconds"] = time.perf_counter() - began
+        record(ctx, files, step, metrics)
         gc.collect()
         reward = None
         if spec.evaluation and (step % spec.evaluation.every_steps == 0 or step == spec.steps):
-            reward = _evaluate(ctx, task, metrics, step)
+            reward = _evaluate(ctx, task, files, step)
         if step % spec.checkpoint.every_steps == 0 or step == spec.steps or ctx.checkpoint_requested():
             checkpoints.save(step, reward)
-            if metrics is not None:
-                metrics.draw(ctx.job)
+            if files is not None:
+                files.draw(ctx.job)
 
     checkpoints.finish()
     ctx.report(activity="exporting")
@@ -88,7 +88,7 @@ def train(
     return 0
 
 
-def _evaluate(ctx: TrainerContext, task: Task, metrics: Metrics | None, step: int) -> float | None:
+def _evaluate(ctx: TrainerContext, task: Task, files: MetricsFiles | None, step: int) -> float | None:
     """Mean over the sets, on rank 0, the higher the better: of their mean scores, or of their negated losses. None if a
     set has no value."""
     if ctx.spec.evaluation is None:
@@ -101,12 +101,12 @@ def _evaluate(ctx: TrainerContext, task: Task, metrics: Metrics | None, step: in
             raise
         log.warning("the evaluation after step %d was skipped: %s", step, error)
         return None
-    if metrics is None or not found:
+    if files is None or not found:
         return None
-    for figures in found:
-        metrics.evaluation({"step": step, **figures})
-        told = " ".join(f"{n}={v:.4g}" for n, v in figures.items() if isinstance(v, int | float))
-        log.info("evaluation after step %d: %s: %s", step, figures["set"], told)
-    values = [figures["mean"] if "mean" in figures else -figures["loss"] for figures in found]
+    for metrics in found:
+        files.evaluation({"step": step, **metrics})
+        words = " ".join(f"{n}={v:.4g}" for n, v in metrics.items() if isinstance(v, int | float))
+        log.info("evaluation after step %d: %s: %s", step, metrics["set"], words)
+    values = [metrics["mean"] if "mean" in metrics else -metrics["loss"] for metrics in found]
     best = fmean(values)
     return best if isfinite(best) else None

@@ -18,7 +18,7 @@ STEPS, EVALUATIONS, PICTURE = "metrics.jsonl", "evaluation.jsonl", "reward.png"
 """Files in the work directory."""
 
 
-class Metrics:
+class MetricsFiles:
     """`metrics.jsonl`, `evaluation.jsonl` and `reward.png` of a work directory, and the job's trackers."""
 
     def __init__(self, workdir: Path, step: int, tracking: Tracking, *, rollbacks: int = 0) -> None:

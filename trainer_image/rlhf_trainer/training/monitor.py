@@ -50,7 +50,7 @@ class Monitor:
         """True on rank 0 if the last step may be the target of a rollback."""
         return good(self._ctx.spec.health, self._watches)
 
-    def check(self, figures: Mapping[str, float], step: int, other_weights: str = "") -> None:
+    def check(self, metrics: Mapping[str, float], step: int, other_weights: str = "") -> None:
         """Judges the metrics of `step`, before its weights are published; `other_weights` as in `judge`. A collective.
 
         Raises:
@@ -58,7 +58,7 @@ class Monitor:
             RoleEnd: the job fails or rolls back; on every rank.
             Stopped: a stop was requested while paused; the run resumes from the last good snapshot.
         """
-        breach = self._judged(figures, step, other_weights)
+        breach = self._judged(metrics, step, other_weights)
         if breach is None:
             return
         message, action, most = f"{breach.where}: {breach.message}", breach.action, self._most
@@ -82,7 +82,7 @@ class Monitor:
     def _most(self) -> int:
         return self._ctx.spec.health.max_rollbacks
 
-    def _judged(self, figures: Mapping[str, float], step: int, other_weights: str) -> Breach | None:
+    def _judged(self, metrics: Mapping[str, float], step: int, other_weights: str) -> Breach | None:
         """Broadcast of rank 0's verdict."""
 
         def decide() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -90,7 +90,7 @@ class Monitor:
             verdict = judge(
                 spec.health,
                 self._watches,
-                figures,
+                metrics,
                 step,
                 begun=begun,
                 compared=not spec.sampling.cut,

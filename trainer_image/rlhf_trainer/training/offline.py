@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from rlhf_api.graph import Dataset
 from rlhf_api.problems import InvalidJob, Problem
@@ -91,8 +91,7 @@ class OfflineTask(GraphTask):
         return found
 
     def state(self) -> Mapping[str, Any]:
-        order = {"position": self._stream.position, "reorders": list(self._stream.reorders)}
-        found = {**order, **self._learner.state()}
+        found = {**self._stream.state(), **self._learner.state()}
         if self._batch is not None:  # its rows are collected again
             position = self._stream.position - self._ctx.spec.data.prompts_per_step
             found |= {"position": position, "algorithm": self._running}
@@ -102,14 +101,13 @@ class OfflineTask(GraphTask):
         return {}
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Inverse of `state`. Raises InvalidJob if an adapter or its base has changed, or for a run that sampled its
-        responses, whose positions are of another dataset."""
+        """Inverse of `state`. Raises InvalidJob if the number of rows, an adapter or its base has changed, or for a run
+        that sampled its responses, whose positions are of another dataset."""
         if "ledger" in snapshot.state:
             message = "the checkpoint is of a run that sampled its responses"
             raise InvalidJob([Problem("spec.algorithm", f"{message}; start anew from its exported policy")])
         self._learner.restore(snapshot)
-        self._stream.position = cast(int, snapshot.state["position"])
-        self._stream.reorders = tuple(cast(list[int], snapshot.state.get("reorders", [])))
+        self._stream.restore(snapshot.state)
         self._batch = None
 
     def reorder(self, times: int) -> None:

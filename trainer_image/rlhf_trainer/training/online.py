@@ -1,6 +1,7 @@
 """Training on responses that the policy samples: prompts -> responses -> preparing nodes -> episode -> updates, with
 replay -> weights to the generators."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -36,6 +37,8 @@ from .prompt_source import PromptSource
 from .remote import Remote
 from .responses import joined
 from .updates import PretrainingText, Updates
+
+log = logging.getLogger(__name__)
 
 
 class OnlineTask(GraphTask):
@@ -157,6 +160,10 @@ class OnlineTask(GraphTask):
         except ValueError as error:
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
+        if self._pending is not None and (older := self._collector.too_old(self._pending, snapshot.step)):
+            log.warning("the responses of the next step are asked for again: %s", older)
+            self._source.ask_again(self._pending)
+            self._pending = None
         if self._text:
             self._text.position = cast(int, snapshot.state.get("pretraining", 0))
 

@@ -88,8 +88,7 @@ class PromptSource:
         answered = set(pending.prompt_ids) if pending else set()
         held = {name: at for name, at in (self.places | self._again).items() if name not in answered}
         return {
-            "position": self._stream.position,
-            "reorders": list(self._stream.reorders),
+            **self._stream.state(),
             "ledger": self._ledger.state(),
             "held": [[name, at] for name, at in held.items()],
         }
@@ -97,27 +96,35 @@ class PromptSource:
     def restore(self, state: Mapping[str, Any], pending: Episode | None) -> None:
         """Inverse of `state`; `pending`: the episode not trained on yet.
 
-        Raises InvalidJob if the number of prompts has changed, since positions would be of other data epochs, and if
-        the run trained on given responses, whose positions are of another dataset.
+        Raises InvalidJob if the number of samples has changed, or the row of a prompt in progress is gone, and if the
+        run trained on given responses, whose positions are of another dataset.
         """
         if "ledger" not in state:
             message = "the checkpoint is of a run that trained on given responses"
             raise InvalidJob([Problem("spec.algorithm", f"{message}; start anew from its exported policy")])
         ledger = Ledger.restored(state["ledger"])
-        if ledger.rows != self._ledger.rows:
-            message = (
-                f"the checkpoint belongs to a run with {ledger.rows} prompts, each trained on once an epoch; "
-                f"got {self._ledger.rows}; go on with the same data, or start anew from the policy"
-            )
-            raise InvalidJob([Problem("spec.data.train", message)])
-        self._ledger, self._stream.position = ledger, state["position"]
-        self._stream.reorders = tuple(state.get("reorders", ()))
+        self._stream.restore({"samples": ledger.rows, **state})
+        self._ledger = ledger
         self.places = (
             dict(zip(pending.prompt_ids, pending.columns["position"].tolist(), strict=True))
             if pending
             else {}
         )
         self._again = {name: at for name, at in state.get("held", ()) if name not in self.places}
+        if gone := [name for name in self._again if _place(name)[1] >= len(self._rows)]:
+            message = (
+                f"the checkpoint holds prompt {gone[0]} (epoch/row), and the data has {len(self._rows)} rows now; "
+                "go on with the same data, or start anew from the exported model"
+            )
+            raise InvalidJob([Problem("spec.data.train", message)])
+        self._tell()
+
+    def ask_again(self, episode: Episode) -> None:
+        """Gives up an episode's responses: its prompts are the next ones to be issued."""
+        positions = _each_once(episode)
+        self._ledger.give_up(positions)
+        self._again = {name: at for name, at in self.places.items() if at in positions} | self._again
+        self._settle(positions)
         self._tell()
 
     def _settle(self, positions: Sequence[int]) -> None:

@@ -1,9 +1,9 @@
-"""A step's line: to the metrics, to the host and to the log."""
+"""Reports a step's metrics: to the files and trackers, to the host and to the log."""
 
 import logging
 
 from ..context import TrainerContext
-from .metrics import Metrics
+from .metrics import MetricsFiles
 from .step_metrics import gpu_memory
 
 log = logging.getLogger(__name__)
@@ -12,14 +12,14 @@ LOGGED = ("reward_mean", "kl_mean", "loss", "accuracy", "tokens", "seconds")
 """Metrics in a step's log line; all of them are in metrics.jsonl."""
 
 
-def record(ctx: TrainerContext, metrics: Metrics | None, step: int, figures: dict[str, float]) -> None:
-    """Writes a step to metrics.jsonl, the host and the log. `metrics`: the files, on rank 0 alone."""
-    if metrics is None:
+def record(ctx: TrainerContext, files: MetricsFiles | None, step: int, metrics: dict[str, float]) -> None:
+    """Writes a step to metrics.jsonl, the host and the log. `files` is None on ranks other than 0."""
+    if files is None:
         return
-    line = {"step": step, "episode": step, "weight_version": step, **figures, **_idle(ctx, figures)}
+    line = {"step": step, "episode": step, "weight_version": step, **metrics, **_idle(ctx, metrics)}
     line |= gpu_memory(ctx.ranks.device)
-    metrics.step(line)
-    recent = [row["seconds"] for row in metrics.recent]
+    files.step(line)
+    recent = [row["seconds"] for row in files.recent]
     ctx.report(
         step=step,
         episode=step,
@@ -37,17 +37,17 @@ def record(ctx: TrainerContext, metrics: Metrics | None, step: int, figures: dic
         tokens_per_second=line["tokens"] / line["seconds"],
         seconds_per_step=sum(recent) / len(recent),
     )
-    told = " ".join(f"{name}={figures[name]:.4g}" for name in LOGGED if name in figures)
+    told = " ".join(f"{name}={metrics[name]:.4g}" for name in LOGGED if name in metrics)
     log.info("step %d/%d: %s", step, ctx.spec.steps, told)
 
 
-def _idle(ctx: TrainerContext, figures: dict[str, float]) -> dict[str, float]:
+def _idle(ctx: TrainerContext, metrics: dict[str, float]) -> dict[str, float]:
     """Idle shares of trainer and generators in a step, if the job has generators."""
-    if "generate_seconds" not in figures or ctx.spec.generator.shared_with_trainer:
+    if "generate_seconds" not in metrics or ctx.spec.generator.shared_with_trainer:
         return {}
-    seconds, waited = figures["seconds"], figures["generate_seconds"]
+    seconds, waited = metrics["seconds"], metrics["generate_seconds"]
     shares = {"trainer_idle_share": waited / seconds}
     if not ctx.spec.replay.dynamic:  # unknown if responses are trained on as they arrive
-        idle = figures.get("generators_idle_seconds", seconds - waited)
+        idle = metrics.get("generators_idle_seconds", seconds - waited)
         shares["generator_idle_share"] = min(1.0, idle / seconds)
     return shares

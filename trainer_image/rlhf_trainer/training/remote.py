@@ -8,7 +8,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from rlhf_api.graph import Graph
-from rlhf_api.roles import ModelServerSpec, Role
+from rlhf_api.roles import Role
 
 from ..context import TrainerContext
 from ..graph.executor import RemoteCall
@@ -46,8 +46,7 @@ class Remote:
 def scorer(ctx: TrainerContext, role: Role) -> Scorer:
     """Rank 0's client of a role that scores or infers."""
     assert ctx.services is not None
-    section = getattr(ctx.spec, role.value)
-    assert isinstance(section, ModelServerSpec), f"{role.value} answers no node of a graph"
+    section = ctx.spec.model_server(role)
     return Scorer(
         role,
         SCORE_ROUTE if role.row.work == "score" else LOGPROBS_ROUTE,

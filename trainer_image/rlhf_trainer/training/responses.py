@@ -26,12 +26,12 @@ class Collected:
     unanswered: Sequence[int] = ()
 
 
-def collected(ranks: Ranks, number: int, answers: Responses, places: Mapping[str, int]) -> Collected:
+def collected(ranks: Ranks, number: int, responses: Responses, places: Mapping[str, int]) -> Collected:
     """Broadcast of rank 0's responses as (a part of) the episode `number`; a collective.
 
     `places`: each prompt's position by its id.
     """
-    arrays, header = ranks.share(lambda: message(answers, places))
+    arrays, header = ranks.share(lambda: message(responses, places))
     fates = header["requeued"], header["dropped"], header["unanswered"]
     if not header["ids"]:
         return Collected(None, *fates)
@@ -61,20 +61,20 @@ def joined(parts: Sequence[Episode]) -> Episode:
     )
 
 
-def message(answers: Responses, places: Mapping[str, int]) -> Message:
+def message(responses: Responses, places: Mapping[str, int]) -> Message:
     """Message with the responses for the other ranks: 8 bytes per token, plus sampling masks; `places` as in
     `collected`. Versions are run-length encoded: they change only where new weights interrupt a response."""
-    rollouts = answers.rollouts
+    rollouts = responses.rollouts
     lengths = [(len(r.prompt.tokens), len(r.tokens)) for r in rollouts]
     dropped: dict[str, list[int]] = {}
-    for prompt_id, reason in answers.refused.items():
+    for prompt_id, reason in responses.refused.items():
         dropped.setdefault(reason, []).append(places[prompt_id])
     header: dict[str, Any] = {
         "ids": [r.prompt.id for r in rollouts],
         # Told when the stream ends: some may have been dropped meanwhile.
-        "requeued": [places[prompt_id] for prompt_id in answers.requeued if prompt_id in places],
+        "requeued": [places[prompt_id] for prompt_id in responses.requeued if prompt_id in places],
         "dropped": dropped,
-        "unanswered": [places[prompt_id] for prompt_id in answers.unanswered],
+        "unanswered": [places[prompt_id] for prompt_id in responses.unanswered],
     }
     versions, version_counts = _runs([r.versions for r in rollouts])
     masks = dict[str, Tensor]()

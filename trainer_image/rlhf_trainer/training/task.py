@@ -21,7 +21,7 @@ class Task(Protocol):
         """Names of generators whose served weights differ from what was sent, or ''. The same on every rank."""
 
     def publish(self, version: int) -> dict[str, float]:
-        """Makes the weights known to whoever works with them outside this process; returns figures of that."""
+        """Makes the weights known to whoever works with them outside this process; returns metrics of that."""
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:
         """Metrics of each held-out set, on rank 0."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf_api.run import Member
 
-from ..comms.http import Background
+from ..comms.http import HttpClient
 from . import stream
 from .base import Base
 from .group import TransferFailed, host_store
@@ -30,8 +30,8 @@ STRIKES = 2  # its own failures after which a live server is left out
 
 
 @dataclass(frozen=True)
-class SyncReport:
-    """Outcome of `WeightSync.send`: `holders` serve `version` now, their weights proven equal by `digest`; `lost` says
+class BroadcastReport:
+    """Outcome of `Broadcaster.send`: `holders` serve `version` now, their weights proven equal by `digest`; `lost` says
     why each of the others does not, of which the `silent` ones answered nothing: dead, or hung. `bytes` of the version
     went to each holder, and `base_bytes` before them to those that lacked the base; `seconds` and `attempts` for all of
     it, of which the last one took `wire_seconds` to send the version and had each holder paused for `pause_seconds` at
@@ -65,7 +65,7 @@ class _Attempt:
         self.left = [target for target in self.left if target not in reasons]
 
 
-class WeightSync:
+class Broadcaster:
     """Sends weights from `device` of this process, reachable by the generators as `host`, in buckets of
     `bucket_bytes`. No step takes longer than `timeout_s`; nor may `tensors()` between two tensors.
 
@@ -76,7 +76,7 @@ class WeightSync:
 
     def __init__(
         self,
-        http: Background,
+        http: HttpClient,
         *,
         host: str,
         timeout_s: float,
@@ -104,7 +104,7 @@ class WeightSync:
         version: int,
         committing: Callable[[], None] = lambda: None,
         base: Base | None = None,
-    ) -> SyncReport:
+    ) -> BroadcastReport:
         """Brings the weights that `tensors()` yields to `targets`; calls it anew for each attempt, and always
         exhausts what it returned. With a `base` they are what is trained beside it, and who lacks it gets it first.
         `committing` is called before they interrupt their responses under way. Whoever dies, hangs or refuses is in
@@ -134,7 +134,7 @@ class WeightSync:
                 raise
         if state.lost:
             self._leave()
-        return SyncReport(
+        return BroadcastReport(
             version=version,
             epoch=self._epochs,
             digest=sent.digest,

@@ -65,15 +65,21 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], cl
         await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=clear_cache)
 
     # vLLM's own pause_generation does these two and then sleeps for 20 ms, longer than a small model's swap.
-    await engine.renderer.clear_mm_cache_async()
-    pausing = asyncio.create_task(abort())
-    # No step begins once the engine is paused, and workers execute calls in order: the swap comes after the steps
-    # under way, whose end `pausing` awaits before it clears the caches.
-    while not await engine.is_paused():
-        if pausing.done():
-            pausing.result()
-    idle = time.monotonic()
-    await engine.finish_weight_update()
+    try:
+        await engine.renderer.clear_mm_cache_async()
+        pausing = asyncio.create_task(abort())
+        await asyncio.sleep(0)  # asked for first, so that the engine's first answer is that it is paused
+        # No step begins once the engine is paused, and workers execute calls in order: the swap comes after the steps
+        # under way, whose end `pausing` awaits before it clears the caches.
+        while not await engine.is_paused():
+            if pausing.done():
+                pausing.result()
+        idle = time.monotonic()
+        swapping = asyncio.create_task(engine.finish_weight_update())
+        await asyncio.sleep(0)  # asked for before the streams under way send their last tokens
+    finally:
+        gate.release()
+    await swapping
     swapped = time.monotonic()
     workers = await engine.collective_rpc("rlhf_status")
     await pausing

@@ -197,4 +197,4 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        raise NotImplementedError("the trainer sends with rlhf_trainer.weights.broadcaster.WeightSync")
+        raise NotImplementedError("the trainer sends with rlhf_trainer.weights.broadcaster.Broadcaster")

@@ -21,7 +21,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_api.vllm_source import engine_problems
 
-from ...comms.http import EventLoop
+from ...comms.event_loop import EventLoop
 from ...records import Sequences
 from ...settings import frozen_source
 from . import watchdog

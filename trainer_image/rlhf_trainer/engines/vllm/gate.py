@@ -20,8 +20,9 @@ ABORT_SECONDS = 0.005
 class Gate:
     """Admits response requests, each labelled with the weight version that serves it.
 
-    While closed, new requests wait; `empty` aborts those under way. A stream that still outlasts the swap is cut off,
-    so no token is labelled with a version that did not sample it.
+    While closed, new requests wait, and streams under way keep what they have until `release`: sending the last tokens
+    of some hundred keeps the event loop from asking for the swap. `empty` aborts those under way. A stream that still
+    outlasts the swap is cut off, so no token is labelled with a version that did not sample it.
     """
 
     def __init__(self, app: App) -> None:
@@ -30,6 +31,8 @@ class Gate:
         """Version of the serving weights; None: the checkpoint's, and streams are not labelled."""
         self._open = asyncio.Event()
         self._open.set()
+        self._flow = asyncio.Event()
+        self._flow.set()
         self._inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,6 +40,7 @@ class Gate:
         version = self.version
 
         async def stamped(message: Scope) -> None:
+            await self._flow.wait()
             if self.version != version:
                 raise RuntimeError(
                     f"the weights of version {version} were replaced during a response, which was cut off"
@@ -53,8 +57,13 @@ class Gate:
             self._inside -= 1
 
     def close(self) -> None:
-        """New requests wait until `open`."""
+        """New requests wait until `open`, streams under way until `release`."""
         self._open.clear()
+        self._flow.clear()
+
+    def release(self) -> None:
+        """Streams under way send what they have."""
+        self._flow.set()
 
     async def empty(self, abort: Callable[[], Awaitable[object]]) -> None:
         """Waits until all admitted streams have ended; `abort` aborts the engine's requests."""

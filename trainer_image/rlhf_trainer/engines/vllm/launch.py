@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.roles import ModelServerSpec, Role
+from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_api.serving import UTILIZATION
 
@@ -61,7 +61,7 @@ def frozen_options(
 ) -> dict[str, JsonValue]:
     """Options with which vLLM runs a role's frozen model on sequences of up to `longest` tokens; the manifest's
     `engineArguments` come last. Raises InvalidJob for models that vLLM does not run."""
-    section: ModelServerSpec = getattr(config.spec, role.value)
+    section = config.spec.model_server(role)
     options = FROZEN_OPTIONS | {
         "model": model.path,
         "dtype": config.dtype(role),

@@ -1,0 +1,60 @@
+"""Values of the verbs' arguments: argparse shows the error of each as the user's mistake. Imports nothing heavy."""
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from rlhf_api.base import names_function
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def duration(text: str) -> float:
+    """Seconds of `90s`, `10m`, `1h30m`, or a bare number of seconds."""
+    if re.fullmatch(r"\d+", text):
+        return float(text)
+    if not re.fullmatch(r"(\d+[hms])+", text):
+        raise argparse.ArgumentTypeError(f"must be a duration such as 90s, 10m or 1h30m; got {text!r}")
+    return float(sum(int(n) * _UNITS[unit] for n, unit in re.findall(r"(\d+)([hms])", text)))
+
+
+def object_name(text: str) -> str:
+    """A name that is safe as a part of a URL."""
+    if "/" in text and (here := of_this_machine(Path(text))):
+        raise argparse.ArgumentTypeError(f"must be the name of a job on a cluster; {here}")
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(
+            f"must be the name of an object of Kubernetes: a-z, 0-9, - and .; got {text!r}"
+        )
+    return text
+
+
+def of_this_machine(workdir: Path) -> str:
+    """Sentence that names the status and logs of a run of this machine, if this is its work directory; else ''."""
+    status, logs = workdir / "status.json", workdir / "logs"
+    return (
+        f"for the run of this machine, the status is in {status}, the logs in {logs}"
+        if status.exists()
+        else ""
+    )
+
+
+def job_or_manifest(text: str) -> str | Path:
+    """A manifest's path, or the name of a job."""
+    is_file = Path(text).suffix in (".yaml", ".yml", ".json") or names_function(text)
+    return Path(text) if is_file else object_name(text)
+
+
+def _whole(pattern: str, least: int) -> Callable[[str], int]:
+    """Parser of whole numbers of this pattern, `least` or more."""
+
+    def parsed(text: str) -> int:
+        if not re.fullmatch(pattern, text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number, {least} or more; got {text!r}")
+        return int(text)
+
+    return parsed
+
+
+count, step, replicas = _whole(r"\d+", 0), _whole(r"0*[1-9]\d{0,8}", 1), _whole(r"\d{1,5}", 1)
