@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from tests.api.manifests import job
-from tests.reconcile.world import TODAY, World, names, running
+from tests.reconcile.world import TODAY, World, names, reasons, running
 
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
@@ -190,6 +190,17 @@ def test_all_pods_count_for_gpus_gangs_and_queues():
     for pinned, count in ((made, 4), (scaled, 10)):
         pod_sets = {each["name"]: each["count"] for each in workload(world.job, pinned)["spec"]["podSets"]}
         assert pod_sets["generator"] == count
+
+
+def test_generators_of_many_pods_do_not_become_many_by_a_spec_that_has_few_pods_each():
+    """What runs keeps its pods a generator, and an operator that made a million pods would serve nobody."""
+    world = running("spec.generator={replicas: 2, tensorParallelSize: 400, podsPerReplica: 400}")
+    world.overrides = ("spec.generator.replicas=1000",)
+    todo = world.step()
+    assert not todo.create
+    assert reasons(world)["SpecChanged"] == "NotApplied"
+    world.overrides = ("spec.generator={replicas: 1, tensorParallelSize: 400, podsPerReplica: 400}",)
+    assert len(world.step().delete) == 400
 
 
 def test_kueue_counts_the_pods_of_a_generator_side_by_side():
