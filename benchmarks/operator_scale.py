@@ -75,7 +75,7 @@ def objects(job: Job) -> list[dict[str, Any]]:
         for role in roles_of(spec)
         for index in range(replicas(spec, role))
     ]
-    bodies = [token_secret(SETTINGS.token_key, job), *companions(pinned, "default"), *pods]
+    bodies = [token_secret(SETTINGS.token_key, job), *companions(pinned, job.uid, "default"), *pods]
     return [owned(body, job) for body in bodies]
 
 

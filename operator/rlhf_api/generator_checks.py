@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import JsonValue
 
 from .problems import Problem
+from .roles import MOST_PODS
 from .serving import COPIES, gpus
 from .spec import Spec
 
@@ -62,6 +63,11 @@ def pods_per_replica(spec: Spec) -> Iterator[Problem]:
     whole, words = gpus(spec.generator)
     if pods == 1 or spec.generator.shared_with_trainer:
         return
+    most = max(
+        spec.generator.replicas, spec.generator.autoscale.max_replicas if spec.generator.autoscale else 1
+    )
+    if most * pods > MOST_PODS:
+        yield Problem(_GROUP, f"{most} generators of {pods} pods each are more than {MOST_PODS} pods in all")
     if whole % pods:
         yield Problem(_GROUP, f"must divide the {whole} GPUs of a generator ({words}); got {pods}")
     if arguments.get(COPIES, 1) != 1:

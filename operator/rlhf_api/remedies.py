@@ -7,13 +7,11 @@ from typing import get_args
 
 from .algorithms import graph_of
 from .memory import gigabytes, trainer
-from .roles import GradientCheckpointing
+from .roles import MOST_PODS, GradientCheckpointing
 from .sizes import Sizes
 from .spec import Spec
 from .trainer_memory import counted, largest_row, trained, training
 
-_MOST_PODS = 1000
-"""Maximum of `replicas`."""
 CERTAIN = 0.9
 """Share of the estimated activations with which a job must not fit in order to be refused: the formula is right within
 a tenth.
@@ -39,11 +37,11 @@ def remedies(spec: Spec, sizes: Sizes, memory: float) -> str:
     def enough(stage: int) -> int | None:
         """Smallest number of ranks, in whole pods and at least the present number, with which each rank's share fits
         its GPU."""
-        choices = range(now, _MOST_PODS * per_pod + 1, per_pod)
+        choices = range(now, MOST_PODS * per_pod + 1, per_pod)
         at = bisect_left(choices, True, key=lambda ranks: total(stage, ranks) <= memory)
         return choices[at] if at < len(choices) else None
 
-    found, fewest = list(_fewer_activations(spec, sizes, memory)), _MOST_PODS * per_pod + 1
+    found, fewest = list(_fewer_activations(spec, sizes, memory)), MOST_PODS * per_pod + 1
     for stage in range(lowest, 4):
         ranks = enough(stage)
         if ranks is not None and ranks < fewest:
@@ -59,7 +57,7 @@ def remedies(spec: Spec, sizes: Sizes, memory: float) -> str:
             break
     if found:
         return f"use {', or '.join(found)} (ranks are spec.trainer.replicas x processesPerReplica)"
-    least = total(3, _MOST_PODS * per_pod, away=True)
+    least = total(3, MOST_PODS * per_pod, away=True)
     return f"no number of ranks is enough: use GPUs of at least {gigabytes(least)} GB or a smaller model"
 
 

@@ -21,6 +21,10 @@ ExitCode = Annotated[int, Field(ge=0, le=255)]
 Reason = Annotated[str, Field(pattern=REASON, max_length=128)]
 
 
+MOST_PODS = 1000
+"""Most pods of a role: a host looks at each of them, and one operator serves all jobs of a cluster."""
+
+
 class FailureRule(Frozen):
     """Action after a process ends with one of these exit codes, or for one of these reasons."""
 
@@ -43,7 +47,7 @@ class FailureRule(Frozen):
 class RoleSpec(Frozen):
     """Settings of every role."""
 
-    replicas: int = Field(1, ge=1, le=1000)
+    replicas: int = Field(1, ge=1, le=MOST_PODS)
     dtype: DType | None = None
     """Compute dtype of the role; the job's `model.dtype` unless given."""
     backoff_limit: int = Field(3, ge=0)
@@ -110,8 +114,8 @@ class Trainer(RoleSpec):
 class Autoscale(Frozen):
     """Bounds of the number of generators, and how long the trainer may wait for them."""
 
-    min_replicas: int = Field(1, ge=1, le=1000)
-    max_replicas: int = Field(ge=1, le=1000)
+    min_replicas: int = Field(1, ge=1, le=MOST_PODS)
+    max_replicas: int = Field(ge=1, le=MOST_PODS)
     trainer_idle: float = Field(0.2, gt=0, lt=1)
     """Share of a step that the trainer may wait for responses; the operator keeps the fewest generators that stay
     within it."""
@@ -126,7 +130,7 @@ class Generator(RoleSpec):
     shared_with_trainer: bool = False
     """Generate in the trainer; no generator process is started."""
     tensor_parallel_size: Positive = 1
-    pods_per_replica: Positive = 1
+    pods_per_replica: int = Field(1, ge=1, le=MOST_PODS)
     """Pods that one generator spans, with an equal part of its GPUs each (docs/cluster.md)."""
     concurrent_requests: Positive = 256
     """Requests in flight for each generator."""

@@ -54,6 +54,21 @@ REFUSED = [
         "must be 4 for a generator pod: tensorParallelSize 8 / podsPerReplica 2; got 2",
     ),
     (
+        ("spec.generator={tensorParallelSize: 1001, podsPerReplica: 1001}",),
+        "spec.generator.podsPerReplica",
+        "must be less than or equal to 1000; got 1001",
+    ),
+    (
+        ("spec.generator={replicas: 501, tensorParallelSize: 2, podsPerReplica: 2}",),
+        "spec.generator.podsPerReplica",
+        "501 generators of 2 pods each are more than 1000 pods in all",
+    ),
+    (
+        ("spec.generator={tensorParallelSize: 2, podsPerReplica: 2, autoscale: {maxReplicas: 501}}",),
+        "spec.generator.podsPerReplica",
+        "501 generators of 2 pods each are more than 1000 pods in all",
+    ),
+    (
         ("spec.generator={tensorParallelSize: 4, podsPerReplica: 3}",),
         "spec.generator.podsPerReplica",
         "must divide the 4 GPUs of a generator (tensorParallelSize 4); got 3",

@@ -210,7 +210,7 @@ def test_network_policies_let_through_what_must_pass(everything):
     assert jobs["to"][0]["podSelector"]["matchLabels"].items() <= common_labels("ppo").items()
     spec = parse(yaml.safe_load((CHART.parents[1] / "examples" / "sentiment" / "ppo.yaml").read_text())).spec
     pinned = Pinned.make("ppo", spec, Defaults(image="trainer"))
-    peer = the(companions(pinned, SYSTEM), "NetworkPolicy")["spec"]["ingress"][1]["from"][0]
+    peer = the(companions(pinned, "job-uid", SYSTEM), "NetworkPolicy")["spec"]["ingress"][1]["from"][0]
     labels = the(everything, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert peer["podSelector"]["matchLabels"].items() <= labels.items()
 

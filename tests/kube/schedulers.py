@@ -7,6 +7,20 @@ OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 CONDITIONS = {"type": "array", "items": OPEN}
 
 
+def text(longest: int, pattern: str = "") -> dict[str, Any]:
+    return {"type": "string", "maxLength": longest, **({"pattern": pattern} if pattern else {})}
+
+
+def record(required: list[str], /, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def keyed(item: dict[str, Any], key: str, longest: int = 10) -> dict[str, Any]:
+    """A list whose items server-side apply tells apart by this key."""
+    found = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+    return {"type": "array", "items": item, "maxItems": longest, **found}
+
+
 def of_cluster(kind: str, plural: str, properties: dict[str, Any]) -> dict[str, Any]:
     """A kind of Kueue's that is in no namespace."""
     schema = {"type": "object", "properties": properties}
@@ -25,7 +39,12 @@ def of_cluster(kind: str, plural: str, properties: dict[str, Any]) -> dict[str, 
 
 
 def definition(
-    group: str, version: str, kind: str, spec: dict[str, Any], required: list[str]
+    group: str,
+    version: str,
+    kind: str,
+    spec: dict[str, Any],
+    required: list[str],
+    status: dict[str, Any] = OPEN,
 ) -> dict[str, Any]:
     """A namespaced kind with a status of its own; what `spec` does not name, the server drops."""
     plural = f"{kind.lower()}s"
@@ -34,17 +53,7 @@ def definition(
         "required": ["spec"],
         "properties": {
             "spec": {"type": "object", "properties": spec, "required": required},
-            "status": {
-                "type": "object",
-                "properties": {
-                    "conditions": CONDITIONS,
-                    "phase": TEXT,
-                    "admission": OPEN,
-                    "admissionChecks": CONDITIONS,
-                    "requeueState": OPEN,
-                    "reclaimablePods": CONDITIONS,
-                },
-            },
+            "status": status,
         },
     }
     served = {"name": version, "served": True, "storage": True, "subresources": {"status": {}}}
@@ -75,39 +84,85 @@ COSCHEDULING = definition(
     {"minMember": INT, "minResources": OPEN, "scheduleTimeoutSeconds": INT},
     [],
 )
-_POD_SET = {
-    "type": "object",
-    "required": ["count", "template"],
-    "properties": {
-        "name": TEXT,
-        "count": {"type": "integer", "minimum": 0},
-        "minCount": INT,
-        "template": {"type": "object", "properties": {"metadata": OPEN, "spec": OPEN}},
-        "topologyRequest": OPEN,
-    },
-}
+_LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_COUNT = {"type": "integer", "minimum": 0}
+_POD_SET = record(
+    ["name", "count", "template"],
+    name=text(63, _LABEL),
+    count=_COUNT,
+    minCount=INT,
+    template=record([], metadata=record([], labels=OPEN, annotations=OPEN), spec=OPEN),
+    topologyRequest=record(
+        [],
+        required=text(63),
+        preferred=text(63),
+        unconstrained=BOOL,
+        podIndexLabel=text(317),
+        subGroupIndexLabel=text(317),
+        subGroupCount=INT,
+        podSetGroupName=text(256),
+    ),
+)
+_CONDITION = record(
+    ["lastTransitionTime", "message", "reason", "status", "type"],
+    lastTransitionTime={"type": "string", "format": "date-time"},
+    message=text(32768),
+    observedGeneration=_COUNT,
+    reason={**text(1024, "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"), "minLength": 1},
+    status={**text(7), "enum": ["True", "False", "Unknown"]},
+    type=text(316),
+)
+_ROOTS = record(["roots"], prefix=text(63), suffix=text(63), roots={"type": "array", "items": text(63)})
+_SLICE = record(
+    ["domainCount", "valuesPerLevel", "podCounts"],
+    domainCount={"type": "integer", "minimum": 1},
+    valuesPerLevel={"type": "array", "items": record([], universal=text(63), individual=_ROOTS)},
+    podCounts=record([], universal=INT, individual={"type": "array", "items": INT}),
+)
+_TOPOLOGY = record(
+    ["levels", "slices"],
+    levels={"type": "array", "items": text(317), "minItems": 1, "maxItems": 16},
+    slices={"type": "array", "items": _SLICE},
+)
+_ASSIGNED = record(
+    ["name"],
+    name=text(63, _LABEL),
+    flavors=OPEN,
+    resourceUsage=OPEN,
+    count=_COUNT,
+    topologyAssignment=_TOPOLOGY,
+    delayedTopologyRequest=text(7),
+)
+_WORKLOAD_STATUS = record(
+    [],
+    conditions=keyed(_CONDITION, "type", 16),
+    admission=record([], clusterQueue=text(253, _NAME), podSetAssignments=keyed(_ASSIGNED, "name")),
+    admissionChecks=CONDITIONS,
+    requeueState=record([], count=_COUNT, requeueAt={"type": "string", "format": "date-time"}),
+    reclaimablePods=keyed(record(["name", "count"], name=text(63, _LABEL), count=_COUNT), "name"),
+)
 KUEUE = definition(
     "kueue.x-k8s.io",
     "v1beta2",
     "Workload",
     {
-        "queueName": TEXT,
-        "priorityClassRef": {
-            "type": "object",
-            "required": ["group", "kind", "name"],
-            "properties": {
-                "group": {"type": "string", "enum": ["kueue.x-k8s.io", "scheduling.k8s.io"]},
-                "kind": {"type": "string", "enum": ["WorkloadPriorityClass", "PriorityClass"]},
-                "name": TEXT,
-            },
-        },
+        "queueName": text(253, _NAME),
+        "priorityClassRef": record(
+            ["group", "kind", "name"],
+            group={"type": "string", "enum": ["kueue.x-k8s.io", "scheduling.k8s.io"]},
+            kind={"type": "string", "enum": ["WorkloadPriorityClass", "PriorityClass"]},
+            name={**text(253, _NAME), "minLength": 1},
+        ),
         "priority": INT,
-        "active": BOOL,
+        "active": {**BOOL, "default": True},
         "maximumExecutionTimeSeconds": INT,
-        "podSets": {"type": "array", "minItems": 1, "maxItems": 8, "items": _POD_SET},
+        "podSets": {**keyed(_POD_SET, "name", 8), "minItems": 1},
     },
     ["podSets"],
+    _WORKLOAD_STATUS,
 )
+"""By the types that Kueue publishes; its rules are in tests/modern/test_kueue.py."""
 FLAVOR = of_cluster(
     "ResourceFlavor",
     "resourceflavors",

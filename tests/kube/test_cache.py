@@ -169,6 +169,13 @@ def test_what_was_deleted_does_not_come_back(cache):
     assert cache.pods(KEY) == []
 
 
+def test_what_has_only_lost_the_label_that_a_watch_selects_by_is_there_in_its_later_versions(cache):
+    cache.put(pod(version=8))
+    assert cache.drop(pod(version=20)) == KEY  # so the watch tells of it
+    assert cache.put(pod(version=21)) == KEY
+    assert len(cache.pods(KEY)) == 1
+
+
 def test_a_deletion_seen_before_the_object_counts(cache):
     assert cache.drop(pod(version=20)) is None
     assert cache.put(pod(version=15)) is None

@@ -47,7 +47,8 @@ def test_a_prometheus_may_scrape_generators_of_running_jobs_too(operators: Opera
     peers = tuple(values["jobs"]["metricsFrom"])
 
     async def let_in(operator: Hands) -> list[dict]:
-        policy = await operator.api.get("NetworkPolicy", namespace, "ppo-rlhf")
+        (name,) = await operator.names("NetworkPolicy")
+        policy = await operator.api.get("NetworkPolicy", namespace, name)
         rules = [rule for rule in policy["spec"]["ingress"] if "ports" in rule]
         return [peer for rule in rules for peer in rule["from"]]
 

@@ -27,7 +27,8 @@ async def status(operator: Hands) -> dict[str, Any]:
 
 async def admit(operator: Hands) -> None:
     """As Kueue does."""
-    held = [{"type": kind, "status": "True", "reason": "Test"} for kind in ("QuotaReserved", "Admitted")]
+    said = {"status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    held = [{"type": kind, **said} for kind in ("QuotaReserved", "Admitted")]
     patch = {"status": {"conditions": held}}
     await operator.api.merge_status("Workload", operator.namespace, "ppo", patch)
 

@@ -106,7 +106,7 @@ def answer(jobs: Jobs, reason: str = "Test", status: dict | None = None, **condi
             "status": str(holds),
             "reason": reason,
             "message": "",
-            "lastTransitionTime": None,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
         for kind, holds in conditions.items()
     }
@@ -140,7 +140,9 @@ def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, trainer):
 
     racks = {
         "levels": ["rack"],
-        "slices": [{"domainCount": 1, "valuesPerLevel": [{"roots": ["r1"]}], "universalPodCount": 1}],
+        "slices": [
+            {"domainCount": 1, "valuesPerLevel": [{"universal": "r1"}], "podCounts": {"universal": 1}}
+        ],
     }
     flavors = {"nvidia.com/gpu": "h100"}
     assigned = {"name": "trainer", "count": 1, "flavors": flavors, "topologyAssignment": racks}

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from tests.api.manifests import job
-from tests.reconcile.world import TODAY, World, names, running
+from tests.reconcile.world import TODAY, World, names, reasons, running
 
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
@@ -192,6 +192,17 @@ def test_all_pods_count_for_gpus_gangs_and_queues():
         assert pod_sets["generator"] == count
 
 
+def test_generators_of_many_pods_do_not_become_many_by_a_spec_that_has_few_pods_each():
+    """What runs keeps its pods a generator, and an operator that made a million pods would serve nobody."""
+    world = running("spec.generator={replicas: 2, tensorParallelSize: 400, podsPerReplica: 400}")
+    world.overrides = ("spec.generator.replicas=1000",)
+    todo = world.step()
+    assert not todo.create
+    assert reasons(world)["SpecChanged"] == "NotApplied"
+    world.overrides = ("spec.generator={replicas: 1, tensorParallelSize: 400, podsPerReplica: 400}",)
+    assert len(world.step().delete) == 400
+
+
 def test_kueue_counts_the_pods_of_a_generator_side_by_side():
     asked = "spec.generator.pods.template={metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: rack}}}"
     made = Pinned.make("job", job(*PAIRS, asked).spec, TODAY)
@@ -202,7 +213,13 @@ def test_kueue_counts_the_pods_of_a_generator_side_by_side():
         "subGroupIndexLabel": "rlhf.dev/index",
         "subGroupCount": 2,
     }
-    slices = [{"domainCount": 2, "valuesPerLevel": [{"roots": ["r1", "r2"]}], "universalPodCount": 2}]
+    slices = [
+        {
+            "domainCount": 2,
+            "valuesPerLevel": [{"individual": {"roots": ["r1", "r2"]}}],
+            "podCounts": {"universal": 2},
+        }
+    ]
     assigned = {"name": "generator", "topologyAssignment": {"levels": ["rack"], "slices": slices}}
     admitted = {"status": {"admission": {"podSetAssignments": [assigned]}}}
     racks = [

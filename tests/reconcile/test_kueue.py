@@ -113,7 +113,11 @@ def test_a_workload_that_was_written_is_looked_at_again(quota):
 
 
 @pytest.mark.parametrize(
-    ("reason", "requeued"), [("Preempted", "True"), ("PodsReadyTimeout", "False"), ("Deactivated", "False")]
+    ("reason", "requeued"),
+    [
+        *(("Preempted", "True"), ("NodeFailures", "True")),
+        *(("PodsReadyTimeout", "False"), ("Deactivated", "False"), ("AdmissionCheck", "False")),
+    ],
 )
 def test_an_evicted_job_gives_its_quota_back_and_keeps_its_workload(reason, requeued):
     patch = released(made(*ADMITTED, "Evicted", reason=reason, requeueState={"count": 2}), STAMP)
@@ -121,7 +125,13 @@ def test_an_evicted_job_gives_its_quota_back_and_keeps_its_workload(reason, requ
     assert "requeueState" not in patch["status"]
     assert (patch["status"]["admission"], patch["status"]["reclaimablePods"]) == (None, None)
     found = {c["type"]: c["status"] for c in patch["status"]["conditions"]}
-    assert found == {"QuotaReserved": "False", "Admitted": "False", "Evicted": "True", "Requeued": requeued}
+    assert found == {
+        "QuotaReserved": "False",
+        "Admitted": "False",
+        "Evicted": "True",
+        "Requeued": requeued,
+        "PodsReady": "False",
+    }
 
 
 def test_readiness_and_what_can_be_reclaimed_are_said_once():
@@ -139,6 +149,26 @@ def test_readiness_and_what_can_be_reclaimed_are_said_once():
     there["status"] |= patch["status"]
     assert report(there, spec, ready=False, stamp=STAMP) is None
     assert report(there, spec, ready=True, stamp=STAMP) is not None
+
+
+def test_pods_that_were_ready_wait_for_their_recovery_and_those_of_a_new_admission_for_their_start():
+    """Kueue has a deadline for either."""
+    there, (_, spec) = made(*ADMITTED), job()
+
+    def told(*, ready: bool) -> tuple[str, str]:
+        if (patch := report(there, spec, ready=ready, stamp=STAMP)) is not None:
+            there["status"] |= patch["status"]
+        found = next(c for c in there["status"]["conditions"] if c["type"] == "PodsReady")
+        return found["status"], found["reason"]
+
+    assert told(ready=False) == ("False", "WaitForStart")
+    assert told(ready=True) == ("True", "Started")
+    for _ in range(2):
+        assert told(ready=False) == ("False", "WaitForRecovery")
+        assert told(ready=True) == ("True", "Recovered")
+    there["status"]["conditions"].append({"type": "Evicted", "status": "True", "reason": "Preempted"})
+    there["status"] |= released(there, STAMP)["status"]
+    assert told(ready=False) == ("False", "WaitForStart")
 
 
 def test_a_job_taken_out_of_its_queue_runs_and_leaves_no_workload():
@@ -247,18 +277,21 @@ def test_the_kinds_of_topology_requests(annotation, request_):
 
 IN_FULL = {
     "domainCount": 2,
-    "valuesPerLevel": [{"roots": ["b1", "b1"]}, {"roots": ["r1", "r2"]}],
-    "podCounts": [2, 1],
+    "valuesPerLevel": [{"individual": {"roots": ["b1", "b1"]}}, {"individual": {"roots": ["r1", "r2"]}}],
+    "podCounts": {"individual": [2, 1]},
 }
 SHORTENED = {
     "domainCount": 2,
-    "valuesPerLevel": [{"universalValue": "b1"}, {"prefix": "r", "roots": ["", ""], "suffix": "1"}],
-    "universalPodCount": 1,
+    "valuesPerLevel": [
+        {"universal": "b1"},
+        {"individual": {"prefix": "r", "roots": ["", ""], "suffix": "1"}},
+    ],
+    "podCounts": {"universal": 1},
 }
 SECOND = {
     "domainCount": 1,
-    "valuesPerLevel": [{"roots": ["b1"]}, {"prefix": "r", "roots": ["2"]}],
-    "podCounts": [1],
+    "valuesPerLevel": [{"individual": {"roots": ["b1"]}}, {"individual": {"prefix": "r", "roots": ["2"]}}],
+    "podCounts": {"individual": [1]},
 }
 
 

@@ -62,7 +62,7 @@ def env(body):
 def test_everything_is_valid_for_kubernetes_1_37(overrides, gang):
     made = pinned(*overrides, f"spec.scheduling.gang={gang}")
     bodies = [pod(role, *overrides, f"spec.scheduling.gang={gang}") for role in roles_of(made.config.spec)]
-    bodies += [*companions(made, "rlhf-system"), token_secret(b"k", owner())]
+    bodies += [*companions(made, "job-uid", "rlhf-system"), token_secret(b"k", owner())]
     for body in bodies:
         if body["kind"] != "PodGroup":
             kubernetes_validate.validate(owned(body, owner()), "1.37", strict=True)
@@ -130,7 +130,7 @@ def test_trainers_meet_at_the_first_ones_name():
 def test_names_are_made_for_jobs_whose_pods_look_each_other_up(overrides, has_names):
     """Without the headless Service no environment variable or command names a host in it."""
     made = pinned(*overrides)
-    kinds = [body["kind"] for body in companions(made, "ns")]
+    kinds = [body["kind"] for body in companions(made, "job-uid", "ns")]
     assert ("Service" in kinds) is has_names
     spec = made.config.spec
     pods = [
@@ -148,11 +148,21 @@ def test_the_token_of_a_job_is_not_that_of_its_predecessor():
     assert token_secret(b"k", first)["metadata"]["name"] != token_secret(b"k", second)["metadata"]["name"]
 
 
+def test_no_policy_of_somebody_elses_has_the_name_of_a_jobs():
+    """Policies are made for every job: to look for the name would be one call more."""
+    mine, other = (
+        next(body for body in companions(pinned(), uid, "ns") if body["kind"] == "NetworkPolicy")
+        for uid in ("0123456789", "9876543210")
+    )
+    assert mine["metadata"]["name"] == "job-rlhf-01234567"
+    assert other["metadata"]["name"] == "job-rlhf-98765432"
+
+
 def test_only_a_resumed_trainer_reads_the_other_configuration():
     assert env(pod(Role.TRAINER))["RLHF_RUN_CONFIG"].endswith("start.json")
     assert env(pod(Role.TRAINER, resume=True))["RLHF_RUN_CONFIG"].endswith("resume.json")
     made = pinned()
-    data = companions(made, "ns")[0]["data"]
+    data = companions(made, "job-uid", "ns")[0]["data"]
     assert [json.loads(data[file])["resume"] for file in ("start.json", "resume.json")] == [False, True]
     RunConfig.model_validate_json(data["start.json"])
 
@@ -188,7 +198,7 @@ def test_a_template_cannot_take_the_pod_away_from_its_job():
 
 def test_a_gang_has_all_pods_of_the_job():
     made = pinned("spec.generator.replicas=3", "spec.scheduling={gang: volcano, queue: research}")
-    group = companions(made, "ns")[-1]
+    group = companions(made, "job-uid", "ns")[-1]
     assert group["spec"] == {"minMember": 6, "queue": "research"}
     body = pod(Role.REWARD, "spec.scheduling.gang=volcano")
     assert body["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]

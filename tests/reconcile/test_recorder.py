@@ -8,6 +8,7 @@ import pytest
 
 from rlhf_operator.cluster import recorder as module
 from rlhf_operator.cluster.api import Api
+from rlhf_operator.cluster.clock import ServerClock
 from rlhf_operator.cluster.describe import Event
 from rlhf_operator.cluster.recorder import Recorder
 
@@ -21,6 +22,7 @@ JOB = {
 class Server(Api):
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
+        self.clock = ServerClock(lambda: 1_000_000.0)
 
     async def apply(self, body: dict[str, Any]) -> dict[str, Any]:
         self.events.append(body)
@@ -46,6 +48,8 @@ def test_an_hour_of_the_same_is_a_dozen_writes_of_one_event(monkeypatch):
     assert len(written) <= 12
     assert len({body["metadata"]["name"] for body in written}) == 1
     assert [body["count"] for body in written][:4] == [1, 3, 7, 15]
+    # By the API server's clock.
+    assert {body["lastTimestamp"] for body in written} == {"1970-01-12T13:46:40Z"}
 
 
 def test_figures_that_change_make_no_other_event_where_it_says_so(monkeypatch):

@@ -53,15 +53,22 @@ def read(change: Callable[[dict], None], settings: Settings = SETTINGS, key: byt
     return asyncio.run(DesiredReader(settings, SimpleNamespace(get=get)).read(("ns", "job"), world.job, []))
 
 
+def many_pods(body: dict) -> None:
+    content = json.loads(body["data"][START_CONFIG])
+    content["spec"]["generator"] |= {"replicas": 1000, "tensorParallelSize": 1000, "podsPerReplica": 1000}
+    body["data"][START_CONFIG] = json.dumps(content)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (many_pods, "1000 generators of 1000 pods each"),
         (template(volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "hostPath"),
         (template(hostNetwork=True), "hostNetwork"),
         (template(automountServiceAccountToken=True), "automountServiceAccountToken"),
         (image, "evil.example"),
     ],
-    ids=["host path", "host network", "API credentials", "default image"],
+    ids=["a million pods", "host path", "host network", "API credentials", "default image"],
 )
 def test_what_a_user_wrote_into_it_is_checked_as_a_spec_is(change, said):
     settings = Settings(trainer_image="trainer:1", token_key=KEY, limits=STRICT)

@@ -77,6 +77,24 @@ def test_a_node_that_is_gone_is_told_of():
     assert "job-generator-0 should have ended, and its node node-1" in stalled(world)[2]
 
 
+def test_a_pod_that_only_a_finalizer_keeps_is_told_of_and_not_deleted_again_and_again():
+    world = running()
+    world.pods["job-generator-0"]["metadata"] |= {
+        "deletionTimestamp": stamp(world.now),
+        "deletionGracePeriodSeconds": 0,
+        "finalizers": ["example.com/audit"],
+    }
+    assert not any(d.name == "job-generator-0" for d in world.step(LOST_SECONDS + 2).delete)
+    assert stalled(world)[1] != "PodHeld", "whoever set it may be about to let go"
+    assert not any(d.name == "job-generator-0" for d in world.step().delete)
+    assert stalled(world)[:2] == ("True", "PodHeld")
+    assert "job-generator-0 has ended and is deleted" in stalled(world)[2]
+    assert "example.com/audit" in stalled(world)[2]
+    del world.pods["job-generator-0"]
+    world.settle()
+    assert world.runs("job-generator-0")
+
+
 def unplaced(world: World, *pods: str) -> None:
     for name in pods:
         said = {"reason": "Unschedulable", "message": "0/9 nodes are available"}

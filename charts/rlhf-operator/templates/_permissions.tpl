@@ -25,7 +25,7 @@
   verbs: [list, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, create, patch]
+  verbs: [list, create, patch]
 # Written, never read.
 - apiGroups: [""]
   resources: [secrets]

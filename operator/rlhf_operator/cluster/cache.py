@@ -1,6 +1,7 @@
 """Informer cache of jobs and of the objects that belong to them: read instead of asking the API server."""
 
 import json
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,13 +33,15 @@ class Cache:
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[Key, dict[str, _Seen]]] = defaultdict(dict)  # kind, job, name
-        self._dropped: OrderedDict[str, None] = OrderedDict()  # uids
+        self._dropped: OrderedDict[str, float] = OrderedDict()
+        """Last resourceVersions of what was deleted, by uid, infinite if unknown. What a watch with a label selector
+        tells to be deleted may only have lost its label: later versions show that it is there."""
         self._resting: set[Key] = set()
 
     def put(self, body: Mapping[str, Any]) -> Key | None:
         """Stores the object; returns the job that it belongs to, or None if nothing in it is new for the job."""
         meta, key = body["metadata"], job_of(body)
-        if key is None or meta["uid"] in self._dropped:
+        if key is None or int(meta["resourceVersion"]) <= self._dropped.get(meta["uid"], -1):
             return None
         same = self._seen[body["kind"]].setdefault(key, {})
         known, version = same.get(meta["name"]), int(meta["resourceVersion"])
@@ -56,7 +59,7 @@ class Cache:
     def drop(self, body: Mapping[str, Any]) -> Key | None:
         """Removes a deleted object, also if a reply from before the deletion arrives later."""
         meta, key = body["metadata"], job_of(body)
-        self._bury(meta["uid"])
+        self._bury(meta["uid"], int(meta["resourceVersion"]))
         same = self._seen[body["kind"]].get(key, {}) if key else {}
         if key is None or meta["name"] not in same or same[meta["name"]].uid != meta["uid"]:
             return None
@@ -89,7 +92,7 @@ class Cache:
         """Removes the objects with these uids; returns the jobs that they belonged to."""
         gone, touched, left = set(uids), set(), {}
         for uid in gone if kind not in COMPANIONS else ():  # which may have lost their label alone
-            self._bury(uid)
+            self._bury(uid, math.inf)
         for key, same in self._seen[kind].items():
             stay = {name: seen for name, seen in same.items() if seen.uid not in gone}
             if len(stay) < len(same):
@@ -131,7 +134,7 @@ class Cache:
         job.
         """
         meta, key = body["metadata"], job_of(body)
-        if key is None or meta["uid"] in self._dropped:
+        if key is None or int(meta["resourceVersion"]) <= self._dropped.get(meta["uid"], -1):
             return True
         seen = self._seen[body["kind"]].get(key, {}).get(meta["name"])
         return seen is not None and seen.version >= int(meta["resourceVersion"])
@@ -143,8 +146,8 @@ class Cache:
     def _read(self, kind: str, key: Key) -> list[Body]:
         return [json.loads(seen.text) for seen in self._seen[kind].get(key, {}).values()]
 
-    def _bury(self, uid: str) -> None:
-        self._dropped[uid] = None
+    def _bury(self, uid: str, version: float) -> None:
+        self._dropped[uid] = version
         if len(self._dropped) > _TOMBSTONES:
             self._dropped.popitem(last=False)
 
@@ -195,6 +198,7 @@ _OF_METADATA = (
     "creationTimestamp",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
+    "finalizers",
     "ownerReferences",
 )
 _OF_STATUS = {

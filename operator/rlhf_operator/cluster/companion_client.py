@@ -11,6 +11,8 @@ from .seal import sealed
 from .settings import Settings
 from .snapshot import Job
 
+_PLAINLY_NAMED = ("PodGroup", "Service")
+"""Kinds whose names somebody else may have chosen too; others' have the job's uid or the digest of their content."""
 _Versions = dict[tuple[str, str], int]
 """Versions of objects, by kind and name."""
 
@@ -31,8 +33,8 @@ class CompanionClient:
         seen = {each: self._cache.version(each[0], key, each[1]) for each in ours}
         if last == content and seen == ours:
             return
-        bodies = companions(pinned, self._settings.own_namespace, self._settings.metrics_from)
-        secret = self._settings.token_key
+        settings, secret = self._settings, self._settings.token_key
+        bodies = companions(pinned, job.uid, settings.own_namespace, settings.metrics_from)
         bodies = [sealed(body, secret, job) if body["kind"] == "ConfigMap" else body for body in bodies]
         made = await run_all(self._apply_one(key, job, body) for body in bodies)
         listed = [body for body in made if body["kind"] in COMPANIONS]
@@ -48,8 +50,7 @@ class CompanionClient:
 
     async def _apply_one(self, key: Key, job: Job, body: Body) -> Body:
         kind, name = body["kind"], body["metadata"]["name"]
-        # A ConfigMap's name has the digest of its content.
-        if kind != "ConfigMap" and self._cache.version(kind, key, name) is None:
+        if kind in _PLAINLY_NAMED and self._cache.version(kind, key, name) is None:
             await check_name(self._api, job, body)
         return await self._api.apply(owned(body, job))
 

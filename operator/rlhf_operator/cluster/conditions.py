@@ -12,7 +12,7 @@ from ..job_status import stalled, time_text
 from ..process_state import Finish, ProcessState
 from .observed import Observed
 from .pod import NewPod
-from .pod_groups import lost
+from .pod_groups import held, lost
 from .snapshot import Pod
 
 SILENT_SECONDS = 30.0
@@ -137,6 +137,11 @@ def _stalled(
     for pod in (pod for pod in pods if lost(pod, now)):
         message = f"{pod.name} should have ended, and its node {pod.node} has not confirmed it; the pod counts as lost"
         return condition("Stalled", "True", "NodeLost", message, stamp)
+    for pod in (pod for pod in pods if held(pod, now)):
+        message = (
+            f"{pod.name} has ended and is deleted, but its finalizer keeps it, and its name: {pod.held_by}"
+        )
+        return condition("Stalled", "True", "PodHeld", message, stamp)
     if isinstance(refused, str):
         return condition("Stalled", "True", "PodsRefused", refused, stamp)
     living = [pod for pod in pods if pod.ended is None]

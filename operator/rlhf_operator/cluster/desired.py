@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_api.generator_checks import pods_per_replica
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
 from rlhf_api.runtime import NamedRuntime, merged, with_runtime
@@ -77,8 +78,8 @@ def wanted(
         return Desired(own, spec, waits=runtime)
     if running.defaults.runtime is not None and spec.runtime is not None:
         spec = merged(spec, running.defaults.runtime.spec)
-    running = running.scaled(spec.generator.replicas)
-    kept = with_generators(running.config.spec, spec.generator.replicas).model_copy(
+    running = running.scaled(_generators(running, spec.generator.replicas))
+    kept = running.config.spec.model_copy(
         update={
             "suspend": spec.suspend,
             "active_deadline_seconds": spec.active_deadline_seconds,
@@ -88,6 +89,13 @@ def wanted(
     changed = ", ".join(_changed(kept, spec, same_release=running.defaults.release == defaults.release))
     reason = f"{changed} changed while the job runs; suspend and resume the job to apply that"
     return Desired(running, kept, reason if changed else None)
+
+
+def _generators(running: Pinned, asked: int) -> int:
+    """The number asked for, unless as many of the running configuration's generators would have too many pods."""
+    there = running.config.spec
+    fits = not any(pods_per_replica(with_generators(there, asked)))
+    return asked if fits else there.generator.replicas
 
 
 def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Limits | None) -> Desired:

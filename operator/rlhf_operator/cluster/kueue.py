@@ -26,8 +26,10 @@ Quota = Literal["none", "left", "absent", "outdated", "waiting", "admitted", "ou
 """`none`: the job is in no queue; `left`: but was in one. `absent`: it has no Workload yet; `outdated`: its Workload
 waits in another queue or size than the job's, or for pods of
 an earlier configuration; `outgrown`: was admitted so; `evicted`: is to give its quota back."""
-_REQUEUED = ("Preempted", "AdmissionCheck")
-"""Reasons of evictions after which the integration lets a Workload line up again; after others Kueue does."""
+_REQUEUED = ("Preempted", "NodeFailures")
+"""Reasons of evictions after which the integration lets a Workload line up again at once; after others Kueue does, in
+its own time."""
+_NOT_READY = "not all pods are ready"
 
 
 def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str) -> Quota:
@@ -116,6 +118,7 @@ def released(workload: Mapping[str, Any], stamp: str) -> Body:
         "QuotaReserved": ("False", "Pending", why),
         "Admitted": ("False", "NoReservation", "the workload has no reservation"),
         "Requeued": (str(requeued), str(evicted.get("reason", "Evicted")), why),
+        "PodsReady": ("False", "WaitForStart", _NOT_READY),
     }
     return _status(workload, stamp, changes, {"admission": None, "reclaimablePods": None})
 
@@ -123,16 +126,25 @@ def released(workload: Mapping[str, Any], stamp: str) -> Body:
 def report(workload: Mapping[str, Any], spec: Spec, *, ready: bool, stamp: str) -> Body | None:
     """Merge patch of an admitted Workload's status, or None if it is up to date: whether its pods are ready, and the
     quota of scaled-down generators as reclaimable."""
-    was = "PodsReady" in [c["type"] for c in workload.get("status", {}).get("conditions", ())]
-    known = "PodsReady" in _held(workload)
+    conditions = workload.get("status", {}).get("conditions", ())
+    before: Mapping[str, Any] = next((c for c in conditions if c["type"] == "PodsReady"), {})
     free = {name: count - _wanted(spec).get(name, 0) for name, count in _counts(workload).items()}
     free = {name: count for name, count in free.items() if count > 0}
-    if was and known == ready and free == _reclaimed(workload):
+    if before.get("status") == str(ready) and free == _reclaimed(workload):
         return None
-    all_ready = ("True", "Started", "all pods are ready")
-    changes = {"PodsReady": all_ready if ready else ("False", "WaitForStart", "not all pods are ready")}
+    changes = {"PodsReady": _pods_ready(before, ready=ready)}
     reclaimable = [{"name": name, "count": count} for name, count in free.items()]
     return _status(workload, stamp, changes, {"reclaimablePods": reclaimable} if reclaimable else {})
+
+
+def _pods_ready(before: Mapping[str, Any], *, ready: bool) -> tuple[str, str, str]:
+    """Status, reason and message of PodsReady. Kueue has one deadline for the start and another for a recovery."""
+    if ready:
+        recovered = before.get("reason") in ("WaitForRecovery", "Recovered")
+        return "True", "Recovered" if recovered else "Started", "all pods are ready"
+    if before.get("status") == "True" or before.get("reason") == "WaitForRecovery":
+        return "False", "WaitForRecovery", "a pod that was ready is ready no more"
+    return "False", "WaitForStart", _NOT_READY
 
 
 def _config(workload: Mapping[str, Any]) -> str | None:

@@ -34,6 +34,11 @@ def token_name(job: str, uid: str) -> str:
     return f"{job}-token-{uid[:8]}"
 
 
+def policy_name(job: str, uid: str) -> str:
+    """The job's NetworkPolicy; nobody else's has the uid in its name by chance."""
+    return f"{job}-rlhf-{uid[:8]}"
+
+
 def common_labels(job: str) -> dict[str, str]:
     """Labels of every object of the job."""
     return {"app.kubernetes.io/name": "rlhf-job", MANAGED_BY: OPERATOR, JOB: job}

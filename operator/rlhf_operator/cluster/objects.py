@@ -10,7 +10,7 @@ from rlhf_api.run import pods_each, replicas
 from rlhf_api.spec import Spec
 
 from .gangs import GANGS
-from .names import OPERATOR, common_labels, service_name, token_name
+from .names import OPERATOR, common_labels, policy_name, service_name, token_name
 from .pinned import Pinned
 from .ports import PORT
 from .snapshot import Job
@@ -33,14 +33,17 @@ def token_secret(key: bytes, job: Job) -> Body:
     }
 
 
-def companions(pinned: Pinned, operator_namespace: str, metrics_from: Sequence[Body] = ()) -> list[Body]:
-    """Objects that may be applied at any time. `metrics_from`: NetworkPolicy peers that may scrape the job's pods."""
+def companions(
+    pinned: Pinned, uid: str, operator_namespace: str, metrics_from: Sequence[Body] = ()
+) -> list[Body]:
+    """Objects that may be applied at any time. `uid`: the job's; `metrics_from`: NetworkPolicy peers that may scrape
+    its pods."""
     config = pinned.config
     group = GANGS[config.spec.scheduling.gang].group(config)
     return [
         pinned.config_map(),
         *([_service(config.job)] if _meets(config.spec) else []),
-        _policy(config.job, operator_namespace, metrics_from),
+        _policy(config.job, uid, operator_namespace, metrics_from),
         *([group] if group else []),
     ]
 
@@ -66,7 +69,7 @@ def _service(job: str) -> Body:
     }
 
 
-def _policy(job: str, operator_namespace: str, metrics_from: Sequence[Body]) -> Body:
+def _policy(job: str, uid: str, operator_namespace: str, metrics_from: Sequence[Body]) -> Body:
     """NetworkPolicy: only the job's own pods reach each other, and the operator and `metrics_from` reach their HTTP
     port.
     """
@@ -77,7 +80,7 @@ def _policy(job: str, operator_namespace: str, metrics_from: Sequence[Body]) -> 
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {"name": service_name(job), "labels": common_labels(job)},
+        "metadata": {"name": policy_name(job, uid), "labels": common_labels(job)},
         "spec": {
             "podSelector": {"matchLabels": common_labels(job)},
             "policyTypes": ["Ingress"],

@@ -111,16 +111,16 @@ def _domains(topology: Mapping[str, Any]) -> Iterator[tuple[int, tuple[str, ...]
     """Pods and label values of each domain, unpacked from the slices of a TopologyAssignment: what is the same for all
     domains of a slice, or begins or ends alike, stands there once."""
     for part in topology["slices"]:
-        domains = part["domainCount"]
-        counts = part.get("podCounts") or repeat(part["universalPodCount"], domains)
+        domains, counts = part["domainCount"], part["podCounts"]
         yield from zip(
-            counts,
+            counts.get("individual") or repeat(counts["universal"], domains),
             zip(*(_values(each, domains) for each in part["valuesPerLevel"]), strict=True),
             strict=True,
         )
 
 
 def _values(level: Mapping[str, Any], domains: int) -> Iterator[str]:
-    if "universalValue" in level:
-        return repeat(level["universalValue"], domains)
-    return (f"{level.get('prefix', '')}{root}{level.get('suffix', '')}" for root in level["roots"])
+    if "universal" in level:
+        return repeat(level["universal"], domains)
+    own = level["individual"]
+    return (f"{own.get('prefix', '')}{root}{own.get('suffix', '')}" for root in own["roots"])

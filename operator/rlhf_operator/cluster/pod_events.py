@@ -36,7 +36,9 @@ class PodEvents:
     async def told(self, key: Key, job: Job, pods: Sequence[Pod]) -> list[Pod]:
         """The pods, each that its kubelet cannot start with the reason."""
         oldest = self._api.clock.time() - _PATIENCE_SECONDS
-        waiting = [pod for pod in pods if pod.unstarted and pod.started <= oldest]
+        waiting = [
+            pod for pod in pods if pod.unstarted and pod.started <= oldest and pod.deletion_deadline is None
+        ]
         if not waiting:
             self.forget(key)
             return [*pods]

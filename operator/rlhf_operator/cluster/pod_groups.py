@@ -124,6 +124,15 @@ def hung(processes: Sequence[ProcessState], end: Ended | None) -> list[ProcessSt
 
 def lost(pod: Pod, now: float) -> bool:
     """True if its kubelet should have ended the pod long ago: its node is gone, and the pod's name is needed."""
+    return _overdue(pod, now) and not pod.held_by
+
+
+def held(pod: Pod, now: float) -> bool:
+    """True if only a finalizer has kept the pod, and its name, for long."""
+    return _overdue(pod, now) and bool(pod.held_by)
+
+
+def _overdue(pod: Pod, now: float) -> bool:
     return pod.deletion_deadline is not None and now > pod.deletion_deadline + LOST_SECONDS
 
 

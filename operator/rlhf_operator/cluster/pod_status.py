@@ -82,6 +82,11 @@ def _last_lines(end: Body) -> str:
     return redacted(end.get("message") or "").rstrip()
 
 
+def let_go(meta: Body) -> bool:
+    """True for a deleted pod for whose kubelet nobody waits any more."""
+    return "deletionTimestamp" in meta and meta.get("deletionGracePeriodSeconds") == 0
+
+
 def _told_to_end(meta: Body) -> float | None:
     """The time at which the deletion of a pod was requested."""
     if "deletionTimestamp" not in meta:

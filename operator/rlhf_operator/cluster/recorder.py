@@ -1,7 +1,6 @@
 """Events of jobs, as shown by `kubectl describe`; repeated ones are counted, not recorded again."""
 
 import asyncio
-import datetime
 import logging
 import secrets
 import time
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..job_status import time_text
 from .api import Api, ApiError, Body
 from .describe import Event
 
@@ -54,7 +54,7 @@ class Recorder:
             return
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
-                await self._api.apply(_event(job, event, told))
+                await self._api.apply(_event(job, event, told, self._now()))
         except (ApiError, TimeoutError) as error:
             logger.warning("could not record the event %s: %s", event.reason, error)
         else:
@@ -65,15 +65,18 @@ class Recorder:
         now, told = time.monotonic(), self._told.get(identity)
         if told is None or now - told.last > _SAME_SECONDS:
             name = f"{job['metadata']['name']}.{secrets.token_hex(8)}"
-            told = self._told[identity] = _Told(name, _now())
+            told = self._told[identity] = _Told(name, self._now())
         told.count, told.last = told.count + 1, now
         self._told.move_to_end(identity)
         if len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)
         return told
 
+    def _now(self) -> str:
+        return time_text(self._api.clock.now())
 
-def _event(job: Mapping[str, Any], event: Event, told: _Told) -> Body:
+
+def _event(job: Mapping[str, Any], event: Event, told: _Told, now: str) -> Body:
     meta = job["metadata"]
     return {
         "apiVersion": "v1",
@@ -92,10 +95,6 @@ def _event(job: Mapping[str, Any], event: Event, told: _Told) -> Body:
         "message": event.message,
         "source": {"component": "rlhf-operator"},
         "firstTimestamp": told.first,
-        "lastTimestamp": _now(),
+        "lastTimestamp": now,
         "count": told.count,
     }
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -20,9 +20,6 @@ class Swept:
 
 async def fill(api: Api, namespace: str | None, kinds: Collection[str], see: See) -> None:
     """Adds every object once, jobs last, so that no pod counts as missing before it is listed."""
-    for kind in COMPANIONS:
-        async for body in api.list(kind, namespace, labels=OURS, metadata_only=True):
-            see(body, False)
     for kind in sorted(kinds, key=lambda kind: kind == "RLHFJob"):
         async for body in api.list(kind, namespace, labels=SELECTORS[kind]):
             see(body, False)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rlhf_api.generator_checks import pods_per_replica
 from rlhf_api.pod_checks import pods
 from rlhf_api.problems import InvalidJob
 
@@ -39,7 +40,7 @@ def check_unsealed(pinned: Pinned, limits: Limits | None, own_image: str) -> Non
     Raises:
         UnreadableConfig: they may not be made.
     """
-    problems = list(pods(pinned.config.spec))
+    problems = [*pods(pinned.config.spec), *pods_per_replica(pinned.config.spec)]
     try:
         if not problems:
             check(limits, pinned, own_image)

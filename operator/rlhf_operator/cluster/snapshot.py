@@ -13,7 +13,7 @@ from rlhf_api.status import JobStatus
 from ..condition import own_conditions
 from ..process_state import Ended
 from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, RANK, ROLE, pod_name
-from .pod_status import OVER, Body, ended, initializing, seconds, unstarted, waiting_reason
+from .pod_status import OVER, Body, ended, initializing, let_go, seconds, unstarted, waiting_reason
 from .ports import PORT
 
 _REQUEST = 256
@@ -74,6 +74,8 @@ class Pod:
     ended: Ended | None = None
     deletion_deadline: float | None = None
     """Deletion deadline, by which its kubelet has to end it; None unless it is being deleted."""
+    held_by: str = ""
+    """Finalizers that alone keep a deleted pod: its kubelet has confirmed its end, or it was given up."""
     over: bool = False
     """True if none of its containers runs any more and its resources are free; a sidecar may outlast the role's
     container."""
@@ -128,6 +130,7 @@ class Pod:
             ready=conditions.get("Ready", {}).get("status") == "True",
             ended=ended(meta, status, role_container, conditions),
             deletion_deadline=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+            held_by=", ".join(meta.get("finalizers", ())) if let_go(meta) else "",
             over=status.get("phase") in OVER,
             waiting_reason=waiting_reason(status, conditions),
             scheduled=scheduled,
