@@ -38,9 +38,10 @@ again. A process that hangs is [noticed](detection.md) and ended, a trainer afte
 $ make faults
 ```
 
-{measured} There were several sittings, each with the code of its day. The
-model is tiny. So the times are those of noticing the fault, of starting processes and of loading. Loading takes most of
-them on so few cores.
+{measured}
+There were several sittings, each with the code of its day, some on a machine with up to 16 such jobs beside each other.
+The model is tiny. So the times are those of noticing the fault, of starting processes and of loading. Loading takes
+most of them on so few cores.
 
 - **s**: seconds from the fault to the end of the next training step; ahead of training, of the one after it, since the
   next step already has some of its responses. p95 of a few times is the longest.
