@@ -84,8 +84,7 @@ def _received(bucket: Bucket, rows: Tensor, work: distributed.Work | None) -> Na
             yield name, tensor.detach()
             continue
         end = begin + tensor.ds_tensor.nbytes
-        parts = rows[:, begin:end]
-        flat = parts.reshape(-1) if parts.is_contiguous() else torch.cat(parts.unbind())
+        flat = torch.cat(rows[:, begin:end].unbind())  # a copy, aligned for any dtype
         yield name, flat.view(tensor.dtype)[: tensor.ds_numel].view(tensor.ds_shape)
         begin = end
 
