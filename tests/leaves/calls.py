@@ -66,20 +66,20 @@ def collecting(job: RLHFJob) -> Any:
     if not graph_of(job.spec).generates:
         return None
     rounds: list[int] = []
-    part = SimpleNamespace(columns=None)
+    part = SimpleNamespace(columns={"versions": torch.zeros(1)})
 
-    def respond(_prompts: Any, **_: Any) -> Any:
+    def answer(*_: Any) -> Any:
         rounds.append(1)
-        return SimpleNamespace(rollouts=[])
+        return SimpleNamespace(rollouts=[], refused={})
 
     class Collector(collector.EpisodeCollector):
         def __init__(self) -> None:
             self._ctx, self._graph = context(job), graph_of(job.spec)
-            self.ahead, self.respond, self._received = None, respond, lambda *_, **__: part
+            self.ahead, self._received = None, lambda *_, **__: part
             self._source = SimpleNamespace(issue=lambda _: None)
             self._with_spread, self._scored = lambda *_, **__: ([part], 1), lambda *_: [part]
             self._executor = SimpleNamespace(run=lambda _: None)
-            self._fleet, self.version = SimpleNamespace(weights=SimpleNamespace(version=0)), 0
+            self._fleet, self.version = SimpleNamespace(weights=SimpleNamespace(version=0), answer=answer), 0
 
     made = Collector()
     with pytest.MonkeyPatch.context() as patch:
