@@ -171,14 +171,16 @@ def waits_for_its_runtime(jobs: Jobs) -> None:
 
 def lacks_a_secret(jobs: Jobs) -> None:
     """A job whose pod gets a node that cannot start it: only the pod's events tell why."""
+    # Pods of a node that is not there are deleted after 40 s, by their garbage collector.
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "of-paper"}}
+    jobs.kubectl("create", "-f", "-", input=json.dumps(node))
     jobs.apply(one_pod("unstarted", pods={"nodeSelector": {"no": "node"}}))
     eventually(lambda: jobs.pods().get("unstarted-trainer-0"), "its pod is made")
-    target = {"apiVersion": "v1", "kind": "Node", "name": "of-paper"}
     body = {
         "apiVersion": "v1",
         "kind": "Binding",
         "metadata": {"name": "unstarted-trainer-0"},
-        "target": target,
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "of-paper"},
     }
     path = f"/api/v1/namespaces/{jobs.namespace}/pods/unstarted-trainer-0/binding"
     jobs.kubectl("create", f"--raw={path}", "-f", "-", input=json.dumps(body))
@@ -196,6 +198,7 @@ def lacks_a_secret(jobs: Jobs) -> None:
     jobs.kubectl("create", "-f", "-", input=json.dumps(event))
     eventually(lambda: jobs.reason("unstarted", "Stalled") == "FailedMount", "its job tells")
     jobs.kubectl("delete", "rlhfjob", "unstarted")
+    jobs.kubectl("delete", "node", "of-paper")
 
 
 def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
