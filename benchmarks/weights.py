@@ -105,7 +105,7 @@ class Bench:
 
 
 def proof(bench: Bench, sync: Broadcaster, rounds: int) -> None:
-    """What it costs a generator to look at what it serves: all of it after a swap, then a slice."""
+    """Seconds of a proof of the weights that are served: of all of them after a swap, then of a slice."""
     for number in range(rounds):
         found, seconds = bench.round(sync, check=False), []
         for _ in range(10):

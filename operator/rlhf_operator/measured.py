@@ -1,6 +1,5 @@
 """Measurements of a run, from its work directory."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf_api import strict_json
 from rlhf_api.algorithms import algorithm_of, graph_of
 from rlhf_api.duration import PHASES, Batch, Machine, Work, rates
 from rlhf_api.model_files import model_sizes
@@ -94,7 +94,7 @@ class Measured:
 def _steps(file: Path) -> list[Mapping[str, float]]:
     """The lines of a run's metrics; the last one may be torn, of a run that goes on or was killed."""
     lines = file.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [strict_json.figures(line) for line in lines if line.endswith("\n")]
 
 
 def _filled(spec: Spec, steps: list[Mapping[str, float]]) -> float:

@@ -17,7 +17,7 @@ from rlhf_store.store import Store
 
 
 class Crash(BaseException):
-    """What a kill does to the code that runs."""
+    """Ends the running code as a kill does: past every `except Exception`."""
 
 
 def crash_at(point: str):

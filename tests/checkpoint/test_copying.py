@@ -45,7 +45,7 @@ def test_a_run_begins_with_a_copy_and_goes_on_from_its_own(place: Place, tmp_pat
 
 
 def reshuffled(committer: Committer, own: str) -> int:
-    """How often a start reshuffles the data that its snapshot has left."""
+    """Number of times that a start reshuffles the data that its snapshot has left."""
     times = list[int]()
     task = SimpleNamespace(restore=lambda _: None, reorder=times.append)
     monitor = SimpleNamespace(restore=lambda _: None, rollbacks=committer.rollbacks)

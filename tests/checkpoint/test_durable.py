@@ -1,4 +1,4 @@
-"""What a loss of power leaves in a directory: all that LATEST names."""
+"""All that LATEST names survives a loss of power, in a store that is a directory."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.checkpoint.conftest import Place
 
 
 class Disk:
-    """What a store's directory has been told to sync."""
+    """Records which files and folders of a store's directory were synced."""
 
     def __init__(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder, self._synced = Path(unquote(urlsplit(place.url).path)), set[int]()

@@ -21,7 +21,7 @@ class Unavailable(Exception):
 
 
 def cache() -> Path:
-    """Where built things stay between runs."""
+    """Folder of built things, which stay there between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "rlhf-operator"
 
 

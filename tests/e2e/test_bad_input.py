@@ -70,7 +70,7 @@ def fail(folder: Path, workdir: Path, *overrides: str, **environ: str) -> tuple[
 
 
 def assert_saved(finished: Finished, step: int) -> None:
-    """What was reached before the failure is there, and the last words say how to go on."""
+    """Metrics up to the failure are there, and the last words say how to go on."""
     assert [line["step"] for line in finished.steps] == list(range(1, step + 1))
     assert finished.status["lastCheckpoint"]["step"] == step
     assert [cut.step for cut in Archive(f"file://{finished.workdir}/checkpoints").entries()][-1] == step

@@ -41,6 +41,17 @@ def answered(prompts: list[Prompt]) -> Episode:
     return replace(episode(0), prompt_ids=tuple(prompt.id for prompt in prompts))
 
 
+def resumed() -> tuple[Episode, Prompt, PromptSource, list[Any]]:
+    """A source restored with an episode not trained on yet and a fifth prompt in progress, and what it tells."""
+    before, _ = source(6)
+    made = answered(before.issue(4))
+    (fifth,) = before.issue(1)
+    before.take(Collected(made, [], {}))
+    after, told = source(6)
+    after.restore(before.state(made), made)
+    return made, fifth, after, told
+
+
 def test_a_checkpoint_with_answers_not_trained_on_holds_their_prompts():
     before, told = source(6)
     made = answered(before.issue(4))
@@ -79,12 +90,7 @@ def test_prompts_without_their_answers_would_be_told_as_lost(caplog):
 
 
 def test_prompts_that_have_no_episode_yet_are_issued_again_first_and_entered_once():
-    before, _ = source(6)
-    made = answered(before.issue(4))
-    (ahead,) = before.issue(1)
-    before.take(Collected(made, [], {}))
-    after, told = source(6)
-    after.restore(before.state(made), made)
+    _, ahead, after, told = resumed()
     assert (told[-1].issued, told[-1].lost) == (5, 0)
     again = after.issue(2)
     assert again[0].id == ahead.id
@@ -122,12 +128,7 @@ def test_where_rows_are_added_or_gone_prompts_in_progress_are_those_at_their_pos
 
 
 def test_prompts_whose_responses_are_given_up_are_the_next_ones():
-    before, _ = source(6)
-    made = answered(before.issue(4))
-    (later,) = before.issue(1)
-    before.take(Collected(made, [], {}))
-    after, told = source(6)
-    after.restore(before.state(made), made)
+    made, later, after, told = resumed()
     after.ask_again(made)
     assert (told[-1].returned, told[-1].lost) == (0, 0)
     assert [prompt.id for prompt in after.issue(5)] == [*made.prompt_ids, later.id]
