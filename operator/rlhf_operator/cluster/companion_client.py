@@ -28,8 +28,8 @@ class CompanionClient:
     async def apply(self, key: Key, job: Job, pinned: Pinned) -> None:
         """Applies service, ConfigMap and so on, if they differ from those applied last, or if somebody has deleted or
         changed one."""
-        generators, stored = pinned.config.spec.generator.replicas, pinned.stored or {}
-        content = hash((pinned.name, generators, *sorted(stored.items())))  # all that its ConfigMap depends on
+        generators, stored = pinned.config.spec.generator.replicas, (pinned.stored or {}).items()
+        content = hash((pinned.name, generators, *sorted(stored)))  # all that its ConfigMap depends on
         last, ours = self._applied.get(key, (None, _Versions()))
         seen = {each: self._cache.version(each[0], key, each[1]) for each in ours}
         if last == content and seen == ours:
