@@ -54,7 +54,7 @@ def test_a_job_that_gets_on_is_not_stalled():
 
 def test_a_trainer_that_cannot_be_reached_is_told_of_and_left_alone():
     world = running()
-    silent = world.now.timestamp()
+    silent, begun = world.now.timestamp(), stamp(world.now)
     world.step(SILENT_SECONDS - 1, silent_since=silent)
     world.step(2, silent_since=silent)
     assert stalled(world)[0] == "False"
@@ -64,6 +64,8 @@ def test_a_trainer_that_cannot_be_reached_is_told_of_and_left_alone():
     since = world.status.conditions
     world.step(60, silent_since=silent)
     assert world.status.conditions == since  # nothing to write
+    world.step(silent_since=silent, complaint="the trainer refuses the job's token")
+    assert stalled(world)[2] == f"since {begun}: the trainer refuses the job's token"
     world.step()
     assert stalled(world)[0] == "False"
 

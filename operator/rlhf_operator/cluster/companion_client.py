@@ -54,10 +54,11 @@ class CompanionClient:
             await check_name(self._api, job, body)
         return await self._api.apply(owned(body, job))
 
-    async def create_token(self, job: Job, *, again: bool) -> None:
-        """Creates the token's Secret unless it exists; `again`: a pod did not find it, which an event reports."""
+    async def create_token(self, job: Job, key: bytes, *, again: bool) -> None:
+        """Creates the Secret of the token, of this key, unless it exists; `again`: a pod did not find it, which an
+        event reports."""
         try:
-            made = await self._api.create(owned(token_secret(self._settings.token_key, job), job))
+            made = await self._api.create(owned(token_secret(key, job), job))
         except ApiError as error:
             if error.status != 409:  # exists already, and never changes
                 raise

@@ -101,6 +101,7 @@ class Reconciler:
             pods,
             trainer,
             silent_since=self._trainers.silent_since(job),
+            complaint=self._trainers.complaint(job),
             refused=refusal.why if refusal else None,
             made=self._outcomes.made(key),
             quota=quota(job, want.spec, workload, want.pinned.name),
@@ -140,7 +141,7 @@ class Reconciler:
             if todo.companions:
                 await self._companions.apply(key, job, want.pinned)
             if todo.create or todo.token:
-                await self._companions.create_token(job, again=todo.token)
+                await self._companions.create_token(job, self._trainers.key(job), again=todo.token)
             await self._kueue.line_up(key, job, want, todo)
             admitted = self._kueue.workload(key, job) if todo.create and job.queue else None
             known = await self._kueue.flavors(job, admitted) if admitted else {}
