@@ -24,7 +24,9 @@ _PATIENCE_SECONDS = 0.2
 """Longest wait of a reconcile for a report of a trainer that answered last time, seconds."""
 _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 60.0
 """Backoff after a failed poll, first and longest, in seconds; doubled each time."""
-_OF_OTHER_KEY = "it is of another key than the operator's; name that key's Secret in the chart's tokenKey.previousSecret"
+_OF_OTHER_KEY = (
+    "it is of another key than the operator's; name that key's Secret in the chart's tokenKey.previousSecret"
+)
 
 
 @dataclass
