@@ -1,15 +1,18 @@
 """Creates the objects that a job has beside its pods: Secret, Service, ConfigMap, NetworkPolicy and gang."""
 
+from collections.abc import Sequence
+
 from .api import Api, ApiError, Body, Key, run_all
 from .cache import COMPANIONS, Cache
 from .describe import Event
+from .gangs import members
 from .objects import companions, owned, token_secret
 from .ownership import check_name
 from .pinned import Pinned
 from .recorder import Recorder
 from .seal import sealed
 from .settings import Settings
-from .snapshot import Job
+from .snapshot import Job, Pod
 
 _PLAINLY_NAMED = ("PodGroup", "Service")
 """Kinds whose names somebody else may have chosen too; others' have the job's uid or the digest of their content."""
@@ -25,16 +28,17 @@ class CompanionClient:
         self._applied: dict[Key, tuple[int, _Versions]] = {}
         """Digest of each job's configuration, and the versions of the objects that were applied for it."""
 
-    async def apply(self, key: Key, job: Job, pinned: Pinned) -> None:
+    async def apply(self, key: Key, job: Job, pinned: Pinned, pods: Sequence[Pod]) -> None:
         """Applies service, ConfigMap and so on, if they differ from those applied last, or if somebody has deleted or
         changed one."""
-        content = hash((pinned.name, *sorted(pinned.texts.items())))
+        gang = members(pinned.config, pods) if pinned.config.spec.scheduling.gang != "none" else 0
+        content = hash((pinned.name, gang, *sorted(pinned.texts.items())))
         last, ours = self._applied.get(key, (None, _Versions()))
         seen = {each: self._cache.version(each[0], key, each[1]) for each in ours}
         if last == content and seen == ours:
             return
         settings, secret = self._settings, self._settings.token_key
-        bodies = companions(pinned, job.uid, settings.own_namespace, settings.metrics_from)
+        bodies = companions(pinned, job.uid, settings.own_namespace, settings.metrics_from, gang)
         bodies = [sealed(body, secret, job) if body["kind"] == "ConfigMap" else body for body in bodies]
         made = await run_all(self._apply_one(key, job, body) for body in bodies)
         listed = [body for body in made if body["kind"] in COMPANIONS]
