@@ -43,7 +43,7 @@ def environment(body) -> dict[str, str]:
 def members(world: World) -> dict[str, bool]:
     """Generators that the trainer is told of, and whether they are to end."""
     pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
-    found = membership(sort(world.want.spec, world.status.cluster, pods)).members
+    found = membership(sort(world.want.spec, world.status.cluster, pods), world.want.spec).members
     return {member.name: member.draining for member in found if member.role is G}
 
 
