@@ -70,7 +70,7 @@ class Bench:
             "timeout_s": timeout_s,
             "bucket_bytes": bucket,
             "device": self.device,
-            "clear_cache": not keep,
+            "keep": keep,
         }
         return Broadcaster(self.http, fault=self._at, **settings)
 

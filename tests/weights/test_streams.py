@@ -31,7 +31,7 @@ def test_an_aborted_response_has_each_log_probability_once(waiting):
     assert len(output.logprobs) == len(waiting) + len(ALL)
 
     reader = FrameReader()
-    sent = encode(0, KINDS[output.finish_reason], output.token_ids, sampled_from(output, 0)[0])
+    sent = encode(0, KINDS[output.finish_reason], 0, output.token_ids, sampled_from(output, 0)[0])
     (frame,) = reader.feed(sent)
     assert frame.kind is Kind.ABORT
     assert list(zip(frame.tokens, frame.logprobs, strict=True)) == waiting
