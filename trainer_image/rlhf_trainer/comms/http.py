@@ -2,7 +2,7 @@
 
 import logging
 import resource
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -89,11 +89,8 @@ class HttpClient(EventLoop):
                 await _check(url, response)
                 return await response.read()
 
-    async def stream(
-        self, url: str, body: Any, began: Callable[[Mapping[str, str]], None] = lambda _headers: None
-    ) -> AsyncGenerator[bytes, None]:
-        """POST JSON; yields the reply's bytes as they arrive, without a deadline. `began` is called with the reply's
-        headers.
+    async def stream(self, url: str, body: Any) -> AsyncGenerator[bytes, None]:
+        """POST JSON; yields the reply's bytes as they arrive, without a deadline.
 
         Raises HttpError and aiohttp.ClientError as `json` does. Close the generator to stop early: that closes the
         connection and so cancels the server's work.
@@ -101,7 +98,6 @@ class HttpClient(EventLoop):
         with _without_headers(url):
             async with self._streams.post(url, json=body) as response:
                 await _check(url, response)
-                began(response.headers)
                 async for part in response.content.iter_any():
                     yield part
 
