@@ -19,6 +19,7 @@ from rlhf_api.evaluation import Penalties
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer import progress
+from rlhf_trainer.comms import http as module
 from rlhf_trainer.comms.assignments import Limits
 from rlhf_trainer.comms.dispatch import Observer
 from rlhf_trainer.comms.frames import NO_VERSION, Kind, encode, encode_error
@@ -253,6 +254,28 @@ def test_a_request_that_is_refused_is_not_tried_elsewhere(http):
     with pytest.raises(HttpError, match="HTTP 403"):
         ask(http, PROMPTS, [refuses.member])
     assert len(refuses.asked) <= 2, "what was in flight, and no more"
+
+
+@pytest.mark.parametrize("status", [404, 502, 503])
+def test_a_gateway_whose_server_is_gone_is_a_generator_that_failed(status, http):
+    """Its own statuses say nothing of our request."""
+    gateway, other = Generator(http, "gateway", fails=3, status=status), Generator(http, "other")
+    done, left, failed = ask(http, PROMPTS, [gateway.member, other.member])
+    assert (len(done), left, failed) == (len(PROMPTS) * 2, [], {"gateway"})
+
+
+def test_a_generator_that_is_busy_for_ever_costs_its_prompts_their_deadline(http, monkeypatch):
+    """Three times, as one that accepts them and is silent."""
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.01)
+    busy = Generator(http, "busy", fails=0, status=429)
+    with deadlines.clock() as clock:
+
+        def look(_load: Counter[str]) -> None:
+            clock.now += 1.0
+
+        clock.look = look
+        outcome = start(http, PROMPTS[:1], [busy.member], silence=5.0).result(PATIENCE_SECONDS)
+    assert [why for _, why in outcome.refused] == ["no progress for 5 s, 3 times"]
 
 
 def test_a_prompt_that_is_refused_is_told_and_the_others_are_answered(http):

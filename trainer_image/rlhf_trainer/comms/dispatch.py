@@ -202,7 +202,7 @@ class Dispatch(Generic[Item, Result]):
             self._assignments.hear(member)
             self._try_again(assigned, str(error))
         except (aiohttp.ClientError, OSError, HttpError, ValueError, asyncio.CancelledError) as error:
-            if isinstance(error, HttpError) and 400 <= error.status < 500:
+            if isinstance(error, HttpError) and error.of_request:
                 raise
             if assigned.late:
                 self._try_again(assigned, f"no progress for {self._silence:g} s")

@@ -33,8 +33,8 @@ class Client(Protocol[_Item, _Result]):
     async def ask(self, member: Member, item: _Item, progress: Callable[[], None], /) -> _Result:
         """Sends an item to a member and calls `progress` whenever the member makes progress. Can be cancelled.
 
-        Raises Refused, Failed, Interrupted, InvalidJob or HttpError 4xx, which end the round, or, where the member
-        failed, one of aiohttp.ClientError, OSError, ValueError and HttpError.
+        Raises Refused, Failed, Interrupted; InvalidJob or an HttpError `of_request`, which end the round; or, where the
+        member failed, one of aiohttp.ClientError, OSError, ValueError and HttpError.
         """
 
     async def listens(self, member: Member, /) -> bool:
