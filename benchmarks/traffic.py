@@ -12,6 +12,8 @@ from rlhf_trainer.generation.vllm import STREAM_INTERVAL, VllmClient
 from rlhf_trainer.generation.work import Work
 from rlhf_trainer.records import Prompt
 
+NUMBERS = count()
+
 
 class Load:
     """`answers` answers of `tokens` tokens in generation at a time, asked as the trainer does and continued where new
@@ -21,9 +23,10 @@ class Load:
     def __init__(
         self, http: HttpClient, member: Member, answers: int, tokens: int, interval: int = STREAM_INTERVAL
     ) -> None:
+        self.works: list[Work] = []
         self._first: list[list[float]] = []
         self._all: list[list[float]] = []  # when the tokens of each answer came
-        self._http, self._member, self._numbers = http, member, count()
+        self._http, self._member = http, member
         sampling = Sampling.model_validate({"maxNewTokens": tokens, "minNewTokens": tokens})
         self._tasks = []
         for i in range(answers):
@@ -34,7 +37,10 @@ class Load:
 
     async def _answer(self, client: VllmClient, *, first: bool) -> None:
         while True:
-            work, times = Work.begin(Prompt(f"{next(self._numbers)}", (5,) * 32, {}), 1), list[float]()
+            number = next(NUMBERS)  # no two prompts share a cached prefix
+            tokens = (5 + number % 500, 5 + number // 500 % 500, *(5,) * 30)
+            work, times = Work.begin(Prompt(f"{number}", tokens, {}), 1), list[float]()
+            self.works.append(work)
             self._all.append(times)
             if first:
                 self._first.append(times)
