@@ -124,6 +124,24 @@ def test_the_trainer_is_told_of_those_that_run_once_for_each_change(tmp_path: Pa
     assert told == [both, alone, alone, ["the next generator-0", *alone]]
 
 
+def test_changed_data_is_told_once_for_each_start_that_finds_it(tmp_path: Path) -> None:
+    out, reports = io.StringIO(), iter(["a.jsonl", "a.jsonl", None, "a.jsonl"])
+
+    class Control(ControlClient):
+        def __init__(self) -> None:
+            pass
+
+        async def status(self, _address: str) -> TrainerStatus:
+            return TrainerStatus(activity="training", totalSteps=4, dataChanged=next(reports))
+
+    process = Supervised(Process(Role.TRAINER, 0, 1, "http://127.0.0.1:1", "/"), tmp_path)
+    process.started, process.ready = 1.0, True
+    trainer = Trainer(process, Lines(out, 4), None)
+    for told in (1, 1, 1, 2):
+        asyncio.run(trainer.read(Control()))
+        assert out.getvalue().count("a.jsonl") == told
+
+
 def test_a_taken_port_is_named_with_its_process() -> None:
     port = _free_range(2) + 1
     with socket.socket() as taken:

@@ -356,13 +356,16 @@ def test_a_trainer_that_hangs_again_and_again_uses_up_its_budget():
     assert "made no progress for 900 s" in world.status.message
 
 
-def test_nccl_over_tcp_where_rdma_was_asked_for_is_a_condition_and_one_event():
+@pytest.mark.parametrize(
+    ("field", "kind", "reason"),
+    [("over_tcp", "SlowNetwork", "NcclOverTcp"), ("data_changed", "DataChanged", "OtherRows")],
+)
+def test_what_the_trainer_warns_of_is_a_condition_and_one_event(field, kind, reason):
     world, why = running(), "NCCL goes over TCP though the job asks for RDMA (rdma/hca): no device"
-    assert "SlowNetwork" not in reasons(world)
-    world.trainer = world.trainer.model_copy(update={"over_tcp": why})
+    assert kind not in reasons(world)
+    world.trainer = world.trainer.model_copy(update={field: why})
     world.step()
     world.step()
-    (found,) = (c for c in world.status.conditions if c.type == "SlowNetwork")
-    assert (found.status, found.reason, found.message) == ("True", "NcclOverTcp", why)
-    assert [event for event in world.events if event[0] == "NcclOverTcp"] == [("NcclOverTcp", why)]
-    assert stalled(world)[0] == "False"
+    (found,) = (c for c in world.status.conditions if c.type == kind)
+    assert (found.status, found.reason, found.message) == ("True", reason, why)
+    assert [event for event in world.events if event[0] == reason] == [(reason, why)]

@@ -67,6 +67,8 @@ class Sent:
         self.servers: dict[str, Generator] = {}
         self.failures, self.silent = 0, False
         """So many times nobody takes them: silent, or with a reason."""
+        self.left_out: set[str] = set()
+        """Names of those that do not take them."""
 
     def send(self, members, tensors, version, committing, base) -> BroadcastReport:
         self.came.append([name for part in (base and base.tensors, tensors) if part for name, _ in part()])
@@ -78,10 +80,12 @@ class Sent:
         committing()
         self.members.append([member.name for member in members])
         self.versions.append(version)
-        for member in members:
+        holders = tuple(member for member in members if member.name not in self.left_out)
+        for member in holders:
             self.servers[member.name].version = version
+        lost = dict.fromkeys(set(members) - set(holders), "why")
         took = {"wire_seconds": 0.0, "pause_seconds": 0.5 * version, "base_bytes": 100 if base else 0}
-        return BroadcastReport(version, len(self.members), "", tuple(members), {}, 7, 0.0, 1, **took)
+        return BroadcastReport(version, len(self.members), "", holders, lost, 7, 0.0, 1, **took)
 
     def changed(self, holders) -> str:
         self.looked.append([member.name for member in holders])
@@ -97,12 +101,13 @@ class World:
         ranks: Ranks = ALONE,
         *,
         staleness: int = 0,
+        in_flight: str = "recompute",
         max_new_tokens: int = 256,
         startup_seconds: int = 120,
         replicas: int = 1,
     ) -> None:
         more = {
-            "rollout": {"maxStaleness": staleness},
+            "rollout": {"maxStaleness": staleness, "inFlight": in_flight},
             "sampling": {"maxNewTokens": max_new_tokens},
             "generator": {
                 **CONFIG["spec"]["generator"],

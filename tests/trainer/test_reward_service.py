@@ -20,9 +20,10 @@ from tests.support.ports import free_port
 
 from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob
+from rlhf_trainer.comms.http import retry_after
 from rlhf_trainer.scoring import service
 from rlhf_trainer.scoring.samples import Failure, Sample, score_all
-from rlhf_trainer.scoring.service import HttpService, retry_after, secret_headers
+from rlhf_trainer.scoring.service import HttpService, secret_headers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rewards"
 SAMPLES = [

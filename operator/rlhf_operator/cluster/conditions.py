@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlhf_api.roles import Role
 from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase
 
-from ..condition import condition
+from ..condition import ConditionType, condition
 from ..job_status import stalled, time_text
 from ..process_state import Finish, ProcessState
 from .observed import Observed
@@ -46,10 +46,16 @@ class Look:
         return self.before.phase == "Suspended" and self.finish is None and not self.suspending
 
     @property
-    def over_tcp(self) -> str | None:
-        """Reason why the running trainer's NCCL uses TCP although the job requests RDMA."""
-        trainer = self.observed.trainer
-        return trainer.over_tcp if trainer is not None and self.finish is None else None
+    def warnings(self) -> dict[ConditionType, tuple[str, str]]:
+        """Conditions, with their reasons and messages, of what the running trainer warns about."""
+        trainer = None if self.finish else self.observed.trainer
+        if trainer is None:
+            return {}
+        found: dict[ConditionType, tuple[str, str | None]] = {
+            "SlowNetwork": ("NcclOverTcp", trainer.over_tcp),
+            "DataChanged": ("OtherRows", trainer.data_changed),
+        }
+        return {kind: (reason, message) for kind, (reason, message) in found.items() if message}
 
 
 def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
@@ -62,7 +68,7 @@ def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
         failed_for_good(look.finish.reason, look.finish.message, stamp)
         if look.finish and look.finish.phase == "Failed"
         else _stalled(look, silent_since, phase, stamp, now),
-        *([condition("SlowNetwork", "True", "NcclOverTcp", look.over_tcp, stamp)] if look.over_tcp else ()),
+        *(condition(kind, "True", *why, stamp) for kind, why in look.warnings.items()),
         *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
     ]
     found.append(_ready(phase, look.finish, found, stamp))
