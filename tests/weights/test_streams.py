@@ -38,7 +38,7 @@ def test_an_aborted_response_has_each_log_probability_once(waiting):
 
 
 def step(*entries: tuple[int, float]) -> dict[int, Logprob]:
-    """What vLLM has of one token: itself, then the likeliest of all."""
+    """Log-probabilities of one step as vLLM gives them: of the sampled token, then of the likeliest of all."""
     return {token: Logprob(logprob, rank=1) for token, logprob in entries}
 
 
