@@ -22,7 +22,7 @@ from rlhf_trainer import progress
 from rlhf_trainer.comms import http as module
 from rlhf_trainer.comms.assignments import Limits
 from rlhf_trainer.comms.dispatch import Observer
-from rlhf_trainer.comms.frames import Kind, encode, encode_error
+from rlhf_trainer.comms.frames import NO_VERSION, Kind, encode, encode_error
 from rlhf_trainer.comms.http import HttpClient, HttpError
 from rlhf_trainer.comms.outcomes import Interrupted
 from rlhf_trainer.data.stop_strings import StopStrings
@@ -142,7 +142,7 @@ def speaks(kept: list[list[int]] | None):
 
     async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
         for k in range(body["n"]):
-            await response.write(encode(k, Kind.STOP, [1], [-0.5], kept))
+            await response.write(encode(k, Kind.STOP, 0, [1], [-0.5], kept))
 
     return speak
 
@@ -419,14 +419,14 @@ def whole(*frames: bytes) -> bytes:
     "reply",
     [
         b"{}",
-        encode(0, Kind.STOP, [1], [-0.5])[:-1],
-        encode(7, Kind.STOP, [1], [-0.5]),
-        encode(0, Kind.STOP, [], []),
-        encode(0, Kind.TOKENS, [1] * 6, [-0.5] * 6),
-        whole(*(encode(k, Kind.LENGTH, [1] * 4, [-0.5] * 4) for k in range(2))),
-        whole(encode(0, Kind.STOP, [1], [-0.5]), encode(0, Kind.TOKENS, [2], [-0.5])),
-        whole(*(encode(k, Kind.STOP, [VOCABULARY], [-0.5]) for k in range(2))),
-        whole(*(encode(k, Kind.STOP, [1], [0.5]) for k in range(2))),
+        encode(0, Kind.STOP, 0, [1], [-0.5])[:-1],
+        encode(7, Kind.STOP, 0, [1], [-0.5]),
+        encode(0, Kind.STOP, 0, [], []),
+        encode(0, Kind.TOKENS, 0, [1] * 6, [-0.5] * 6),
+        whole(*(encode(k, Kind.LENGTH, 0, [1] * 4, [-0.5] * 4) for k in range(2))),
+        whole(encode(0, Kind.STOP, 0, [1], [-0.5]), encode(0, Kind.TOKENS, 0, [2], [-0.5])),
+        whole(*(encode(k, Kind.STOP, 0, [VOCABULARY], [-0.5]) for k in range(2))),
+        whole(*(encode(k, Kind.STOP, 0, [1], [0.5]) for k in range(2))),
     ],
     ids=[
         *("no frame", "cut off", "no such response", "empty", "more than asked for", "short of the limit"),
@@ -447,7 +447,7 @@ def test_a_reply_that_is_not_understood_is_its_servers_fault(http, reply):
 
 def test_a_version_that_no_trainer_has_sent_is_its_servers_fault(http):
     odd, good = Generator(http, "odd"), Generator(http, "good")
-    odd.version = 1 << 31
+    odd.version = NO_VERSION
     done, left, failed = ask(http, PROMPTS, [odd.member, good.member])
     assert (left, failed) == ([], {"odd"})
     assert {version for rollout in done for version in rollout.versions} == {0}
@@ -471,8 +471,8 @@ def test_a_stop_string_across_two_parts_of_a_response_ends_it(http):
     server, tokenizer = Generator(http, "a"), byte_tokenizer()
 
     async def speak(response: web.StreamResponse, *_: object) -> None:
-        await response.write(encode(0, Kind.TOKENS, tokenizer("D, and")["input_ids"], [-0.5] * 6))
-        await response.write(encode(0, Kind.STOP, tokenizer(" more")["input_ids"], [-0.5] * 5))
+        await response.write(encode(0, Kind.TOKENS, 0, tokenizer("D, and")["input_ids"], [-0.5] * 6))
+        await response.write(encode(0, Kind.STOP, 0, tokenizer(" more")["input_ids"], [-0.5] * 5))
 
     server._stream = speak
     for least, expected in ((1, "the END"), (9, "the END, and more")):
@@ -493,12 +493,12 @@ def test_interrupted_responses_keep_what_comes_after_the_first_of_them_has_ended
 
     async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
         if body["prompt"][-1] == 5:
-            await response.write(encode(0, Kind.ABORT, [], []))
+            await response.write(encode(0, Kind.ABORT, 0, [], []))
             interrupted.set()
         else:
             await interrupted.wait()
             await asyncio.sleep(0.2)
-            await response.write(encode(0, Kind.ABORT, [7, 8], [-0.5] * 2))
+            await response.write(encode(0, Kind.ABORT, 0, [7, 8], [-0.5] * 2))
 
     server._stream = speak
     work = Work.begin(PROMPTS[0], 2)

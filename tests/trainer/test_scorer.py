@@ -48,7 +48,7 @@ class Trainer:
         self.roster = Roster(self.control, http)
 
     def know(self, *members: Member) -> None:
-        self.control._members = Membership(members=members).members
+        self.control._membership = Membership(members=members)
         self.control.membership_changed.set()
 
     def scorer(self, *, tokens: int = 8, timeout: float = LONG, patience: float = LONG) -> Scorer:

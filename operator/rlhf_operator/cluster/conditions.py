@@ -67,7 +67,7 @@ def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
         _suspended(look.finish, look.suspending, stamp),
         failed_for_good(look.finish.reason, look.finish.message, stamp)
         if look.finish and look.finish.phase == "Failed"
-        else _stalled(look.pods, observed.refused, silent_since, look.stall, phase, stamp, now),
+        else _stalled(look, silent_since, phase, stamp, now),
         *(condition(kind, "True", *why, stamp) for kind, why in look.warnings.items()),
         *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
     ]
@@ -121,25 +121,14 @@ def failed_for_good(reason: str, message: str, stamp: str) -> Condition:
     return condition("Stalled", "True", reason, message, stamp)
 
 
-def _stalled(
-    pods: Sequence[Pod],
-    refused: Finish | str | None,
-    silent_since: float | None,
-    stall: str,
-    phase: Phase,
-    stamp: str,
-    now: float,
-) -> Condition:
+def _stalled(look: Look, silent_since: float | None, phase: Phase, stamp: str, now: float) -> Condition:
     """Stalled, with kstatus semantics: the first reason why the job makes no progress."""
+    pods, refused = look.pods, look.observed.refused
     if silent_since is not None and now >= silent_since + SILENT_SECONDS:
         since = time_text(datetime.datetime.fromtimestamp(silent_since, datetime.UTC))
-        return condition(
-            "Stalled",
-            "True",
-            "TrainerUnreachable",
-            f"the trainer's pod has not answered since {since}",
-            stamp,
-        )
+        why = look.observed.complaint
+        message = f"since {since}: {why}" if why else f"the trainer's pod has not answered since {since}"
+        return condition("Stalled", "True", "TrainerUnreachable", message, stamp)
     for pod in (pod for pod in pods if lost(pod, now)):
         message = f"{pod.name} should have ended, and its node {pod.node} has not confirmed it; the pod counts as lost"
         return condition("Stalled", "True", "NodeLost", message, stamp)
@@ -156,7 +145,7 @@ def _stalled(
     for pod in (pod for pod in living if pod.waiting_reason):
         reason = (pod.waiting_reason or "").partition(":")[0]
         return condition("Stalled", "True", reason, waiting_reason([pod], None), stamp)
-    return stalled(stall, stamp)
+    return stalled(look.stall, stamp)
 
 
 def _suspended(finish: Finish | None, suspending: bool, stamp: str) -> Condition:

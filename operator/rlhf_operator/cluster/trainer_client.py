@@ -24,6 +24,9 @@ _PATIENCE_SECONDS = 0.2
 """Longest wait of a reconcile for a report of a trainer that answered last time, seconds."""
 _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 60.0
 """Backoff after a failed poll, first and longest, in seconds; doubled each time."""
+_OF_OTHER_KEY = (
+    "it is of another key than the operator's; name that key's Secret in the chart's tokenKey.previousSecret"
+)
 
 
 @dataclass
@@ -91,10 +94,10 @@ class TrainerClient:
 
     async def _ask(self, job: Job, first: Pod, known: _Known) -> None:
         try:
-            async with self._pool, ControlClient(self._token(job, known), self._reports) as control:
+            async with self._pool, ControlClient(token(self._keys[known.key], job), self._reports) as control:
                 status, complaint = await control.status(first.url), ""
         except WrongToken as error:
-            status, complaint = None, str(error)
+            status, complaint = None, f"{error}: {_OF_OTHER_KEY}"
             known.key = (known.key + 1) % len(self._keys)
             if known.key:  # not all keys have been tried
                 return
@@ -116,6 +119,16 @@ class TrainerClient:
         """
         known = self._known.get(job.uid)
         return known.silent_since if known else None
+
+    def complaint(self, job: Job) -> str:
+        """Why the trainer's last answer was of no use; empty if it was, or if there was none."""
+        known = self._known.get(job.uid)
+        return known.complaint if known else ""
+
+    def key(self, job: Job) -> bytes:
+        """The key of which the job's token is derived: the one that its trainer knows, if it runs."""
+        known = self._known.get(job.uid)
+        return self._keys[known.key if known else 0]
 
     async def tell(self, job: Job, pods: list[Pod], members: Membership) -> bool:
         """Pushes the membership, unless this trainer has it already; False if the push failed."""
@@ -149,10 +162,7 @@ class TrainerClient:
         return first if first.up and first.serving and known.status and not known.unanswered else None
 
     def _control(self, job: Job) -> ControlClient:
-        return ControlClient(self._token(job, self._known.get(job.uid)), self._orders)
-
-    def _token(self, job: Job, known: _Known | None) -> str:
-        return token(self._keys[known.key if known else 0], job)
+        return ControlClient(token(self.key(job), job), self._orders)
 
 
 def _first(pods: list[Pod]) -> Pod | None:

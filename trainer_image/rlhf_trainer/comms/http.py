@@ -6,7 +6,7 @@ import logging
 import re
 import resource
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from email.utils import parsedate_to_datetime
 from types import TracebackType
@@ -106,18 +106,14 @@ class HttpClient(EventLoop):
             async with self._taken(self.session, url, data=body) as response:
                 return await response.read()
 
-    async def stream(
-        self, url: str, body: Any, began: Callable[[Mapping[str, str]], None] = lambda _headers: None
-    ) -> AsyncGenerator[bytes, None]:
+    async def stream(self, url: str, body: Any) -> AsyncGenerator[bytes, None]:
         """POST JSON, again while the server is BUSY; yields the reply's bytes as they arrive, without a deadline.
-        `began` is called with the reply's headers.
 
         Raises HttpError and aiohttp.ClientError as `json` does. Close the generator to stop early: that closes the
         connection and so cancels the server's work.
         """
         with _without_headers(url):
             async with self._taken(self._streams, url, json=body) as response:
-                began(response.headers)
                 async for part in response.content.iter_any():
                     yield part
 

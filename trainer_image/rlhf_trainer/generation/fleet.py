@@ -12,6 +12,7 @@ from rlhf_api.spec import Sampling
 from .. import faults
 from ..comms.assignments import Limits
 from ..comms.dispatch import Observer, Switches
+from ..comms.outcomes import UnderWay
 from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..models.trained_model import TrainedModel
@@ -38,7 +39,8 @@ class Fleet:
         """`sync` and `client` on rank 0 only."""
         self._ctx, self._client = ctx, client
         self.weights = PublishedWeights(ctx, policy, sync, committing=lambda: self.ahead.close())
-        self.ahead = Requests(self._start, self.weights.left_out, ctx.stop)
+        keep = ctx.spec.rollout.in_flight == "keep"
+        self.ahead = Requests(self._start, self.weights.left_out, ctx.stop, keep=keep)
         """Requests that go on while weights are published, on rank 0."""
         self._heard: dict[str, float] = {}
         self._busy = 0.0  # seconds in which there were other requests alone than those ahead
@@ -161,7 +163,11 @@ class Fleet:
         yield Responses(rollouts(rest), requests.requeued, requests.refused, unanswered)
 
     def _start(
-        self, works: Sequence[Work], arrived: Callable[[Work], None], switches: Switches
+        self,
+        works: Sequence[Work],
+        arrived: Callable[[Work], None],
+        switches: Switches,
+        under_way: Sequence[UnderWay[Work, Work]] = (),
     ) -> "Future[Round]":
         assert self._ctx.services is not None
         assert self._client is not None
@@ -178,6 +184,7 @@ class Fleet:
             ),
             switches=switches,
             heard=self._heard,
+            under_way=under_way,
         )
         faults.point(f"generating:{len(works)}")
         return started

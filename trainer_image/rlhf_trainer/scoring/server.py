@@ -23,7 +23,7 @@ MAX_REQUEST_BYTES = 1 << 30
 
 
 def no_trouble() -> str:
-    """The `trouble` of a server that works in its own process: none, so its health check fails only by its deadline."""
+    """`trouble` of a server that works in its own process: none. Its health check fails only by its deadline."""
     return ""
 
 
