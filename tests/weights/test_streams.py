@@ -14,7 +14,7 @@ from rlhf_trainer.engines.vllm.streams import encoded, sampled_from
 
 
 def step(*entries: tuple[int, float]) -> dict[int, Logprob]:
-    """What vLLM has of one token: itself, then the likeliest of all."""
+    """Log-probabilities of one step as vLLM gives them: of the sampled token, then of the likeliest of all."""
     return {token: Logprob(logprob, rank=1) for token, logprob in entries}
 
 
