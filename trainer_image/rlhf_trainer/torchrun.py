@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import psutil
 
-from .settings import interface
+from .addresses import interface
 
 HANDLED = "SIGINT,SIGHUP,SIGQUIT"
 """Signals that torchrun handles, without SIGTERM, after which it would give the ranks only 30 s: a pod's grace period
