@@ -71,7 +71,8 @@ CONTROL_FAULTS = {
     ETCD: ("SIGKILL", "SIGSTOP"),
     OPERATOR: ("SIGSTOP", "connections cut"),
 }
-"""What nobody of the job talks to, and what happens to it while generators generate."""
+"""Parts of the control plane, with their faults, injected while generators generate. No process of the job calls
+them."""
 AT_ONCE = "API server, operator, a generator's node"
 """All three, of which the API server is only stopped."""
 STORE_FAULTS = ("connections cut", "SIGKILL", "SIGSTOP", "disk full")

@@ -519,6 +519,38 @@ def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_
     assert said["reason"].startswith("lost its supervising process, which was ended by SIGKILL; see ")
 
 
+def test_modules_of_the_current_directory_are_found_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A colon would end an entry of PYTHONPATH."""
+    here, role = tmp_path / "a:b", tmp_path / "role.py"
+    here.mkdir()
+    (here / "module_of_mine.py").write_text("print('found')\n")
+    role.write_text("import module_of_mine\n")
+    monkeypatch.chdir(here)
+    config = RunConfig(job="a", spec=job().spec, workdir=str(tmp_path))
+    process = Supervised(place(config, None)[0], tmp_path)
+    process.start(config, tmp_path / "run.json", "", lambda *_: [sys.executable, str(role)])
+    assert process.reaper is not None
+    assert process.reaper.wait(120) == 0, process.log.tail()
+    assert "found" in process.log.path.read_text()
+
+
+def test_the_configuration_of_a_run_is_on_disk_before_its_processes_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+
+    def sync(opened: int) -> None:
+        path = Path(f"/proc/self/fd/{opened}").readlink()
+        synced.append((path.name, path.is_file() and path.read_text() != ""))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    workdir.write_config(tmp_path, RunConfig(job="a", spec=job().spec, workdir=str(tmp_path)))
+    folder = (tmp_path.name, False)
+    assert synced == [(".run.json.new", True), folder, ("run.json", True), folder]
+
+
 def test_a_launcher_that_stood_still_blames_nobody_for_it(tmp_path: Path) -> None:
     """After Ctrl-Z, or on a scheduler that suspends all processes of a job."""
     config = RunConfig(job="a", spec=job().spec, workdir=str(tmp_path))

@@ -213,7 +213,7 @@ def test_a_trainer_that_starts_again_waits_for_no_generator_without_a_node():
 
 
 def test_generators_of_many_pods_do_not_become_many_by_a_spec_that_has_few_pods_each():
-    """What runs keeps its pods a generator, and an operator that made a million pods would serve nobody."""
+    """A running generator keeps its number of pods: an operator that made a million pods would serve nobody."""
     world = running("spec.generator={replicas: 2, tensorParallelSize: 400, podsPerReplica: 400}")
     world.overrides = ("spec.generator.replicas=1000",)
     todo = world.step()

@@ -76,7 +76,7 @@ def test_the_messages_of_the_docs_are_the_services(example):
 
 
 def serving(handle, work):
-    """What `work(url)` returns while `handle` serves; with the requests' bodies."""
+    """Runs `work(url)` while `handle` serves; returns its result and the requests' bodies."""
     bodies = []
 
     async def handler(request):

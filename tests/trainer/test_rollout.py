@@ -127,6 +127,26 @@ def test_a_prompt_may_have_a_temperature_of_its_own(http):
     assert {body["prompt"][0]: body["temperature"] for body in server.asked} == {0: 0.7, 1: 0.0}
 
 
+def test_a_prompt_whose_responses_are_not_trained_on_is_asked_for_without_sampling_masks(http):
+    server = Generator(http, "a")
+    asker = VllmClient(http, sampling=Sampling(topK=20, maxNewTokens=5), seed=1, ends=ENDS)
+    for masks in (True, False):
+        work = Work.begin(PROMPTS[0], 1, masks=masks)
+        server._stream = speaks([[7]] if masks else None)
+        http.run(asker.ask(server.member, work, lambda: None))
+    assert [body["kept"] for body in server.asked] == [20, 0]
+
+
+def speaks(kept: list[list[int]] | None):
+    """A server's one token of each response, with its sampling mask."""
+
+    async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
+        for k in range(body["n"]):
+            await response.write(encode(k, Kind.STOP, 0, [1], [-0.5], kept))
+
+    return speak
+
+
 def test_answers_come_in_the_order_of_the_prompts(http):
     servers = [Generator(http, "a"), Generator(http, "b")]
     for server in servers:
@@ -436,14 +456,7 @@ def test_a_version_that_no_trainer_has_sent_is_its_servers_fault(http):
 def test_a_token_beyond_the_vocabulary_in_a_mask_is_its_servers_fault(http):
     odd, good = Generator(http, "odd"), Generator(http, "good")
 
-    def speaks(kept: int):
-        async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
-            for k in range(body["n"]):
-                await response.write(encode(k, Kind.STOP, 0, [1], [-0.5], [[kept]]))
-
-        return speak
-
-    odd._stream, good._stream = speaks(VOCABULARY), speaks(VOCABULARY - 1)
+    odd._stream, good._stream = speaks([[VOCABULARY]]), speaks([[VOCABULARY - 1]])
     sampling = Sampling(answersPerPrompt=2, topK=20, maxNewTokens=5)
     asker = VllmClient(http, sampling=sampling, seed=1, ends=ENDS, vocabulary=VOCABULARY)
     members = [odd.member, good.member]

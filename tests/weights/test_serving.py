@@ -326,9 +326,10 @@ def test_the_trainer_replays_the_sampling_mask_of_the_generator(tied, http, make
         assert torch.allclose(of_model(model, response, temperature=0.8), sampled, atol=1e-4)
         whole = replace(response, kept_counts=array("i"), kept=array("i"))
         assert (of_model(model, whole, temperature=0.8) - sampled).abs().mean() > 0.05
-    greedy = Work.begin(Prompt("0/1", (65, 66, 67), {}), 1, temperature=0)
-    (response,) = http.run(client.ask(target(tied), greedy, lambda: None)).rollouts()
-    assert not response.kept_counts, "nothing was sampled"
+    for temperature in (0, None):
+        held_out = Work.begin(Prompt("0/1", (65, 66, 67), {}), 1, temperature, masks=False)
+        (response,) = http.run(client.ask(target(tied), held_out, lambda: None)).rollouts()
+        assert not response.kept_counts
 
 
 def test_a_stop_string_ends_a_response_where_the_trainer_would_end_it(tied, http, make_sync, models):

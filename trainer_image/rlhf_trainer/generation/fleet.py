@@ -57,9 +57,11 @@ class Fleet:
         prompts: Sequence[Prompt],
         sampling: Sampling | None = None,
         penalties: Penalties = NO_PENALTIES,
+        *,
+        masks: bool = True,
     ) -> Responses:
         """The responses to all prompts, in their order; see `stream`."""
-        (responses,) = self.stream(prompts, None, sampling, penalties)
+        (responses,) = self.stream(prompts, None, sampling, penalties, masks=masks)
         return responses
 
     def stream(
@@ -68,9 +70,12 @@ class Fleet:
         size: int | None,
         sampling: Sampling | None = None,
         penalties: Penalties = NO_PENALTIES,
+        *,
+        masks: bool = True,
     ) -> Iterator[Responses]:
         """The responses to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
-        at once for None. `sampling` says how many to each and at which temperature; the job's unless given.
+        at once for None. `sampling` says how many to each and at which temperature; the job's unless given. `masks`:
+        with their sampling masks, where training replays them.
 
         On rank 0; on the others as many empty batches. Prompts of a generator that fails go to the others; when none
         is left they wait for a replacement, which gets the policy's weights. After a first batch these may have moved
@@ -87,7 +92,7 @@ class Fleet:
         batches = (
             iter(())
             if self._client is None
-            else self._batches(self.fresh(prompts, sampling, penalties), size)
+            else self._batches(self.fresh(prompts, sampling, penalties, masks=masks), size)
         )
         while True:
             found: Responses | None = None
@@ -113,12 +118,17 @@ class Fleet:
                     yield found or Responses()
 
     def fresh(
-        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, penalties: Penalties = NO_PENALTIES
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | None = None,
+        penalties: Penalties = NO_PENALTIES,
+        *,
+        masks: bool = True,
     ) -> list[Work]:
         """Prompts without any response yet."""
         found = sampling or self._ctx.spec.sampling
         asked = found.answers_per_prompt, found.temperature, penalties
-        return [Work.begin(prompt, *asked) for prompt in prompts]
+        return [Work.begin(prompt, *asked, masks=masks) for prompt in prompts]
 
     def _batches(self, works: Sequence[Work], size: int | None) -> Iterator[Responses | None]:
         """The next batches, on rank 0. None if no generator is left: weights must be published before the next

@@ -109,7 +109,7 @@ class VllmClient:
         if work.temperature is not None:
             told["temperature"] = work.temperature
         told |= {f"{name}_penalty": value for name, value in work.penalties._asdict().items()}
-        if work.temperature == 0:  # nothing is sampled
+        if not work.masks:
             told["kept"] = 0
         asked = asked.model_copy(update=told)
         body = asked.model_dump()
