@@ -132,7 +132,7 @@ class World:
         self.sent.servers |= {g.member.name: g for g in (*generators, *draining)}
         leaving = [g.member.model_copy(update={"draining": True}) for g in draining]
         self.control._membership = Membership(
-            members=(*(g.member for g in generators), *leaving), unplaced={Role.GENERATOR: unplaced}
+            members=(*(g.member for g in generators), *leaving), unplaced=(Role.GENERATOR,) * unplaced
         )
 
 
