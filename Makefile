@@ -19,9 +19,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # torch first: with it in place nothing pulls another build of it. torchvision, torchaudio and torchcodec come with vLLM,
 # most in builds made for another torch: nothing here uses them and importing transformers would fail. On a GPU vLLM
-# does not start without torchvision, whose build there is torch's. Compiling all of 29,000 modules would take most of
-# the time: those that are imported are compiled then.
-UNUSED := torchaudio torchcodec $(if $(filter cpu,$(ENGINE)),torchvision)
+# does not start without torchvision, whose build there is torch's. rfc3987-syntax, which only a release needs, would
+# compile a grammar for 1.6 s in each process that imports jsonschema, as those of the operator do here. Compiling all of
+# 29,000 modules would take most of the time: those that are imported are compiled then.
+UNUSED := rfc3987-syntax torchaudio torchcodec $(if $(filter cpu,$(ENGINE)),torchvision)
 $(STAMP): pyproject.toml $(PINS)
 	tools/system-packages $(python)
 	$(python) -m venv $(VENV)
@@ -150,6 +151,7 @@ $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -na
 
 # Wheel, chart, constraints and bills of materials in dist/, and images where there is buildah; checked, not published.
 release: install $(BIN)/helm
+	$(BIN)/pip install --quiet --constraint constraints/common.txt rfc3987-syntax  # for addresses in the bills
 	$(BIN)/python tools/release dist
 
 clean:

@@ -38,14 +38,14 @@ def _errors(
     """|log p - log p_sampler| of each token, by the model of its version with the keys and values that earlier ones
     left."""
     device, tokens = next(model.parameters()).device, [*prompt, *response.tokens]
-    past, read, logits = None, 0, list[torch.Tensor]()
+    past, read, found = None, 0, list[torch.Tensor]()
     for version, same in groupby(versions):
         hold(version)
         end = (read or len(prompt) - 1) + len(list(same))
         fed = torch.tensor([tokens[read:end]], device=device)
         output = model(fed, past_key_values=past, use_cache=True)
-        logits.append(output.logits[0, 0 if read else len(prompt) - 1 :].float())
+        logprobs = output.logits[0, 0 if read else len(prompt) - 1 :].float().log_softmax(-1)
+        chosen = torch.tensor(tokens[max(read, len(prompt) - 1) + 1 : end + 1], device=device)
+        found.append(logprobs.gather(1, chosen[:, None])[:, 0].cpu())
         past, read = output.past_key_values, end
-    chosen = torch.tensor(response.tokens, device=device)[:, None]
-    found = torch.cat(logits).log_softmax(-1).gather(1, chosen)[:, 0].cpu()
-    return (found - torch.tensor(response.logprobs)).abs()
+    return (torch.cat(found) - torch.tensor(response.logprobs)).abs()

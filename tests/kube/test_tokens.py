@@ -8,7 +8,7 @@ from aiohttp import web
 from tests.kube.hands import Hands, Operators, job
 from tests.reconcile.test_trainer_client import REPORT, serving
 
-from rlhf_operator.cluster.objects import token
+from rlhf_operator.cluster.objects import owned, token, token_secret
 from rlhf_operator.cluster.snapshot import Job
 
 pytestmark = pytest.mark.usefixtures("crd")
@@ -120,3 +120,27 @@ def test_a_token_that_is_made_again_is_that_of_the_running_trainer(
         assert base64.b64decode(made["data"]["token"]).decode() == known
 
     operators(body, token_key=NEW, previous_token_key=FORMER)
+
+
+def test_where_a_key_is_lost_a_job_gets_a_token_of_the_new_one_with_new_pods(
+    operators: Operators, namespace: str
+) -> None:
+    async def body(operator: Hands) -> None:
+        api = operator.api
+        made = Job.of(await api.create(job(namespace)))
+        secret = (await api.create(owned(token_secret(FORMER, made), made)))["metadata"]["name"]
+        await operator.look("ppo")
+        await operator.bind("ppo-trainer-0")
+        await operator.look("ppo")
+        await api.delete("Secret", namespace, secret)
+        for pod in [pod async for pod in api.list("Pod", namespace)]:
+            await api.delete("Pod", namespace, pod["metadata"]["name"], grace=0)
+            operator.cache.drop(pod)
+        while "ppo-trainer-0" not in await operator.names("Pod"):
+            await operator.look("ppo")
+        again = await api.get("Secret", namespace, secret)
+        assert base64.b64decode(again["data"]["token"]).decode() == token(NEW, made)
+        labels = (await api.get("Pod", namespace, "ppo-trainer-0"))["metadata"]["labels"]
+        assert labels["rlhf.dev/attempt"] == "2", "which resumes"
+
+    operators(body, token_key=NEW)

@@ -1,5 +1,6 @@
 """The end of a role's process: its exit code, one termination message, and no wait for its threads."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.forks import ended, fork
 
 from rlhf_api.run import EXIT_INVALID, EXIT_SUSPENDED
 
@@ -113,3 +115,15 @@ def test_a_role_that_nobody_started(tmp_path):
     ended, _ = run(tmp_path, "return 0", RLHF_RUN_CONFIG=None)
     assert ended.returncode == 1
     assert "'RLHF_RUN_CONFIG' is not set: roles are started by `rlhf run` or by the operator" in ended.stderr
+
+
+def test_deepspeed_brings_no_mlflow_which_a_tracker_may_still_import(tmp_path):
+    log = tmp_path / "log"
+    assert ended([fork(import_mlflow, log=log)], 120, log) == [0], log.read_text()
+
+
+def import_mlflow() -> None:
+    """In a process that has imported all roles."""
+    assert "deepspeed" in sys.modules
+    assert "mlflow" not in sys.modules
+    importlib.import_module("mlflow")

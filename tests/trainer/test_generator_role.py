@@ -11,9 +11,9 @@ from rlhf_api.checks import check
 from rlhf_api.generator_checks import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUMENTS
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
+from rlhf_trainer.addresses import listen_host
 from rlhf_trainer.engines.vllm.launch import CPU_HEAD_SIZES, engine_environment, group_environment, option
 from rlhf_trainer.roles.generator import arguments
-from rlhf_trainer.settings import listen_host
 
 
 def config(tmp_path, model: dict | None = None, **generator) -> RunConfig:

@@ -7,37 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.logprobs import FlatLogprobs, Logprob
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import CompletionOutput
 
-from rlhf_trainer.comms.frames import NO_VERSION, FrameReader, Kind, encode
-from rlhf_trainer.engines.vllm.streams import KINDS, encoded, sampled_from
-
-ALL = [(11, -0.5), (12, -1.5), (13, -2.5), (14, -3.5)]
-
-
-def put_out(new: list[tuple[int, float]], told: list[tuple[int, float]], reason: str | None) -> RequestOutput:
-    """A delta of `new` tokens with the log-probabilities of those of `told`."""
-    flat = FlatLogprobs()
-    for token, logprob in told:
-        flat.append({token: Logprob(logprob, rank=1)})
-    output = CompletionOutput(0, "", [token for token, _ in new], None, flat, finish_reason=reason)
-    return RequestOutput("r", None, [1], None, [output], finished=reason is not None)
-
-
-@pytest.mark.parametrize("waiting", [ALL[3:], ALL[1:], []])
-def test_an_aborted_response_has_each_log_probability_once(waiting):
-    """0.25.1 has those of all tokens in the empty delta that ends an aborted response, which is joined to the tokens
-    that nobody has read yet: interrupted by new weights, every generator failed."""
-    merged = put_out(waiting, waiting, None)
-    merged.add(put_out([], ALL, "abort"), aggregate=True)
-    (output,) = merged.outputs
-    assert len(output.logprobs) == len(waiting) + len(ALL)
-
-    reader = FrameReader()
-    sent = encode(0, KINDS[output.finish_reason], 0, output.token_ids, sampled_from(output, 0)[0])
-    (frame,) = reader.feed(sent)
-    assert frame.kind is Kind.ABORT
-    assert list(zip(frame.tokens, frame.logprobs, strict=True)) == waiting
+from rlhf_trainer.comms.frames import NO_VERSION, FrameReader, Kind
+from rlhf_trainer.engines.vllm.streams import encoded, sampled_from
 
 
 def step(*entries: tuple[int, float]) -> dict[int, Logprob]:

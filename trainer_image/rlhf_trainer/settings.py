@@ -1,9 +1,7 @@
-"""Paths, lengths and addresses that roles derive from the manifest. Imports no torch."""
+"""Paths and lengths that roles derive from the manifest. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
-
-import psutil
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.base import ModelField
@@ -45,17 +43,3 @@ def longest_update(spec: Spec) -> int:
     """As `longest`, with the pretraining text that is mixed into the policy's updates."""
     text = spec.data.max_prompt_length + spec.data.max_answer_length if spec.pretraining else 0
     return max(longest(spec), text)
-
-
-def interface(address: str) -> str | None:
-    """The network interface that has an address. By default gloo resolves the host name, which on a node's network may
-    give the loopback interface."""
-    found = psutil.net_if_addrs().items()
-    return next((name for name, own in found for each in own if each.address.split("%")[0] == address), None)
-
-
-def listen_host(host: str) -> str:
-    """The address to bind to: loopback if only this machine connects, else all interfaces."""
-    if host.startswith("127."):
-        return host
-    return "::" if ":" in host else "0.0.0.0"

@@ -31,8 +31,10 @@ class CompanionClient:
     async def apply(self, key: Key, job: Job, pinned: Pinned, pods: Sequence[Pod]) -> None:
         """Applies service, ConfigMap and so on, if they differ from those applied last, or if somebody has deleted or
         changed one."""
-        gang = members(pinned.config, pods) if pinned.config.spec.scheduling.gang != "none" else 0
-        content = hash((pinned.name, gang, *sorted(pinned.texts.items())))
+        spec, stored = pinned.config.spec, (pinned.stored or {}).items()
+        gang = members(pinned.config, pods) if spec.scheduling.gang != "none" else 0
+        # All that the objects depend on; the name is the configuration's digest, but for the number of generators.
+        content = hash((pinned.name, spec.generator.replicas, gang, *sorted(stored)))
         last, ours = self._applied.get(key, (None, _Versions()))
         seen = {each: self._cache.version(each[0], key, each[1]) for each in ours}
         if last == content and seen == ours:

@@ -29,13 +29,14 @@ _OF_OTHER_KEY = (
 )
 
 
-@dataclass
+@dataclass(slots=True)
 class _Known:
     """State of one trainer pod: its last report, and requests under way."""
 
     uid: str
     status: TrainerStatus | None = None
-    told: Membership | None = None
+    told: int | None = None
+    """Hash of the membership that it was told last; the members themselves are most of a job's memory here."""
     asking: asyncio.Task[None] | None = None
     unanswered: int = 0
     """Consecutive failed polls."""
@@ -133,12 +134,12 @@ class TrainerClient:
     async def tell(self, job: Job, pods: list[Pod], members: Membership) -> bool:
         """Pushes the membership, unless this trainer has it already; False if the push failed."""
         first, known = self._listening(job, pods), self._known.get(job.uid)
-        if first is None or known is None or known.told == members:
+        if first is None or known is None or known.told == hash(members):
             return True
         async with self._control(job) as control:
             if not await control.members(first.url, members):
                 return False
-        known.told = members
+        known.told = hash(members)
         return True
 
     async def stop(self, job: Job, pods: list[Pod]) -> None:

@@ -1,13 +1,29 @@
-"""Imports DeepSpeed so that it writes nothing to standard output and compiles nothing optional."""
+"""Imports DeepSpeed so that it writes nothing to standard output, and imports and compiles nothing optional."""
 
 import contextlib
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
 
 import torch
 
-with contextlib.redirect_stdout(sys.stderr):
+
+@contextlib.contextmanager
+def _without(name: str) -> Iterator[None]:
+    """The module cannot be imported inside the context, unless it was before."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+# DeepSpeed's autotuner, which nothing here runs, would import MLflow where that is installed: 900 modules.
+with contextlib.redirect_stdout(sys.stderr), _without("mlflow"):
     import deepspeed
     import deepspeed.comm
     from deepspeed.git_version_info import installed_ops

@@ -19,6 +19,7 @@ from rlhf_api.sizes import Sizes
 from rlhf_api.spec import MOST_KEPT, Spec
 from rlhf_api.vllm_source import engine_problems
 
+from ..addresses import interface, listen_host
 from ..comms import rdma
 from ..engines.vllm.launch import (
     SHARED,
@@ -32,7 +33,7 @@ from ..engines.vllm.launch import (
     option,
 )
 from ..process import run_role
-from ..settings import interface, listen_host, longest, model_source
+from ..settings import longest, model_source
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
+from ..addresses import listen_host
 from ..comms.ranks import Message
 from ..engines.vllm.frozen import FrozenModel
 from ..models import architectures
@@ -21,7 +22,7 @@ from ..process import run_role
 from ..records import Sequences
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
 from ..scoring.server import application, no_trouble, serve
-from ..settings import listen_host, longest
+from ..settings import longest
 
 Logprobs = Callable[[Sequences], Tensor]
 """Log-probabilities of the response tokens: float32 [A]."""

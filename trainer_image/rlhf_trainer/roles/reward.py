@@ -7,6 +7,7 @@ from rlhf_api.rewards import RewardFunction
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
+from ..addresses import listen_host
 from ..comms.event_loop import EventLoop
 from ..comms.ranks import Message
 from ..engines.vllm.frozen import FrozenModel
@@ -20,7 +21,7 @@ from ..scoring import kinds, process_groups
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
 from ..scoring.rewards import ModelScore, ModelScorer, Rewards, TokenScorer, forward_scores
 from ..scoring.server import application, no_trouble, serve
-from ..settings import listen_host, longest
+from ..settings import longest
 
 SHARE_OF_TIME = 0.9
 """Share of a chunk's deadline for scoring; responses without a score by then have failed, and the trainer gets the

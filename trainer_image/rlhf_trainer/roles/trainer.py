@@ -24,6 +24,7 @@ from rlhf_store.manifest import Entry
 from rlhf_store.retention import Retention
 
 from .. import faults, progress
+from ..addresses import listen_host
 from ..checkpoint.rng import seed_generators
 from ..checkpoint.saver import Saver
 from ..comms import rdma
@@ -39,7 +40,6 @@ from ..garbage import full_collections_by_hand
 from ..models import architectures
 from ..models.export import remove_abandoned
 from ..process import on_sigterm, run_role
-from ..settings import listen_host
 from ..training.assembly import make_task, prepare_model
 from ..training.loop import train
 from ..training.monitor import ACTIVITY

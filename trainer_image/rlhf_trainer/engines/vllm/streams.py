@@ -5,7 +5,6 @@ import math
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -54,7 +53,9 @@ class TokenStreams:
 
 
 async def _frames(engine: "AsyncLLM", asked: Asked) -> AsyncIterator[bytes]:
-    refused, begun = _refusals(), False
+    from vllm.exceptions import VLLMClientError
+
+    begun = False
     try:
         longest, wanted = engine.model_config.max_model_len, len(asked.prompt) + asked.max_tokens
         if wanted > longest:
@@ -76,7 +77,7 @@ async def _frames(engine: "AsyncLLM", asked: Asked) -> AsyncIterator[bytes]:
                 sent[output.index] += len(output.token_ids)
                 yield encoded(output.index, kind, theirs, first, output.token_ids, logprobs, masks)
     except Exception as error:  # any error of an engine, dead ones included
-        code = 400 if isinstance(error, refused) and not begun else 500
+        code = 400 if isinstance(error, ValueError | VLLMClientError) and not begun else 500
         log.log(logging.INFO if code == 400 else logging.WARNING, "a request failed: %r", error)
         yield encode_error(code, f"{type(error).__name__}: {error}" if code == 500 else str(error))
 
@@ -128,8 +129,6 @@ def _sampling(asked: Asked, most: int) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     fields = asked.model_dump(exclude={"prompt", "kept"})
-    if "stream_interval" not in SamplingParams.__struct_fields__:  # 0.25.1 sends each token separately
-        del fields["stream_interval"]
     return SamplingParams(
         **fields,
         logprobs=most,
@@ -144,17 +143,15 @@ def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], li
 
     `output.logprobs` is vLLM's FlatLogprobs: for each token first itself, then the likeliest `most` ones in that order,
     whose log-probabilities after truncation are -inf for what it left out. More tokens are kept only where some tie
-    with the last one; if none of those was sampled, the distribution is that of the others, renormalised. For an
-    aborted response, vLLM 0.25.1 appends all its tokens a second time.
+    with the last one; if none of those was sampled, the distribution is that of the others, renormalised.
     """
     flat: Any = output.logprobs
     if flat is None:
         return [], []
-    count = len(output.token_ids) if output.finish_reason == "abort" else len(flat.start_indices)
     if not most:
-        return flat.logprobs[:count], []
+        return flat.logprobs, []
     logprobs, kept = list[float](), list[list[int]]()
-    for start, end in islice(zip(flat.start_indices, flat.end_indices, strict=True), count):
+    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
         own, logprob = flat.token_ids[start], flat.logprobs[start]
         values = flat.logprobs[start + 1 : end]
         size = values.index(-math.inf) if values[-1] == -math.inf else len(values)
@@ -166,12 +163,3 @@ def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], li
         logprobs.append(logprob)
         kept.append(list(others))
     return logprobs, kept
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    """Exceptions of vLLM for requests that it cannot serve."""
-    try:
-        from vllm.exceptions import VLLMClientError
-    except ImportError:  # 0.25.1
-        return (ValueError,)
-    return (ValueError, VLLMClientError)
