@@ -121,7 +121,7 @@ class World:
             Services(self.control, http, Roster(self.control, http), "127.0.0.1") if ranks.first else None
         )
         stop = self.control.stop_requested
-        self.ctx = run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop)
+        self.ctx = run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop, {})
         client = VllmClient(http, sampling=config.spec.sampling, seed=0, ends=[9])
         self.policy: Any = Policy()
         self.fleet = Fleet(run, self.policy, *((self.sent, client) if ranks.first else (None, None)))
